@@ -1,0 +1,3 @@
+//! To come with the crates below.
+#![forbid(unsafe_code)]
+fn main() {}

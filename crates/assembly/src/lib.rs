@@ -1,0 +1,5 @@
+//! placeholder
+#![forbid(unsafe_code)]
+pub mod machine;
+pub mod report;
+pub mod spec;

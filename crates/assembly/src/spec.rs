@@ -1,0 +1,152 @@
+//! What is to run, as plain data. The configuration file is one way to write it; a program can fill it in directly.
+//!
+//! Things refer to one another by name. [`crate::Assembly::start`] answers a name that leads nowhere with an error,
+//! but the friendly checks, which know the place in the file, are made where the file is read.
+
+use std::path::PathBuf;
+
+pub use sidecore_reactor::IdleMode;
+pub use sidecore_units::{CoreId, Nanos};
+
+/// Longest serial number of a disk, in bytes (virtio 1.2, 5.2.6).
+pub const SERIAL_MAX_BYTES: usize = 20;
+
+/// All that one daemon runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spec {
+    /// The polling threads.
+    pub sidecores: Vec<SidecoreSpec>,
+    /// Where blocks end up.
+    pub stores: Vec<StoreSpec>,
+    /// The disks that guests see.
+    pub devices: Vec<DeviceSpec>,
+}
+
+/// A polling thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SidecoreSpec {
+    /// Its name.
+    pub name: String,
+    /// The CPU that it is pinned to; `None` lets the kernel move it about.
+    pub cpu: Option<CoreId>,
+}
+
+/// A store and its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreSpec {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub kind: StoreKind,
+}
+
+/// What a store is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreKind {
+    /// Completes everything and keeps nothing.
+    Null {
+        /// Size in bytes.
+        size_bytes: u64,
+        /// Unit of reads and writes in bytes.
+        block_bytes: u32,
+    },
+    /// Keeps the blocks in memory, until the daemon ends.
+    Ram {
+        /// Size in bytes.
+        size_bytes: u64,
+        /// Unit of reads and writes in bytes.
+        block_bytes: u32,
+    },
+    /// A file or block device.
+    File {
+        /// Where it is.
+        path: PathBuf,
+        /// Whether writes are refused.
+        read_only: bool,
+        /// Whether the page cache is bypassed.
+        direct: bool,
+        /// Unit of reads and writes in bytes; `None` for what the file's device has.
+        block_bytes: Option<u32>,
+    },
+    /// Another store, each request held back for a while.
+    Delay {
+        /// The other store's name.
+        store: String,
+        /// For how long.
+        delay: Nanos,
+    },
+    /// Another store, with failures planted in it.
+    Fault {
+        /// The other store's name.
+        store: String,
+        /// Which failures.
+        faults: Faults,
+    },
+}
+
+impl StoreKind {
+    /// The word for it in the configuration and in reports.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Null { .. } => "null",
+            Self::Ram { .. } => "ram",
+            Self::File { .. } => "file",
+            Self::Delay { .. } => "delay",
+            Self::Fault { .. } => "fault",
+        }
+    }
+
+    /// The store that this one is put in front of.
+    #[must_use]
+    pub fn inner(&self) -> Option<&str> {
+        match self {
+            Self::Delay { store, .. } | Self::Fault { store, .. } => Some(store),
+            Self::Null { .. } | Self::Ram { .. } | Self::File { .. } => None,
+        }
+    }
+}
+
+/// Failures to plant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Decides which requests are hit: the same seed, the same requests.
+    pub seed: u64,
+    /// One request in so many fails with EIO, on average; `None` for never.
+    pub eio_every: Option<u32>,
+    /// One write in so many fails with ENOSPC, on average; `None` for never.
+    pub enospc_every: Option<u32>,
+    /// One read or write in so many moves only a part, on average; `None` for never.
+    pub short_every: Option<u32>,
+    /// Bytes, first and last, that always fail with EIO.
+    pub bad_ranges: Vec<(u64, u64)>,
+}
+
+/// A disk that a guest sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceSpec {
+    /// Its name.
+    pub name: String,
+    /// The store behind it.
+    pub store: String,
+    /// The vhost-user socket that it is served on.
+    pub socket: PathBuf,
+    /// How many request queues it has.
+    pub queues: u16,
+    /// The largest ring that it accepts, in entries.
+    pub queue_size_max: u16,
+    /// The sidecores that serve it: queue `i` is on number `i` modulo their count. Empty: one that has little to do.
+    pub sidecores: Vec<String>,
+    /// How its queues spend idle time.
+    pub idle: IdleMode,
+    /// Whether it offers packed rings.
+    pub packed: bool,
+    /// Whether the guest may only read.
+    pub read_only: bool,
+    /// Most segments in a request; `None` for the device model's own limit.
+    pub seg_max: Option<u32>,
+    /// Most bytes in a segment; `None` for no limit.
+    pub size_max: Option<u32>,
+    /// What the guest sees as the disk's serial number; `None` for the name.
+    pub serial: Option<String>,
+}

@@ -1,0 +1,59 @@
+//! A store that does nothing, at once: what the path itself costs.
+
+use std::io;
+
+use sidecore_units::{CoreId, Nanos};
+
+use crate::{Batch, BlockChannel, BlockDevice, Geometry};
+
+/// Completes everything and touches nothing: a read leaves the guest's memory
+/// as it is, a write is forgotten.
+#[derive(Debug)]
+pub struct NullStore {
+    geometry: Geometry,
+}
+
+impl NullStore {
+    /// A null store that claims this geometry.
+    #[must_use]
+    pub const fn new(geometry: Geometry) -> Self {
+        Self { geometry }
+    }
+}
+
+impl BlockDevice for NullStore {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn open_channel(
+        &self,
+        _core: Option<CoreId>,
+        depth: usize,
+    ) -> io::Result<Box<dyn BlockChannel>> {
+        Ok(Box::new(NullChannel {
+            done: Batch::with_capacity(depth),
+        }))
+    }
+}
+
+struct NullChannel {
+    done: Batch,
+}
+
+impl BlockChannel for NullChannel {
+    fn submit(&mut self, batch: &mut Batch) {
+        for request in batch.iter_mut() {
+            request.result = Ok(());
+        }
+        self.done.append(batch);
+    }
+
+    fn poll(&mut self, _now: Nanos, completed: &mut Batch) {
+        completed.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.done.len()
+    }
+}

@@ -1,0 +1,128 @@
+//! One request on its way to a store and back.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sidecore_memory::Segments;
+use sidecore_units::Nanos;
+
+use crate::BlockError;
+
+/// Requests on their way: boxes out of a front end's pool.
+///
+/// They are boxed so that a request is a pointer to move, whatever its
+/// scatter-gather list holds.
+#[allow(clippy::vec_box)]
+pub type Batch = Vec<Box<BlockRequest>>;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Store to guest memory.
+    #[default]
+    Read,
+    /// Guest memory to store.
+    Write,
+    /// Make every write completed so far survive a power cut.
+    Flush,
+    /// The range's contents no longer matter.
+    Discard,
+    /// The range reads as zeros from now on; with `may_unmap` the store may
+    /// give its space back.
+    WriteZeroes {
+        /// Whether deallocating the blocks is allowed.
+        may_unmap: bool,
+    },
+}
+
+impl Operation {
+    /// Whether the operation changes the store's contents.
+    #[must_use]
+    pub const fn is_write(self) -> bool {
+        matches!(
+            self,
+            Self::Write | Self::Discard | Self::WriteZeroes { .. }
+        )
+    }
+}
+
+static DROPPED_TAGS: AtomicU64 = AtomicU64::new(0);
+
+/// How many tags were dropped instead of being completed, in this process: a
+/// request was lost. Zero, or there is a bug.
+#[must_use]
+pub fn dropped_tags() -> u64 {
+    DROPPED_TAGS.load(Ordering::Relaxed)
+}
+
+/// The front end's name for a request in flight. It is linear: whoever holds
+/// it has to give it back with [`Tag::into_bits`]; dropping it is counted
+/// ([`dropped_tags`]), and is a panic in tests and debug builds.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Tag(u64);
+
+impl Tag {
+    /// Names a request by 64 bits of the front end's choice.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// Ends the tag's life as it should end.
+    #[inline]
+    pub const fn into_bits(self) -> u64 {
+        let bits = self.0;
+        std::mem::forget(self);
+        bits
+    }
+}
+
+impl Drop for Tag {
+    fn drop(&mut self) {
+        DROPPED_TAGS.fetch_add(1, Ordering::Relaxed);
+        debug_assert!(
+            std::thread::panicking(),
+            "the request tagged {:#x} was dropped instead of being completed",
+            self.0
+        );
+    }
+}
+
+/// A block request: what, where, with which memory, and how it ended.
+#[derive(Debug)]
+pub struct BlockRequest {
+    /// What is asked for.
+    pub operation: Operation,
+    /// First byte in the store.
+    pub offset_bytes: u64,
+    /// How many bytes of the store it concerns. For reads and writes this is
+    /// the size of `segments`; a flush has zero.
+    pub len_bytes: u64,
+    /// The guest's memory, for reads and writes; empty otherwise.
+    pub segments: Segments,
+    /// The front end's name for it; `None` while it rests in a pool.
+    pub tag: Option<Tag>,
+    /// A word of the front end's own; stores and stages leave it alone.
+    pub private: u64,
+    /// How it ended. Set by the store before `poll` hands the request back.
+    pub result: Result<(), BlockError>,
+    /// When the front end took it from the guest.
+    pub taken_at: Nanos,
+}
+
+impl BlockRequest {
+    /// A blank request for a pool, with room for `max_segments` pieces.
+    #[must_use]
+    #[allow(clippy::unnecessary_box_returns)]
+    pub fn blank(max_segments: usize) -> Box<Self> {
+        Box::new(Self {
+            operation: Operation::Read,
+            offset_bytes: 0,
+            len_bytes: 0,
+            segments: Segments::with_capacity(max_segments),
+            tag: None,
+            private: 0,
+            result: Ok(()),
+            taken_at: Nanos::ZERO,
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! The configuration file: read, checked to the end, and turned into what an assembly runs.
+
+mod check;
+mod draft;
+mod machine;
+mod nearest;
+mod problem;
+mod section;
+pub mod size;
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use sidecore_assembly::spec::Spec;
+
+pub use check::DEFAULT_SPIN_US;
+pub use draft::{DEFAULT_CONTROL_SOCKET, QUEUES_MAX};
+pub use problem::{Problem, Problems};
+
+use nearest::nearest;
+use problem::Collector;
+
+/// A file of this size was not written by hand, nor for this daemon.
+const FILE_MAX_BYTES: u64 = 1 << 20;
+
+/// A configuration without faults.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where the control API listens.
+    pub control_socket: PathBuf,
+    /// What is to run.
+    pub spec: Spec,
+}
+
+/// How much of a configuration to check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// The file by itself: whether it makes sense.
+    Text,
+    /// Also whether this machine, now, has the CPUs, files, memory and sockets that it names.
+    Machine,
+}
+
+impl Config {
+    /// Reads and checks a configuration file. Nothing is started, created, changed or removed.
+    ///
+    /// # Errors
+    /// All that is wrong with it, with places and remedies.
+    pub fn load(file: &Path, depth: Depth) -> Result<Self, Problems> {
+        let text = read(file).map_err(|message| Collector::whole_file(file, message))?;
+        Self::parse(file, &text, depth)
+    }
+
+    /// As [`load`](Self::load), for a text that was read already; `file` is its name in messages, and its directory is
+    /// where relative paths start.
+    ///
+    /// # Errors
+    /// All that is wrong with it, with places and remedies.
+    pub fn parse(file: &Path, text: &str, depth: Depth) -> Result<Self, Problems> {
+        let mut problems = Collector::new(file, text);
+        let base = file.parent().map(Path::to_owned).unwrap_or_default();
+        let base = std::path::absolute(&base).unwrap_or(base);
+        let draft = draft::read(text, &base, &mut problems);
+        check::check(&draft, &mut problems);
+        if depth == Depth::Machine {
+            machine::check(&draft, &mut problems);
+        }
+        problems.finish()?;
+        Ok(check::settle(draft))
+    }
+}
+
+fn read(file: &Path) -> Result<String, String> {
+    let open = std::fs::File::open(file).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => "there is no such file; docs/config.md has one to start from".to_owned(),
+        _ => format!("cannot be opened: {error}"),
+    })?;
+    let mut text = String::new();
+    let limit = FILE_MAX_BYTES.saturating_add(1);
+    open.take(limit).read_to_string(&mut text).map_err(|error| format!("cannot be read: {error}"))?;
+    if text.len() as u64 >= limit {
+        return Err("is larger than 1MiB, which is no configuration".to_owned());
+    }
+    Ok(text)
+}

@@ -1,0 +1,322 @@
+//! The file's sections as they were written: each value by itself is of the right type and within its limits, and
+//! knows where it stands. Whether they fit together is decided in [`check`](super::check).
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use sidecore_assembly::spec::{Faults, SERIAL_MAX_BYTES};
+use toml::Spanned;
+use toml::de::DeTable;
+
+use super::problem::Collector;
+use super::section::Section;
+
+/// Where sidecored listens for its control API unless told otherwise.
+pub const DEFAULT_CONTROL_SOCKET: &str = "/run/sidecore/control.sock";
+
+/// The most request queues that a device may have.
+pub const QUEUES_MAX: u16 = 64;
+
+/// The largest ring that a device may accept (virtio 1.2, 2.7).
+const QUEUE_SIZE_LIMIT: u16 = 32768;
+
+const QUEUE_SIZE_DEFAULT: u16 = 1024;
+
+/// The most segments in a request: what the largest ring holds beside the two that every request needs.
+const SEG_MAX_LIMIT: u32 = 32766;
+
+/// Drivers refuse disks whose segments hold less than a page.
+const SIZE_MAX_LEAST: u32 = 4096;
+
+/// Longest name, in characters.
+const NAME_MAX: usize = 64;
+
+/// A minute: longer spinning or delaying than this is a slip of the unit.
+const MINUTE_US: u64 = 60_000_000;
+
+/// What every section has.
+pub(super) struct Head {
+    /// `None` if it has none or none that can be used.
+    pub(super) name: Option<Spanned<String>>,
+    /// What messages call the section.
+    pub(super) subject: String,
+    /// Where its heading is.
+    pub(super) heading: Range<usize>,
+}
+
+#[derive(Default)]
+pub(super) struct Draft {
+    pub(super) control_socket: Option<Spanned<PathBuf>>,
+    pub(super) sidecores: Vec<SidecoreDraft>,
+    pub(super) stores: Vec<StoreDraft>,
+    pub(super) devices: Vec<DeviceDraft>,
+}
+
+pub(super) struct SidecoreDraft {
+    pub(super) head: Head,
+    pub(super) cpu: Option<Spanned<u32>>,
+    pub(super) spin_us: Option<u64>,
+}
+
+pub(super) struct StoreDraft {
+    pub(super) head: Head,
+    /// `None` if the section cannot be made sense of, which was reported.
+    pub(super) kind: Option<KindDraft>,
+}
+
+/// As [`StoreKind`](sidecore_assembly::spec::StoreKind), with places.
+pub(super) enum KindDraft {
+    Null { size_bytes: u64, block_bytes: u32 },
+    Ram { size_bytes: Spanned<u64>, block_bytes: u32 },
+    File { path: Spanned<PathBuf>, read_only: bool, direct: bool, block_bytes: Option<u32> },
+    Delay { store: Spanned<String>, delay_us: u64 },
+    Fault { store: Spanned<String>, faults: Faults },
+}
+
+impl KindDraft {
+    /// The store that this one is put in front of.
+    pub(super) fn inner(&self) -> Option<&Spanned<String>> {
+        match self {
+            Self::Delay { store, .. } | Self::Fault { store, .. } => Some(store),
+            Self::Null { .. } | Self::Ram { .. } | Self::File { .. } => None,
+        }
+    }
+}
+
+pub(super) struct DeviceDraft {
+    pub(super) head: Head,
+    pub(super) store: Option<Spanned<String>>,
+    pub(super) socket: Option<Spanned<PathBuf>>,
+    pub(super) queues: u16,
+    pub(super) queue_size_max: u16,
+    /// As written: by `sidecore`, by `sidecores`, or not at all.
+    pub(super) sidecores: Vec<Spanned<String>>,
+    pub(super) idle: &'static str,
+    pub(super) spin_us: Option<u64>,
+    pub(super) packed: bool,
+    pub(super) read_only: bool,
+    pub(super) seg_max: Option<u32>,
+    pub(super) size_max: Option<u32>,
+    pub(super) serial: Option<String>,
+}
+
+/// Reads the file's text; `base` is the directory that relative paths start from.
+pub(super) fn read(text: &str, base: &Path, problems: &mut Collector<'_>) -> Draft {
+    let (document, errors) = DeTable::parse_recoverable(text);
+    for error in &errors {
+        let message = error.message().lines().collect::<Vec<_>>().join("; ");
+        problems.add(error.span().unwrap_or(0..0), "", format!("this is not TOML: {message}"));
+    }
+    if !errors.is_empty() {
+        // Whatever else is said about a file that was half understood would confuse.
+        return Draft::default();
+    }
+    let mut top = Section::new(document.get_ref(), 0..0, "", problems);
+    let control_socket = top.path("control_socket", base);
+    let sidecores = top.tables("sidecore");
+    let stores = top.tables("store");
+    let devices = top.tables("device");
+    top.finish();
+    Draft {
+        control_socket,
+        sidecores: sidecores.into_iter().map(|(at, table)| sidecore(table, at, problems)).collect(),
+        stores: stores.into_iter().map(|(at, table)| store(table, at, base, problems)).collect(),
+        devices: devices.into_iter().map(|(at, table)| device(table, at, base, problems)).collect(),
+    }
+}
+
+fn sidecore(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>) -> SidecoreDraft {
+    let (mut section, head) = open("sidecore", table, at, problems);
+    let draft = SidecoreDraft {
+        head,
+        cpu: section.number("cpu", 0..=u32::MAX),
+        spin_us: section.number("spin_us", 0..=MINUTE_US).map(Spanned::into_inner),
+    };
+    section.finish();
+    draft
+}
+
+fn store(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Collector<'_>) -> StoreDraft {
+    let (mut section, head) = open("store", table, at, problems);
+    let word = section.word("type", &["null", "ram", "file", "delay", "fault"]);
+    let word = section.required("type", word, "\"file\"").map(Spanned::into_inner);
+    let kind = match word {
+        Some("null") => memory(&mut section)
+            .map(|(size, block_bytes)| KindDraft::Null { size_bytes: size.into_inner(), block_bytes }),
+        Some("ram") => memory(&mut section).map(|(size_bytes, block_bytes)| KindDraft::Ram { size_bytes, block_bytes }),
+        Some("file") => file(&mut section, base),
+        Some("delay") => delay(&mut section),
+        Some("fault") => fault(&mut section),
+        // Without the type nobody knows which keys belong here.
+        _ => return StoreDraft { head, kind: None },
+    };
+    section.finish();
+    StoreDraft { head, kind }
+}
+
+/// What the stores without a file have: a size.
+fn memory(section: &mut Section<'_, '_, '_>) -> Option<(Spanned<u64>, u32)> {
+    let size = section.size("size");
+    let block_bytes = block_bytes(section).unwrap_or(512);
+    let size = section.required("size", size, "\"512MiB\"")?;
+    let bytes = *size.get_ref();
+    if bytes == 0 || bytes.checked_rem(u64::from(block_bytes)) != Some(0) {
+        let message = format!("a size of {bytes} bytes is not a positive multiple of the block size of {block_bytes} bytes");
+        section.complain(size.span(), message);
+        return None;
+    }
+    if i64::try_from(bytes).is_err() {
+        section.complain(size.span(), "no store is larger than 2^63 - 1 bytes");
+        return None;
+    }
+    Some((size, block_bytes))
+}
+
+fn block_bytes(section: &mut Section<'_, '_, '_>) -> Option<u32> {
+    let bytes = section.number("block_size", 0..=u32::MAX)?;
+    if !matches!(bytes.get_ref(), 512 | 4096) {
+        section.complain(bytes.span(), format!("block_size = {} is neither 512 nor 4096", bytes.get_ref()));
+        return None;
+    }
+    Some(bytes.into_inner())
+}
+
+fn file(section: &mut Section<'_, '_, '_>, base: &Path) -> Option<KindDraft> {
+    let path = section.path("path", base);
+    let read_only = flag(section, "read_only", false);
+    let direct = flag(section, "direct", true);
+    let block_bytes = block_bytes(section);
+    let path = section.required("path", path, "\"/var/lib/sidecore/disk.img\"")?;
+    Some(KindDraft::File { path, read_only, direct, block_bytes })
+}
+
+fn delay(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
+    let store = inner(section);
+    let delay_us = section.number("delay_us", 0..=MINUTE_US);
+    let delay_us = section.required("delay_us", delay_us, "100");
+    Some(KindDraft::Delay { store: store?, delay_us: delay_us?.into_inner() })
+}
+
+fn fault(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
+    let store = inner(section);
+    let every = |section: &mut Section<'_, '_, '_>, key| section.number(key, 1..=u32::MAX).map(Spanned::into_inner);
+    let faults = Faults {
+        seed: section.number("seed", 0..=u64::MAX).map_or(0, Spanned::into_inner),
+        eio_every: every(section, "eio_every"),
+        enospc_every: every(section, "enospc_every"),
+        short_every: every(section, "short_every"),
+        bad_ranges: section.ranges("ranges").map_or_else(Vec::new, Spanned::into_inner),
+    };
+    Some(KindDraft::Fault { store: store?, faults })
+}
+
+/// The store that a store is put in front of.
+fn inner(section: &mut Section<'_, '_, '_>) -> Option<Spanned<String>> {
+    let store = section.string("store");
+    section.required("store", store, "\"the name of another [[store]]\"")
+}
+
+fn device(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Collector<'_>) -> DeviceDraft {
+    let (mut section, head) = open("device", table, at, problems);
+    let store = section.string("store");
+    let store = section.required("store", store, "\"the name of a [[store]]\"");
+    let socket = section.path("socket", base);
+    let socket = section.required("socket", socket, "\"/run/sidecore/disk.sock\"");
+    let queues = section.number("queues", 1..=QUEUES_MAX).map_or(1, Spanned::into_inner);
+    let idle = section.word("idle", &["poll", "adaptive", "interrupt"]).map_or("adaptive", Spanned::into_inner);
+    let spin_us = section.number("spin_us", 0..=MINUTE_US);
+    if let Some(spin_us) = &spin_us
+        && idle != "adaptive"
+    {
+        let message = format!("`spin_us` has no meaning with idle = \"{idle}\"; leave one of the two out");
+        section.complain(spin_us.span(), message);
+    }
+    let draft = DeviceDraft {
+        head,
+        store,
+        socket,
+        queues,
+        queue_size_max: queue_size_max(&mut section),
+        sidecores: sidecores(&mut section, queues),
+        idle,
+        spin_us: spin_us.map(Spanned::into_inner),
+        packed: flag(&mut section, "packed", false),
+        read_only: flag(&mut section, "read_only", false),
+        seg_max: section.number("seg_max", 1..=SEG_MAX_LIMIT).map(Spanned::into_inner),
+        size_max: section.number("size_max", SIZE_MAX_LEAST..=u32::MAX).map(Spanned::into_inner),
+        serial: serial(&mut section),
+    };
+    section.finish();
+    draft
+}
+
+/// A power of two, so that drivers of both ring formats can use all of it.
+fn queue_size_max(section: &mut Section<'_, '_, '_>) -> u16 {
+    let Some(size) = section.number("queue_size_max", 1..=QUEUE_SIZE_LIMIT) else { return QUEUE_SIZE_DEFAULT };
+    if !size.get_ref().is_power_of_two() {
+        let nearest = size.get_ref().checked_next_power_of_two().unwrap_or(QUEUE_SIZE_LIMIT);
+        let message = format!("queue_size_max = {} is no power of two; write for instance {nearest}", size.get_ref());
+        section.complain(size.span(), message);
+    }
+    size.into_inner()
+}
+
+/// The sidecores that a device asks for, by either key.
+fn sidecores(section: &mut Section<'_, '_, '_>, queues: u16) -> Vec<Spanned<String>> {
+    let one = section.string("sidecore");
+    let Some(several) = section.strings("sidecores") else { return one.into_iter().collect() };
+    if section.has("sidecore") {
+        section.complain(several.span(), "`sidecore` and `sidecores` exclude each other; leave one of them out");
+    }
+    let span = several.span();
+    let several = several.into_inner();
+    if several.is_empty() {
+        section.complain(span, "`sidecores` is empty; leave it out and a sidecore is chosen");
+    } else if several.len() > usize::from(queues) {
+        let message = format!("{} sidecores for {queues} queues: a queue is served by one sidecore; raise `queues`", several.len());
+        section.complain(span, message);
+    }
+    several
+}
+
+fn serial(section: &mut Section<'_, '_, '_>) -> Option<String> {
+    let serial = section.string("serial")?;
+    let text = serial.get_ref();
+    if text.len() > SERIAL_MAX_BYTES || !text.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
+        section.complain(serial.span(), format!("`serial` is more than {SERIAL_MAX_BYTES} bytes, or not plain ASCII"));
+        return None;
+    }
+    Some(serial.into_inner())
+}
+
+fn flag(section: &mut Section<'_, '_, '_>, key: &'static str, default: bool) -> bool {
+    section.flag(key).map_or(default, Spanned::into_inner)
+}
+
+/// Starts to read a section of this kind: every one has a name.
+fn open<'t, 'c, 'p>(
+    kind: &str,
+    table: &'t DeTable<'t>,
+    at: Range<usize>,
+    problems: &'c mut Collector<'p>,
+) -> (Section<'t, 'c, 'p>, Head) {
+    let called = table.get("name").and_then(|name| name.get_ref().as_str()).filter(|name| is_name(name));
+    let subject = called.map_or_else(|| format!("[[{kind}]]"), |name| format!("[[{kind}]] \"{name}\""));
+    let mut section = Section::new(table, at.clone(), subject.clone(), problems);
+    let name = section.string("name");
+    let name = section.required("name", name, "\"some name\"").filter(|name| {
+        let fine = is_name(name.get_ref());
+        if !fine {
+            let message = format!("a name has 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`, without umlauts or spaces");
+            section.complain(name.span(), message);
+        }
+        fine
+    });
+    (section, Head { name, subject, heading: at })
+}
+
+/// Names are labels in metrics, arguments of commands and names of threads.
+fn is_name(name: &str) -> bool {
+    let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=NAME_MAX).contains(&name.len()) && name.chars().all(fine)
+}

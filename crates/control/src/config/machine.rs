@@ -1,0 +1,158 @@
+//! Whether this machine has what the file names. Looks, and changes nothing; what it finds may change again before the
+//! daemon starts, which then fails with the same words.
+
+use std::collections::HashMap;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Access;
+use sidecore_assembly::machine::{self, FileSpec};
+use toml::Spanned;
+
+use super::draft::{DEFAULT_CONTROL_SOCKET, Draft, KindDraft, StoreDraft};
+use super::problem::Collector;
+use super::size;
+
+/// Reports everything that the machine does not have.
+pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
+    cpus(draft, problems);
+    memory(draft, problems);
+    files(draft, problems);
+    sockets(draft, problems);
+}
+
+fn cpus(draft: &Draft, problems: &mut Collector<'_>) {
+    // Where the kernel does not say, pinning will.
+    let Ok(allowed) = machine::allowed_cpus() else { return };
+    for sidecore in &draft.sidecores {
+        let Some(cpu) = &sidecore.cpu else { continue };
+        if !allowed.iter().any(|allowed| allowed.0 == *cpu.get_ref()) {
+            let list = allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let message = format!("there is no CPU {} for this process; there are {list}", cpu.get_ref());
+            problems.add(cpu.span(), &sidecore.head.subject, message);
+        }
+    }
+}
+
+/// Memory that a ram store touches at the start must be there: the kernel would kill the daemon, or a neighbour.
+fn memory(draft: &Draft, problems: &mut Collector<'_>) {
+    let Some(mut left) = machine::available_memory_bytes() else { return };
+    for store in &draft.stores {
+        let Some(KindDraft::Ram { size_bytes, .. }) = &store.kind else { continue };
+        match left.checked_sub(*size_bytes.get_ref()) {
+            Some(rest) => left = rest,
+            None => {
+                let message = format!(
+                    "{} of memory are asked for and about {} are left; choose a smaller size",
+                    size::show(*size_bytes.get_ref()),
+                    size::show(left & !0xfffff)
+                );
+                problems.add(size_bytes.span(), &store.head.subject, message);
+            }
+        }
+    }
+}
+
+fn files(draft: &Draft, problems: &mut Collector<'_>) {
+    // By what the kernel knows them by, because a file can have many paths.
+    let mut seen: HashMap<(u64, u64), (&StoreDraft, bool)> = HashMap::new();
+    for store in &draft.stores {
+        let Some(KindDraft::File { path, read_only, direct, block_bytes }) = &store.kind else { continue };
+        let subject = &store.head.subject;
+        let metadata = match std::fs::metadata(path.get_ref()) {
+            Ok(metadata) => metadata,
+            Err(error) => {
+                problems.add(path.span(), subject, unreachable_file(path.get_ref(), &error));
+                continue;
+            }
+        };
+        let kind = metadata.file_type();
+        let identity = if kind.is_block_device() { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) };
+        match seen.get(&identity) {
+            Some((_, true)) if *read_only => {}
+            Some((other, _)) => {
+                let message = format!("this file is that of {} already; let several devices use one store, or set `read_only = true` on both", other.head.subject);
+                problems.add(path.span(), subject, message);
+                continue;
+            }
+            None => drop(seen.insert(identity, (store, *read_only))),
+        }
+        if !kind.is_file() && !kind.is_block_device() {
+            let message = format!("{} is neither a file nor a block device", path.get_ref().display());
+            problems.add(path.span(), subject, message);
+            continue;
+        }
+        let spec = FileSpec { path: path.get_ref(), read_only: *read_only, direct: *direct, block_bytes: *block_bytes };
+        if let Err(message) = machine::try_file(&spec) {
+            problems.add(path.span(), subject, message);
+        }
+    }
+}
+
+fn unreachable_file(path: &Path, error: &std::io::Error) -> String {
+    let path = path.display();
+    match error.kind() {
+        std::io::ErrorKind::NotFound => format!("there is no file {path}; make one, for instance with `truncate -s 1G {path}`"),
+        _ => format!("{path} cannot be reached: {error}"),
+    }
+}
+
+fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
+    let listening = listening_sockets();
+    match &draft.control_socket {
+        Some(path) => {
+            if let Err(message) = socket(path.get_ref(), &listening) {
+                problems.add(path.span(), "control_socket", message);
+            }
+        }
+        None => {
+            if let Err(message) = socket(Path::new(DEFAULT_CONTROL_SOCKET), &listening) {
+                problems.add(0..0, "control_socket", format!("{message} (this is the default; set `control_socket` to another path)"));
+            }
+        }
+    }
+    for device in &draft.devices {
+        let Some(path) = &device.socket else { continue };
+        if let Err(message) = socket(path.get_ref(), &listening) {
+            problems.add(Spanned::span(path), &device.head.subject, message);
+        }
+    }
+}
+
+/// Whether a socket can be made at `path`. One that nobody listens on any more does not matter: it is replaced.
+fn socket(path: &Path, listening: &[PathBuf]) -> Result<(), String> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    if !directory.is_dir() {
+        return Err(format!("there is no directory {0}; make it with `mkdir -p {0}`", directory.display()));
+    }
+    if rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK).is_err() {
+        return Err(format!("no socket may be made in {}; change its owner or mode", directory.display()));
+    }
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(format!("{} cannot be looked at: {error}", path.display())),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            Err(format!("{} exists and is no socket; remove it or choose another path", path.display()))
+        }
+        Ok(_) if listening.iter().any(|listening| listening == path) => {
+            Err(format!("a program is serving {} already; stop it or choose another path", path.display()))
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+/// The paths that somebody listens on. Asking the kernel, unlike connecting, does not disturb whoever listens.
+fn listening_sockets() -> Vec<PathBuf> {
+    /// In the column of flags: the socket accepts connections.
+    const ACCEPTS: &str = "00010000";
+    let table = std::fs::read("/proc/net/unix").unwrap_or_default();
+    let table = String::from_utf8_lossy(&table);
+    let path = |line: &str| {
+        let mut columns = line.split_ascii_whitespace();
+        let accepts = columns.nth(3) == Some(ACCEPTS);
+        // The path is the eighth column, and the only one that may hold spaces.
+        let path = line.find('/').and_then(|at| line.get(at..));
+        path.filter(|_| accepts).map(PathBuf::from)
+    };
+    table.lines().skip(1).filter_map(path).collect()
+}

@@ -1,0 +1,95 @@
+//! What is wrong with a configuration, where, and what to do about it.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Line and column in the file, counted from 1; `None` for the file as a whole.
+    pub place: Option<(usize, usize)>,
+    /// What it is about: a section's heading and name, as in `[[device]] "vd0"`; may be empty.
+    pub subject: String,
+    /// What is wrong, and the remedy.
+    pub message: String,
+}
+
+/// All that is wrong with a configuration: it is checked to the end, so that one round of mending is enough.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problems {
+    /// The file.
+    pub file: PathBuf,
+    /// In the order of the file; never empty, and at most the first hundred.
+    pub list: Vec<Problem>,
+}
+
+impl fmt::Display for Problems {
+    /// A line each, in the form that editors and compilers use.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.list.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "{}:", self.file.display())?;
+            if let Some((line, column)) = problem.place {
+                write!(f, "{line}:{column}:")?;
+            }
+            if !problem.subject.is_empty() {
+                write!(f, " {}:", problem.subject)?;
+            }
+            write!(f, " {}", problem.message)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// More than this nobody reads in one go.
+const LISTED_MAX: usize = 100;
+
+/// Where problems are gathered while the file is read and checked.
+pub(super) struct Collector<'a> {
+    file: &'a Path,
+    text: &'a str,
+    found: Vec<(usize, Problem)>,
+}
+
+impl<'a> Collector<'a> {
+    pub(super) fn new(file: &'a Path, text: &'a str) -> Self {
+        Self { file, text, found: Vec::new() }
+    }
+
+    /// The file as a whole cannot be used.
+    pub(super) fn whole_file(file: &Path, message: String) -> Problems {
+        Problems { file: file.to_owned(), list: vec![Problem { place: None, subject: String::new(), message }] }
+    }
+
+    /// Something is wrong with what stands at `span`.
+    pub(super) fn add(&mut self, span: Range<usize>, subject: &str, message: impl Into<String>) {
+        if self.found.len() >= LISTED_MAX {
+            return;
+        }
+        let problem =
+            Problem { place: Some(self.place(span.start)), subject: subject.to_owned(), message: message.into() };
+        self.found.push((span.start, problem));
+    }
+
+    /// Fails with what was found, if anything was.
+    pub(super) fn finish(mut self) -> Result<(), Problems> {
+        if self.found.is_empty() {
+            return Ok(());
+        }
+        self.found.sort_by_key(|(at, _)| *at);
+        Err(Problems { file: self.file.to_owned(), list: self.found.into_iter().map(|(_, problem)| problem).collect() })
+    }
+
+    /// Line and column, in characters, of a byte of the text.
+    fn place(&self, at: usize) -> (usize, usize) {
+        let before = self.text.get(..at).unwrap_or(self.text);
+        let line = before.matches('\n').count().saturating_add(1);
+        let column = before.rsplit('\n').next().unwrap_or("").chars().count().saturating_add(1);
+        (line, column)
+    }
+}

@@ -1,0 +1,210 @@
+//! The counters in Prometheus' text format. docs/metrics.md lists them for people; a test compares the two.
+
+use std::fmt::{self, Write as _};
+
+use sidecore_assembly::report::{DeviceReport, DeviceState, QueueCounters, SidecoreReport, Stats};
+
+/// What Prometheus expects to be told.
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+enum Kind {
+    Counter,
+    Gauge,
+}
+
+enum Value {
+    Whole(u64),
+    Real(f64),
+}
+
+/// A number that is read off a `T`.
+struct Metric<T> {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    value: fn(&T) -> Value,
+}
+
+const fn counter<T>(name: &'static str, help: &'static str, value: fn(&T) -> Value) -> Metric<T> {
+    Metric { name, kind: Kind::Counter, help, value }
+}
+
+const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> Value) -> Metric<T> {
+    Metric { name, kind: Kind::Gauge, help, value }
+}
+
+const SIDECORES: &[Metric<SidecoreReport>] = &[
+    counter("sidecore_reactor_turns_total", "Rounds of the polling loop.", |s| Value::Whole(s.turns)),
+    counter("sidecore_reactor_busy_turns_total", "Rounds in which something was done.", |s| Value::Whole(s.busy_turns)),
+    counter("sidecore_reactor_sleeps_total", "Times that the sidecore went to sleep.", |s| Value::Whole(s.sleeps)),
+    counter("sidecore_reactor_asleep_seconds_total", "Time slept.", |s| seconds(s.asleep_ns)),
+    counter("sidecore_reactor_mails_total", "Messages from the control path.", |s| Value::Whole(s.mails)),
+    gauge("sidecore_reactor_queues", "Queues polled right now.", |s| Value::Whole(s.queues)),
+    gauge("sidecore_reactor_utilisation_ratio", "Share of its life with something to do.", |s| {
+        Value::Real(s.utilisation)
+    }),
+];
+
+const DEVICES: &[Metric<DeviceReport>] = &[
+    gauge("sidecore_device_capacity_bytes", "Size of the disk.", |d| Value::Whole(d.capacity_bytes)),
+    gauge("sidecore_device_queues_running", "Request queues that the guest has started.", |d| {
+        Value::Whole(d.queues_running.into())
+    }),
+    gauge("sidecore_device_needs_reset", "1 while nothing is served until the driver resets the device.", |d| {
+        Value::Whole(d.needs_reset.into())
+    }),
+];
+
+const QUEUES: &[Metric<QueueCounters>] = &[
+    counter("sidecore_queue_kicks_total", "Kicks by the guest that arrived.", |q| Value::Whole(q.kicks)),
+    counter("sidecore_queue_calls_total", "Calls to the guest that were sent.", |q| Value::Whole(q.calls)),
+    counter("sidecore_queue_polls_total", "Looks at the ring.", |q| Value::Whole(q.polls)),
+    counter("sidecore_queue_empty_polls_total", "Looks at the ring that found nothing.", |q| Value::Whole(q.empty_polls)),
+    counter("sidecore_queue_batches_total", "Batches given to the store.", |q| Value::Whole(q.batches)),
+    counter("sidecore_queue_requests_total", "Requests completed.", |q| Value::Whole(q.requests)),
+    counter("sidecore_queue_reads_total", "Reads completed.", |q| Value::Whole(q.reads)),
+    counter("sidecore_queue_writes_total", "Writes completed.", |q| Value::Whole(q.writes)),
+    counter("sidecore_queue_flushes_total", "Flushes completed.", |q| Value::Whole(q.flushes)),
+    counter("sidecore_queue_discards_total", "Discards completed.", |q| Value::Whole(q.discards)),
+    counter("sidecore_queue_write_zeroes_total", "Writes of zeros completed.", |q| Value::Whole(q.write_zeroes)),
+    counter("sidecore_queue_errors_total", "Requests that the store failed.", |q| Value::Whole(q.errors)),
+    counter("sidecore_queue_rejected_total", "Requests refused before the store.", |q| Value::Whole(q.rejected)),
+    counter("sidecore_queue_read_bytes_total", "Bytes read by the guest.", |q| Value::Whole(q.bytes_read)),
+    counter("sidecore_queue_written_bytes_total", "Bytes written by the guest.", |q| Value::Whole(q.bytes_written)),
+    gauge("sidecore_queue_latency_max_seconds", "The longest that a request took.", |q| seconds(q.latency_ns.max)),
+];
+
+/// All metrics of this moment.
+pub(crate) fn render(stats: &Stats, devices: &[DeviceReport]) -> String {
+    let mut page = Page(String::new());
+    page.family("sidecore_build_info", "gauge", "Always 1; the version is the label.");
+    page.sample("sidecore_build_info", &[("version", env!("CARGO_PKG_VERSION"))], Value::Whole(1));
+    page.family("sidecore_uptime_seconds", "gauge", "Time since the daemon was started.");
+    page.sample("sidecore_uptime_seconds", &[], seconds(stats.uptime_ns));
+    for metric in SIDECORES {
+        page.metric(metric, stats.sidecores.iter().map(|sidecore| (vec![("sidecore", sidecore.name.as_str())], sidecore)));
+    }
+    page.devices(devices);
+    page.queues(stats);
+    page.0
+}
+
+/// The text as it grows. Writing to a string cannot fail.
+struct Page(String);
+
+impl Page {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: Value) {
+        self.0.push_str(name);
+        for (index, (label, text)) in labels.iter().enumerate() {
+            let _ = write!(self.0, "{}{label}=\"{}\"", if index == 0 { '{' } else { ',' }, Escaped(text));
+        }
+        let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
+    }
+
+    fn metric<'a, T: 'a>(
+        &mut self,
+        metric: &Metric<T>,
+        things: impl Iterator<Item = (Vec<(&'a str, &'a str)>, &'a T)>,
+    ) {
+        let kind = match metric.kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+        };
+        self.family(metric.name, kind, metric.help);
+        for (labels, thing) in things {
+            self.sample(metric.name, &labels, (metric.value)(thing));
+        }
+    }
+
+    fn devices(&mut self, devices: &[DeviceReport]) {
+        self.family("sidecore_device_info", "gauge", "Always 1; what the disk is, in labels.");
+        for device in devices {
+            let labels = [
+                ("device", device.name.as_str()),
+                ("store", &device.store),
+                ("type", &device.store_type),
+                ("idle", &device.idle),
+            ];
+            self.sample("sidecore_device_info", &labels, Value::Whole(1));
+        }
+        self.family("sidecore_device_state", "gauge", "1 for the state that the disk is in, 0 for the others.");
+        for device in devices {
+            for state in DeviceState::ALL {
+                let labels = [("device", device.name.as_str()), ("state", state.word())];
+                self.sample("sidecore_device_state", &labels, Value::Whole((device.state == state).into()));
+            }
+        }
+        for metric in DEVICES {
+            self.metric(metric, devices.iter().map(|device| (vec![("device", device.name.as_str())], device)));
+        }
+    }
+
+    fn queues(&mut self, stats: &Stats) {
+        let queues: Vec<(&str, String, &QueueCounters)> = stats
+            .devices
+            .iter()
+            .flat_map(|device| device.queues.iter().map(|queue| (device.name.as_str(), queue.index.to_string(), queue)))
+            .collect();
+        for metric in QUEUES {
+            let labelled = queues.iter().map(|(device, index, queue)| (vec![("device", *device), ("queue", index)], *queue));
+            self.metric(metric, labelled);
+        }
+        let name = "sidecore_queue_latency_seconds";
+        self.family(name, "summary", "From taking a request off the ring to completing it.");
+        for (device, index, queue) in &queues {
+            let latency = &queue.latency_ns;
+            let labels = [("device", *device), ("queue", index.as_str())];
+            let quantiles = [
+                ("0.5", latency.p50),
+                ("0.9", latency.p90),
+                ("0.99", latency.p99),
+                ("0.999", latency.p99_9),
+                ("0.9999", latency.p99_99),
+            ];
+            for (quantile, ns) in quantiles {
+                let [device, queue] = labels;
+                self.sample(name, &[device, queue, ("quantile", quantile)], seconds(ns));
+            }
+            let sum_ns = latency.mean * latency.count as f64;
+            self.sample(&format!("{name}_sum"), &labels, Value::Real(sum_ns / 1e9));
+            self.sample(&format!("{name}_count"), &labels, Value::Whole(latency.count));
+        }
+    }
+}
+
+fn seconds(ns: u64) -> Value {
+    Value::Real(ns as f64 / 1e9)
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole(number) => number.fmt(f),
+            Self::Real(number) => number.fmt(f),
+        }
+    }
+}
+
+/// A label's value as the format wants it.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '\\' => f.write_str("\\\\")?,
+                '"' => f.write_str("\\\"")?,
+                '\n' => f.write_str("\\n")?,
+                other => f.write_char(other)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

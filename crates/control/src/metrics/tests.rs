@@ -1,0 +1,124 @@
+use std::collections::BTreeSet;
+
+use sidecore_assembly::report::{DeviceStats, Latency};
+
+use super::*;
+
+/// Every number different, so that a value in the wrong place shows.
+fn example() -> (Stats, Vec<DeviceReport>) {
+    let queue = QueueCounters {
+        index: 3,
+        kicks: 1,
+        calls: 2,
+        polls: 3,
+        empty_polls: 4,
+        batches: 5,
+        requests: 6,
+        reads: 7,
+        writes: 8,
+        flushes: 9,
+        discards: 10,
+        write_zeroes: 11,
+        errors: 12,
+        rejected: 13,
+        bytes_read: 14,
+        bytes_written: 15,
+        bytes: 29,
+        latency_ns: Latency { count: 4, mean: 2500.0, p50: 1000, p90: 2000, p99: 3000, p99_9: 4000, p99_99: 5000, max: 6000 },
+    };
+    let sidecore = SidecoreReport {
+        name: "sc0".to_owned(),
+        cpu: Some(1),
+        turns: 16,
+        busy_turns: 17,
+        sleeps: 18,
+        asleep_ns: 1_500_000_000,
+        mails: 19,
+        utilisation: 0.25,
+        queues: 20,
+    };
+    let device = DeviceReport {
+        name: "vd0".to_owned(),
+        store: "disk".to_owned(),
+        store_type: "ram".to_owned(),
+        socket: "/run/vd0.sock".to_owned(),
+        capacity_bytes: 1 << 30,
+        block_bytes: 512,
+        read_only: false,
+        queues: 4,
+        queues_running: 1,
+        sidecores: vec!["sc0".to_owned()],
+        idle: "adaptive".to_owned(),
+        state: DeviceState::Running,
+        reason: None,
+        needs_reset: false,
+        counters: queue.clone(),
+    };
+    let stats = Stats {
+        uptime_ns: 2_000_000_000,
+        sidecores: vec![sidecore],
+        devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue] }],
+    };
+    (stats, vec![device])
+}
+
+#[test]
+fn numbers_carry_their_labels_and_units() {
+    let (stats, devices) = example();
+    let page = render(&stats, &devices);
+    for line in [
+        "sidecore_uptime_seconds 2",
+        "sidecore_reactor_turns_total{sidecore=\"sc0\"} 16",
+        "sidecore_reactor_asleep_seconds_total{sidecore=\"sc0\"} 1.5",
+        "sidecore_device_info{device=\"vd0\",store=\"disk\",type=\"ram\",idle=\"adaptive\"} 1",
+        "sidecore_device_state{device=\"vd0\",state=\"running\"} 1",
+        "sidecore_device_state{device=\"vd0\",state=\"broken\"} 0",
+        "sidecore_device_capacity_bytes{device=\"vd0\"} 1073741824",
+        "sidecore_queue_kicks_total{device=\"vd0\",queue=\"3\"} 1",
+        "sidecore_queue_written_bytes_total{device=\"vd0\",queue=\"3\"} 15",
+        "sidecore_queue_latency_seconds{device=\"vd0\",queue=\"3\",quantile=\"0.9999\"} 0.000005",
+        "sidecore_queue_latency_seconds_sum{device=\"vd0\",queue=\"3\"} 0.00001",
+        "sidecore_queue_latency_seconds_count{device=\"vd0\",queue=\"3\"} 4",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
+    }
+}
+
+#[test]
+fn every_sample_belongs_to_a_family_that_was_announced_once() {
+    let (stats, devices) = example();
+    let page = render(&stats, &devices);
+    let families: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    assert_eq!(families.len(), families.iter().collect::<BTreeSet<_>>().len());
+    for line in page.lines().filter(|line| !line.starts_with('#')) {
+        let name = line.split(['{', ' ']).next().unwrap();
+        let family = name.strip_suffix("_sum").or(name.strip_suffix("_count")).unwrap_or(name);
+        assert!(families.contains(&family), "{line}");
+        assert!(line.rsplit(' ').next().unwrap().parse::<f64>().is_ok(), "{line}");
+    }
+}
+
+#[test]
+fn the_documented_metrics_are_those_there_are() {
+    let (stats, devices) = example();
+    let page = render(&stats, &devices);
+    let rendered: BTreeSet<(&str, &str)> =
+        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+    let manual = include_str!("../../../../docs/metrics.md");
+    let documented: BTreeSet<(&str, &str)> = manual
+        .lines()
+        .filter_map(|line| {
+            let (name, rest) = line.strip_prefix("| `sidecore_")?.split_once('`')?;
+            let kind = rest.split('|').nth(1)?.trim();
+            // The name with the prefix that was stripped off.
+            let start = line.find("sidecore_")?;
+            Some((line.get(start..start + "sidecore_".len() + name.len())?, kind))
+        })
+        .collect();
+    assert_eq!(rendered, documented);
+}
+
+#[test]
+fn labels_are_escaped() {
+    assert_eq!(Escaped("a\"b\\c\nd").to_string(), "a\\\"b\\\\c\\nd");
+}

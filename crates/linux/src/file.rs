@@ -1,0 +1,99 @@
+//! The file store: blocks in a regular file or a block device.
+//!
+//! # I/O model
+//!
+//! Each channel has an io_uring of its own. [`submit`](BlockChannel::submit)
+//! turns requests into submissions and enters the kernel once for all of them;
+//! [`poll`](BlockChannel::poll) reads completions from memory that it shares
+//! with the kernel, and enters it only when the kernel says that it has work
+//! to finish on this thread.
+//!
+//! Guest memory is handed to the kernel as it is; a request is copied through
+//! a bounce buffer only where direct I/O cannot take the guest's alignment.
+//!
+//! # What is kept
+//!
+//! * A flush is an `fdatasync`, always.
+//! * A transfer that the kernel cuts short is continued until it is whole or
+//!   nothing more comes.
+//! * The file is this store's alone: it holds a lock on it that also QEMU
+//!   respects, and a writable block device is opened exclusively.
+
+mod bounce;
+mod buffers;
+mod channel;
+mod error;
+mod ring;
+mod slot;
+mod target;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sidecore_block::{BlockChannel, BlockDevice, Geometry};
+use sidecore_units::CoreId;
+
+pub use error::FileError;
+
+use channel::FileChannel;
+use target::Target;
+
+/// What to open, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileOptions {
+    /// A regular file or a block device.
+    pub path: PathBuf,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// The disk's block size in bytes; found out if not given: 512, or what
+    /// the device or direct I/O to the file asks for.
+    pub block_bytes: Option<u32>,
+    /// Whether to go around the host's page cache where the filesystem can.
+    pub direct: bool,
+}
+
+impl FileOptions {
+    /// Writable and direct, with the block size found out.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), read_only: false, block_bytes: None, direct: true }
+    }
+}
+
+/// A disk in a file or on a block device.
+#[derive(Debug)]
+pub struct FileStore {
+    target: Arc<Target>,
+}
+
+impl FileStore {
+    /// Opens and locks it.
+    ///
+    /// # Errors
+    /// It is missing, in use, neither a file nor a block device, empty, or of
+    /// a size that is not a whole number of blocks.
+    pub fn open(options: &FileOptions) -> Result<Self, FileError> {
+        Ok(Self { target: Arc::new(Target::open(options)?) })
+    }
+
+    /// Whether I/O goes around the page cache: false if that was not asked for
+    /// or the filesystem cannot.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.target.direct.is_some()
+    }
+}
+
+impl BlockDevice for FileStore {
+    fn geometry(&self) -> Geometry {
+        self.target.geometry
+    }
+
+    fn open_channel(&self, _core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        Ok(Box::new(FileChannel::open(Arc::clone(&self.target), depth)?))
+    }
+}
+
+#[cfg(test)]
+mod tests;

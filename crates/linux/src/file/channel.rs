@@ -1,0 +1,325 @@
+//! One queue's path to the file.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use io_uring::{opcode, squeue, types};
+use rustix::fs::FallocateFlags;
+use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Operation};
+use sidecore_memory::GuestMemory;
+use sidecore_units::Nanos;
+
+use super::bounce::Bounce;
+use super::buffers::Buffers;
+use super::ring::{Completion, FILE, Ring};
+use super::slot::{Slot, Verdict, Way};
+use super::target::Target;
+
+/// Pieces of memory in one submission; a request with more takes more rounds.
+const MAX_PIECES: usize = 128;
+
+/// Bytes in one submission: below the kernel's limit of 2 GiB less a page.
+const MAX_ROUND_BYTES: usize = 1 << 30;
+
+/// The most a ring holds (IORING_MAX_ENTRIES).
+const MAX_DEPTH: usize = 32768;
+
+/// What zeros are written from.
+#[repr(align(4096))]
+struct Zeros([u8; 64 << 10]);
+static ZEROS: Zeros = Zeros([0; 64 << 10]);
+
+/// Pieces of zeros in one submission: 1 MiB.
+const MAX_ZERO_PIECES: usize = 16;
+
+const NO_PIECE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+pub(super) struct FileChannel {
+    // Before everything that the kernel may still write to: see `drop`.
+    ring: Ring,
+    target: Arc<Target>,
+    buffers: Buffers,
+    slots: Box<[Slot]>,
+    /// Places in `slots` without a request.
+    free: Vec<u32>,
+    /// `MAX_PIECES` for each slot.
+    pieces: Box<[libc::iovec]>,
+    bounce: Option<Bounce>,
+    reaped: Vec<Completion>,
+    done: Batch,
+}
+
+impl FileChannel {
+    pub fn open(target: Arc<Target>, depth: usize) -> io::Result<Self> {
+        let depth = depth.clamp(1, MAX_DEPTH);
+        let bounce = match target.direct {
+            Some(alignment) if alignment.memory_bytes > 1 || alignment.file_bytes > 1 => Some(Bounce::new(depth)?),
+            _ => None,
+        };
+        Ok(Self {
+            ring: Ring::new(target.as_fd(), depth as u32)?,
+            target,
+            buffers: Buffers::none(),
+            slots: (0..depth).map(|_| Slot::empty()).collect(),
+            free: (0..depth as u32).rev().collect(),
+            pieces: vec![NO_PIECE; depth * MAX_PIECES].into(),
+            bounce,
+            reaped: Vec::with_capacity(depth),
+            done: Batch::with_capacity(depth),
+        })
+    }
+
+    fn in_kernel(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// What is known to be wrong before the kernel is asked.
+    #[inline]
+    fn check(&self, request: &BlockRequest) -> Result<(), BlockError> {
+        let geometry = &self.target.geometry;
+        if geometry.read_only && request.operation.is_write() {
+            return Err(BlockError::ReadOnly);
+        }
+        if request.operation == Operation::Flush {
+            return Ok(());
+        }
+        if geometry.check(request.offset_bytes, request.len_bytes).is_err() {
+            return Err(BlockError::OutOfBounds);
+        }
+        match request.operation {
+            Operation::Read | Operation::Write if request.segments.len_bytes() != request.len_bytes => {
+                Err(BlockError::OutOfBounds)
+            }
+            Operation::Discard if !geometry.discard => Err(BlockError::Unsupported),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn way_of(&self, request: &BlockRequest) -> Way {
+        match request.operation {
+            Operation::Read | Operation::Write if self.must_bounce(request) => Way::Bounce,
+            Operation::Read | Operation::Write => Way::Transfer,
+            Operation::Flush => Way::Sync,
+            Operation::Discard => Way::Punch,
+            Operation::WriteZeroes { may_unmap } if may_unmap && self.target.geometry.discard => Way::Punch,
+            Operation::WriteZeroes { .. } => Way::ZeroRange,
+        }
+    }
+
+    #[inline]
+    fn must_bounce(&self, request: &BlockRequest) -> bool {
+        let (Some(alignment), true) = (self.target.direct, self.bounce.is_some()) else {
+            return false;
+        };
+        request.segments.pieces().iter().any(|piece| {
+            piece.as_ptr().addr() & (alignment.memory_bytes - 1) != 0
+                || piece.len_bytes() & (alignment.file_bytes - 1) != 0
+        })
+    }
+
+    #[inline]
+    fn start(&mut self, mut request: Box<BlockRequest>) {
+        request.result = self.check(&request);
+        let is_empty = request.len_bytes == 0 && request.operation != Operation::Flush;
+        if request.result.is_err() || is_empty {
+            self.done.push(request);
+            return;
+        }
+        let way = self.way_of(&request);
+        let Some(index) = self.free.pop() else {
+            // `submit` counts; all the same, no request is ever lost.
+            request.result = Err(BlockError::EIO);
+            self.done.push(request);
+            return;
+        };
+        self.slots[index as usize].start(request, way);
+        self.queue_round(index);
+    }
+
+    /// Queues the next round of the slot's request.
+    #[inline]
+    fn queue_round(&mut self, index: u32) {
+        let slot = &self.slots[index as usize];
+        let Some(request) = &slot.request else { return };
+        let offset_bytes = request.offset_bytes + slot.done_bytes;
+        let entry = match slot.way {
+            Way::Transfer => {
+                let pieces = &mut self.pieces[index as usize * MAX_PIECES..][..MAX_PIECES];
+                let count = gather(request, slot.done_bytes, pieces);
+                transfer(request.operation, offset_bytes, &pieces[..count], &mut self.buffers)
+            }
+            Way::Bounce => match &self.bounce {
+                Some(bounce) => {
+                    let piece = bounce.begin(index, request, slot.done_bytes);
+                    transfer(request.operation, offset_bytes, &[piece], &mut Buffers::none())
+                }
+                None => return,
+            },
+            Way::WriteZeros => {
+                let pieces = &mut self.pieces[index as usize * MAX_PIECES..][..MAX_ZERO_PIECES];
+                let count = gather_zeros(request.len_bytes - slot.done_bytes, pieces);
+                transfer(Operation::Write, offset_bytes, &pieces[..count], &mut Buffers::none())
+            }
+            Way::Sync => opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build(),
+            Way::Punch => allocate(request, FallocateFlags::PUNCH_HOLE),
+            Way::ZeroRange => allocate(request, FallocateFlags::ZERO_RANGE),
+        };
+        let entry = entry.user_data(u64::from(index));
+        // SAFETY: the entry names the guest's memory, which the request in the
+        // slot keeps mapped; the slot's part of `pieces` and of the bounce
+        // buffer, which no other request uses; or constant zeros. The request
+        // leaves its slot when this entry's completion is reaped, and `drop`
+        // reaps them all.
+        unsafe { self.ring.push(&entry) };
+    }
+
+    fn finish_round(&mut self, completion: Completion) {
+        let index = completion.user_data as u32;
+        let align_bytes = self.target.direct.map_or(1, |alignment| alignment.file_bytes);
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        if let (Way::Bounce, Some(bounce), Some(request)) = (slot.way, &self.bounce, &slot.request) {
+            bounce.end(index, request, slot.done_bytes, completion.result);
+        }
+        match slot.judge(completion.result, align_bytes) {
+            Verdict::Again => self.queue_round(index),
+            Verdict::Done(result) => {
+                if let Some(mut request) = slot.request.take() {
+                    request.result = result;
+                    self.done.push(request);
+                    self.free.push(index);
+                }
+            }
+        }
+    }
+
+    fn reap(&mut self) {
+        self.ring.reap(&mut self.reaped);
+        let mut reaped = std::mem::take(&mut self.reaped);
+        for completion in reaped.drain(..) {
+            self.finish_round(completion);
+        }
+        self.reaped = reaped;
+    }
+}
+
+/// The request's memory from `skip_bytes` on, as far as one submission takes.
+#[inline]
+fn gather(request: &BlockRequest, skip_bytes: u64, pieces: &mut [libc::iovec]) -> usize {
+    let mut skip = skip_bytes;
+    let mut room = MAX_ROUND_BYTES;
+    let mut count = 0;
+    for piece in request.segments.pieces() {
+        let len = piece.len_bytes();
+        if skip >= len as u64 {
+            skip -= len as u64;
+            continue;
+        }
+        let Some(next) = pieces.get_mut(count).filter(|_| room > 0) else { break };
+        let usable = (len - skip as usize).min(room);
+        *next = libc::iovec { iov_base: piece.as_ptr().wrapping_add(skip as usize).cast(), iov_len: usable };
+        room -= usable;
+        skip = 0;
+        count += 1;
+    }
+    count
+}
+
+fn gather_zeros(len_bytes: u64, pieces: &mut [libc::iovec]) -> usize {
+    let mut rest = len_bytes;
+    let mut count = 0;
+    for piece in pieces {
+        let usable = rest.min(ZEROS.0.len() as u64);
+        if usable == 0 {
+            break;
+        }
+        *piece = libc::iovec { iov_base: ZEROS.0.as_ptr().cast_mut().cast(), iov_len: usable as usize };
+        rest -= usable;
+        count += 1;
+    }
+    count
+}
+
+/// A submission that reads to or writes from `pieces`.
+#[inline]
+fn transfer(
+    operation: Operation,
+    offset_bytes: u64,
+    pieces: &[libc::iovec],
+    buffers: &mut Buffers,
+) -> squeue::Entry {
+    let is_write = operation.is_write();
+    let [piece] = pieces else {
+        let count = pieces.len() as u32;
+        return if is_write {
+            opcode::Writev::new(FILE, pieces.as_ptr(), count).offset(offset_bytes).build()
+        } else {
+            opcode::Readv::new(FILE, pieces.as_ptr(), count).offset(offset_bytes).build()
+        };
+    };
+    let (memory, len) = (piece.iov_base.cast::<u8>(), piece.iov_len as u32);
+    match (buffers.index_of(memory, piece.iov_len), is_write) {
+        (Some(buffer), true) => opcode::WriteFixed::new(FILE, memory, len, buffer).offset(offset_bytes).build(),
+        (Some(buffer), false) => opcode::ReadFixed::new(FILE, memory, len, buffer).offset(offset_bytes).build(),
+        (None, true) => opcode::Write::new(FILE, memory, len).offset(offset_bytes).build(),
+        (None, false) => opcode::Read::new(FILE, memory, len).offset(offset_bytes).build(),
+    }
+}
+
+fn allocate(request: &BlockRequest, how: FallocateFlags) -> squeue::Entry {
+    let mode = (how | FallocateFlags::KEEP_SIZE).bits();
+    opcode::Fallocate::new(FILE, request.len_bytes).offset(request.offset_bytes).mode(mode as i32).build()
+}
+
+impl BlockChannel for FileChannel {
+    fn attach_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
+        self.buffers.register(&mut self.ring, memory);
+        Ok(())
+    }
+
+    fn submit(&mut self, batch: &mut Batch) {
+        let room = self.slots.len() - self.in_flight();
+        for request in batch.drain(..room.min(batch.len())) {
+            self.start(request);
+        }
+        if self.ring.has_queued() {
+            self.ring.enter();
+        }
+    }
+
+    fn poll(&mut self, _now: Nanos, completed: &mut Batch) {
+        if self.in_kernel() > 0 {
+            self.reap();
+            if self.ring.has_queued() {
+                self.ring.enter();
+            }
+        }
+        completed.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_kernel() + self.done.len()
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.ring.as_fd())
+    }
+}
+
+impl Drop for FileChannel {
+    /// Waits for the kernel: it may be writing to memory that the requests in
+    /// flight hold.
+    fn drop(&mut self) {
+        while self.in_kernel() > 0 {
+            if let Err(error) = self.ring.wait() {
+                tracing::error!(%error, "cannot wait for io_uring: the memory of its requests is never freed");
+                std::mem::forget(std::mem::take(&mut self.slots));
+                std::mem::forget(std::mem::take(&mut self.pieces));
+                std::mem::forget(self.bounce.take());
+                return;
+            }
+            self.reap();
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! What is behind a file store: the open file, and what it can do.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+use sidecore_block::Geometry;
+use sidecore_units::{PAGE_BYTES, SECTOR_BYTES};
+
+use super::{FileError, FileOptions};
+
+/// What direct I/O asks of a request, in bytes; powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Alignment {
+    /// Of each piece of memory.
+    pub memory_bytes: usize,
+    /// Of each piece's size, and of the offset in the file.
+    pub file_bytes: usize,
+}
+
+impl Alignment {
+    const NONE: Self = Self { memory_bytes: 1, file_bytes: 1 };
+}
+
+/// An open and locked file.
+#[derive(Debug)]
+pub(super) struct Target {
+    /// What I/O goes to.
+    file: OwnedFd,
+    /// What makes it ours: a descriptor that no ring knows. A ring is taken
+    /// down some time after its process has ended, and the files registered
+    /// with it with it; a lock must not wait for that, or a restarted daemon
+    /// would find its own disks in use.
+    _claim: OwnedFd,
+    pub geometry: Geometry,
+    /// `None` if I/O goes through the page cache.
+    pub direct: Option<Alignment>,
+}
+
+impl AsFd for Target {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Target {
+    pub fn open(options: &FileOptions) -> Result<Self, FileError> {
+        let path = options.path.as_path();
+        let wrap = |action| move |source: Errno| FileError::Kernel { action, path: path.into(), source: source.into() };
+        let wanted = options.block_bytes.unwrap_or(SECTOR_BYTES as u32);
+        if !wanted.is_power_of_two() || !(SECTOR_BYTES as u32..=1 << 16).contains(&wanted) {
+            return Err(FileError::BadBlockSize { block_bytes: wanted });
+        }
+        let is_device = match FileType::from_raw_mode(rustix::fs::stat(path).map_err(wrap("find"))?.st_mode) {
+            FileType::RegularFile => false,
+            FileType::BlockDevice => true,
+            _ => return Err(FileError::NotAFile { path: path.into() }),
+        };
+        let claim = claim(options, is_device)?;
+        let (file, direct) = reopen(&claim, options)?;
+
+        let size_bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(wrap("measure"))?;
+        if size_bytes == 0 {
+            return Err(FileError::Empty { path: path.into() });
+        }
+        if direct.is_none() && options.direct {
+            tracing::warn!(path = %path.display(), "the filesystem has no direct I/O: going through the page cache");
+        }
+        let mut physical_bytes = PAGE_BYTES as u32;
+        let mut needed_bytes = 1;
+        if let Some(alignment) = direct {
+            needed_bytes = u32::try_from(alignment.file_bytes).unwrap_or(u32::MAX);
+        }
+        if is_device {
+            needed_bytes = needed_bytes.max(rustix::fs::ioctl_blksszget(&file).map_err(wrap("inspect"))?);
+            physical_bytes = rustix::fs::ioctl_blkpbszget(&file).map_err(wrap("inspect"))?;
+        }
+        let block_bytes = options.block_bytes.unwrap_or(wanted.max(needed_bytes));
+        if block_bytes < needed_bytes {
+            return Err(FileError::BlockTooSmall { path: path.into(), block_bytes, needed_bytes });
+        }
+        if !size_bytes.is_multiple_of(u64::from(block_bytes)) {
+            return Err(FileError::PartialBlock { path: path.into(), size_bytes, block_bytes });
+        }
+        let geometry = Geometry {
+            capacity_bytes: size_bytes,
+            block_bytes,
+            physical_block_bytes: physical_bytes.max(block_bytes),
+            read_only: options.read_only,
+            volatile_cache: true,
+            discard: !options.read_only && if is_device { device_zeroes(&file) } else { punches_holes(&file, size_bytes) },
+            write_zeroes: !options.read_only,
+        };
+        Ok(Self { file, _claim: claim, geometry, direct })
+    }
+}
+
+/// Opens it and makes it this store's own.
+///
+/// Block devices are opened exclusively for writing: they are not mounted, not
+/// swap and not somebody else's then (open(2)). Everything gets
+/// open-file-description locks on all of it, because those tell devices of one
+/// process apart, and because QEMU looks for them (it locks single bytes the
+/// same way).
+fn claim(options: &FileOptions, is_device: bool) -> Result<OwnedFd, FileError> {
+    let path = &options.path;
+    let mut flags = access(options);
+    if is_device && !options.read_only {
+        flags |= OFlags::EXCL;
+    }
+    let claim = match rustix::fs::open(path, flags, Mode::empty()) {
+        Err(Errno::BUSY) => return Err(FileError::Busy { path: path.clone() }),
+        Err(error) => return Err(FileError::Kernel { action: "open", path: path.clone(), source: error.into() }),
+        Ok(claim) => claim,
+    };
+    let kind = if options.read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    // SAFETY: all-zero is a valid flock: from the start to the end of the file.
+    let mut whole: libc::flock = unsafe { std::mem::zeroed() };
+    whole.l_type = kind as libc::c_short;
+    whole.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: the descriptor is open and the structure outlives the call.
+    if unsafe { libc::fcntl(claim.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } == 0 {
+        return Ok(claim);
+    }
+    let source = io::Error::last_os_error();
+    match source.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Err(FileError::Busy { path: path.clone() }),
+        _ => Err(FileError::Kernel { action: "lock", path: path.clone(), source }),
+    }
+}
+
+/// Opens what is claimed once more, for I/O: directly if that is wanted and
+/// possible.
+fn reopen(claim: &OwnedFd, options: &FileOptions) -> Result<(OwnedFd, Option<Alignment>), FileError> {
+    // By descriptor, not by name: names change.
+    let name = format!("/proc/self/fd/{}", claim.as_raw_fd());
+    let wrap = |action| move |source: Errno| FileError::Kernel { action, path: options.path.clone(), source: source.into() };
+    let mut opened = None;
+    if options.direct {
+        match rustix::fs::open(&name, access(options) | OFlags::DIRECT, Mode::empty()) {
+            Err(Errno::INVAL) => {}
+            Err(error) => return Err(wrap("open")(error)),
+            Ok(file) => opened = alignment_of(&file).map(|alignment| (file, Some(alignment))),
+        }
+    }
+    let (file, direct) = match opened {
+        Some(opened) => opened,
+        None => (rustix::fs::open(&name, access(options), Mode::empty()).map_err(wrap("open"))?, None),
+    };
+    if !answers_at_once(&file) {
+        let flags = rustix::fs::fcntl_getfl(&file).map_err(wrap("inspect"))?;
+        rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(wrap("set up"))?;
+    }
+    Ok((file, direct))
+}
+
+/// How both descriptors are opened: `O_NONBLOCK` so that a name that has
+/// meanwhile become a pipe cannot hold the daemon up.
+fn access(options: &FileOptions) -> OFlags {
+    let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
+}
+
+/// Whether the file is in memory, so that no I/O to it waits for a device.
+///
+/// Filesystems on devices tell io_uring that they can try without waiting
+/// (`FMODE_NOWAIT`), tmpfs does not; with `O_NONBLOCK` io_uring tries all the
+/// same, instead of handing each request to a worker thread.
+fn answers_at_once(file: &OwnedFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC)
+}
+
+/// What direct I/O to the file asks for; `None` if it has none after all.
+fn alignment_of(file: &OwnedFd) -> Option<Alignment> {
+    if answers_at_once(file) {
+        return Some(Alignment::NONE);
+    }
+    let told = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+        .ok()
+        .filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+    match told {
+        Some(stat) if stat.stx_dio_mem_align == 0 || stat.stx_dio_offset_align == 0 => None,
+        Some(stat) => Some(Alignment {
+            memory_bytes: stat.stx_dio_mem_align as usize,
+            file_bytes: stat.stx_dio_offset_align as usize,
+        }),
+        None => try_alignments(file),
+    }
+}
+
+/// Finds out by reading, where the kernel (before 6.1) or the filesystem does
+/// not tell.
+fn try_alignments(file: &OwnedFd) -> Option<Alignment> {
+    #[repr(align(4096))]
+    struct Aligned([u8; 4096]);
+    let mut buffer = Box::new(Aligned([0; 4096]));
+    [512, 1024, 2048, 4096].into_iter().find_map(|file_bytes| {
+        let piece = buffer.0.get_mut(..file_bytes)?;
+        rustix::io::pread(file, piece, 0).ok()?;
+        // Memory is asked for no more than a page's alignment; assuming the
+        // most costs a copy, assuming too little costs the request.
+        Some(Alignment { memory_bytes: PAGE_BYTES as usize, file_bytes })
+    })
+}
+
+/// Whether the filesystem gives space back. Asked behind the end of the file,
+/// where there is nothing to lose.
+fn punches_holes(file: &OwnedFd, size_bytes: u64) -> bool {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(file, flags, size_bytes, PAGE_BYTES).is_ok()
+}
+
+/// Whether the device can zero a range by itself, which is what punching a
+/// hole in a block device asks of it (`blkdev_fallocate` in the kernel's
+/// block/fops.c).
+fn device_zeroes(file: &OwnedFd) -> bool {
+    let Ok(stat) = rustix::fs::fstat(file) else { return false };
+    let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    // A partition has its disk's queue.
+    ["queue", "../queue"].iter().any(|queue| {
+        let mut name = OsString::from(format!("/sys/dev/block/{major}:{minor}/"));
+        name.push(queue);
+        std::fs::read_to_string(Path::new(&name).join("write_zeroes_max_bytes"))
+            .is_ok_and(|limit| limit.trim().parse::<u64>().is_ok_and(|limit| limit > 0))
+    })
+}

@@ -1,0 +1,25 @@
+//! What Linux supplies: a disk, a place to sleep, notifications, a core and a
+//! clock.
+//!
+//! * [`FileStore`]: blocks in a file or a block device, through one io_uring
+//!   per queue.
+//! * [`EpollSleeper`]: where a sidecore sleeps.
+//! * [`EventFd`]: kicks and calls, from peers that are not trusted.
+//! * [`cpu`]: which cores there are, and staying on one of them.
+//! * [`Clock`]: the time, for the price of reading a register.
+//!
+//! Everything above this crate takes these as arguments, so that it runs
+//! without Linux in tests. The crate may hold unsafe code, because system
+//! calls and a kernel that writes into memory behind the compiler's back are
+//! what it is about; each use says why it is sound.
+
+mod clock;
+pub mod cpu;
+mod epoll;
+mod eventfd;
+mod file;
+
+pub use clock::Clock;
+pub use epoll::EpollSleeper;
+pub use eventfd::{EventFd, EventFdError};
+pub use file::{FileError, FileOptions, FileStore};

@@ -1,0 +1,147 @@
+//! Memory of our own in one piece: what a RAM disk's blocks lie in.
+
+use std::io;
+use std::sync::Arc;
+
+use rustix::mm::{Advice, MapFlags};
+
+use crate::copy;
+use crate::mapping::Mapping;
+use crate::segments::Segments;
+
+/// What pages an arena lies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageKind {
+    /// Reserved 2 MiB pages (`vm.nr_hugepages`).
+    Huge,
+    /// Plain pages, which the kernel was asked to merge into huge ones.
+    Plain,
+}
+
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// A zeroed piece of private memory, faulted in when it is made, so that no
+/// request ever waits for a page (FAST'12, section 6: static memory on huge
+/// pages).
+///
+/// It may be shared by sidecores: accesses are opaque to the compiler, and two
+/// guests' requests that overlap race as they do on any disk.
+#[derive(Debug)]
+pub struct Arena {
+    mapping: Arc<Mapping>,
+    len_bytes: usize,
+    pages: PageKind,
+}
+
+impl Arena {
+    /// Makes an arena on huge pages if enough are free, else on plain memory.
+    ///
+    /// # Errors
+    /// There is not that much memory, or `len_bytes` is zero.
+    pub fn new(len_bytes: usize) -> io::Result<Self> {
+        let round_up = |page: usize| {
+            len_bytes.checked_next_multiple_of(page).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
+        };
+        let huge =
+            Mapping::anonymous(round_up(HUGE_PAGE_BYTES)?, MapFlags::HUGETLB | MapFlags::HUGE_2MB | MapFlags::POPULATE);
+        let (mapping, pages) = match huge {
+            Ok(mapping) => (mapping, PageKind::Huge),
+            Err(_) => {
+                let mapping = Mapping::anonymous(round_up(HUGE_PAGE_BYTES)?, MapFlags::empty())?;
+                // A kernel without transparent huge pages says EINVAL.
+                let _ = mapping.advise(Advice::LinuxHugepage);
+                mapping.advise(Advice::LinuxPopulateWrite)?;
+                (mapping, PageKind::Plain)
+            }
+        };
+        Ok(Self { mapping, len_bytes, pages })
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// What the arena lies on.
+    #[must_use]
+    pub fn pages(&self) -> PageKind {
+        self.pages
+    }
+
+    /// The address of byte `offset_bytes`, for fetching it ahead; null when it
+    /// is outside.
+    #[must_use]
+    #[inline]
+    pub fn address_of(&self, offset_bytes: u64) -> *const u8 {
+        self.at(offset_bytes, 0).map_or(std::ptr::null(), <*mut u8>::cast_const)
+    }
+
+    /// Copies the arena's bytes at `offset_bytes` to all of `segments`, and
+    /// fetches `next` (of the same length) for the read that follows. False,
+    /// and nothing done, if that is not inside the arena.
+    #[must_use]
+    #[inline]
+    pub fn read(&self, offset_bytes: u64, segments: &Segments, next: *const u8) -> bool {
+        let Some(mut from) = self.at(offset_bytes, segments.len_bytes()) else {
+            return false;
+        };
+        let mut next = next;
+        for piece in segments.pieces() {
+            let len = piece.len_bytes();
+            // SAFETY: `at` checked that the arena holds the sum of the
+            // pieces; a piece is valid while its list is borrowed; guest
+            // memory and the arena are distinct mappings.
+            unsafe {
+                copy::copy_and_fetch_source(piece.as_ptr(), from, len, next);
+                from = from.add(len);
+            }
+            next = next.wrapping_add(len);
+        }
+        true
+    }
+
+    /// Copies all of `segments` to `offset_bytes`, and fetches `next` (of the
+    /// same length) for the write that follows. False, and nothing done, if
+    /// that is not inside the arena.
+    #[must_use]
+    #[inline]
+    pub fn write(&self, offset_bytes: u64, segments: &Segments, next: *const u8) -> bool {
+        let Some(mut to) = self.at(offset_bytes, segments.len_bytes()) else {
+            return false;
+        };
+        let mut next = next;
+        for piece in segments.pieces() {
+            let len = piece.len_bytes();
+            // SAFETY: as in `read`.
+            unsafe {
+                copy::copy_and_fetch_target(to, piece.as_ptr(), len, next);
+                to = to.add(len);
+            }
+            next = next.wrapping_add(len);
+        }
+        true
+    }
+
+    /// Writes zeros. False, and nothing done, if that is not inside the arena.
+    #[must_use]
+    pub fn zero(&self, offset_bytes: u64, len_bytes: u64) -> bool {
+        let (Some(at), Ok(len)) = (self.at(offset_bytes, len_bytes), usize::try_from(len_bytes)) else {
+            return false;
+        };
+        // SAFETY: `at` checked the range.
+        unsafe { copy::zero(at, len) };
+        true
+    }
+
+    #[inline]
+    fn at(&self, offset_bytes: u64, len_bytes: u64) -> Option<*mut u8> {
+        let end = offset_bytes.checked_add(len_bytes)?;
+        if end > self.len_bytes as u64 {
+            return None;
+        }
+        let offset = usize::try_from(offset_bytes).ok()?;
+        // SAFETY: inside the mapping, which is at least `len_bytes` long.
+        Some(unsafe { self.mapping.base().as_ptr().add(offset) })
+    }
+}

@@ -1,0 +1,196 @@
+//! Bulk copies that a racing writer on the other side cannot turn into
+//! undefined behaviour, because the compiler does not see the accesses: they
+//! are inline assembly on x86-64 and volatile elsewhere.
+//!
+//! The streaming copies fetch the *next* request's memory while copying this
+//! one's: at random places of a large arena a copy is bound by the latency of
+//! DRAM and of the page walk, both of which overlap.
+
+/// Bytes in a cache line.
+pub const CACHE_LINE_BYTES: usize = 64;
+
+/// Fetches the line at `address` for reading. A hint; any address will do.
+#[inline(always)]
+pub fn prefetch_for_read(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, whatever the address.
+    unsafe {
+        core::arch::asm!(
+            "prefetcht0 byte ptr [{0}]",
+            in(reg) address,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// Fetches the line at `address` for writing, so that the first store finds it
+/// owned already. A hint; any address will do.
+#[inline(always)]
+pub fn prefetch_for_write(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, whatever the address; a CPU without
+    // PREFETCHW executes it as a no-op (AMD64 manual, volume 3).
+    unsafe {
+        core::arch::asm!(
+            "prefetchw byte ptr [{0}]",
+            in(reg) address,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// Copies `len_bytes`.
+///
+/// # Safety
+/// Both ranges must be valid for `len_bytes` and must not overlap.
+#[inline]
+pub unsafe fn copy(to: *mut u8, from: *const u8, len_bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's; the direction flag is clear by the ABI.
+    unsafe {
+        core::arch::asm!(
+            "rep movsb",
+            inout("rcx") len_bytes => _,
+            inout("rdi") to => _,
+            inout("rsi") from => _,
+            options(nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    for index in 0..len_bytes {
+        // SAFETY: the caller's.
+        unsafe { to.add(index).write_volatile(from.add(index).read_volatile()) };
+    }
+}
+
+/// Writes `len_bytes` zeros.
+///
+/// # Safety
+/// The range must be valid for `len_bytes`.
+#[inline]
+pub unsafe fn zero(to: *mut u8, len_bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's; the direction flag is clear by the ABI.
+    unsafe {
+        core::arch::asm!(
+            "rep stosb",
+            inout("rcx") len_bytes => _,
+            inout("rdi") to => _,
+            in("al") 0_u8,
+            options(nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    for index in 0..len_bytes {
+        // SAFETY: the caller's.
+        unsafe { to.add(index).write_volatile(0) };
+    }
+}
+
+/// Defines a copy that fetches as many bytes at `next` meanwhile, a line of
+/// each in turn; the two differ only in the prefetch instruction.
+macro_rules! copy_and_fetch {
+    ($(#[$documentation:meta])* $name:ident, $prefetch:literal) => {
+        $(#[$documentation])*
+        ///
+        /// # Safety
+        /// As [`copy`]; `next` may be any address.
+        #[inline]
+        pub unsafe fn $name(to: *mut u8, from: *const u8, len_bytes: usize, next: *const u8) {
+            let mut whole = 0;
+            #[cfg(target_arch = "x86_64")]
+            if len_bytes >= CACHE_LINE_BYTES && has_avx() {
+                whole = len_bytes & !CACHE_LINE_BYTES.wrapping_sub(1);
+                // SAFETY: the caller's, for the whole lines; AVX is there; a
+                // prefetch never faults.
+                unsafe {
+                    core::arch::asm!(
+                        "2:",
+                        concat!($prefetch, " byte ptr [{next}]"),
+                        "vmovdqu ymm0, ymmword ptr [{from}]",
+                        "vmovdqu ymm1, ymmword ptr [{from} + 32]",
+                        "vmovdqu ymmword ptr [{to}], ymm0",
+                        "vmovdqu ymmword ptr [{to} + 32], ymm1",
+                        "add {from}, 64",
+                        "add {to}, 64",
+                        "add {next}, 64",
+                        "dec {lines}",
+                        "jnz 2b",
+                        "vzeroupper",
+                        from = inout(reg) from => _,
+                        to = inout(reg) to => _,
+                        next = inout(reg) next => _,
+                        lines = inout(reg) whole / CACHE_LINE_BYTES => _,
+                        out("xmm0") _,
+                        out("xmm1") _,
+                        options(nostack)
+                    );
+                }
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = next;
+            let rest = len_bytes.wrapping_sub(whole);
+            if rest > 0 {
+                // SAFETY: the caller's, for what is left.
+                unsafe { copy(to.add(whole), from.add(whole), rest) };
+            }
+        }
+    };
+}
+
+copy_and_fetch! {
+    /// Copies `len_bytes` and meanwhile fetches as many bytes at `next` for
+    /// reading: loads from random places of an arena.
+    copy_and_fetch_source, "prefetcht0"
+}
+
+copy_and_fetch! {
+    /// Copies `len_bytes` and meanwhile fetches as many bytes at `next` for
+    /// writing: stores to random places of an arena.
+    copy_and_fetch_target, "prefetchw"
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn has_avx() -> bool {
+    // The macro caches the answer in an atomic.
+    std::arch::is_x86_feature_detected!("avx")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every length around the line size, with its neighbours untouched.
+    #[test]
+    fn copies_move_exactly_the_bytes_asked_for() {
+        type Copy = unsafe fn(*mut u8, *const u8, usize, *const u8);
+        let plain: Copy = |to, from, len, _| {
+            // SAFETY: the ranges below are valid.
+            unsafe { copy(to, from, len) }
+        };
+        for routine in [plain, copy_and_fetch_source, copy_and_fetch_target] {
+            for len in [0, 1, 16, 63, 64, 65, 127, 128, 4095, 4096, 4097] {
+                let from: Vec<u8> = (0..len).map(|i| (i % 251) as u8 + 1).collect();
+                let mut to = vec![0_u8; len + 2];
+                // SAFETY: `to` has a byte of margin on both sides.
+                unsafe { routine(to.as_mut_ptr().add(1), from.as_ptr(), len, std::ptr::null()) };
+                assert_eq!(to[0], 0);
+                assert_eq!(to[len + 1], 0);
+                assert_eq!(&to[1..=len], &from[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn zero_writes_exactly_the_bytes_asked_for() {
+        let mut to = [7_u8; 10];
+        // SAFETY: in range.
+        unsafe { zero(to.as_mut_ptr().add(1), 8) };
+        assert_eq!(to, [7, 0, 0, 0, 0, 0, 0, 0, 0, 7]);
+    }
+}

@@ -1,0 +1,181 @@
+//! The scatter-gather list of one request.
+
+use std::ptr::NonNull;
+
+use crate::copy;
+use crate::table::{GuestAddress, GuestMemory, MemoryError, RegionHint};
+
+/// A contiguous piece of mapped guest memory, which only a [`Segments`] owns.
+///
+/// It is neither `Copy` nor `Clone`, so that a piece cannot outlive the list
+/// that keeps its memory mapped.
+#[derive(Debug)]
+pub struct Segment {
+    host: NonNull<u8>,
+    len_bytes: usize,
+}
+
+impl Segment {
+    /// The first byte, for handing to the kernel or to a copy routine.
+    #[must_use]
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.host.as_ptr()
+    }
+
+    /// Size in bytes; never zero.
+    #[must_use]
+    #[inline]
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+}
+
+/// The data of one request: pieces of guest memory, in order, together with
+/// the hold on that memory.
+///
+/// A list has a fixed capacity and never allocates after it was made.
+#[derive(Debug)]
+pub struct Segments {
+    memory: Option<GuestMemory>,
+    pieces: Vec<Segment>,
+    max_segments: usize,
+    len_bytes: u64,
+}
+
+// SAFETY: the pieces point into `memory`, which is Send and Sync.
+unsafe impl Send for Segments {}
+
+impl Segments {
+    /// A list that can hold `max_segments` pieces.
+    #[must_use]
+    pub fn with_capacity(max_segments: usize) -> Self {
+        Self { memory: None, pieces: Vec::with_capacity(max_segments), max_segments, len_bytes: 0 }
+    }
+
+    /// Empties the list and makes it refer to `memory` from now on.
+    #[inline]
+    pub fn bind(&mut self, memory: &GuestMemory) {
+        self.clear();
+        if !self.memory.as_ref().is_some_and(|old| old.is_same(memory)) {
+            self.memory = Some(memory.clone());
+        }
+    }
+
+    /// Empties the list; it keeps its hold on the memory, ready for the next
+    /// request.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+        self.len_bytes = 0;
+    }
+
+    /// Empties the list and lets go of the memory.
+    pub fn release(&mut self) {
+        self.clear();
+        self.memory = None;
+    }
+
+    /// Appends `len_bytes` at guest `address`, split where regions meet.
+    ///
+    /// # Errors
+    /// Outside of guest memory, or more pieces than the capacity.
+    #[inline]
+    pub fn push(&mut self, address: GuestAddress, len_bytes: u64, hint: &mut RegionHint) -> Result<(), MemoryError> {
+        let out_of_range = || MemoryError::OutOfRange { start: address.0, len_bytes };
+        let memory = self.memory.as_ref().ok_or_else(out_of_range)?;
+        let mut done = 0_u64;
+        while done < len_bytes {
+            let at = address.0.checked_add(done).ok_or_else(out_of_range)?;
+            let (host, count) =
+                memory.locate(GuestAddress(at), len_bytes.saturating_sub(done), hint).ok_or_else(out_of_range)?;
+            if self.pieces.len() >= self.max_segments {
+                return Err(MemoryError::TooManySegments { max_segments: self.max_segments });
+            }
+            self.pieces.push(Segment { host, len_bytes: usize::try_from(count).map_err(|_| out_of_range())? });
+            done = done.saturating_add(count);
+        }
+        self.len_bytes = self.len_bytes.saturating_add(len_bytes);
+        Ok(())
+    }
+
+    /// The pieces, in the order of the request's bytes.
+    #[must_use]
+    #[inline]
+    pub fn pieces(&self) -> &[Segment] {
+        &self.pieces
+    }
+
+    /// Bytes in all pieces.
+    #[must_use]
+    #[inline]
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Most pieces the list can hold.
+    #[must_use]
+    pub fn max_segments(&self) -> usize {
+        self.max_segments
+    }
+
+    /// Copies out of guest memory from byte `offset_bytes` of the request into
+    /// `to`; returns how many bytes there were.
+    pub fn copy_to_slice(&self, offset_bytes: u64, to: &mut [u8]) -> usize {
+        let mut copied = 0_usize;
+        self.for_each_run(offset_bytes, to.len(), |host, count| {
+            if let Some(rest) = to.get_mut(copied..) {
+                let count = count.min(rest.len());
+                // SAFETY: `host` is valid for `count` bytes while `self`
+                // holds its memory; `rest` is a distinct local buffer.
+                unsafe { copy::copy(rest.as_mut_ptr(), host, count) };
+                copied = copied.saturating_add(count);
+            }
+        });
+        copied
+    }
+
+    /// Copies `from` into guest memory at byte `offset_bytes` of the request;
+    /// returns how many bytes fitted.
+    pub fn copy_from_slice(&self, offset_bytes: u64, from: &[u8]) -> usize {
+        let mut copied = 0_usize;
+        self.for_each_run(offset_bytes, from.len(), |host, count| {
+            if let Some(rest) = from.get(copied..) {
+                let count = count.min(rest.len());
+                // SAFETY: as above.
+                unsafe { copy::copy(host, rest.as_ptr(), count) };
+                copied = copied.saturating_add(count);
+            }
+        });
+        copied
+    }
+
+    /// Fills all of the request's memory with zeros.
+    pub fn fill_zero(&self) {
+        for piece in &self.pieces {
+            // SAFETY: the piece is valid while `self` holds its memory.
+            unsafe { copy::zero(piece.as_ptr(), piece.len_bytes) };
+        }
+    }
+
+    fn for_each_run(&self, offset_bytes: u64, len_bytes: usize, mut visit: impl FnMut(*mut u8, usize)) {
+        let Ok(mut skip) = usize::try_from(offset_bytes) else {
+            return;
+        };
+        let mut rest = len_bytes;
+        for piece in &self.pieces {
+            let Some(usable) = piece.len_bytes.checked_sub(skip).filter(|left| *left > 0) else {
+                skip = skip.saturating_sub(piece.len_bytes);
+                continue;
+            };
+            let count = usable.min(rest);
+            if count == 0 {
+                return;
+            }
+            // SAFETY: `skip` is less than the piece's length.
+            visit(unsafe { piece.as_ptr().add(skip) }, count);
+            rest = rest.saturating_sub(count);
+            skip = 0;
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! The table of guest memory regions, and address translation.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::mapping::Mapping;
+use crate::window::Window;
+
+/// Most regions a table holds: QEMU's limit of memory slots for one
+/// vhost-user device with `CONFIGURE_MEM_SLOTS`.
+pub const MAX_REGIONS: usize = 509;
+
+/// An address in the guest's physical address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GuestAddress(pub u64);
+
+/// An address in the VMM's own address space, which vhost-user names rings by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UserAddress(pub u64);
+
+/// What a VMM says of one region of guest memory.
+#[derive(Debug)]
+pub struct RegionSpec {
+    /// Where the guest sees it.
+    pub guest_address: GuestAddress,
+    /// Where the VMM has it mapped.
+    pub user_address: UserAddress,
+    /// Its size in bytes.
+    pub len_bytes: u64,
+    /// The file that it is in.
+    pub file: OwnedFd,
+    /// Where in the file it starts, in bytes.
+    pub file_offset_bytes: u64,
+}
+
+/// Why a memory table or an address was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The region's size is zero.
+    #[error("a memory region of size zero")]
+    EmptyRegion,
+    /// The region runs past the end of an address space.
+    #[error("memory region of {len_bytes:#x} bytes at {start:#x} runs past the address space")]
+    RegionOverflow {
+        /// First address.
+        start: u64,
+        /// Size in bytes.
+        len_bytes: u64,
+    },
+    /// Two regions share a guest or a user address.
+    #[error("memory regions overlap at {start:#x}")]
+    RegionOverlap {
+        /// First address of the second of the two.
+        start: u64,
+    },
+    /// More regions than [`MAX_REGIONS`].
+    #[error("more than {MAX_REGIONS} memory regions")]
+    TooManyRegions,
+    /// A region to be removed is not there.
+    #[error("no memory region of {len_bytes:#x} bytes at guest address {start:#x}")]
+    NoSuchRegion {
+        /// Guest address.
+        start: u64,
+        /// Size in bytes.
+        len_bytes: u64,
+    },
+    /// The file is smaller than the region claims.
+    #[error("the file behind a memory region has {file_bytes:#x} bytes, the region needs {needed_bytes:#x}")]
+    FileTooSmall {
+        /// Size of the file.
+        file_bytes: u64,
+        /// End of the region in the file.
+        needed_bytes: u64,
+    },
+    /// The kernel refused to map the region.
+    #[error("cannot map a memory region: {0}")]
+    Map(std::io::Error),
+    /// An address range outside every region.
+    #[error("{len_bytes:#x} bytes at {start:#x} are outside guest memory")]
+    OutOfRange {
+        /// First address.
+        start: u64,
+        /// Size in bytes.
+        len_bytes: u64,
+    },
+    /// An address that is not aligned as its use demands.
+    #[error("address {start:#x} is not aligned to {align_bytes} bytes")]
+    Misaligned {
+        /// The address.
+        start: u64,
+        /// The alignment.
+        align_bytes: usize,
+    },
+    /// A scatter-gather list grew past what its owner allows.
+    #[error("a request of more than {max_segments} segments")]
+    TooManySegments {
+        /// The limit.
+        max_segments: usize,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Region {
+    guest_base: u64,
+    len_bytes: u64,
+    /// Host address of the region's first byte.
+    host_base: NonNull<u8>,
+    user_base: u64,
+    mapping: Arc<Mapping>,
+}
+
+#[derive(Debug)]
+struct Table {
+    /// Sorted by `guest_base`, disjoint.
+    regions: Box<[Region]>,
+}
+
+// SAFETY: `host_base` points into `mapping`, which is Send and Sync and lives
+// as long as the region.
+unsafe impl Send for Table {}
+// SAFETY: as above.
+unsafe impl Sync for Table {}
+
+/// Where the last translation hit: each queue keeps its own, because a
+/// guest's requests mostly stay in one region (FAST'12, 5.2, replaced the
+/// lookup altogether: the layout is static).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RegionHint(usize);
+
+/// The guest memory that is mapped, as of one moment. Cloning counts a
+/// reference; the memory stays mapped while any clone lives.
+#[derive(Clone, Debug)]
+pub struct GuestMemory(Arc<Table>);
+
+impl GuestMemory {
+    /// Memory with nothing in it.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self(Arc::new(Table { regions: Box::new([]) }))
+    }
+
+    /// Maps all of `specs`.
+    ///
+    /// # Errors
+    /// Refuses overlapping, overflowing, empty or unmappable regions and files
+    /// that are smaller than the region says.
+    pub fn map(specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
+        let regions = specs.into_iter().map(Region::map).collect::<Result<Vec<_>, _>>()?;
+        Self::from_regions(regions)
+    }
+
+    /// This table and one region more; what is mapped already stays mapped.
+    ///
+    /// # Errors
+    /// As [`GuestMemory::map`].
+    pub fn with_region(&self, spec: RegionSpec) -> Result<Self, MemoryError> {
+        let mut regions = self.0.regions.to_vec();
+        regions.push(Region::map(spec)?);
+        Self::from_regions(regions)
+    }
+
+    /// This table without the region that all three values name.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoSuchRegion`].
+    pub fn without_region(
+        &self,
+        guest_address: GuestAddress,
+        user_address: UserAddress,
+        len_bytes: u64,
+    ) -> Result<Self, MemoryError> {
+        let mut regions = self.0.regions.to_vec();
+        let before = regions.len();
+        regions.retain(|region| {
+            region.guest_base != guest_address.0 || region.user_base != user_address.0 || region.len_bytes != len_bytes
+        });
+        if regions.len() == before {
+            return Err(MemoryError::NoSuchRegion { start: guest_address.0, len_bytes });
+        }
+        Self::from_regions(regions)
+    }
+
+    fn from_regions(mut regions: Vec<Region>) -> Result<Self, MemoryError> {
+        if regions.len() > MAX_REGIONS {
+            return Err(MemoryError::TooManyRegions);
+        }
+        check_disjoint(&mut regions, |region| region.user_base)?;
+        check_disjoint(&mut regions, |region| region.guest_base)?;
+        Ok(Self(Arc::new(Table { regions: regions.into() })))
+    }
+
+    /// Whether `other` is the very same table.
+    #[must_use]
+    #[inline]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// How many regions there are.
+    #[must_use]
+    pub fn region_count(&self) -> usize {
+        self.0.regions.len()
+    }
+
+    /// Bytes of guest memory mapped.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.0.regions.iter().fold(0, |sum: u64, region| sum.saturating_add(region.len_bytes))
+    }
+
+    /// Each region's first host address and size, for registering them with
+    /// the kernel as fixed I/O buffers.
+    pub fn host_ranges(&self) -> impl Iterator<Item = (*mut u8, u64)> + '_ {
+        self.0.regions.iter().map(|region| (region.host_base.as_ptr(), region.len_bytes))
+    }
+
+    /// Whether the peer has truncated a file behind this memory. What was
+    /// there reads as zeros from then on.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.0.regions.iter().any(|region| region.mapping.is_lost())
+    }
+
+    /// The bytes at `address` that lie in one region, at most `len_bytes`, as
+    /// a host pointer and a count; `None` outside of guest memory.
+    #[inline]
+    pub(crate) fn locate(
+        &self,
+        address: GuestAddress,
+        len_bytes: u64,
+        hint: &mut RegionHint,
+    ) -> Option<(NonNull<u8>, u64)> {
+        let regions = &self.0.regions;
+        if let Some(hit) = regions.get(hint.0).and_then(|region| region.slice(address, len_bytes)) {
+            return Some(hit);
+        }
+        let index = regions.partition_point(|region| region.guest_base <= address.0).checked_sub(1)?;
+        hint.0 = index;
+        regions.get(index)?.slice(address, len_bytes)
+    }
+
+    /// Reads `N` bytes once.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`].
+    #[inline]
+    pub fn read_array<const N: usize>(
+        &self,
+        address: GuestAddress,
+        hint: &mut RegionHint,
+    ) -> Result<[u8; N], MemoryError> {
+        let mut bytes = [0; N];
+        self.read_slice(address, &mut bytes, hint)?;
+        Ok(bytes)
+    }
+
+    /// Reads `bytes.len()` bytes once, across regions where need be.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`]; `bytes` is then partly written.
+    #[inline]
+    pub fn read_slice(
+        &self,
+        address: GuestAddress,
+        bytes: &mut [u8],
+        hint: &mut RegionHint,
+    ) -> Result<(), MemoryError> {
+        let total = bytes.len();
+        self.for_each_run(address, total, hint, |done, host, count| {
+            if let Some(to) = bytes.get_mut(done..) {
+                let count = count.min(to.len());
+                // SAFETY: `locate` returned `count` mapped bytes at `host`,
+                // and `to` is a distinct local buffer of at least that size.
+                unsafe { copy_bytes(to.as_mut_ptr(), host.as_ptr(), count) };
+            }
+        })
+    }
+
+    /// Writes `bytes` to guest memory.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`]; the guest may then see a part of it.
+    #[inline]
+    pub fn write_slice(&self, address: GuestAddress, bytes: &[u8], hint: &mut RegionHint) -> Result<(), MemoryError> {
+        self.for_each_run(address, bytes.len(), hint, |done, host, count| {
+            if let Some(from) = bytes.get(done..) {
+                let count = count.min(from.len());
+                // SAFETY: as in `read_slice`.
+                unsafe { copy_bytes(host.as_ptr(), from.as_ptr(), count) };
+            }
+        })
+    }
+
+    /// Asks the CPU to fetch the cache line at `address` for writing, if it is
+    /// guest memory at all. A hint: nothing is accessed.
+    #[inline]
+    pub fn prefetch_for_write(&self, address: GuestAddress, hint: &mut RegionHint) {
+        if let Some((host, _)) = self.locate(address, 1, hint) {
+            crate::copy::prefetch_for_write(host.as_ptr());
+        }
+    }
+
+    #[inline]
+    fn for_each_run(
+        &self,
+        address: GuestAddress,
+        total: usize,
+        hint: &mut RegionHint,
+        mut visit: impl FnMut(usize, NonNull<u8>, usize),
+    ) -> Result<(), MemoryError> {
+        let mut done = 0_usize;
+        while done < total {
+            let out_of_range = || MemoryError::OutOfRange { start: address.0, len_bytes: total as u64 };
+            let at = address.0.checked_add(done as u64).ok_or_else(out_of_range)?;
+            let rest = total.saturating_sub(done);
+            let (host, count) = self.locate(GuestAddress(at), rest as u64, hint).ok_or_else(out_of_range)?;
+            let count = usize::try_from(count).map_err(|_| out_of_range())?;
+            visit(done, host, count);
+            done = done.saturating_add(count);
+        }
+        Ok(())
+    }
+
+    /// A window of `len_bytes` at an address of the VMM's, all in one region:
+    /// where a ring lives.
+    ///
+    /// # Errors
+    /// Outside of memory, across regions, or not aligned to `align_bytes`.
+    pub fn window(&self, address: UserAddress, len_bytes: usize, align_bytes: usize) -> Result<Window, MemoryError> {
+        let out_of_range = MemoryError::OutOfRange { start: address.0, len_bytes: len_bytes as u64 };
+        let Some(host) = self.0.regions.iter().find_map(|region| {
+            let offset = address.0.checked_sub(region.user_base)?;
+            let rest = region.len_bytes.checked_sub(offset)?;
+            if rest < len_bytes as u64 {
+                return None;
+            }
+            region.host_at(offset)
+        }) else {
+            return Err(out_of_range);
+        };
+        if !host.addr().get().is_multiple_of(align_bytes.max(1)) {
+            return Err(MemoryError::Misaligned { start: address.0, align_bytes });
+        }
+        Ok(Window::new(self.clone(), host, len_bytes))
+    }
+}
+
+impl Region {
+    fn map(spec: RegionSpec) -> Result<Self, MemoryError> {
+        let len_bytes = spec.len_bytes;
+        if len_bytes == 0 {
+            return Err(MemoryError::EmptyRegion);
+        }
+        for start in [spec.guest_address.0, spec.user_address.0, spec.file_offset_bytes] {
+            if start.checked_add(len_bytes).is_none() {
+                return Err(MemoryError::RegionOverflow { start, len_bytes });
+            }
+        }
+        let stat = rustix::fs::fstat(&spec.file).map_err(|error| MemoryError::Map(error.into()))?;
+        // A device's file has no size; everything else must hold the region.
+        let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
+        let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        let needed_bytes = spec.file_offset_bytes.saturating_add(len_bytes);
+        if regular && file_bytes < needed_bytes {
+            return Err(MemoryError::FileTooSmall { file_bytes, needed_bytes });
+        }
+        // hugetlbfs reports its page size as the block size, and maps only
+        // whole pages.
+        let page = u64::try_from(stat.st_blksize).unwrap_or(0).max(sidecore_units::PAGE_BYTES);
+        let page = if page.is_power_of_two() { page } else { sidecore_units::PAGE_BYTES };
+        let lead = spec.file_offset_bytes & page.wrapping_sub(1);
+        let overflow = MemoryError::RegionOverflow { start: spec.file_offset_bytes, len_bytes };
+        let map_bytes = len_bytes
+            .checked_add(lead)
+            .and_then(|len| len.checked_next_multiple_of(page))
+            .and_then(|len| usize::try_from(len).ok());
+        let (Some(map_bytes), Ok(lead_bytes)) = (map_bytes, usize::try_from(lead)) else {
+            return Err(overflow);
+        };
+        let mapping = Mapping::shared(spec.file.as_fd(), spec.file_offset_bytes.wrapping_sub(lead), map_bytes)
+            .map_err(MemoryError::Map)?;
+        // SAFETY: `lead_bytes` is smaller than a page, and the mapping is at
+        // least `lead_bytes + len_bytes` long.
+        let host_base = unsafe { mapping.base().add(lead_bytes) };
+        Ok(Self { guest_base: spec.guest_address.0, len_bytes, host_base, user_base: spec.user_address.0, mapping })
+    }
+
+    #[inline]
+    fn slice(&self, address: GuestAddress, len_bytes: u64) -> Option<(NonNull<u8>, u64)> {
+        let offset = address.0.wrapping_sub(self.guest_base);
+        if offset >= self.len_bytes {
+            return None;
+        }
+        let rest = self.len_bytes.wrapping_sub(offset);
+        Some((self.host_at(offset)?, len_bytes.min(rest)))
+    }
+
+    #[inline]
+    fn host_at(&self, offset: u64) -> Option<NonNull<u8>> {
+        let offset = usize::try_from(offset).ok()?;
+        // SAFETY: both callers have checked that `offset` is inside the
+        // region, which the mapping holds whole.
+        Some(unsafe { self.host_base.add(offset) })
+    }
+}
+
+fn check_disjoint(regions: &mut [Region], start_of: impl Fn(&Region) -> u64) -> Result<(), MemoryError> {
+    regions.sort_by_key(&start_of);
+    for (left, right) in regions.iter().zip(regions.iter().skip(1)) {
+        let end = start_of(left).saturating_add(left.len_bytes);
+        if end > start_of(right) {
+            return Err(MemoryError::RegionOverlap { start: start_of(right) });
+        }
+    }
+    Ok(())
+}
+
+/// Copies a few bytes to or from shared memory, volatile: each byte is read
+/// once and written once.
+///
+/// # Safety
+/// Both ranges must be valid for `count` bytes and must not overlap.
+#[inline]
+unsafe fn copy_bytes(to: *mut u8, from: *const u8, count: usize) {
+    if count == 16 && from.addr().is_multiple_of(8) {
+        // A request header (virtio 1.2, 5.2.6): two words, not sixteen bytes.
+        // SAFETY: the caller's, and the alignment was just checked.
+        unsafe {
+            let low = from.cast::<u64>().read_volatile();
+            let high = from.cast::<u64>().add(1).read_volatile();
+            to.cast::<u64>().write_unaligned(low);
+            to.cast::<u64>().add(1).write_unaligned(high);
+        }
+        return;
+    }
+    for index in 0..count {
+        // SAFETY: the caller's.
+        unsafe { to.add(index).write_volatile(from.add(index).read_volatile()) };
+    }
+}
+
+#[cfg(test)]
+mod tests;

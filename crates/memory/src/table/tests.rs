@@ -1,0 +1,115 @@
+use std::os::fd::OwnedFd;
+
+use super::*;
+use crate::Segments;
+
+fn memfd(len_bytes: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, len_bytes).unwrap();
+    fd
+}
+
+fn spec(guest: u64, user: u64, len_bytes: u64) -> RegionSpec {
+    RegionSpec {
+        guest_address: GuestAddress(guest),
+        user_address: UserAddress(user),
+        len_bytes,
+        file: memfd(len_bytes),
+        file_offset_bytes: 0,
+    }
+}
+
+#[test]
+fn bytes_cross_from_one_region_into_the_next() {
+    let memory = GuestMemory::map(vec![spec(0x3000, 0x9000_0000, 0x1000), spec(0x2000, 0x7000_0000, 0x1000)]).unwrap();
+    let mut hint = RegionHint::default();
+    let at = GuestAddress(0x2ffe);
+    memory.write_slice(at, &[1, 2, 3, 4], &mut hint).unwrap();
+    assert_eq!(memory.read_array(at, &mut hint).unwrap(), [1, 2, 3, 4]);
+
+    let mut segments = Segments::with_capacity(2);
+    segments.bind(&memory);
+    segments.push(at, 4, &mut hint).unwrap();
+    assert_eq!(segments.pieces().len(), 2);
+    let mut read = [0; 4];
+    assert_eq!(segments.copy_to_slice(0, &mut read), 4);
+    assert_eq!(read, [1, 2, 3, 4]);
+    assert_eq!(segments.copy_to_slice(3, &mut read), 1);
+}
+
+#[test]
+fn the_last_byte_is_in_and_the_next_is_out() {
+    let memory = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000)]).unwrap();
+    let mut hint = RegionHint::default();
+    let read = |address: u64, hint: &mut RegionHint| memory.read_array::<1>(GuestAddress(address), hint).is_ok();
+    assert!(read(0x1fff, &mut hint));
+    assert!(!read(0x2000, &mut hint));
+    assert!(!read(0xfff, &mut hint));
+    assert!(memory.read_array::<2>(GuestAddress(0x1fff), &mut hint).is_err());
+    assert!(memory.read_array::<16>(GuestAddress(u64::MAX), &mut hint).is_err());
+    let mut segments = Segments::with_capacity(1);
+    segments.bind(&memory);
+    assert!(segments.push(GuestAddress(u64::MAX - 1), 16, &mut hint).is_err());
+    assert!(segments.push(GuestAddress(0x1800), u64::MAX, &mut hint).is_err());
+}
+
+#[test]
+fn bad_tables_are_refused() {
+    let overlapping = vec![spec(0x1000, 0x1000, 0x1000), spec(0x1800, 0x8000, 0x1000)];
+    assert!(matches!(GuestMemory::map(overlapping), Err(MemoryError::RegionOverlap { start: 0x1800 })));
+    let same_user = vec![spec(0x1000, 0x1000, 0x1000), spec(0x8000, 0x1800, 0x1000)];
+    assert!(matches!(GuestMemory::map(same_user), Err(MemoryError::RegionOverlap { start: 0x1800 })));
+    let mut short = spec(0x1000, 0x1000, 0x1000);
+    short.len_bytes = 0x2000;
+    assert!(matches!(GuestMemory::map(vec![short]), Err(MemoryError::FileTooSmall { .. })));
+    let mut wraps = spec(0x1000, 0x1000, 0x1000);
+    wraps.guest_address = GuestAddress(u64::MAX - 10);
+    assert!(matches!(GuestMemory::map(vec![wraps]), Err(MemoryError::RegionOverflow { .. })));
+}
+
+#[test]
+fn regions_come_and_go_while_a_request_holds_on() {
+    let before = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000)]).unwrap();
+    let both = before.with_region(spec(0x4000, 0x4000, 0x1000)).unwrap();
+    let mut hint = RegionHint::default();
+    let mut segments = Segments::with_capacity(1);
+    segments.bind(&both);
+    segments.push(GuestAddress(0x4000), 8, &mut hint).unwrap();
+    let after = both.without_region(GuestAddress(0x4000), UserAddress(0x4000), 0x1000).unwrap();
+    drop(both);
+    assert_eq!(after.region_count(), 1);
+    assert_eq!(segments.copy_from_slice(0, &[9; 8]), 8, "still mapped");
+    assert!(matches!(
+        after.without_region(GuestAddress(0x4000), UserAddress(0x4000), 0x1000),
+        Err(MemoryError::NoSuchRegion { .. })
+    ));
+}
+
+#[test]
+fn a_ring_window_must_be_aligned_and_inside_one_region() {
+    let memory = GuestMemory::map(vec![spec(0, 0x10_0000, 0x2000)]).unwrap();
+    assert!(memory.window(UserAddress(0x10_0010), 0x100, 16).is_ok());
+    assert!(memory.window(UserAddress(0x10_0001), 0x100, 2).is_err());
+    assert!(memory.window(UserAddress(0x10_1fff), 2, 1).is_err());
+    assert!(memory.window(UserAddress(0x10), 2, 1).is_err());
+    assert!(memory.window(UserAddress(u64::MAX), usize::MAX, 1).is_err());
+}
+
+#[test]
+fn a_truncated_file_reads_as_zeros_and_is_reported() {
+    let file = memfd(0x2000);
+    let memory = GuestMemory::map(vec![RegionSpec {
+        guest_address: GuestAddress(0),
+        user_address: UserAddress(0x1000),
+        len_bytes: 0x2000,
+        file: file.try_clone().unwrap(),
+        file_offset_bytes: 0,
+    }])
+    .unwrap();
+    let mut hint = RegionHint::default();
+    memory.write_slice(GuestAddress(0x1000), &[7], &mut hint).unwrap();
+    assert!(!memory.is_lost());
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    assert_eq!(memory.read_array(GuestAddress(0x1000), &mut hint).unwrap(), [0]);
+    assert!(memory.is_lost());
+}

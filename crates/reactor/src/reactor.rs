@@ -1,0 +1,309 @@
+//! The loop itself.
+
+use std::io;
+use std::sync::Arc;
+
+use sidecore_units::Nanos;
+
+use crate::{Arm, Mailbox, Pollable, PollableId, Polled, ReactorStats, Sleeper, WakeKey};
+
+/// How often a sidecore that cannot sleep looks whether an armed pollable was
+/// woken: one system call in this time.
+pub const GLANCE_INTERVAL: Nanos = Nanos::from_micros(20);
+
+/// How often it looks when none is armed: only to take note of kicks that
+/// guests send unasked.
+const IDLE_GLANCE_INTERVAL: Nanos = Nanos::from_millis(1);
+
+/// Units of work that a pollable may do before the next one has its turn.
+const BUDGET: usize = 128;
+
+const MAIL_KEY: WakeKey = WakeKey(u64::MAX);
+
+/// What a turn did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Something was done.
+    Busy,
+    /// Nothing was found to do.
+    Idle,
+    /// The sidecore slept in it.
+    Slept,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Awake,
+    Armed,
+}
+
+struct Entry<P> {
+    pollable: P,
+    state: State,
+    /// When it last had work; the spin time counts from here.
+    last_busy: Nanos,
+}
+
+/// Owns and polls everything that one sidecore serves.
+pub struct Reactor<P, S> {
+    entries: Vec<Option<Entry<P>>>,
+    /// Who is awake, in polling order.
+    awake: Vec<usize>,
+    armed_count: usize,
+    /// Position in `awake` that the next turn starts from, so that no
+    /// pollable is always first.
+    first: usize,
+    last_glance: Nanos,
+    sleeper: S,
+    mailbox: Mailbox<P, S>,
+    woken: Vec<WakeKey>,
+    stats: Arc<ReactorStats>,
+}
+
+impl<P: Pollable, S: Sleeper> Reactor<P, S> {
+    /// A reactor with nothing to poll.
+    ///
+    /// # Errors
+    /// The sleeper cannot watch the mailbox.
+    pub fn new(mut sleeper: S, mailbox: Mailbox<P, S>) -> io::Result<Self> {
+        sleeper.watch(mailbox.wake_fd(), MAIL_KEY)?;
+        Ok(Self {
+            entries: Vec::new(),
+            awake: Vec::new(),
+            armed_count: 0,
+            first: 0,
+            last_glance: Nanos::ZERO,
+            sleeper,
+            mailbox,
+            woken: Vec::with_capacity(64),
+            stats: Arc::new(ReactorStats::default()),
+        })
+    }
+
+    /// The counters, for other threads to read.
+    #[must_use]
+    pub fn stats(&self) -> Arc<ReactorStats> {
+        Arc::clone(&self.stats)
+    }
+
+    /// How many pollables there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.awake.len() + self.armed_count
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Starts to poll `pollable`, awake.
+    ///
+    /// # Errors
+    /// One of its wake descriptors cannot be watched; it is dropped then.
+    pub fn add(&mut self, pollable: P) -> io::Result<PollableId> {
+        let index = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
+        let mut result = Ok(());
+        let sleeper = &mut self.sleeper;
+        pollable.wake_fds(&mut |fd| {
+            if result.is_ok() {
+                result = sleeper.watch(fd, WakeKey(index as u64));
+            }
+        });
+        if let Err(error) = result {
+            pollable.wake_fds(&mut |fd| {
+                let _ = sleeper.unwatch(fd);
+            });
+            return Err(error);
+        }
+        let entry = Some(Entry { pollable, state: State::Awake, last_busy: Nanos::ZERO });
+        match self.entries.get_mut(index) {
+            Some(slot) => *slot = entry,
+            None => self.entries.push(entry),
+        }
+        self.awake.push(index);
+        Ok(PollableId(index))
+    }
+
+    /// Access to a pollable, which is awake from now on: what is changed about
+    /// it may mean work.
+    pub fn get_mut(&mut self, id: PollableId) -> Option<&mut P> {
+        self.wake(id.0);
+        self.entries.get_mut(id.0)?.as_mut().map(|entry| &mut entry.pollable)
+    }
+
+    /// One round: mail, work, idleness, sleep.
+    ///
+    /// `clock` is asked again after a sleep, because time passes in it.
+    ///
+    /// # Errors
+    /// The sleeper's.
+    pub fn turn(&mut self, clock: &mut impl FnMut() -> Nanos) -> io::Result<Turn> {
+        let now = clock();
+        self.stats.turns.add(1);
+        let mut busy = false;
+        while let Some(mail) = self.mailbox.take() {
+            mail(self);
+            self.stats.mails.add(1);
+            busy = true;
+        }
+        busy |= self.poll_awake(now);
+        if busy {
+            self.stats.busy_turns.add(1);
+        }
+        if self.awake.is_empty() {
+            return self.sleep(now, clock);
+        }
+        let glance_interval = if self.armed_count > 0 { GLANCE_INTERVAL } else { IDLE_GLANCE_INTERVAL };
+        if now.since(self.last_glance) >= glance_interval {
+            self.last_glance = now;
+            self.stats.glances.add(1);
+            self.wait(Some(Nanos::ZERO))?;
+            self.wake_overdue(now);
+        }
+        Ok(if busy { Turn::Busy } else { Turn::Idle })
+    }
+
+    fn poll_awake(&mut self, now: Nanos) -> bool {
+        let count = self.awake.len();
+        if count == 0 {
+            return false;
+        }
+        let mut busy = false;
+        let mut changed = false;
+        self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
+        let (head, tail) = self.awake.split_at(self.first);
+        for &index in tail.iter().chain(head) {
+            let Some(Some(entry)) = self.entries.get_mut(index) else {
+                continue;
+            };
+            match entry.pollable.poll(now, BUDGET) {
+                Polled::Busy(_) => {
+                    entry.last_busy = now;
+                    busy = true;
+                }
+                Polled::Idle => changed |= entry.rest(now),
+                Polled::Finished => {
+                    let slot = self.entries.get_mut(index).and_then(Option::take);
+                    if let Some(entry) = slot {
+                        let sleeper = &mut self.sleeper;
+                        entry.pollable.wake_fds(&mut |fd| {
+                            let _ = sleeper.unwatch(fd);
+                        });
+                        entry.pollable.finish();
+                    }
+                    busy = true;
+                    changed = true;
+                }
+            }
+        }
+        if changed {
+            self.recount();
+        }
+        busy
+    }
+
+    /// Brings `awake` and `armed_count` in line with the entries' states.
+    fn recount(&mut self) {
+        let entries = &self.entries;
+        let state = |index: usize| entries.get(index)?.as_ref().map(|entry| entry.state);
+        self.awake.retain(|&index| state(index) == Some(State::Awake));
+        self.armed_count = entries.iter().flatten().filter(|entry| entry.state == State::Armed).count();
+    }
+
+    fn wake(&mut self, index: usize) {
+        if let Some(Some(entry)) = self.entries.get_mut(index)
+            && entry.state == State::Armed
+        {
+            entry.pollable.disarm();
+            entry.state = State::Awake;
+            self.awake.push(index);
+            self.armed_count -= 1;
+        }
+    }
+
+    /// Everything has been armed and has been looked at once more since: only
+    /// a descriptor or a deadline can bring work now.
+    fn sleep(&mut self, now: Nanos, clock: &mut impl FnMut() -> Nanos) -> io::Result<Turn> {
+        let timeout = self.next_deadline().map(|deadline| deadline.since(now));
+        self.stats.sleeps.add(1);
+        self.wait(timeout)?;
+        let woken_at = clock();
+        self.stats.asleep_ns.add(woken_at.since(now).0);
+        self.wake_overdue(woken_at);
+        // Spin time counts from the wake-up, or an adaptive pollable that was
+        // woken for nothing would spin on from its last work for no time.
+        for &index in &self.awake {
+            if let Some(Some(entry)) = self.entries.get_mut(index) {
+                entry.last_busy = woken_at;
+            }
+        }
+        Ok(Turn::Slept)
+    }
+
+    fn next_deadline(&self) -> Option<Nanos> {
+        self.entries.iter().flatten().filter_map(|entry| entry.pollable.deadline()).min()
+    }
+
+    fn wake_overdue(&mut self, now: Nanos) {
+        for index in 0..self.entries.len() {
+            let overdue = self.entries.get(index).is_some_and(|slot| {
+                slot.as_ref().is_some_and(|entry| {
+                    entry.state == State::Armed && entry.pollable.deadline().is_some_and(|at| at <= now)
+                })
+            });
+            if overdue {
+                self.wake(index);
+            }
+        }
+    }
+
+    fn wait(&mut self, timeout: Option<Nanos>) -> io::Result<()> {
+        self.woken.clear();
+        self.sleeper.wait(timeout, &mut self.woken)?;
+        for position in 0..self.woken.len() {
+            let Some(&key) = self.woken.get(position) else {
+                break;
+            };
+            if key == MAIL_KEY {
+                self.mailbox.clear_wake();
+                continue;
+            }
+            let Ok(index) = usize::try_from(key.0) else {
+                continue;
+            };
+            if let Some(Some(entry)) = self.entries.get_mut(index) {
+                entry.pollable.on_wake();
+            }
+            self.wake(index);
+        }
+        Ok(())
+    }
+}
+
+impl<P: Pollable> Entry<P> {
+    /// Puts it to sleep if it has been idle for long enough; whether it was.
+    fn rest(&mut self, now: Nanos) -> bool {
+        let Some(spin) = self.pollable.idle_mode().spin() else {
+            return false;
+        };
+        if now.since(self.last_busy) < spin {
+            return false;
+        }
+        match self.pollable.arm() {
+            Arm::Armed => {
+                self.state = State::Armed;
+                true
+            }
+            Arm::WorkPending => {
+                self.last_busy = now;
+                false
+            }
+            Arm::CannotSleep => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,271 @@
+//! The loop under a simulated clock and a scripted sleeper.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+
+use super::*;
+use crate::{IdleMode, Mail, mailbox};
+
+#[derive(Default)]
+struct World {
+    now: Cell<u64>,
+    /// What each sleep is woken by, and how long it lasts at most.
+    wakes: RefCell<VecDeque<(u64, Vec<WakeKey>)>>,
+    timeouts: RefCell<Vec<Option<Nanos>>>,
+    log: RefCell<Vec<String>>,
+}
+
+struct Script(Rc<World>);
+
+impl Sleeper for Script {
+    fn watch(&mut self, _fd: BorrowedFd<'_>, _key: WakeKey) -> io::Result<()> {
+        Ok(())
+    }
+    fn unwatch(&mut self, _fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(())
+    }
+    fn wait(&mut self, timeout: Option<Nanos>, woken: &mut Vec<WakeKey>) -> io::Result<()> {
+        self.0.timeouts.borrow_mut().push(timeout);
+        if timeout == Some(Nanos::ZERO) {
+            return Ok(());
+        }
+        let (passes, keys) = self.0.wakes.borrow_mut().pop_front().unwrap_or_default();
+        let passes = timeout.map_or(passes, |timeout| passes.min(timeout.0));
+        self.0.now.set(self.0.now.get() + passes);
+        woken.extend(keys);
+        Ok(())
+    }
+}
+
+struct Worker {
+    name: &'static str,
+    world: Rc<World>,
+    mode: IdleMode,
+    work: Rc<Cell<usize>>,
+    /// Work that arrives between the last poll and the look after arming.
+    races: usize,
+    deadline: Option<Nanos>,
+    finished: bool,
+    fd: OwnedFd,
+}
+
+impl Worker {
+    fn new(world: &Rc<World>, name: &'static str, mode: IdleMode) -> Self {
+        Self {
+            name,
+            world: Rc::clone(world),
+            mode,
+            work: Rc::new(Cell::new(0)),
+            races: 0,
+            deadline: None,
+            finished: false,
+            fd: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap(),
+        }
+    }
+    fn log(&self, what: &str) {
+        self.world.log.borrow_mut().push(format!("{} {what}", self.name));
+    }
+}
+
+impl Pollable for Worker {
+    fn poll(&mut self, now: Nanos, budget: usize) -> Polled {
+        if self.finished {
+            return Polled::Finished;
+        }
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            self.deadline = None;
+            self.log("timer");
+            return Polled::Busy(1);
+        }
+        let done = self.work.get().min(budget);
+        self.work.set(self.work.get() - done);
+        if done == 0 {
+            return Polled::Idle;
+        }
+        self.log(&format!("did {done}"));
+        Polled::Busy(done)
+    }
+    fn idle_mode(&self) -> IdleMode {
+        self.mode
+    }
+    fn arm(&mut self) -> Arm {
+        if self.races > 0 {
+            self.races -= 1;
+            self.work.set(1);
+            return Arm::WorkPending;
+        }
+        self.log("arms");
+        Arm::Armed
+    }
+    fn disarm(&mut self) {
+        self.log("disarms");
+    }
+    fn wake_fds(&self, watch: &mut dyn FnMut(BorrowedFd<'_>)) {
+        watch(self.fd.as_fd());
+    }
+    fn on_wake(&mut self) {
+        self.log("woken");
+    }
+    fn deadline(&self) -> Option<Nanos> {
+        self.deadline
+    }
+    fn finish(self) {
+        self.log("finishes");
+    }
+}
+
+struct Bench {
+    world: Rc<World>,
+    reactor: Reactor<Worker, Script>,
+    post: crate::Post<Worker, Script>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let world = Rc::new(World::default());
+        let (post, mailbox) = mailbox().unwrap();
+        let reactor = Reactor::new(Script(Rc::clone(&world)), mailbox).unwrap();
+        Self { world, reactor, post }
+    }
+    fn turn(&mut self, passes_ns: u64) -> Turn {
+        self.world.now.set(self.world.now.get() + passes_ns);
+        let world = Rc::clone(&self.world);
+        self.reactor.turn(&mut || Nanos(world.now.get())).unwrap()
+    }
+    fn log(&self) -> Vec<String> {
+        std::mem::take(&mut *self.world.log.borrow_mut())
+    }
+}
+
+const SPIN: Nanos = Nanos::from_micros(10);
+
+#[test]
+fn adaptive_spins_then_arms_then_sleeps_until_woken() {
+    let mut bench = Bench::new();
+    let worker = Worker::new(&bench.world, "a", IdleMode::Adaptive { spin: SPIN });
+    let work = Rc::clone(&worker.work);
+    let id = bench.reactor.add(worker).unwrap();
+    work.set(1);
+    assert_eq!(bench.turn(0), Turn::Busy);
+    assert_eq!(bench.turn(SPIN.0 - 1), Turn::Idle);
+    assert_eq!(bench.log(), ["a did 1"]);
+    bench.world.wakes.borrow_mut().push_back((1_000_000, vec![WakeKey(id.0 as u64)]));
+    assert_eq!(bench.turn(1), Turn::Slept);
+    assert_eq!(bench.log(), ["a arms", "a woken", "a disarms"]);
+    assert_eq!(*bench.world.timeouts.borrow(), [None]);
+    work.set(1);
+    assert_eq!(bench.turn(1), Turn::Busy, "it spins again after the wake-up");
+    assert_eq!(bench.turn(SPIN.0 - 1), Turn::Idle);
+}
+
+#[test]
+fn work_that_arrives_while_arming_is_not_slept_over() {
+    let mut bench = Bench::new();
+    let mut worker = Worker::new(&bench.world, "a", IdleMode::Interrupt);
+    worker.races = 1;
+    bench.reactor.add(worker).unwrap();
+    assert_eq!(bench.turn(1), Turn::Idle);
+    assert_eq!(bench.turn(1), Turn::Busy);
+    assert_eq!(bench.log(), ["a did 1"]);
+    assert!(bench.world.timeouts.borrow().is_empty(), "never slept");
+}
+
+#[test]
+fn one_that_polls_keeps_the_core_but_not_its_neighbours_awake() {
+    let mut bench = Bench::new();
+    let poller = Worker::new(&bench.world, "p", IdleMode::Poll);
+    let sleeper = Worker::new(&bench.world, "s", IdleMode::Interrupt);
+    bench.reactor.add(poller).unwrap();
+    bench.reactor.add(sleeper).unwrap();
+    bench.turn(1);
+    assert_eq!(bench.log(), ["s arms"]);
+    assert_eq!(bench.turn(1), Turn::Idle);
+    assert!(bench.world.timeouts.borrow().is_empty());
+    bench.turn(GLANCE_INTERVAL.0);
+    bench.turn(1);
+    assert_eq!(*bench.world.timeouts.borrow(), [Some(Nanos::ZERO)], "one glance in its interval, and no sleep");
+}
+
+#[test]
+fn a_deadline_ends_the_sleep_and_wakes_its_owner() {
+    let mut bench = Bench::new();
+    let mut worker = Worker::new(&bench.world, "a", IdleMode::Interrupt);
+    worker.deadline = Some(Nanos(5_000));
+    bench.reactor.add(worker).unwrap();
+    bench.world.wakes.borrow_mut().push_back((1_000_000, vec![]));
+    assert_eq!(bench.turn(1_000), Turn::Slept);
+    assert_eq!(*bench.world.timeouts.borrow(), [Some(Nanos(4_000))]);
+    assert_eq!(bench.turn(0), Turn::Busy);
+    assert_eq!(bench.log(), ["a arms", "a disarms", "a timer"]);
+}
+
+#[test]
+fn a_flood_on_one_leaves_the_others_their_turn() {
+    let mut bench = Bench::new();
+    let flood = Worker::new(&bench.world, "flood", IdleMode::Poll);
+    let other = Worker::new(&bench.world, "other", IdleMode::Poll);
+    flood.work.set(10 * BUDGET);
+    other.work.set(1);
+    bench.reactor.add(flood).unwrap();
+    bench.reactor.add(other).unwrap();
+    bench.turn(1);
+    let mut log = bench.log();
+    log.sort();
+    assert_eq!(log, [format!("flood did {BUDGET}"), "other did 1".into()]);
+}
+
+#[test]
+fn the_rotation_starts_with_another_one_each_turn() {
+    let mut bench = Bench::new();
+    let mut works = Vec::new();
+    for name in ["a", "b", "c"] {
+        let worker = Worker::new(&bench.world, name, IdleMode::Poll);
+        works.push(Rc::clone(&worker.work));
+        bench.reactor.add(worker).unwrap();
+    }
+    let mut firsts = Vec::new();
+    for _ in 0..3 {
+        works.iter().for_each(|work| work.set(1));
+        bench.turn(1);
+        firsts.push(bench.log().remove(0));
+    }
+    firsts.sort();
+    assert_eq!(firsts, ["a did 1", "b did 1", "c did 1"]);
+}
+
+#[test]
+fn mail_is_delivered_in_order_and_refused_after_the_end() {
+    let mut bench = Bench::new();
+    let id = bench.reactor.add(Worker::new(&bench.world, "a", IdleMode::Poll)).unwrap();
+    let order = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    for number in 0..2 {
+        let order = std::sync::Arc::clone(&order);
+        let mail: Mail<Worker, Script> = Box::new(move |reactor| {
+            order.lock().unwrap().push(number);
+            if number == 1 {
+                reactor.get_mut(id).unwrap().finished = true;
+            }
+        });
+        bench.post.send(mail).unwrap();
+    }
+    assert_eq!(bench.turn(1), Turn::Slept, "the last pollable finished");
+    assert_eq!(*order.lock().unwrap(), [0, 1]);
+    assert_eq!(bench.log(), ["a finishes"]);
+    assert!(bench.reactor.get_mut(id).is_none());
+    drop(bench.reactor);
+    assert_eq!(bench.post.send(Box::new(|_| {})), Err(crate::Closed));
+}
+
+#[test]
+fn a_slot_is_used_again() {
+    let mut bench = Bench::new();
+    let mut worker = Worker::new(&bench.world, "a", IdleMode::Poll);
+    worker.finished = true;
+    let first = bench.reactor.add(worker).unwrap();
+    bench.turn(1);
+    let again = bench.reactor.add(Worker::new(&bench.world, "b", IdleMode::Poll)).unwrap();
+    assert_eq!(first, again);
+    assert_eq!(bench.reactor.len(), 1);
+}

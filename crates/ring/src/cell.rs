@@ -1,0 +1,64 @@
+//! Ring words as atomics in shared memory.
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+
+use sidecore_memory::{GuestMemory, MemoryError, UserAddress, Window};
+
+/// An integer type that a ring is made of.
+///
+/// # Safety
+/// The type is an atomic integer: any bytes are a valid value of it, and it
+/// may be shared with writers in other processes.
+pub(crate) unsafe trait Word: Sync + 'static {}
+// SAFETY: an atomic integer.
+unsafe impl Word for AtomicU16 {}
+// SAFETY: an atomic integer.
+unsafe impl Word for AtomicU32 {}
+// SAFETY: an atomic integer.
+unsafe impl Word for AtomicU64 {}
+
+/// An array of ring words at a fixed place in guest memory.
+///
+/// The peer writes there at any time, which is what atomics are for: every
+/// load reads the word once, and relaxed ones cost nothing.
+#[derive(Debug)]
+pub(crate) struct Words<T> {
+    window: Window,
+    count: usize,
+    kind: PhantomData<T>,
+}
+
+impl<T: Word> Words<T> {
+    /// `count` words at `address`, which must be aligned to `align_bytes` and
+    /// to the word.
+    pub(crate) fn new(
+        memory: &GuestMemory,
+        address: UserAddress,
+        count: usize,
+        align_bytes: usize,
+    ) -> Result<Self, MemoryError> {
+        let len_bytes = count.saturating_mul(size_of::<T>());
+        let window = memory.window(address, len_bytes, align_bytes.max(align_of::<T>()))?;
+        Ok(Self { window, count, kind: PhantomData })
+    }
+
+    #[inline(always)]
+    pub(crate) fn words(&self) -> &[T] {
+        // SAFETY: the window is `count` words long, aligned for them (both
+        // checked in `new`), mapped as long as it lives, and only ever
+        // accessed through atomics or by the peer.
+        unsafe { std::slice::from_raw_parts(self.window.as_ptr().cast::<T>(), self.count) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self, index: usize) -> Option<&T> {
+        self.words().get(index)
+    }
+
+    /// The address of a word, for fetching it ahead.
+    #[inline(always)]
+    pub(crate) fn address_of(&self, index: usize) -> *const u8 {
+        self.window.as_ptr().cast_const().wrapping_add(index.wrapping_mul(size_of::<T>()))
+    }
+}

@@ -1,0 +1,133 @@
+//! The device's side of a virtqueue, whichever format it has.
+
+use sidecore_memory::{GuestMemory, RegionHint};
+
+use crate::packed::PackedDevice;
+use crate::split::SplitDevice;
+use crate::{Chain, RingError, RingFormat, RingLayout, RingState, Token};
+
+/// A virtqueue that a device serves.
+///
+/// One thread owns it and polls both of its directions, so nothing in it is
+/// locked (FAST'12, 5.2).
+#[derive(Debug)]
+pub struct DeviceRing {
+    format: Format,
+    hint: RegionHint,
+}
+
+#[derive(Debug)]
+enum Format {
+    Split(SplitDevice),
+    Packed(PackedDevice),
+}
+
+impl DeviceRing {
+    /// Takes up a ring in `memory` where `state` left it.
+    ///
+    /// # Errors
+    /// The layout is impossible, outside of memory or misaligned.
+    pub fn new(memory: &GuestMemory, layout: &RingLayout, state: RingState) -> Result<Self, RingError> {
+        let format = match layout.format {
+            RingFormat::Split => Format::Split(SplitDevice::new(memory, layout, state)?),
+            RingFormat::Packed => Format::Packed(PackedDevice::new(memory, layout, state)?),
+        };
+        Ok(Self { format, hint: RegionHint::default() })
+    }
+
+    /// Takes the next request, its buffers in `chain`; `None` when there is
+    /// none. `memory` is what the ring was made with.
+    ///
+    /// # Errors
+    /// The driver wrote nonsense. Nothing was taken; the ring is not usable
+    /// any more and its owner has to stop.
+    #[inline]
+    pub fn pop(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<Option<Token>, RingError> {
+        match &mut self.format {
+            Format::Split(ring) => ring.pop(memory, chain, &mut self.hint),
+            Format::Packed(ring) => ring.pop(memory, chain, &mut self.hint),
+        }
+    }
+
+    /// Gives a request back, having written `written_bytes` to its buffers.
+    /// The driver sees it after the next [`publish`](Self::publish), or
+    /// before.
+    #[inline]
+    #[allow(clippy::needless_pass_by_value)] // completing ends the token
+    pub fn complete(&mut self, token: Token, written_bytes: u32) {
+        match &mut self.format {
+            Format::Split(ring) => ring.complete(&token, written_bytes),
+            Format::Packed(ring) => ring.complete(&token, written_bytes),
+        }
+    }
+
+    /// Makes all completions visible to the driver.
+    #[inline]
+    pub fn publish(&mut self) {
+        match &mut self.format {
+            Format::Split(ring) => ring.publish(),
+            // Each completion became visible with its flags.
+            Format::Packed(_) => {}
+        }
+    }
+
+    /// Whether the driver wants to be called for what was published since the
+    /// last time. Costs a full fence: ask once a batch.
+    #[inline]
+    pub fn take_call(&mut self) -> bool {
+        match &mut self.format {
+            Format::Split(ring) => ring.take_call(),
+            Format::Packed(ring) => ring.take_call(),
+        }
+    }
+
+    /// Asks for kicks, then looks once more: true if something is there
+    /// already.
+    ///
+    /// # Errors
+    /// As [`pop`](Self::pop).
+    pub fn arm_kicks(&mut self) -> Result<bool, RingError> {
+        match &mut self.format {
+            Format::Split(ring) => ring.arm_kicks(),
+            Format::Packed(ring) => Ok(ring.arm_kicks()),
+        }
+    }
+
+    /// Asks for no kicks: the ring is being polled.
+    pub fn suppress_kicks(&mut self) {
+        match &mut self.format {
+            Format::Split(ring) => ring.suppress_kicks(),
+            Format::Packed(ring) => ring.suppress_kicks(),
+        }
+    }
+
+    /// To be called now and then while polling, so that suppression lasts for
+    /// ever.
+    #[inline]
+    pub fn keep_suppressed(&mut self) {
+        match &mut self.format {
+            Format::Split(ring) => ring.keep_suppressed(),
+            Format::Packed(_) => {}
+        }
+    }
+
+    /// Requests taken and not yet completed.
+    #[must_use]
+    #[inline]
+    pub fn in_flight(&self) -> u16 {
+        match &self.format {
+            Format::Split(ring) => ring.in_flight(),
+            Format::Packed(ring) => ring.in_flight(),
+        }
+    }
+
+    /// Where the ring stands, to be taken up again later. Meaningful when
+    /// nothing is in flight.
+    #[must_use]
+    pub fn state(&self) -> RingState {
+        match &self.format {
+            Format::Split(ring) => ring.state(),
+            Format::Packed(ring) => ring.state(),
+        }
+    }
+}

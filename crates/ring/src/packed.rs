@@ -1,0 +1,260 @@
+//! The device's side of a packed virtqueue (virtio 1.2, 2.8).
+
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
+
+use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
+
+use crate::cell::Words;
+use crate::chain::{DESCRIPTOR_BYTES, PackedTail, flags};
+use crate::layout::MAX_QUEUE_SIZE;
+use crate::split::{need_event, read_descriptor};
+use crate::{Chain, Descriptor, RingError, RingLayout, RingState, Token};
+
+/// Event suppression flags (2.8.10).
+const EVENT_ENABLE: u16 = 0;
+const EVENT_DISABLE: u16 = 1;
+const EVENT_DESCRIPTOR: u16 = 2;
+
+const WRAP_BIT: u16 = 1 << 15;
+
+/// A place in the ring, and which lap it is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Position {
+    index: u16,
+    wrap: bool,
+}
+
+impl Position {
+    fn from_bits(bits: u16) -> Self {
+        Self { index: bits & !WRAP_BIT, wrap: bits & WRAP_BIT != 0 }
+    }
+
+    fn to_bits(self) -> u16 {
+        self.index | if self.wrap { WRAP_BIT } else { 0 }
+    }
+
+    /// Moves on by `entries`, at most one lap.
+    #[inline(always)]
+    fn advance(&mut self, entries: u16, size: u16) {
+        // Both are at most 32768, so the sum fits.
+        let next = self.index.wrapping_add(entries);
+        if next >= size {
+            self.index = next.wrapping_sub(size);
+            self.wrap = !self.wrap;
+        } else {
+            self.index = next;
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct PackedDevice {
+    /// Two words a descriptor: address; length, id and flags.
+    descriptors: Words<AtomicU64>,
+    /// What the driver wants: offset and wrap, flags.
+    driver_event: Words<AtomicU16>,
+    /// What the device wants.
+    device_event: Words<AtomicU16>,
+    size: u16,
+    event_idx: bool,
+    indirect: bool,
+    next_avail: Position,
+    next_used: Position,
+    /// `next_used` when a call was last considered.
+    called_used: u16,
+    /// Whether anything was completed since.
+    uncalled: bool,
+    /// Descriptors taken and not yet given back.
+    in_flight_entries: u16,
+    in_flight: u16,
+}
+
+impl PackedDevice {
+    pub(crate) fn new(memory: &GuestMemory, layout: &RingLayout, state: RingState) -> Result<Self, RingError> {
+        let size = layout.size;
+        if size == 0 || size > MAX_QUEUE_SIZE {
+            return Err(RingError::BadSize { size });
+        }
+        let next_avail = Position::from_bits(state.next_avail);
+        let next_used = Position::from_bits(state.next_used);
+        for position in [next_avail, next_used] {
+            if position.index >= size {
+                return Err(RingError::BadPosition { position: position.index, size });
+            }
+        }
+        Ok(Self {
+            descriptors: Words::new(memory, layout.descriptor_area, usize::from(size).saturating_mul(2), 16)?,
+            driver_event: Words::new(memory, layout.driver_area, 2, 4)?,
+            device_event: Words::new(memory, layout.device_area, 2, 4)?,
+            size,
+            event_idx: layout.event_idx,
+            indirect: layout.indirect,
+            next_avail,
+            next_used,
+            called_used: next_used.index,
+            uncalled: false,
+            in_flight_entries: 0,
+            in_flight: 0,
+        })
+    }
+
+    pub(crate) fn state(&self) -> RingState {
+        RingState { next_avail: self.next_avail.to_bits(), next_used: self.next_used.to_bits() }
+    }
+
+    pub(crate) fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    /// The tail of the descriptor at `position`, if the driver has made it
+    /// available (2.8.1: AVAIL is this lap's counter and USED is not).
+    #[inline(always)]
+    fn available_at(&self, position: Position) -> Option<PackedTail> {
+        let word = usize::from(position.index).wrapping_mul(2).wrapping_add(1);
+        // Acquire: the address is read after the flags that announce it.
+        let tail = self.descriptors.get(word)?.load(Ordering::Acquire);
+        let tail = PackedTail::from_word(tail);
+        let avail = tail.flags & flags::AVAIL != 0;
+        let used = tail.flags & flags::USED != 0;
+        (avail == position.wrap && used != position.wrap).then_some(tail)
+    }
+
+    #[inline]
+    pub(crate) fn pop(
+        &mut self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        hint: &mut RegionHint,
+    ) -> Result<Option<Token>, RingError> {
+        let Some(mut tail) = self.available_at(self.next_avail) else {
+            return Ok(None);
+        };
+        chain.clear();
+        let mut position = self.next_avail;
+        let mut entries = 0_u16;
+        let id = loop {
+            entries = entries.wrapping_add(1);
+            if self.in_flight_entries.saturating_add(entries) > self.size {
+                return Err(RingError::Overcommitted { size: self.size });
+            }
+            let word = usize::from(position.index).wrapping_mul(2);
+            let address = self.descriptors.get(word).map_or(0, |address| u64::from_le(address.load(Ordering::Relaxed)));
+            if tail.flags & flags::INDIRECT != 0 {
+                if !self.indirect {
+                    return Err(RingError::IndirectNotNegotiated);
+                }
+                if tail.flags & flags::NEXT != 0 || entries > 1 {
+                    // 2.8.19: an indirect descriptor stands alone.
+                    return Err(RingError::IndirectWithNext);
+                }
+                walk_indirect(GuestAddress(address), tail.len_bytes, memory, chain, hint)?;
+            } else {
+                let descriptor = Descriptor { address: GuestAddress(address), len_bytes: tail.len_bytes };
+                chain.push(descriptor, tail.flags & flags::WRITE != 0)?;
+            }
+            position.advance(1, self.size);
+            if tail.flags & flags::NEXT == 0 {
+                break tail.id;
+            }
+            // The rest of a chain became visible with its first descriptor
+            // (2.8.6), so its own flags need no order.
+            let word = usize::from(position.index).wrapping_mul(2).wrapping_add(1);
+            tail = PackedTail::from_word(self.descriptors.get(word).map_or(0, |tail| tail.load(Ordering::Relaxed)));
+        };
+        self.next_avail = position;
+        self.in_flight_entries = self.in_flight_entries.wrapping_add(entries);
+        self.in_flight = self.in_flight.wrapping_add(1);
+        Ok(Some(Token { id, entries }))
+    }
+
+    #[inline]
+    pub(crate) fn complete(&mut self, token: &Token, written_bytes: u32) {
+        let flags = if self.next_used.wrap { flags::AVAIL | flags::USED } else { 0 };
+        let word = usize::from(self.next_used.index).wrapping_mul(2).wrapping_add(1);
+        let tail = PackedTail { len_bytes: written_bytes, id: token.id, flags };
+        if let Some(slot) = self.descriptors.get(word) {
+            // Release: status and data are visible before the flags.
+            slot.store(tail.to_word(), Ordering::Release);
+        }
+        self.next_used.advance(token.entries, self.size);
+        self.in_flight_entries = self.in_flight_entries.saturating_sub(token.entries);
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.uncalled = true;
+    }
+
+    pub(crate) fn take_call(&mut self) -> bool {
+        // As in the split ring: completions first, then the driver's wish.
+        fence(Ordering::SeqCst);
+        let old = std::mem::replace(&mut self.called_used, self.next_used.index);
+        if !std::mem::take(&mut self.uncalled) {
+            return false;
+        }
+        let load =
+            |index: usize| self.driver_event.get(index).map_or(0, |word| u16::from_le(word.load(Ordering::Relaxed)));
+        let wish = load(1);
+        if wish != EVENT_DESCRIPTOR || !self.event_idx {
+            return wish != EVENT_DISABLE;
+        }
+        // Bring the event and the old position onto the lap of the new one.
+        let event = Position::from_bits(load(0));
+        let new = self.next_used.index;
+        let old = if new <= old { old.wrapping_sub(self.size) } else { old };
+        let event_index =
+            if event.wrap == self.next_used.wrap { event.index } else { event.index.wrapping_sub(self.size) };
+        need_event(event_index, new, old)
+    }
+
+    pub(crate) fn arm_kicks(&mut self) -> bool {
+        if self.event_idx {
+            self.set_device_event(Some(self.next_avail.to_bits()), EVENT_DESCRIPTOR);
+        } else {
+            self.set_device_event(None, EVENT_ENABLE);
+        }
+        fence(Ordering::SeqCst);
+        self.available_at(self.next_avail).is_some()
+    }
+
+    pub(crate) fn suppress_kicks(&mut self) {
+        self.set_device_event(None, EVENT_DISABLE);
+    }
+
+    fn set_device_event(&self, offset_wrap: Option<u16>, wish: u16) {
+        if let (Some(bits), Some(word)) = (offset_wrap, self.device_event.get(0)) {
+            word.store(bits.to_le(), Ordering::Relaxed);
+        }
+        if let Some(word) = self.device_event.get(1) {
+            // Release: the driver must not see the wish with an old offset.
+            word.store(wish.to_le(), Ordering::Release);
+        }
+    }
+}
+
+/// Reads an indirect table: all of it, in order (2.8.7).
+fn walk_indirect(
+    table: GuestAddress,
+    len_bytes: u32,
+    memory: &GuestMemory,
+    chain: &mut Chain,
+    hint: &mut RegionHint,
+) -> Result<(), RingError> {
+    if len_bytes == 0 || !len_bytes.is_multiple_of(DESCRIPTOR_BYTES) {
+        return Err(RingError::IndirectSize { len_bytes });
+    }
+    let count = len_bytes / DESCRIPTOR_BYTES;
+    for index in 0..count {
+        let offset = u64::from(index).wrapping_mul(u64::from(DESCRIPTOR_BYTES));
+        let at = table
+            .0
+            .checked_add(offset)
+            .map(GuestAddress)
+            .ok_or(RingError::DescriptorOutOfRange { index, size: count })?;
+        let [address, tail] = read_descriptor(memory, at, hint)?;
+        let tail = PackedTail::from_word(tail);
+        if tail.flags & flags::INDIRECT != 0 {
+            return Err(RingError::NestedIndirect);
+        }
+        let descriptor = Descriptor { address: GuestAddress(u64::from_le(address)), len_bytes: tail.len_bytes };
+        chain.push(descriptor, tail.flags & flags::WRITE != 0)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,331 @@
+//! The device's side of a split virtqueue (virtio 1.2, 2.7).
+
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+
+use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, copy};
+
+use crate::cell::Words;
+use crate::chain::{DESCRIPTOR_BYTES, SplitTail, flags};
+use crate::layout::MAX_QUEUE_SIZE;
+use crate::{Chain, Descriptor, RingError, RingLayout, RingState, Token};
+
+/// VIRTQ_USED_F_NO_NOTIFY (2.7.10): the driver need not kick.
+const USED_NO_NOTIFY: u16 = 1;
+/// VIRTQ_AVAIL_F_NO_INTERRUPT (2.7.7): the device need not call.
+const AVAIL_NO_INTERRUPT: u16 = 1;
+
+/// How many requests ahead of the one being taken its header is fetched.
+const PREFETCH_DISTANCE: u16 = 6;
+
+/// While polling with EVENT_IDX, avail_event is left behind the driver and
+/// moved up this often, so that the 16-bit index never comes round to it.
+const EVENT_REFRESH: u16 = 1 << 14;
+
+#[derive(Debug)]
+pub(crate) struct SplitDevice {
+    /// Two words a descriptor: address; length, flags and next.
+    descriptors: Words<AtomicU64>,
+    /// flags, idx, ring, used_event.
+    avail: Words<AtomicU16>,
+    /// The same bytes twice: flags, idx and avail_event as 16-bit words,
+    used: Words<AtomicU16>,
+    /// and the elements (id, length) as 32-bit words, from the second one on.
+    used_elements: Words<AtomicU32>,
+    size: u16,
+    event_idx: bool,
+    indirect: bool,
+    /// Next entry of the available ring to take.
+    next_avail: u16,
+    /// The driver's index as last seen.
+    seen_avail: u16,
+    /// Next entry of the used ring to write.
+    next_used: u16,
+    /// What the driver can see of `next_used`.
+    published_used: u16,
+    /// `published_used` when a call was last considered.
+    called_used: u16,
+    in_flight: u16,
+    /// Where avail_event was last put while polling.
+    event_at: u16,
+}
+
+impl SplitDevice {
+    pub(crate) fn new(memory: &GuestMemory, layout: &RingLayout, state: RingState) -> Result<Self, RingError> {
+        let size = layout.size;
+        if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
+            return Err(RingError::BadSize { size });
+        }
+        let count = usize::from(size);
+        // 2.7: alignments 16, 2 and 4; the event words follow the rings
+        // whether they were negotiated or not.
+        let used_words = count.saturating_mul(4).saturating_add(3);
+        let used = Words::<AtomicU16>::new(memory, layout.device_area, used_words, 4)?;
+        let next_used = used.get(1).map_or(0, |idx| idx.load(Ordering::Acquire));
+        Ok(Self {
+            descriptors: Words::new(memory, layout.descriptor_area, count.saturating_mul(2), 16)?,
+            avail: Words::new(memory, layout.driver_area, count.saturating_add(3), 2)?,
+            used,
+            used_elements: Words::new(memory, layout.device_area, count.saturating_mul(2).saturating_add(1), 4)?,
+            size,
+            event_idx: layout.event_idx,
+            indirect: layout.indirect,
+            next_avail: state.next_avail,
+            seen_avail: state.next_avail,
+            next_used,
+            published_used: next_used,
+            called_used: next_used,
+            in_flight: 0,
+            event_at: state.next_avail,
+        })
+    }
+
+    pub(crate) fn state(&self) -> RingState {
+        RingState { next_avail: self.next_avail, next_used: self.next_used }
+    }
+
+    pub(crate) fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    /// Position of entry `index` in the available ring's words.
+    #[inline(always)]
+    fn avail_word(&self, index: u16) -> usize {
+        usize::from(index & self.size.wrapping_sub(1)).wrapping_add(2)
+    }
+
+    /// Whether there is something to take, looking at the ring if need be.
+    #[inline]
+    fn has_available(&mut self) -> Result<bool, RingError> {
+        if self.next_avail != self.seen_avail {
+            return Ok(true);
+        }
+        let Some(idx) = self.avail.get(1) else {
+            return Ok(false);
+        };
+        // Acquire: the entries that the index announces are read after it.
+        let idx = u16::from_le(idx.load(Ordering::Acquire));
+        // The entry is mostly on another line than the index: have both on
+        // their way at once instead of one after the other.
+        copy::prefetch_for_read(self.avail.address_of(self.avail_word(self.next_avail)));
+        if idx == self.next_avail {
+            return Ok(false);
+        }
+        let offered = idx.wrapping_sub(self.next_avail);
+        if offered > self.size.saturating_sub(self.in_flight) {
+            return Err(RingError::IndexJump {
+                from: self.next_avail,
+                to: idx,
+                in_flight: self.in_flight,
+                size: self.size,
+            });
+        }
+        self.seen_avail = idx;
+        Ok(true)
+    }
+
+    #[inline]
+    pub(crate) fn pop(
+        &mut self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        hint: &mut RegionHint,
+    ) -> Result<Option<Token>, RingError> {
+        if !self.has_available()? {
+            return Ok(None);
+        }
+        self.prefetch_ahead(memory, hint);
+        let head = self.head(self.next_avail);
+        self.walk(head, memory, chain, hint)?;
+        self.next_avail = self.next_avail.wrapping_add(1);
+        self.in_flight = self.in_flight.wrapping_add(1);
+        Ok(Some(Token { id: head, entries: 1 }))
+    }
+
+    #[inline(always)]
+    fn head(&self, index: u16) -> u16 {
+        self.avail.get(self.avail_word(index)).map_or(0, |entry| u16::from_le(entry.load(Ordering::Relaxed)))
+    }
+
+    /// Fetches the header of a request that is a few places ahead. What is
+    /// read here is a hint and nothing else: it is read again, and checked,
+    /// when that request is taken.
+    #[inline]
+    fn prefetch_ahead(&self, memory: &GuestMemory, hint: &mut RegionHint) {
+        let ahead = self.next_avail.wrapping_add(PREFETCH_DISTANCE);
+        let left = self.seen_avail.wrapping_sub(self.next_avail);
+        if left <= PREFETCH_DISTANCE {
+            return;
+        }
+        let word = usize::from(self.head(ahead)).wrapping_mul(2);
+        if let Some(address) = self.descriptors.get(word) {
+            let address = GuestAddress(u64::from_le(address.load(Ordering::Relaxed)));
+            // For writing, because the status byte is mostly on the header's
+            // line (Linux' struct virtblk_req).
+            memory.prefetch_for_write(address, hint);
+        }
+    }
+
+    /// Follows the chain from `head` (2.7.5).
+    #[inline]
+    fn walk(&self, head: u16, memory: &GuestMemory, chain: &mut Chain, hint: &mut RegionHint) -> Result<(), RingError> {
+        chain.clear();
+        let mut index = head;
+        loop {
+            let word = usize::from(index).wrapping_mul(2);
+            let (Some(address), Some(tail)) = (self.descriptors.get(word), self.descriptors.get(word.wrapping_add(1)))
+            else {
+                return Err(RingError::DescriptorOutOfRange { index: u32::from(index), size: u32::from(self.size) });
+            };
+            let address = GuestAddress(u64::from_le(address.load(Ordering::Relaxed)));
+            let tail = SplitTail::from_word(tail.load(Ordering::Relaxed));
+            if tail.flags & flags::INDIRECT != 0 {
+                if !self.indirect {
+                    return Err(RingError::IndirectNotNegotiated);
+                }
+                if tail.flags & flags::NEXT != 0 {
+                    return Err(RingError::IndirectWithNext);
+                }
+                // 2.7.5.3.2: the WRITE flag of this descriptor is ignored.
+                return walk_indirect(address, tail.len_bytes, memory, chain, hint);
+            }
+            let descriptor = Descriptor { address, len_bytes: tail.len_bytes };
+            chain.push(descriptor, tail.flags & flags::WRITE != 0)?;
+            if tail.flags & flags::NEXT == 0 {
+                return Ok(());
+            }
+            index = tail.next;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn complete(&mut self, token: &Token, written_bytes: u32) {
+        let index = usize::from(self.next_used & self.size.wrapping_sub(1));
+        let word = index.wrapping_mul(2).wrapping_add(1);
+        if let (Some(id), Some(len)) = (self.used_elements.get(word), self.used_elements.get(word.wrapping_add(1))) {
+            id.store(u32::from(token.id).to_le(), Ordering::Relaxed);
+            len.store(written_bytes.to_le(), Ordering::Relaxed);
+        }
+        self.next_used = self.next_used.wrapping_add(1);
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    #[inline]
+    pub(crate) fn publish(&mut self) {
+        if let Some(idx) = self.used.get(1) {
+            // Release: status, data and elements are visible before it.
+            idx.store(self.next_used.to_le(), Ordering::Release);
+        }
+        self.published_used = self.next_used;
+    }
+
+    pub(crate) fn take_call(&mut self) -> bool {
+        // The index must be visible before the driver's wish is read, or both
+        // sides could miss each other (2.7.7.2).
+        fence(Ordering::SeqCst);
+        let old = std::mem::replace(&mut self.called_used, self.published_used);
+        if self.event_idx {
+            let event = self
+                .avail
+                .get(usize::from(self.size).wrapping_add(2))
+                .map_or(0, |event| u16::from_le(event.load(Ordering::Relaxed)));
+            need_event(event, self.published_used, old)
+        } else {
+            let flags = self.avail.get(0).map_or(0, |flags| u16::from_le(flags.load(Ordering::Relaxed)));
+            old != self.published_used && flags & AVAIL_NO_INTERRUPT == 0
+        }
+    }
+
+    pub(crate) fn arm_kicks(&mut self) -> Result<bool, RingError> {
+        if self.event_idx {
+            self.set_avail_event(self.next_avail);
+        } else if let Some(flags) = self.used.get(0) {
+            flags.store(0, Ordering::Relaxed);
+        }
+        // Arm, then look again: a request offered before the driver could see
+        // the wish would otherwise sleep with us (2.7.10.2).
+        fence(Ordering::SeqCst);
+        self.has_available()
+    }
+
+    pub(crate) fn suppress_kicks(&mut self) {
+        if self.event_idx {
+            self.event_at = self.next_avail;
+            self.set_avail_event(self.next_avail.wrapping_sub(1));
+        } else if let Some(flags) = self.used.get(0) {
+            flags.store(USED_NO_NOTIFY.to_le(), Ordering::Relaxed);
+        }
+    }
+
+    /// Keeps the kicks suppressed while the 16-bit index goes round.
+    #[inline]
+    pub(crate) fn keep_suppressed(&mut self) {
+        if self.event_idx && self.next_avail.wrapping_sub(self.event_at) >= EVENT_REFRESH {
+            self.suppress_kicks();
+        }
+    }
+
+    fn set_avail_event(&self, index: u16) {
+        let word = usize::from(self.size).wrapping_mul(4).wrapping_add(2);
+        if let Some(event) = self.used.get(word) {
+            event.store(index.to_le(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Follows an indirect table (2.7.5.3).
+fn walk_indirect(
+    table: GuestAddress,
+    len_bytes: u32,
+    memory: &GuestMemory,
+    chain: &mut Chain,
+    hint: &mut RegionHint,
+) -> Result<(), RingError> {
+    if len_bytes == 0 || !len_bytes.is_multiple_of(DESCRIPTOR_BYTES) {
+        return Err(RingError::IndirectSize { len_bytes });
+    }
+    let count = len_bytes / DESCRIPTOR_BYTES;
+    let mut index = 0_u32;
+    loop {
+        if index >= count {
+            return Err(RingError::DescriptorOutOfRange { index, size: count });
+        }
+        let offset = u64::from(index).wrapping_mul(u64::from(DESCRIPTOR_BYTES));
+        let at = table
+            .0
+            .checked_add(offset)
+            .map(GuestAddress)
+            .ok_or(RingError::DescriptorOutOfRange { index, size: count })?;
+        let [address, tail] = read_descriptor(memory, at, hint)?;
+        let tail = SplitTail::from_word(tail);
+        if tail.flags & flags::INDIRECT != 0 {
+            return Err(RingError::NestedIndirect);
+        }
+        let descriptor = Descriptor { address: GuestAddress(u64::from_le(address)), len_bytes: tail.len_bytes };
+        // The chain's own limit ends a loop in the table.
+        chain.push(descriptor, tail.flags & flags::WRITE != 0)?;
+        if tail.flags & flags::NEXT == 0 {
+            return Ok(());
+        }
+        index = u32::from(tail.next);
+    }
+}
+
+/// Reads the two words of a descriptor in an indirect table, once; in the
+/// ring's byte order, as words of a ring are.
+pub(crate) fn read_descriptor(
+    memory: &GuestMemory,
+    at: GuestAddress,
+    hint: &mut RegionHint,
+) -> Result<[u64; 2], RingError> {
+    let bytes: [u8; 16] = memory.read_array(at, hint)?;
+    let both = u128::from_le_bytes(bytes);
+    #[allow(clippy::cast_possible_truncation)] // taking the two halves apart
+    let words = [both as u64, (both >> 64) as u64];
+    Ok(words.map(u64::to_le))
+}
+
+/// Whether going from `old` to `new` passes `event` (2.7.7.2, 2.7.10.1).
+#[inline]
+pub(crate) const fn need_event(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}

@@ -1,0 +1,257 @@
+//! What the front end has said of one ring, and whether the device serves it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use sidecore_memory::{GuestMemory, UserAddress};
+use sidecore_ring::{RingFormat, RingLayout, RingState};
+use sidecore_virtio::{QueueResources, StartError, VirtioDevice};
+
+use crate::features;
+use crate::message::VringAddress;
+
+/// Where a ring's areas lie, in the front end's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Areas {
+    descriptor: UserAddress,
+    driver: UserAddress,
+    device: UserAddress,
+}
+
+impl From<VringAddress> for Areas {
+    fn from(address: VringAddress) -> Self {
+        Self {
+            descriptor: UserAddress(address.descriptor),
+            driver: UserAddress(address.available),
+            device: UserAddress(address.used),
+        }
+    }
+}
+
+/// Where the device begins when the ring is started.
+#[derive(Clone, Copy, Debug)]
+enum Position {
+    /// At the beginning.
+    Fresh,
+    /// Where SET_VRING_BASE says.
+    Base(u32),
+    /// Where the device stopped.
+    Held(RingState, RingFormat),
+}
+
+impl Position {
+    fn state(self, format: RingFormat) -> RingState {
+        match self {
+            Self::Base(base) => RingState::from_vring_base(base, format),
+            Self::Held(state, held) if held == format => state,
+            Self::Fresh | Self::Held(..) => RingState::fresh(format),
+        }
+    }
+}
+
+/// How the guest announces buffers. A ring is started by one or the other
+/// (specification, "Ring states").
+#[derive(Debug)]
+enum Kick {
+    /// Not said yet: the ring is stopped.
+    Absent,
+    /// Not at all: the device polls.
+    Polled,
+    /// By an eventfd.
+    Eventfd(OwnedFd),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The device does not have the queue.
+    Stopped,
+    /// The device serves the queue.
+    Running(RingFormat),
+    /// The ring has all that it needs and yet the device did not take it. It
+    /// is tried again with whatever the front end changes next.
+    Refused,
+}
+
+/// One ring of a session.
+pub(crate) struct Ring {
+    device: Arc<dyn VirtioDevice>,
+    index: u16,
+    size: Option<u16>,
+    areas: Option<Areas>,
+    position: Position,
+    kick: Kick,
+    call: Option<OwnedFd>,
+    err: Option<OwnedFd>,
+    enabled: Option<bool>,
+    phase: Phase,
+}
+
+impl Ring {
+    pub(crate) fn new(device: Arc<dyn VirtioDevice>, index: u16) -> Self {
+        Self {
+            device,
+            index,
+            size: None,
+            areas: None,
+            position: Position::Fresh,
+            kick: Kick::Absent,
+            call: None,
+            err: None,
+            enabled: None,
+            phase: Phase::Stopped,
+        }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running(_))
+    }
+
+    pub(crate) fn is_refused(&self) -> bool {
+        self.phase == Phase::Refused
+    }
+
+    /// Sets the size; false if the ring runs with another one.
+    pub(crate) fn set_size(&mut self, size: u16) -> bool {
+        let allowed = !self.is_running() || self.size == Some(size);
+        if allowed {
+            self.size = Some(size);
+        }
+        allowed
+    }
+
+    /// Sets the areas; false if the ring runs elsewhere. A front end repeats
+    /// them to a running ring to switch logging.
+    pub(crate) fn set_areas(&mut self, areas: Areas) -> bool {
+        let allowed = !self.is_running() || self.areas == Some(areas);
+        if allowed {
+            self.areas = Some(areas);
+        }
+        allowed
+    }
+
+    /// Sets where to begin; false if the ring has begun.
+    pub(crate) fn set_base(&mut self, base: u32) -> bool {
+        let allowed = !self.is_running();
+        if allowed {
+            self.position = Position::Base(base);
+        }
+        allowed
+    }
+
+    /// Where the ring stands, as VHOST_USER_GET_VRING_BASE has it.
+    pub(crate) fn base(&self, features: u64) -> u32 {
+        match self.position {
+            Position::Fresh => RingState::fresh(format(features)).to_vring_base(format(features)),
+            Position::Base(base) => base,
+            Position::Held(state, format) => state.to_vring_base(format),
+        }
+    }
+
+    /// Sets how the guest kicks, which starts the ring; the caller stops it
+    /// before and tries to start it after.
+    pub(crate) fn set_kick(&mut self, kick: Option<OwnedFd>) {
+        self.kick = kick.map_or(Kick::Polled, Kick::Eventfd);
+    }
+
+    /// Sets the error eventfd, around a stop and a start as well.
+    pub(crate) fn set_err(&mut self, err: Option<OwnedFd>) {
+        self.err = err;
+    }
+
+    /// Sets the call eventfd: in passing if the ring runs, for an interrupt is
+    /// masked and unmasked like this.
+    pub(crate) fn set_call(&mut self, call: Option<OwnedFd>) -> io::Result<()> {
+        if self.is_running() {
+            self.device.set_call(self.index, duplicate(call.as_ref())?);
+        }
+        self.call = call;
+        Ok(())
+    }
+
+    pub(crate) fn set_enabled(&mut self, enabled: bool) {
+        self.enabled = Some(enabled);
+    }
+
+    /// Starts the ring if it lacks nothing and does not run already.
+    pub(crate) fn start(&mut self, memory: &GuestMemory, features: u64) -> Result<(), StartError> {
+        if self.is_running() || !self.enabled.unwrap_or(features & features::PROTOCOL_FEATURES == 0) {
+            return Ok(());
+        }
+        let kick = match &self.kick {
+            Kick::Absent => return Ok(()),
+            Kick::Polled => None,
+            Kick::Eventfd(kick) => Some(kick),
+        };
+        let (Some(size), Some(areas)) = (self.size, self.areas) else {
+            return Ok(());
+        };
+        let format = format(features);
+        let layout = RingLayout {
+            format,
+            size,
+            descriptor_area: areas.descriptor,
+            driver_area: areas.driver,
+            device_area: areas.device,
+            event_idx: features & features::EVENT_IDX != 0,
+            indirect: features & features::INDIRECT_DESC != 0,
+        };
+        let eventfds = duplicate(kick)
+            .and_then(|kick| Ok((kick, duplicate(self.call.as_ref())?, duplicate(self.err.as_ref())?)))
+            .map_err(|error| StartError::Io { index: self.index, error });
+        let started = eventfds.and_then(|(kick, call, err)| {
+            let resources = QueueResources {
+                memory: memory.clone(),
+                layout,
+                features: features & !features::PROTOCOL_FEATURES,
+                kick,
+                call,
+                err,
+            };
+            self.device.start_queue(self.index, resources, self.position.state(format))
+        });
+        self.phase = if started.is_ok() { Phase::Running(format) } else { Phase::Refused };
+        started
+    }
+
+    /// Stops the ring and remembers where it stands; afterwards nothing of it
+    /// touches guest memory. False if it did not run.
+    pub(crate) fn stop(&mut self) -> bool {
+        let Phase::Running(format) = self.phase else {
+            self.phase = Phase::Stopped;
+            return false;
+        };
+        match self.device.stop_queue(self.index) {
+            Some(state) => self.position = Position::Held(state, format),
+            None => tracing::error!(ring = self.index, "the device does not know of a queue that it started"),
+        }
+        self.phase = Phase::Stopped;
+        true
+    }
+
+    /// Stops the ring until it gets another kick.
+    pub(crate) fn disarm(&mut self) {
+        self.stop();
+        self.kick = Kick::Absent;
+    }
+
+    /// Stops the ring and forgets it, except for its call and error eventfds:
+    /// QEMU hands those over once for a connection, and not again after a
+    /// reset.
+    pub(crate) fn reset(&mut self) {
+        self.stop();
+        let fresh = Self::new(Arc::clone(&self.device), self.index);
+        let old = std::mem::replace(self, fresh);
+        self.call = old.call;
+        self.err = old.err;
+    }
+}
+
+fn format(features: u64) -> RingFormat {
+    if features & features::RING_PACKED != 0 { RingFormat::Packed } else { RingFormat::Split }
+}
+
+/// The device owns its eventfds; ours stay for the next start.
+fn duplicate(fd: Option<&OwnedFd>) -> io::Result<Option<OwnedFd>> {
+    fd.map(OwnedFd::try_clone).transpose()
+}

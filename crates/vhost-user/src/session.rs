@@ -1,0 +1,519 @@
+//! The back end's side of one connection, as a state machine.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, RegionSpec, UserAddress};
+use sidecore_virtio::{ConfigError, StartError, VirtioDevice};
+
+use crate::features;
+use crate::message::{Body, ConfigSpace, MemoryRegion, Message, MessageError, NO_FD, Request, VringAddress, VringState};
+use crate::ring::Ring;
+
+/// Largest queue of either ring format (virtio 1.2, 2.7 and 2.8).
+const MAX_QUEUE_SIZE: u16 = 32768;
+/// DEVICE_NEEDS_RESET in the device status (virtio 1.2, 2.1).
+const NEEDS_RESET: u8 = 0x40;
+/// Front ends built on rust-vmm's `vhost` count configuration bytes from the
+/// start of virtio-mmio's register map, where the space is at this offset
+/// (virtio 1.2, 4.2.2). No device's own space reaches as far.
+const MMIO_CONFIG_OFFSET: u32 = 0x100;
+
+/// Why a request was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProtocolError {
+    /// A reply came where a request belongs.
+    #[error("a reply to {request}, which was not asked")]
+    UnexpectedReply {
+        /// What it answers.
+        request: Request,
+    },
+    /// The request belongs to a feature that was not offered.
+    #[error("{request}, which was not offered")]
+    NotOffered {
+        /// What was asked.
+        request: Request,
+    },
+    /// The request belongs to a protocol feature that was not accepted.
+    #[error("{request} without its protocol feature")]
+    NotNegotiated {
+        /// What was asked.
+        request: Request,
+    },
+    /// The payload or the descriptors do not belong to the request.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// A payload of another request's shape.
+    #[error("{request} with another request's payload")]
+    UnexpectedBody {
+        /// What was asked.
+        request: Request,
+    },
+    /// Feature bits that were not offered.
+    #[error("{request} with {bits:#x}, which were not offered")]
+    FeaturesNotOffered {
+        /// Virtio or protocol features.
+        request: Request,
+        /// The bits in question.
+        bits: u64,
+    },
+    /// Another set of features while rings run.
+    #[error("SET_FEATURES while rings run")]
+    FeaturesWhileRunning,
+    /// There is no such ring.
+    #[error("there is no ring {index}, the device has {queue_count}")]
+    NoSuchRing {
+        /// Ring asked for.
+        index: u64,
+        /// Rings there are.
+        queue_count: usize,
+    },
+    /// The ring runs and cannot be changed like that.
+    #[error("{request} for ring {index}, which runs")]
+    RingRuns {
+        /// What was asked.
+        request: Request,
+        /// Of which ring.
+        index: u32,
+    },
+    /// A number that means nothing there.
+    #[error("{request} with the value {value:#x}")]
+    BadValue {
+        /// What was asked.
+        request: Request,
+        /// The value.
+        value: u64,
+    },
+    /// The memory regions cannot be mapped, or overlap, or are not there.
+    #[error("{request}: {error}")]
+    Memory {
+        /// What was asked.
+        request: Request,
+        /// What is wrong.
+        error: MemoryError,
+    },
+    /// A ring has all that it needs, and the device does not start it.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The configuration space cannot be written like that.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A file descriptor could not be duplicated.
+    #[error("cannot duplicate a file descriptor: {0}")]
+    Descriptor(io::Error),
+}
+
+impl ProtocolError {
+    /// Whether a guest can bring it about behind the back of a correct VMM. It
+    /// must then cost the guest no more than a reset of its device.
+    const fn is_the_guests(&self) -> bool {
+        matches!(self, Self::Start(StartError::Ring { .. } | StartError::Memory { .. }) | Self::Config(_))
+    }
+}
+
+/// The state of one connection to a VMM: what was negotiated, the guest's
+/// memory, and its rings.
+///
+/// # A ring's life
+///
+/// A ring runs while it has a size, addresses and a kick (or the word that it
+/// is to be polled), is enabled, and the features are settled; in which order
+/// all that comes does not matter, and a ring that lacks something just does
+/// not run. A ring that the device refuses to start is tried again with the
+/// next request that changes it, the memory or the features; until then the
+/// device status says that it needs a reset.
+///
+/// A change of memory stops all rings before anything is unmapped and starts
+/// them again from where they stood.
+///
+/// # Errors
+///
+/// A request that fails is acknowledged as failed if the front end asked for
+/// acknowledgements. Otherwise it ends the connection, since the front end
+/// would go on in the belief that it was served; except for what a guest can
+/// bring about by itself, which is logged.
+pub struct Session {
+    device: Arc<dyn VirtioDevice>,
+    protocol_features: u64,
+    /// What SET_FEATURES accepted, bit 30 included; `None` before it.
+    features: Option<u64>,
+    status: u8,
+    memory: GuestMemory,
+    rings: Vec<Ring>,
+}
+
+impl Session {
+    /// A session that has negotiated nothing yet.
+    #[must_use]
+    pub fn new(device: Arc<dyn VirtioDevice>) -> Self {
+        let rings = (0..device.queue_count()).map(|index| Ring::new(Arc::clone(&device), index)).collect();
+        Self { device, protocol_features: 0, features: None, status: 0, memory: GuestMemory::empty(), rings }
+    }
+
+    /// Serves one request; the reply, if there is one, is to be sent.
+    ///
+    /// # Errors
+    /// The connection is to be closed.
+    pub fn handle(&mut self, message: Message) -> Result<Option<Message>, ProtocolError> {
+        let (request, flags) = (message.request, message.flags);
+        tracing::debug!(%request, body = ?message.body, "request");
+        let answer = self.answer(message);
+        let acknowledged =
+            flags.need_reply && self.protocol_features & features::PROTOCOL_REPLY_ACK != 0 && !request.has_reply();
+        match answer {
+            Ok(Some(body)) => Ok(Some(Message::reply(request, body))),
+            Ok(None) => Ok(acknowledged.then(|| Message::reply(request, Body::U64(0)))),
+            Err(error) if acknowledged => {
+                tracing::warn!(%request, %error, "request refused");
+                Ok(Some(Message::reply(request, Body::U64(1))))
+            }
+            Err(error) if error.is_the_guests() => {
+                tracing::warn!(%request, %error, "request failed");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends the session, as dropping it does: stops all rings, lets go of the
+    /// guest's memory and resets the device.
+    pub fn end(self) {}
+
+    fn answer(&mut self, message: Message) -> Result<Option<Body>, ProtocolError> {
+        let request = message.request;
+        if message.flags.reply {
+            return Err(ProtocolError::UnexpectedReply { request });
+        }
+        message.check_fds()?;
+        self.check_negotiated(request)?;
+        let Message { body, fds, .. } = message;
+        let reply = match (request, body) {
+            (Request::GetFeatures, Body::Empty) => Some(Body::U64(self.offered())),
+            (Request::GetProtocolFeatures, Body::Empty) => Some(Body::U64(features::OFFERED_PROTOCOL)),
+            (Request::GetQueueNum, Body::Empty) => Some(Body::U64(self.device.queue_count().into())),
+            (Request::GetMaxMemSlots, Body::Empty) => Some(Body::U64(MAX_REGIONS as u64)),
+            (Request::GetStatus, Body::Empty) => Some(Body::U64(self.status().into())),
+            (Request::GetConfig, Body::Config(config)) => Some(self.read_config(config)),
+            (Request::GetVringBase, Body::VringState(state)) => Some(self.stop_ring(state)?),
+            (request, body) => {
+                self.serve(request, body, fds)?;
+                None
+            }
+        };
+        Ok(reply)
+    }
+
+    /// The requests that nothing but an acknowledgement answers.
+    fn serve(&mut self, request: Request, body: Body, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
+        match (request, body) {
+            (Request::SetFeatures, Body::U64(bits)) => self.set_features(bits),
+            (Request::SetProtocolFeatures, Body::U64(bits)) => self.set_protocol_features(bits),
+            // The front end is the one of this connection anyway.
+            (Request::SetOwner, Body::Empty) => Ok(()),
+            // "It is recommended that back-ends either ignore this message, or
+            // use it to disable all rings."
+            (Request::ResetOwner, Body::Empty) => {
+                self.rings.iter_mut().for_each(Ring::disarm);
+                Ok(())
+            }
+            (Request::ResetDevice, Body::Empty) => {
+                self.reset();
+                Ok(())
+            }
+            (Request::SetStatus, Body::U64(status)) => self.set_status(status),
+            (Request::SetConfig, Body::Config(config)) => self.write_config(&config),
+            (Request::SetMemTable, Body::MemoryTable(regions)) => self.set_memory_table(&regions, fds),
+            (Request::AddMemReg, Body::MemoryRegion(region)) => self.add_region(&region, fds),
+            (Request::RemMemReg, Body::MemoryRegion(region)) => self.remove_region(&region),
+            (Request::SetVringNum, Body::VringState(state)) => self.set_size(state),
+            (Request::SetVringAddr, Body::VringAddress(address)) => self.set_areas(address),
+            (Request::SetVringBase, Body::VringState(state)) => self.set_base(state),
+            (Request::SetVringEnable, Body::VringState(state)) => self.enable(state),
+            (Request::SetVringKick, Body::U64(value)) => self.set_kick(value, fds),
+            (Request::SetVringCall, Body::U64(value)) => self.set_call(value, fds),
+            (Request::SetVringErr, Body::U64(value)) => self.set_err(value, fds),
+            (request, Body::Other(_)) => Err(ProtocolError::NotOffered { request }),
+            (request, _) => Err(ProtocolError::UnexpectedBody { request }),
+        }
+    }
+
+    /// GET_QUEUE_NUM and RESET_DEVICE need the feature to be offered only.
+    fn check_negotiated(&self, request: Request) -> Result<(), ProtocolError> {
+        let feature = match request {
+            Request::GetConfig | Request::SetConfig => features::PROTOCOL_CONFIG,
+            Request::GetStatus | Request::SetStatus => features::PROTOCOL_STATUS,
+            Request::GetMaxMemSlots | Request::AddMemReg | Request::RemMemReg => {
+                features::PROTOCOL_CONFIGURE_MEM_SLOTS
+            }
+            _ => return Ok(()),
+        };
+        if self.protocol_features & feature == 0 { Err(ProtocolError::NotNegotiated { request }) } else { Ok(()) }
+    }
+
+    // Features and status.
+
+    fn offered(&self) -> u64 {
+        self.device.features() | features::PROTOCOL_FEATURES
+    }
+
+    fn set_features(&mut self, bits: u64) -> Result<(), ProtocolError> {
+        let unoffered = bits & !self.offered();
+        if unoffered != 0 {
+            return Err(ProtocolError::FeaturesNotOffered { request: Request::SetFeatures, bits: unoffered });
+        }
+        // QEMU repeats them whenever it starts the device.
+        if self.features != Some(bits) && self.rings.iter().any(Ring::is_running) {
+            return Err(ProtocolError::FeaturesWhileRunning);
+        }
+        self.features = Some(bits);
+        self.start_all()
+    }
+
+    fn set_protocol_features(&mut self, bits: u64) -> Result<(), ProtocolError> {
+        let unoffered = bits & !features::OFFERED_PROTOCOL;
+        if unoffered != 0 {
+            return Err(ProtocolError::FeaturesNotOffered { request: Request::SetProtocolFeatures, bits: unoffered });
+        }
+        self.protocol_features = bits;
+        Ok(())
+    }
+
+    fn status(&self) -> u8 {
+        let needs_reset = self.device.broken().is_some() || self.rings.iter().any(Ring::is_refused);
+        if needs_reset { self.status | NEEDS_RESET } else { self.status }
+    }
+
+    fn set_status(&mut self, value: u64) -> Result<(), ProtocolError> {
+        match u8::try_from(value) {
+            Ok(0) => self.reset(),
+            // The front end writes back what it read; the bit is ours.
+            Ok(status) => self.status = status & !NEEDS_RESET,
+            Err(_) => return Err(ProtocolError::BadValue { request: Request::SetStatus, value }),
+        }
+        Ok(())
+    }
+
+    /// A driver's reset. The guest's memory stays: it belongs to the
+    /// connection, and QEMU sends only what changes in it after this.
+    fn reset(&mut self) {
+        self.rings.iter_mut().for_each(Ring::reset);
+        self.features = None;
+        self.status = 0;
+        self.device.reset();
+    }
+
+    // The configuration space.
+
+    /// As many bytes as were asked for, zeros after the last there is: a VMM's
+    /// idea of the space may be newer than ours. Nothing if none is there.
+    fn read_config(&self, mut config: ConfigSpace) -> Body {
+        let offset_bytes = config_offset(config.offset_bytes);
+        config.data.fill(0);
+        for len in (1..=config.data.len()).rev() {
+            let Some(data) = config.data.get_mut(..len) else { break };
+            match self.device.read_config(offset_bytes, data) {
+                Ok(()) => return Body::Config(config),
+                // An attempt that failed may have left something behind.
+                Err(_) => data.fill(0),
+            }
+        }
+        tracing::warn!(offset_bytes, len_bytes = config.data.len(), "GET_CONFIG outside the configuration space");
+        Body::Empty
+    }
+
+    fn write_config(&self, config: &ConfigSpace) -> Result<(), ProtocolError> {
+        if config.flags > 1 {
+            let value = config.flags.into();
+            return Err(ProtocolError::BadValue { request: Request::SetConfig, value });
+        }
+        Ok(self.device.write_config(config_offset(config.offset_bytes), &config.data)?)
+    }
+
+    // Memory.
+
+    fn set_memory_table(&mut self, regions: &[MemoryRegion], fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
+        let specs = regions.iter().zip(fds).map(|(region, file)| region_spec(region, file)).collect();
+        let memory = GuestMemory::map(specs).map_err(memory_error(Request::SetMemTable))?;
+        self.replace_memory(memory)
+    }
+
+    fn add_region(&mut self, region: &MemoryRegion, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
+        // `check_fds` saw exactly one.
+        for file in fds {
+            let memory =
+                self.memory.with_region(region_spec(region, file)).map_err(memory_error(Request::AddMemReg))?;
+            self.replace_memory(memory)?;
+        }
+        Ok(())
+    }
+
+    /// QEMU removes a region that changes its size and then adds it again,
+    /// under rings that run, and gives up if the first of the two fails: so a
+    /// ring that loses its memory here waits for it to come back.
+    fn remove_region(&mut self, region: &MemoryRegion) -> Result<(), ProtocolError> {
+        let (guest_address, user_address) = (GuestAddress(region.guest_address), UserAddress(region.user_address));
+        let memory = self
+            .memory
+            .without_region(guest_address, user_address, region.len_bytes)
+            .map_err(memory_error(Request::RemMemReg))?;
+        match self.replace_memory(memory) {
+            Err(ProtocolError::Start(error @ StartError::Memory { .. })) => {
+                tracing::warn!(%error, "a ring lost its memory and waits for it");
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    /// Stops what runs, lets go of the old memory, and starts from the state
+    /// that was handed back. Whatever is wrong with the new memory itself was
+    /// found before, with the rings undisturbed.
+    fn replace_memory(&mut self, memory: GuestMemory) -> Result<(), ProtocolError> {
+        let ran: Vec<bool> = self.rings.iter_mut().map(Ring::stop).collect();
+        self.memory = memory;
+        let Some(features) = self.features else { return Ok(()) };
+        let mut result = Ok(());
+        for (ring, ran) in self.rings.iter_mut().zip(ran) {
+            if let Err(error) = ring.start(&self.memory, features) {
+                // One that waited already may wait on.
+                if ran && result.is_ok() {
+                    result = Err(error.into());
+                } else {
+                    tracing::warn!(%error, "a ring stays stopped");
+                }
+            }
+        }
+        result
+    }
+
+    // Rings.
+
+    fn ring(&mut self, index: u64) -> Result<&mut Ring, ProtocolError> {
+        let queue_count = self.rings.len();
+        usize::try_from(index)
+            .ok()
+            .and_then(|index| self.rings.get_mut(index))
+            .ok_or(ProtocolError::NoSuchRing { index, queue_count })
+    }
+
+    /// Starts a ring if it lacks nothing.
+    fn start(&mut self, index: u64) -> Result<(), ProtocolError> {
+        let ring = usize::try_from(index).ok().and_then(|index| self.rings.get_mut(index));
+        if let (Some(ring), Some(features)) = (ring, self.features) {
+            ring.start(&self.memory, features)?;
+        }
+        Ok(())
+    }
+
+    fn start_all(&mut self) -> Result<(), ProtocolError> {
+        (0..self.rings.len()).try_for_each(|index| self.start(index as u64))
+    }
+
+    fn set_size(&mut self, state: VringState) -> Result<(), ProtocolError> {
+        let request = Request::SetVringNum;
+        let size = u16::try_from(state.num).ok().filter(|size| (1..=MAX_QUEUE_SIZE).contains(size));
+        let size = size.ok_or(ProtocolError::BadValue { request, value: state.num.into() })?;
+        if !self.ring(state.index.into())?.set_size(size) {
+            return Err(ProtocolError::RingRuns { request, index: state.index });
+        }
+        self.start(state.index.into())
+    }
+
+    fn set_areas(&mut self, address: VringAddress) -> Result<(), ProtocolError> {
+        let request = Request::SetVringAddr;
+        if address.flags != 0 {
+            // Logging needs VHOST_F_LOG_ALL, which is not offered.
+            return Err(ProtocolError::BadValue { request, value: address.flags.into() });
+        }
+        if !self.ring(address.index.into())?.set_areas(address.into()) {
+            return Err(ProtocolError::RingRuns { request, index: address.index });
+        }
+        self.start(address.index.into())
+    }
+
+    fn set_base(&mut self, state: VringState) -> Result<(), ProtocolError> {
+        if !self.ring(state.index.into())?.set_base(state.num) {
+            return Err(ProtocolError::RingRuns { request: Request::SetVringBase, index: state.index });
+        }
+        self.start(state.index.into())
+    }
+
+    fn enable(&mut self, state: VringState) -> Result<(), ProtocolError> {
+        let ring = self.ring(state.index.into())?;
+        match state.num {
+            0 => {
+                ring.set_enabled(false);
+                ring.stop();
+                Ok(())
+            }
+            1 => {
+                ring.set_enabled(true);
+                self.start(state.index.into())
+            }
+            num => Err(ProtocolError::BadValue { request: Request::SetVringEnable, value: num.into() }),
+        }
+    }
+
+    fn set_kick(&mut self, value: u64, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
+        let ring = self.ring(vring_index(value))?;
+        ring.stop();
+        ring.set_kick(fds.into_iter().next());
+        self.start(vring_index(value))
+    }
+
+    fn set_call(&mut self, value: u64, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
+        self.ring(vring_index(value))?.set_call(fds.into_iter().next()).map_err(ProtocolError::Descriptor)
+    }
+
+    fn set_err(&mut self, value: u64, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
+        let ring = self.ring(vring_index(value))?;
+        ring.stop();
+        ring.set_err(fds.into_iter().next());
+        self.start(vring_index(value))
+    }
+
+    /// GET_VRING_BASE: the ring needs another kick to run again.
+    fn stop_ring(&mut self, state: VringState) -> Result<Body, ProtocolError> {
+        let features = self.features.unwrap_or(0);
+        let ring = self.ring(state.index.into())?;
+        ring.disarm();
+        Ok(Body::VringState(VringState { index: state.index, num: ring.base(features) }))
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.reset();
+    }
+}
+
+/// Bits 0 to 7 of what SET_VRING_KICK, CALL and ERR carry.
+const fn vring_index(value: u64) -> u64 {
+    value & (NO_FD - 1)
+}
+
+const fn config_offset(offset_bytes: u32) -> u32 {
+    match offset_bytes.checked_sub(MMIO_CONFIG_OFFSET) {
+        Some(offset_bytes) => offset_bytes,
+        None => offset_bytes,
+    }
+}
+
+fn region_spec(region: &MemoryRegion, file: OwnedFd) -> RegionSpec {
+    RegionSpec {
+        guest_address: GuestAddress(region.guest_address),
+        user_address: UserAddress(region.user_address),
+        len_bytes: region.len_bytes,
+        file,
+        file_offset_bytes: region.file_offset_bytes,
+    }
+}
+
+fn memory_error(request: Request) -> impl Fn(MemoryError) -> ProtocolError {
+    move |error| ProtocolError::Memory { request, error }
+}
+
+#[cfg(test)]
+mod tests;

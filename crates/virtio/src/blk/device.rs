@@ -1,0 +1,143 @@
+//! What all queues of a disk share with each other and the control path.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use sidecore_block::Geometry;
+
+use super::config::WRITEBACK_OFFSET;
+use super::{BlkOptions, CONFIG_BYTES, QueueStats};
+use crate::ConfigError;
+
+/// A virtio-blk device: configuration, cache mode, counters, health.
+#[derive(Debug)]
+pub struct BlkDevice {
+    name: String,
+    options: BlkOptions,
+    geometry: Geometry,
+    features: u64,
+    /// The cache mode that the driver chose (5.2.5.2): true is write-back.
+    writeback: AtomicBool,
+    stats: Box<[QueueStats]>,
+    broken: AtomicBool,
+    reason: Mutex<Option<String>>,
+}
+
+impl BlkDevice {
+    /// A disk in front of a store of this geometry.
+    #[must_use]
+    pub fn new(name: &str, options: BlkOptions, geometry: Geometry) -> Self {
+        let geometry = Geometry { read_only: geometry.read_only || options.read_only, ..geometry };
+        Self {
+            name: name.to_owned(),
+            features: options.features(&geometry),
+            geometry,
+            writeback: AtomicBool::new(true),
+            stats: (0..options.queues).map(|_| QueueStats::default()).collect(),
+            broken: AtomicBool::new(false),
+            reason: Mutex::new(None),
+            options,
+        }
+    }
+
+    /// Its name in the configuration.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How it presents itself.
+    #[must_use]
+    pub fn options(&self) -> &BlkOptions {
+        &self.options
+    }
+
+    /// The store's geometry, read-only if either side is.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The feature bits it offers.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// Whether the driver left the write-back cache on.
+    #[must_use]
+    #[inline]
+    pub fn writeback(&self) -> bool {
+        self.writeback.load(Ordering::Relaxed)
+    }
+
+    /// The counters of a queue.
+    #[must_use]
+    pub fn queue_stats(&self, index: u16) -> Option<&QueueStats> {
+        self.stats.get(usize::from(index))
+    }
+
+    /// Reads the configuration space.
+    ///
+    /// # Errors
+    /// The range is not all inside.
+    pub fn read_config(&self, offset_bytes: u32, data: &mut [u8]) -> Result<(), ConfigError> {
+        let config = self.options.config(&self.geometry, self.writeback());
+        let out_of_range =
+            ConfigError::OutOfRange { offset_bytes, len_bytes: u32::try_from(data.len()).unwrap_or(u32::MAX) };
+        let start = usize::try_from(offset_bytes).unwrap_or(CONFIG_BYTES);
+        let source = config.get(start..).and_then(|rest| rest.get(..data.len())).ok_or(out_of_range)?;
+        data.copy_from_slice(source);
+        Ok(())
+    }
+
+    /// Writes the configuration space: only `writeback` takes it (5.2.4).
+    ///
+    /// # Errors
+    /// Any other byte.
+    pub fn write_config(&self, offset_bytes: u32, data: &[u8]) -> Result<(), ConfigError> {
+        match (offset_bytes, data) {
+            (WRITEBACK_OFFSET, [value]) => {
+                self.writeback.store(*value != 0, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => Err(ConfigError::ReadOnly { offset_bytes }),
+        }
+    }
+
+    /// Declares the device broken; the first reason stays.
+    pub fn break_with(&self, reason: &str) {
+        let mut slot = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        if slot.is_none() {
+            tracing::error!(device = self.name, "device stopped: {reason}");
+            *slot = Some(reason.to_owned());
+            self.broken.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether it is broken.
+    #[must_use]
+    #[inline]
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    /// Why it is broken, if it is.
+    #[must_use]
+    pub fn broken(&self) -> Option<String> {
+        if !self.is_broken() {
+            return None;
+        }
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Back to the state before a driver came; no queue is running.
+    pub fn reset(&self) {
+        let mut slot = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        if slot.take().is_some() {
+            tracing::info!(device = self.name, "device reset");
+        }
+        self.broken.store(false, Ordering::Release);
+        self.writeback.store(true, Ordering::Relaxed);
+    }
+}

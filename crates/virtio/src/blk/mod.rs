@@ -1,0 +1,16 @@
+//! virtio-blk (virtio 1.2, 5.2).
+//!
+//! [`BlkDevice`] is what all of a disk's queues and its control path share;
+//! [`BlkQueue`] is one queue on its sidecore, from the ring to the store and
+//! back. [`request`] is the parser in between.
+
+mod config;
+mod device;
+mod queue;
+pub mod request;
+mod stats;
+
+pub use config::{BlkOptions, CONFIG_BYTES, feature};
+pub use device::BlkDevice;
+pub use queue::{BlkQueue, StopReply};
+pub use stats::QueueStats;

@@ -1,0 +1,137 @@
+//! The seam between a virtio device and the transport that carries it.
+
+use std::os::fd::OwnedFd;
+
+use sidecore_memory::{GuestMemory, MemoryError};
+use sidecore_ring::{RingError, RingLayout, RingState};
+
+/// All that a device needs to serve one queue.
+#[derive(Debug)]
+pub struct QueueResources {
+    /// The guest's memory as of now.
+    pub memory: GuestMemory,
+    /// Where the ring is.
+    pub layout: RingLayout,
+    /// The feature bits that the driver accepted.
+    pub features: u64,
+    /// The guest signals this eventfd after offering buffers; without one the
+    /// queue can only be polled.
+    pub kick: Option<OwnedFd>,
+    /// Signalled to interrupt the guest; without one the guest polls.
+    pub call: Option<OwnedFd>,
+    /// Signalled when the device breaks on something in this ring.
+    pub err: Option<OwnedFd>,
+}
+
+/// Why a queue cannot be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// There is no queue of that number.
+    #[error("there is no queue {index}, the device has {queue_count}")]
+    NoSuchQueue {
+        /// Queue asked for.
+        index: u16,
+        /// Queues there are.
+        queue_count: u16,
+    },
+    /// The ring's layout makes no sense.
+    #[error("queue {index}: {error}")]
+    Ring {
+        /// Which queue.
+        index: u16,
+        /// What is wrong with it.
+        error: RingError,
+    },
+    /// The ring is not where it is said to be.
+    #[error("queue {index}: {error}")]
+    Memory {
+        /// Which queue.
+        index: u16,
+        /// What is wrong.
+        error: MemoryError,
+    },
+    /// The store cannot be opened for the queue, or an eventfd is unusable.
+    #[error("queue {index}: {error}")]
+    Io {
+        /// Which queue.
+        index: u16,
+        /// What the kernel says.
+        error: std::io::Error,
+    },
+    /// The sidecore that serves the device is gone.
+    #[error("the sidecore that serves this device has stopped")]
+    SidecoreGone,
+}
+
+/// Why the configuration space cannot be accessed there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The range is not in the configuration space.
+    #[error("configuration space access of {len_bytes} bytes at {offset_bytes} is out of range")]
+    OutOfRange {
+        /// First byte.
+        offset_bytes: u32,
+        /// Size.
+        len_bytes: u32,
+    },
+    /// The driver may not write there.
+    #[error("configuration byte {offset_bytes} is read-only")]
+    ReadOnly {
+        /// First byte.
+        offset_bytes: u32,
+    },
+}
+
+/// A virtio device as its transport sees it.
+///
+/// The transport's thread calls it; the queues run on sidecores. Starting and
+/// stopping therefore cross over by mail and come back acknowledged: when
+/// [`stop_queue`](Self::stop_queue) returns, nothing of the queue touches
+/// guest memory any more.
+pub trait VirtioDevice: Send + Sync {
+    /// The name it has in the configuration, for messages.
+    fn name(&self) -> &str;
+
+    /// How many queues it has; they are numbered from zero.
+    fn queue_count(&self) -> u16;
+
+    /// The virtio feature bits it offers (without vhost-user's own bit 30).
+    fn features(&self) -> u64;
+
+    /// Reads the device configuration space (virtio 1.2, 5.2.4 for block).
+    ///
+    /// # Errors
+    /// The range is not all in it.
+    fn read_config(&self, offset_bytes: u32, data: &mut [u8]) -> Result<(), ConfigError>;
+
+    /// Writes the device configuration space on the driver's behalf.
+    ///
+    /// # Errors
+    /// Out of range or not writable.
+    fn write_config(&self, offset_bytes: u32, data: &[u8]) -> Result<(), ConfigError>;
+
+    /// Starts to serve a stopped queue from `state`.
+    ///
+    /// # Errors
+    /// See [`StartError`]; the queue stays stopped.
+    fn start_queue(&self, index: u16, resources: QueueResources, state: RingState) -> Result<(), StartError>;
+
+    /// Takes no more requests from a queue, waits for those in flight, and
+    /// hands back where it stands; `None` if it was not started. A queue that
+    /// broke hands its state back too.
+    fn stop_queue(&self, index: u16) -> Option<RingState>;
+
+    /// Replaces the call descriptor of a running queue without stopping it
+    /// (an interrupt is masked and unmasked this way all the time); does
+    /// nothing if the queue is not started. Completions not yet announced are
+    /// announced on the new one.
+    fn set_call(&self, index: u16, call: Option<OwnedFd>);
+
+    /// Forgets everything about the driver: all queues are stopped already.
+    /// Brings a broken device back.
+    fn reset(&self);
+
+    /// Why the device is broken and needs a reset, if it is.
+    fn broken(&self) -> Option<String>;
+}

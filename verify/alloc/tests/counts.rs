@@ -1,0 +1,47 @@
+//! The counter counts what it should: a yardstick that always reads 0 would pass every test.
+
+use std::hint::black_box;
+
+use sidecore_counting_alloc::{CountingAllocator, allocations, process_allocations};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+#[test]
+fn an_allocation_counts_once_and_its_release_does_not() {
+    let before = allocations();
+    drop(black_box(Box::new(1_u64)));
+    assert_eq!(allocations() - before, 1);
+}
+
+#[test]
+fn growing_counts_and_room_reserved_in_advance_does_not() {
+    let mut bytes: Vec<u8> = black_box(Vec::with_capacity(16));
+    let before = allocations();
+    bytes.extend_from_slice(&[0; 16]);
+    assert_eq!(allocations() - before, 0);
+    bytes.push(0);
+    assert_eq!(allocations() - before, 1);
+    black_box(bytes);
+}
+
+#[test]
+fn another_threads_allocations_count_for_the_process_only() {
+    std::thread::scope(|scope| {
+        let (ready, wait) = std::sync::mpsc::sync_channel::<()>(1);
+        let (done, finished) = std::sync::mpsc::sync_channel::<()>(1);
+        scope.spawn(move || {
+            wait.recv().unwrap();
+            for _ in 0..100 {
+                drop(black_box(Box::new([0_u8; 32])));
+            }
+            done.send(()).unwrap();
+        });
+        let (mine, all) = (allocations(), process_allocations());
+        ready.send(()).unwrap();
+        finished.recv().unwrap();
+        // Blocking on a channel may itself allocate a few times; a hundred it does not.
+        assert!(allocations() - mine < 100);
+        assert!(process_allocations() - all >= 100);
+    });
+}

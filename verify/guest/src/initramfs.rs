@@ -1,0 +1,118 @@
+//! Builds the guest's only filesystem: busybox, fio and mkfs.ext4 with their libraries, the kernel's modules, and the
+//! script that does the work. It is cached under a name that is a hash of all that goes in.
+
+use crate::cpio::Archive;
+use crate::download::Kernel;
+use crate::modules::{self, Module};
+use crate::progress::Progress;
+use crate::{install, text};
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const INIT: &str = include_str!("../guest/init.sh");
+/// Raised when this code puts the same inputs together differently.
+const LAYOUT: u32 = 1;
+
+pub(crate) fn build(cache: &Path, kernel: &Kernel, busybox: &Path, progress: &Progress) -> Result<PathBuf> {
+    let programs = [("/bin/fio", install::require("fio")?), ("/sbin/mkfs.ext4", install::require("mkfs.ext4")?)];
+    let mut libraries = BTreeSet::new();
+    for (_, program) in &programs {
+        libraries.extend(shared_libraries(program)?);
+    }
+
+    // For the cache, a file is known by name, size and time: reading all of it would take longer than it saves.
+    let mut hasher = DefaultHasher::new();
+    (LAYOUT, INIT, &kernel.version).hash(&mut hasher);
+    let files = libraries.iter().chain(programs.iter().map(|(_, program)| program)).map(PathBuf::as_path);
+    for file in files.chain([busybox, kernel.image.as_path()]) {
+        let metadata = fs::metadata(file).with_context(|| format!("cannot look at {}", file.display()))?;
+        (file, metadata.size(), metadata.mtime(), metadata.mtime_nsec()).hash(&mut hasher);
+    }
+    let path = cache.join(format!("initramfs-{:016x}.cpio", hasher.finish()));
+    if path.is_file() {
+        return Ok(path);
+    }
+
+    progress.say("building the guest's image");
+    forget_older(cache)?;
+    let modules = modules::collect(&kernel.modules)?;
+    let mut output = tempfile::Builder::new().prefix("initramfs-").tempfile_in(cache)?;
+    let mut archive = Archive::new(BufWriter::new(output.as_file_mut()));
+    archive.file("/init", 0o755, INIT.as_bytes())?;
+    add(&mut archive, "/bin/busybox", busybox)?;
+    for (inside, program) in &programs {
+        add(&mut archive, inside, program)?;
+    }
+    for library in &libraries {
+        add(&mut archive, text(library)?, library)?;
+    }
+    // mkfs would do without, but says so on every run.
+    archive.file("/etc/mtab", 0o644, b"")?;
+    archive.file("/modules/order", 0o644, order(&modules).as_bytes())?;
+    for module in &modules {
+        archive.file(&format!("/modules/{}", module.file_name), 0o644, &module.content)?;
+    }
+    archive.finish()?.flush()?;
+    output.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}
+
+fn order(modules: &[Module]) -> String {
+    modules.iter().map(|module| format!("{}\n", module.file_name)).collect()
+}
+
+fn add<W: Write>(archive: &mut Archive<W>, inside: &str, file: &Path) -> Result<()> {
+    let content = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(archive.file(inside, 0o755, &content)?)
+}
+
+/// Only the newest image is kept.
+fn forget_older(cache: &Path) -> Result<()> {
+    for entry in fs::read_dir(cache)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with("initramfs-")) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
+    ensure!(output.status.success(), "ldd could not list the libraries of {}", program.display());
+    let listing = String::from_utf8_lossy(&output.stdout);
+    ensure!(!listing.contains("not found"), "{} lacks libraries:\n{listing}", program.display());
+    Ok(parse_ldd(&listing))
+}
+
+/// The loader finds a library in the guest under the path it has here, so paths stay as ldd prints them.
+fn parse_ldd(listing: &str) -> Vec<PathBuf> {
+    listing
+        .lines()
+        .filter_map(|line| {
+            let place = line.split_once("=>").map_or(line, |(_, place)| place);
+            let path = place.split_whitespace().next()?;
+            path.starts_with('/').then(|| PathBuf::from(path))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_and_the_loader_are_found_in_the_listing() {
+        let listing = "\tlinux-vdso.so.1 (0x00007f64)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f64)\n\
+                       \t/lib64/ld-linux-x86-64.so.2 (0x00007f64)\n";
+        let expected = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);
+        assert_eq!(parse_ldd(listing), expected);
+        assert!(parse_ldd("\tstatically linked\n").is_empty());
+    }
+}

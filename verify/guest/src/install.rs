@@ -1,0 +1,87 @@
+//! Installs the programs the demo needs and the machine lacks, with the machine's own apt.
+
+use crate::progress::Progress;
+use anyhow::{Context, Result, bail, ensure};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A program and the Debian package that brings it.
+const NEEDED: [(&str, &str); 5] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("fio", "fio"),
+    ("mkfs.ext4", "e2fsprogs"),
+    // Debian 13 compresses its kernel modules.
+    ("xz", "xz-utils"),
+    ("ldd", "libc-bin"),
+];
+
+/// Administrators' programs are often missing from a user's PATH.
+const ALSO_SEARCHED: [&str; 6] = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin"];
+
+/// Where a program is, if it is installed.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(ALSO_SEARCHED.iter().map(PathBuf::from))
+        .map(|directory| directory.join(program))
+        .find(|candidate| candidate.is_file())
+}
+
+/// Where a program is; it is an error if it is not installed.
+pub(crate) fn require(program: &str) -> Result<PathBuf> {
+    find(program).with_context(|| format!("{program} is not installed"))
+}
+
+pub(crate) fn missing_packages(progress: &Progress) -> Result<()> {
+    let missing: Vec<&str> =
+        NEEDED.iter().filter(|(program, _)| find(program).is_none()).map(|(_, package)| *package).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    ensure!(
+        find("apt-get").is_some(),
+        "{} missing, and there is no apt-get to install them with; the demo needs Debian 12 or 13, or these programs: {}",
+        missing.join(", "),
+        NEEDED.map(|(program, _)| program).join(", ")
+    );
+    progress.say(format!("installing {}", missing.join(", ")));
+    let install = |missing: &[&str]| {
+        let mut arguments = vec!["install", "--yes", "--quiet", "--no-install-recommends"];
+        arguments.extend(missing);
+        apt_get(&arguments)
+    };
+    if !install(&missing)? {
+        // A fresh machine has no package lists, an old one has stale ones.
+        progress.say("refreshing the package lists");
+        update()?;
+        ensure!(install(&missing)?, "apt-get could not install {}; its messages above say why", missing.join(", "));
+    }
+    for (program, package) in NEEDED {
+        ensure!(find(program).is_some(), "{package} is installed, but {program} is nowhere to be found");
+    }
+    Ok(())
+}
+
+pub(crate) fn update() -> Result<()> {
+    ensure!(apt_get(&["update", "--quiet"])?, "apt-get update failed; its messages above say why");
+    Ok(())
+}
+
+/// Runs apt-get as root; says whether it succeeded.
+fn apt_get(arguments: &[&str]) -> Result<bool> {
+    // Variables are set through env(1), because sudo drops the environment.
+    let prefix: &[&str] = if rustix::process::geteuid().is_root() {
+        &["env"]
+    } else if find("sudo").is_some() {
+        &["sudo", "env"]
+    } else {
+        bail!("packages can be installed by root only, and there is no sudo; run: apt-get {}", arguments.join(" "));
+    };
+    let status = Command::new(prefix[0])
+        .args(&prefix[1..])
+        .args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-o", "Dpkg::Use-Pty=0"])
+        .args(arguments)
+        .status()
+        .context("cannot run apt-get")?;
+    Ok(status.success())
+}

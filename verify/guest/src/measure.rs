@@ -1,0 +1,124 @@
+//! Reads the numbers out of what the guest's kernel and fio print.
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// The interrupts which one line of /proc/interrupts counts for the request queues of a disk, over all its CPUs.
+///
+/// A virtio disk has one line for each vector: `virtio0-config`, and `virtio0-req.0` and so on for its queues. Lines of
+/// other devices and the configuration's count as nothing.
+pub(crate) fn request_interrupts(line: &str, virtio: &str) -> Result<u64> {
+    let Some((_, counts)) = line.split_once(':') else { return Ok(0) };
+    let ours = |word: &str| word.strip_prefix(virtio).is_some_and(|rest| rest.starts_with("-req"));
+    // Queues that share a vector are named one after the other, with commas.
+    if !counts.split_whitespace().any(|word| ours(word.trim_end_matches(','))) {
+        return Ok(0);
+    }
+    let numbers = counts.split_whitespace().map_while(|word| word.parse::<u64>().ok());
+    let (cpus, sum) = numbers.fold((0, 0), |(cpus, sum), number| (cpus + 1, sum + number));
+    ensure!(cpus > 0, "no count in the line '{line}' of /proc/interrupts");
+    Ok(sum)
+}
+
+/// Requests completed so far, of all kinds, from a disk's `stat` file.
+pub(crate) fn completed_requests(stat: &str) -> Result<u64> {
+    let fields: Vec<u64> = stat
+        .split_whitespace()
+        .map(|field| field.parse().with_context(|| format!("'{field}' in a disk's stat file is no number")))
+        .collect::<Result<_>>()?;
+    ensure!(fields.len() >= 11, "a disk's stat file has {} fields instead of 11 or more", fields.len());
+    // Reads, writes, discards and flushes; older kernels lack the last two.
+    Ok([0, 4, 11, 15].iter().filter_map(|field| fields.get(*field)).sum())
+}
+
+/// What fio measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Reads {
+    pub(crate) iops: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) total: u64,
+}
+
+#[derive(Deserialize)]
+struct Output {
+    jobs: Vec<Job>,
+}
+
+#[derive(Deserialize)]
+struct Job {
+    error: i64,
+    read: Direction,
+}
+
+#[derive(Deserialize)]
+struct Direction {
+    total_ios: u64,
+    iops: f64,
+    lat_ns: Latency,
+}
+
+#[derive(Deserialize)]
+struct Latency {
+    #[serde(default)]
+    percentile: BTreeMap<String, u64>,
+}
+
+/// Reads fio's JSON of a single job of reads.
+pub(crate) fn fio_reads(json: &str) -> Result<Reads> {
+    let output: Output = serde_json::from_str(json).context("cannot read fio's output")?;
+    let [job] = output.jobs.as_slice() else {
+        anyhow::bail!("fio reports {} jobs instead of one", output.jobs.len());
+    };
+    ensure!(job.error == 0, "fio reports error {}", job.error);
+    ensure!(job.read.total_ios > 0, "fio read nothing");
+    let percentile_us = |wanted: f64| -> Result<f64> {
+        let found = job.read.lat_ns.percentile.iter().find(|(key, _)| key.parse() == Ok(wanted));
+        let (_, nanoseconds) = found.with_context(|| format!("fio reports no {wanted}th percentile"))?;
+        Ok(*nanoseconds as f64 / 1000.0)
+    };
+    Ok(Reads {
+        iops: job.read.iops,
+        p50_us: percentile_us(50.0)?,
+        p99_us: percentile_us(99.0)?,
+        total: job.read.total_ios,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_lines_are_summed_over_cpus_and_others_are_not_counted() {
+        let count = |line| request_interrupts(line, "virtio1").unwrap();
+        assert_eq!(count("25:   120   3   PCI-MSI-0000:00:06.0   1-edge      virtio1-req.0"), 123);
+        assert_eq!(count("26:   7   PCI-MSI 98306-edge      virtio1-req.1"), 7);
+        assert_eq!(count("27:   7   PCI-MSI 98306-edge      virtio1-requests"), 7);
+        assert_eq!(count("24:   9   PCI-MSI 98304-edge      virtio1-config"), 0);
+        assert_eq!(count("25:   9   PCI-MSI 98304-edge      virtio11-req.0"), 0);
+        assert_eq!(count("28:   4   PCI-MSI 98304-edge      virtio1-req.0, virtio1-req.1"), 4);
+        assert!(request_interrupts("25: PCI-MSI virtio1-req.0", "virtio1").is_err());
+    }
+
+    #[test]
+    fn requests_of_every_kind_count() {
+        let old = "10 0 80 5 20 0 160 5 0 10 10";
+        assert_eq!(completed_requests(old).unwrap(), 30);
+        assert_eq!(completed_requests(&format!("{old} 3 0 0 0 2 1")).unwrap(), 35);
+        assert!(completed_requests("1 2 3").is_err());
+        assert!(completed_requests("1 2 3 4 5 6 7 8 9 10 x").is_err());
+    }
+
+    #[test]
+    fn fio_output_gives_iops_and_percentiles() {
+        let json = r#"{"fio version":"fio-3.33","jobs":[{"jobname":"measure","error":0,"read":{"total_ios":1000,
+            "iops":2000.5,"lat_ns":{"min":1,"percentile":{"50.000000":15900,"99.000000":50000}}}}]}"#;
+        let reads = fio_reads(json).unwrap();
+        assert_eq!(reads, Reads { iops: 2000.5, p50_us: 15.9, p99_us: 50.0, total: 1000 });
+        assert!(fio_reads(&json.replace("\"error\":0", "\"error\":5")).is_err());
+        assert!(fio_reads(&json.replace("99.000000", "98.000000")).is_err());
+        assert!(fio_reads("fio: cannot start").is_err());
+    }
+}

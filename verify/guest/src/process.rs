@@ -1,0 +1,233 @@
+//! Child processes that cannot outlive the demo, and one inbox for all they say.
+
+use crate::install;
+use crate::interrupt::Interrupt;
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+/// Whose words a line is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The guest, on its serial line.
+    Guest,
+    /// QEMU itself.
+    Qemu,
+    Daemon,
+}
+
+#[derive(Debug)]
+pub(crate) enum Event {
+    Line(Source, String),
+    /// Nothing more will come: the process has ended.
+    Closed(Source),
+}
+
+/// Where the lines of all processes arrive, in the order they were said.
+pub(crate) struct Inbox<'a> {
+    sender: Sender<Event>,
+    receiver: Receiver<Event>,
+    interrupt: &'a Interrupt,
+    /// The last words of each, for error messages.
+    recent: VecDeque<(Source, String)>,
+}
+
+impl<'a> Inbox<'a> {
+    pub(crate) fn new(interrupt: &'a Interrupt) -> Inbox<'a> {
+        let (sender, receiver) = mpsc::channel();
+        Inbox { sender, receiver, interrupt, recent: VecDeque::new() }
+    }
+
+    /// The next event; `None` when the deadline passes first, and an error when the user wants to stop.
+    pub(crate) fn next(&mut self, deadline: Instant) -> Result<Option<Event>> {
+        loop {
+            self.interrupt.check()?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Signals do not wake this wait, so it is cut into pieces that a person does not notice.
+            match self.receiver.recv_timeout(left.min(Duration::from_millis(100))) {
+                Ok(event) => {
+                    if let Event::Line(source, line) = &event
+                        && *source != Source::Guest
+                    {
+                        self.recent.push_back((*source, line.clone()));
+                        if self.recent.len() > 30 {
+                            self.recent.pop_front();
+                        }
+                    }
+                    return Ok(Some(event));
+                }
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => unreachable!("the inbox holds a sender itself"),
+            }
+        }
+    }
+
+    /// Waits until a process has closed its output; `false` when it has not by the deadline.
+    pub(crate) fn wait_closed(&mut self, source: Source, deadline: Instant) -> Result<bool> {
+        while let Some(event) = self.next(deadline)? {
+            if matches!(event, Event::Closed(closed) if closed == source) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// What QEMU and the daemon said last, for the end of an error message.
+    pub(crate) fn last_words(&mut self) -> String {
+        while let Ok(event) = self.receiver.try_recv() {
+            if let Event::Line(source, line) = event {
+                self.recent.push_back((source, line));
+            }
+        }
+        self.recent.iter().map(|(source, line)| format!("\n  {source:?}: {line}")).collect()
+    }
+}
+
+/// A child process; dropping it kills and reaps it.
+pub(crate) struct Running {
+    name: String,
+    child: Child,
+}
+
+impl Running {
+    /// Starts a program whose standard output and error are read as the given sources' lines.
+    pub(crate) fn start<A: AsRef<OsStr>>(
+        inbox: &Inbox<'_>,
+        program: &OsStr,
+        arguments: impl IntoIterator<Item = A>,
+        stdout: Option<Source>,
+        stderr: Source,
+    ) -> Result<Running> {
+        let name = program.to_string_lossy().into_owned();
+        // Even if this process is killed without a chance to clean up, the kernel then ends the child. setpriv replaces
+        // itself with the program, so the process id is the program's own.
+        let mut command = match install::find("setpriv") {
+            Some(setpriv) => {
+                let mut command = Command::new(setpriv);
+                command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        command.args(arguments);
+        command.stdin(Stdio::piped()).stderr(Stdio::piped());
+        command.stdout(if stdout.is_some() { Stdio::piped() } else { Stdio::null() });
+        // A Ctrl-C in the terminal is for us: we end our children in order.
+        command.process_group(0);
+        let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        if let (Some(source), Some(pipe)) = (stdout, child.stdout.take()) {
+            read_lines(source, pipe, inbox.sender.clone());
+        }
+        if let Some(pipe) = child.stderr.take() {
+            read_lines(stderr, pipe, inbox.sender.clone());
+        }
+        Ok(Running { name, child })
+    }
+
+    /// Writes to the program's standard input.
+    pub(crate) fn write(&mut self, text: &str) -> Result<()> {
+        let stdin = self.child.stdin.as_mut().with_context(|| format!("{} takes no input", self.name))?;
+        stdin
+            .write_all(text.as_bytes())
+            .and_then(|()| stdin.flush())
+            .with_context(|| format!("cannot write to {}", self.name))
+    }
+
+    /// Asks the program to end.
+    pub(crate) fn terminate(&self) -> Result<()> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM)
+            .with_context(|| format!("cannot send a signal to {}", self.name))
+    }
+
+    /// Collects the exit status of a program that has closed its output.
+    pub(crate) fn reap(mut self) -> Result<std::process::ExitStatus> {
+        self.child.wait().with_context(|| format!("cannot wait for {}", self.name))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Should the program have started others, they are in its group. Both calls fail only if the process is gone
+        // already, which is what we want.
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        let _ = self.child.wait();
+    }
+}
+
+/// The reading thread ends with the last process that holds the other end of the pipe.
+fn read_lines(source: Source, pipe: impl Read + Send + 'static, sender: Sender<Event>) {
+    std::thread::spawn(move || {
+        let mut pipe = BufReader::new(pipe);
+        let mut line = Vec::new();
+        // Guests may send anything: bytes that are no text are replaced, not refused.
+        while pipe.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+            let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+            if sender.send(Event::Line(source, text)).is_err() {
+                return;
+            }
+            line.clear();
+        }
+        // Nobody listening is as good as delivered.
+        let _ = sender.send(Event::Closed(source));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(inbox: &Inbox<'_>, script: &str) -> Running {
+        Running::start(inbox, OsStr::new("sh"), ["-c", script], Some(Source::Guest), Source::Qemu).unwrap()
+    }
+
+    #[test]
+    fn lines_arrive_and_answers_go_back() {
+        let interrupt = Interrupt::watch().unwrap();
+        let mut inbox = Inbox::new(&interrupt);
+        let mut running = shell(&inbox, "echo one; read answer; echo got $answer");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut lines = Vec::new();
+        while let Some(event) = inbox.next(deadline).unwrap() {
+            match event {
+                Event::Line(Source::Guest, line) => {
+                    if line == "one" {
+                        running.write("two\n").unwrap();
+                    }
+                    lines.push(line);
+                }
+                Event::Closed(Source::Guest) => break,
+                _ => {}
+            }
+        }
+        assert_eq!(lines, ["one", "got two"]);
+        assert!(running.reap().unwrap().success());
+    }
+
+    #[test]
+    fn dropping_ends_the_process() {
+        let interrupt = Interrupt::watch().unwrap();
+        let mut inbox = Inbox::new(&interrupt);
+        let running = shell(&inbox, "echo up; exec sleep 600");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        assert!(matches!(inbox.next(deadline).unwrap(), Some(Event::Line(Source::Guest, line)) if line == "up"));
+        let pid = running.child.id();
+        drop(running);
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+        assert!(inbox.wait_closed(Source::Guest, deadline).unwrap());
+    }
+
+    #[test]
+    fn a_silent_process_meets_the_deadline() {
+        let interrupt = Interrupt::watch().unwrap();
+        let mut inbox = Inbox::new(&interrupt);
+        let _running = shell(&inbox, "exec sleep 600");
+        assert!(inbox.next(Instant::now() + Duration::from_millis(50)).unwrap().is_none());
+    }
+}

@@ -1,0 +1,211 @@
+//! Which room may depend on which. This table is the one place that decides; ARCHITECTURE.md shows it.
+
+use std::fmt::Write as _;
+
+use anyhow::{Result, bail};
+
+use crate::workspace::Workspace;
+
+/// What a room may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Uses {
+    /// These rooms.
+    Only(&'static [&'static str]),
+    /// Any room: it is at the end of the arrows, and nothing that ships uses it.
+    Anything,
+}
+use Uses::{Anything, Only};
+
+/// The rooms, each below the ones that it may use. Tests (dev-dependencies) are free.
+const ARROWS: &[(&str, Uses)] = &[
+    ("units", Only(&[])),
+    ("memory", Only(&["units"])),
+    ("ring", Only(&["memory", "units"])),
+    ("reactor", Only(&["units"])),
+    ("block", Only(&["memory", "reactor", "units"])),
+    ("virtio", Only(&["ring", "block", "memory", "reactor", "units"])),
+    ("vhost-user", Only(&["virtio", "ring", "memory", "units"])),
+    ("linux", Only(&["reactor", "block", "memory", "units"])),
+    ("assembly", Only(&["linux", "vhost-user", "virtio", "block", "reactor", "ring", "memory", "units"])),
+    ("control", Only(&["assembly"])),
+    ("driver", Only(&["vhost-user", "linux", "ring", "memory", "units"])),
+    ("bin/sidecored", Only(&["control", "assembly", "linux"])),
+    ("bin/sidecore", Only(&["control"])),
+    ("verify/alloc", Only(&[])),
+    ("verify/guest", Anything),
+    ("bench", Anything),
+    ("xtask", Only(&["verify/guest"])),
+];
+
+/// Between these lines ARCHITECTURE.md shows the table.
+const MARKERS: (&str, &str) = ("<!-- arrows: cargo xtask arrows -->\n", "<!-- end of arrows -->");
+
+/// Fails, naming each culprit, unless every dependency follows an arrow.
+pub fn check(workspace: &Workspace) -> Result<()> {
+    let mut broken = wrong_rooms(workspace);
+    broken.extend(wrong_arrows(&edges(workspace)));
+    if let Ok(page) = std::fs::read_to_string(workspace.root.join("ARCHITECTURE.md")) {
+        broken.extend(stale_page(&page));
+    }
+    if !broken.is_empty() {
+        bail!("{}", broken.join("\n  "));
+    }
+    Ok(())
+}
+
+/// The table in Markdown.
+pub fn as_markdown() -> String {
+    let mut page = String::from("| room | may depend on |\n| --- | --- |\n");
+    for (room, uses) in ARROWS {
+        let uses = match uses {
+            Only([]) => "nothing".to_owned(),
+            Only(rooms) => rooms.join(", "),
+            Anything => "anything".to_owned(),
+        };
+        let _ = writeln!(page, "| {room} | {uses} |");
+    }
+    page
+}
+
+/// What ships or is run may depend on: normal and build dependencies, as (from, to).
+fn edges(workspace: &Workspace) -> Vec<(String, String)> {
+    let mut edges = Vec::new();
+    for package in &workspace.packages {
+        for dependency in package.dependencies.iter().filter(|d| d.kind.as_deref() != Some("dev")) {
+            if let Some(path) = &dependency.path {
+                edges.push((workspace.room(package.directory()), workspace.room(path)));
+            }
+        }
+    }
+    edges
+}
+
+/// Rooms without a row, and rows without a room.
+fn wrong_rooms(workspace: &Workspace) -> Vec<String> {
+    let rooms: Vec<String> = workspace.packages.iter().map(|p| workspace.room(p.directory())).collect();
+    let unlisted = rooms
+        .iter()
+        .filter(|room| row(room).is_none())
+        .map(|room| format!("{room} has no row in xtask/src/arrows.rs: add one that says what it may depend on"));
+    let vanished = ARROWS
+        .iter()
+        .filter(|(room, _)| !rooms.iter().any(|r| r == room))
+        .map(|(room, _)| format!("{room} has a row in xtask/src/arrows.rs but does not exist: remove the row"));
+    unlisted.chain(vanished).collect()
+}
+
+fn wrong_arrows(edges: &[(String, String)]) -> Vec<String> {
+    let wrong = edges.iter().filter(|(from, to)| match row(from) {
+        // A room without a row is reported once, as such.
+        None | Some(Anything) => false,
+        Some(Only(rooms)) => !rooms.contains(&to.as_str()),
+    });
+    wrong
+        .map(|(from, to)| {
+            format!(
+                "{from} depends on {to}, and there is no such arrow: move the code, or (a decision to record under \
+                 docs/decisions) draw the arrow in xtask/src/arrows.rs"
+            )
+        })
+        .collect()
+}
+
+/// A page that shows the table must show this one.
+fn stale_page(page: &str) -> Option<String> {
+    let (_, rest) = page.split_once(MARKERS.0)?;
+    let shown = rest.split_once(MARKERS.1).map_or("", |(shown, _)| shown);
+    (shown.trim() != as_markdown().trim()).then(|| {
+        "ARCHITECTURE.md shows another table of arrows than xtask/src/arrows.rs: paste what `cargo xtask arrows` prints"
+            .to_owned()
+    })
+}
+
+fn row(room: &str) -> Option<Uses> {
+    ARROWS.iter().find(|(name, _)| *name == room).map(|(_, uses)| *uses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::{Dependency, Package};
+
+    fn edge(from: &str, to: &str) -> (String, String) {
+        (from.to_owned(), to.to_owned())
+    }
+
+    fn workspace(packages: Vec<Package>) -> Workspace {
+        Workspace { root: "/src".into(), target: "/src/target".into(), packages }
+    }
+
+    fn package(directory: &str, uses: &[(&str, Option<&str>)]) -> Package {
+        let dependency = |(path, kind): &(&str, Option<&str>)| Dependency {
+            kind: kind.map(str::to_owned),
+            path: Some(format!("/src/{path}").into()),
+        };
+        Package {
+            name: directory.replace('/', "-"),
+            manifest: format!("/src/{directory}/Cargo.toml").into(),
+            targets: Vec::new(),
+            dependencies: uses.iter().map(dependency).collect(),
+        }
+    }
+
+    #[test]
+    fn an_arrow_that_the_table_has_is_fine() {
+        assert!(wrong_arrows(&[edge("ring", "memory"), edge("bench", "control")]).is_empty());
+    }
+
+    #[test]
+    fn an_arrow_against_the_grain_is_reported_with_both_ends() {
+        let wrong = wrong_arrows(&[edge("memory", "ring"), edge("ring", "memory")]);
+        assert_eq!(wrong.len(), 1);
+        assert!(wrong[0].contains("memory depends on ring"), "{}", wrong[0]);
+    }
+
+    #[test]
+    fn what_ships_may_not_use_a_test_tool() {
+        assert_eq!(wrong_arrows(&[edge("assembly", "verify/guest"), edge("ring", "verify/alloc")]).len(), 2);
+    }
+
+    #[test]
+    fn a_manifest_with_a_wrong_arrow_fails_the_whole_check() {
+        let wrong = workspace(vec![package("crates/units", &[("crates/ring", None)])]);
+        assert!(check(&wrong).unwrap_err().to_string().contains("units depends on ring"));
+    }
+
+    #[test]
+    fn tests_are_free_and_build_scripts_are_not() {
+        let edges = edges(&workspace(vec![package(
+            "crates/units",
+            &[("crates/ring", Some("dev")), ("crates/block", Some("build"))],
+        )]));
+        assert_eq!(edges, [edge("units", "block")]);
+    }
+
+    #[test]
+    fn a_room_without_a_row_and_a_row_without_a_room_are_reported() {
+        let wrong = wrong_rooms(&workspace(vec![package("crates/attic", &[])]));
+        assert!(wrong[0].contains("attic has no row"), "{}", wrong[0]);
+        assert!(wrong.iter().any(|w| w.contains("units has a row")), "{wrong:?}");
+    }
+
+    #[test]
+    fn every_arrow_points_up_the_table_so_there_are_no_cycles() {
+        for (index, (room, uses)) in ARROWS.iter().enumerate() {
+            if let Only(rooms) = uses {
+                for used in *rooms {
+                    let above = ARROWS[..index].iter().any(|(name, _)| name == used);
+                    assert!(above, "{room} uses {used}, which is not above it");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_must_show_this_table() {
+        let page = |table: &str| format!("# Rooms\n{}{table}{}\n", MARKERS.0, MARKERS.1);
+        assert_eq!(stale_page(&page(&as_markdown())), None);
+        assert!(stale_page(&page("| room |")).is_some());
+        assert_eq!(stale_page("no table yet"), None);
+    }
+}

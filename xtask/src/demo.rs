@@ -1,0 +1,26 @@
+//! The demonstration: real guests on a real daemon.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use sidecore_guest::DemoOptions;
+
+use crate::workspace::Workspace;
+
+/// How to run the demonstration.
+#[derive(Args)]
+pub struct Options {
+    /// How long to measure each disk, in each mode.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    pub seconds: u64,
+}
+
+/// Builds what ships and serves disks with it to real guests.
+pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    sidecore_guest::demo(&DemoOptions {
+        target: workspace.target.clone(),
+        window: Duration::from_secs(options.seconds),
+        ..DemoOptions::new(&workspace.root)
+    })
+}

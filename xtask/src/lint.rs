@@ -1,0 +1,36 @@
+//! Formatting, the house rules and clippy; the quick ones first.
+
+use anyhow::Result;
+
+use crate::steps::Steps;
+use crate::workspace::Workspace;
+use crate::{arrows, fuzz, law, shell, tidy, tools};
+
+/// Checks everything that can be checked without running the project.
+pub fn run(workspace: &Workspace) -> Result<()> {
+    let mut steps = Steps::new();
+    check(workspace, &mut steps)?;
+    steps.summarise();
+    Ok(())
+}
+
+/// The same as a part of a longer command.
+pub fn check(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
+    steps.step("format", "run `cargo fmt --all`, and the same in verify/fuzz", || {
+        shell::run(shell::cargo().args(["fmt", "--all", "--check"]))?;
+        shell::run(shell::cargo().args(["fmt", "--check", "--manifest-path", fuzz::MANIFEST]))
+    })?;
+    steps.step("arrows", "see docs/decisions/0001-workspace-law.md", || arrows::check(workspace))?;
+    steps.step("law of the crates", "see docs/decisions/0001-workspace-law.md", || law::check(workspace))?;
+    steps.step("tidiness", "see each line", || tidy::check(workspace))?;
+    steps.step("clippy", "fix what clippy names; allow a lint only with a reason beside it", || {
+        shell::run(shell::cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+        // The runtime of the fuzzer is C++.
+        tools::ensure(&[tools::CPP_COMPILER])?;
+        fuzz::clippy(workspace)
+    })?;
+    steps.step("documentation", "fix the link or the comment that rustdoc names", || {
+        let mut command = shell::cargo();
+        shell::run(command.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
+    })
+}

@@ -1,0 +1,85 @@
+//! The project's own commands: `cargo xtask demo|test|bench|lint|fuzz|arrows`.
+//!
+//! Everything that `make`, CI and a developer run is here, in the language of the project, so that there is one way to
+//! do each thing. A command says what it does and how long it took, stops at the first failure, and says what to do.
+#![forbid(unsafe_code)]
+
+mod arrows;
+mod bench;
+mod demo;
+mod fuzz;
+mod law;
+mod lint;
+mod shell;
+mod steps;
+mod test;
+mod tidy;
+mod tools;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "The project's own commands",
+    disable_help_subcommand = true
+)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Serve a disk to a real guest, end to end.
+    Demo(demo::Options),
+    /// Run everything that must pass before a commit.
+    Test,
+    /// Run the experiments, in release mode.
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// Passed on to the bench.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Check formatting, the house rules and clippy.
+    Lint,
+    /// Fuzz every target, or one.
+    Fuzz(fuzz::Options),
+    /// Print the table of which room may depend on which, as ARCHITECTURE.md shows it.
+    Arrows,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nerror: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
+    let workspace = Workspace::load()?;
+    // Every path that the commands print, and every tool they start, is relative to the root.
+    std::env::set_current_dir(&workspace.root)?;
+    match task {
+        Task::Demo(options) => demo::run(&workspace, &options),
+        Task::Test => test::run(&workspace),
+        Task::Bench { arguments } => bench::run(&arguments),
+        Task::Lint => lint::run(&workspace),
+        Task::Fuzz(options) => fuzz::run(&workspace, &options),
+        Task::Arrows => {
+            print!("{}", arrows::as_markdown());
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Everything that must pass before a commit, and in CI: the quick checks first.
+
+use anyhow::{Context, Result};
+
+use crate::steps::Steps;
+use crate::workspace::Workspace;
+use crate::{bench, demo, fuzz, lint, shell};
+
+/// How long all fuzz targets together may fuzz.
+const FUZZ_SECONDS: u32 = 60;
+
+/// Text by which a test says that it means something in release mode only, or there too.
+const RELEASE_MARKS: &[&str] = &["sidecore_counting_alloc", "release only"];
+
+/// Runs it all.
+pub fn run(workspace: &Workspace) -> Result<()> {
+    let mut steps = Steps::new();
+    lint::check(workspace, &mut steps)?;
+    steps.step("build what ships", "fix what the compiler names", bench::build_what_ships)?;
+    steps.step("tests", "run the failing test alone: cargo test --package PACKAGE NAME", || {
+        shell::run(shell::cargo().args(["test", "--workspace"]))
+    })?;
+    steps.step(
+        "tests in release",
+        "run the failing test alone: cargo test --release --package PACKAGE NAME",
+        || test_in_release(workspace),
+    )?;
+    steps.step("guests", "run it alone: cargo xtask demo", || demo::run(workspace, &demo::Options { seconds: 1 }))?;
+    steps.step("fuzzing, briefly", "reproduce with the command above, fix, add the input to the corpus", || {
+        fuzz::run_briefly(workspace, FUZZ_SECONDS)
+    })?;
+    steps.step("a tiny bench", "run it alone: cargo xtask bench local-block --tiny", || {
+        bench::run(&["local-block".to_owned(), "--tiny".to_owned()])
+    })?;
+    steps.summarise();
+    Ok(())
+}
+
+/// Runs the integration tests that bear a mark once more as they will ship: what the optimiser removes or reorders, and
+/// what only debug builds allocate, makes a difference to them.
+fn test_in_release(workspace: &Workspace) -> Result<()> {
+    let mut command = shell::cargo();
+    command.args(["test", "--release"]);
+    let mut found = false;
+    for package in &workspace.packages {
+        for target in package.targets.iter().filter(|target| target.is_test()) {
+            let source = std::fs::read_to_string(&target.source)
+                .with_context(|| format!("cannot read {}", target.source.display()))?;
+            if is_marked(&source) {
+                command.args(["--package", &package.name, "--test", &target.name]);
+                found = true;
+            }
+        }
+    }
+    if !found {
+        println!("    no test bears a mark");
+        return Ok(());
+    }
+    shell::run(&mut command)
+}
+
+fn is_marked(source: &str) -> bool {
+    RELEASE_MARKS.iter().any(|mark| source.contains(mark))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_marks_itself_for_release() {
+        assert!(is_marked("use sidecore_counting_alloc::allocations;"));
+        assert!(is_marked("#[cfg_attr(debug_assertions, ignore = \"release only\")]"));
+        assert!(!is_marked("#[test]\nfn f() {}"));
+    }
+}

@@ -1,0 +1,103 @@
+//! What cargo knows about the workspace.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::shell;
+
+/// A cargo workspace: where it is, and its packages.
+#[derive(Deserialize)]
+pub struct Workspace {
+    #[serde(rename = "workspace_root")]
+    pub root: PathBuf,
+    #[serde(rename = "target_directory")]
+    pub target: PathBuf,
+    pub packages: Vec<Package>,
+}
+
+/// One package of the workspace, and what its manifest says.
+#[derive(Deserialize)]
+pub struct Package {
+    pub name: String,
+    #[serde(rename = "manifest_path")]
+    pub manifest: PathBuf,
+    pub targets: Vec<Target>,
+    pub dependencies: Vec<Dependency>,
+}
+
+/// Something that cargo builds: a library, a binary, a test.
+#[derive(Deserialize)]
+pub struct Target {
+    pub name: String,
+    pub kind: Vec<String>,
+    #[serde(rename = "src_path")]
+    pub source: PathBuf,
+}
+
+/// One line of a manifest's dependencies.
+#[derive(Deserialize)]
+pub struct Dependency {
+    /// `None` for a normal dependency, else "dev" or "build".
+    pub kind: Option<String>,
+    /// The other package's directory, if it is on this disk and not in a registry.
+    pub path: Option<PathBuf>,
+}
+
+impl Workspace {
+    /// The workspace that the current directory belongs to.
+    pub fn load() -> Result<Self> {
+        Self::from_metadata(&[])
+    }
+
+    /// The workspace of this manifest.
+    pub fn load_manifest(manifest: &Path) -> Result<Self> {
+        let manifest = manifest.to_str().context("the path of the workspace is not UTF-8")?;
+        Self::from_metadata(&["--manifest-path", manifest])
+    }
+
+    fn from_metadata(arguments: &[&str]) -> Result<Self> {
+        let json =
+            shell::read(shell::cargo().args(["metadata", "--no-deps", "--format-version", "1"]).args(arguments))?;
+        serde_json::from_str(&json).context("cannot read what `cargo metadata` printed")
+    }
+
+    /// The short name of the room in this directory: `ring` for `crates/ring`, else the path from the root.
+    pub fn room(&self, directory: &Path) -> String {
+        let relative = directory.strip_prefix(&self.root).unwrap_or(directory);
+        relative.strip_prefix("crates").unwrap_or(relative).display().to_string()
+    }
+}
+
+impl Package {
+    /// The directory that the package lives in.
+    pub fn directory(&self) -> &Path {
+        self.manifest.parent().unwrap_or(Path::new(""))
+    }
+}
+
+impl Target {
+    /// Is it code that ships, as opposed to a test, an example or a bench?
+    pub fn ships(&self) -> bool {
+        self.kind.iter().any(|kind| matches!(kind.as_str(), "lib" | "bin" | "rlib" | "proc-macro"))
+    }
+
+    /// Is it an integration test?
+    pub fn is_test(&self) -> bool {
+        self.kind.iter().any(|kind| kind == "test")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_room_is_named_by_its_directory() {
+        let workspace = Workspace { root: "/src".into(), target: "/src/target".into(), packages: Vec::new() };
+        assert_eq!(workspace.room(Path::new("/src/crates/ring")), "ring");
+        assert_eq!(workspace.room(Path::new("/src/bin/sidecored")), "bin/sidecored");
+        assert_eq!(workspace.room(Path::new("/src/bench")), "bench");
+    }
+}
