@@ -1,37 +1,24 @@
 //! What this machine has: looked at before anything is started.
 
 use std::io;
-use std::path::Path;
 
+use sidecore_linux::{FileError, FileOptions, FileStore, cpu};
 use sidecore_units::CoreId;
-
-/// A file to serve blocks from.
-#[derive(Clone, Copy, Debug)]
-pub struct FileSpec<'a> {
-    /// Where it is.
-    pub path: &'a Path,
-    /// Whether writes are refused.
-    pub read_only: bool,
-    /// Whether the page cache is bypassed.
-    pub direct: bool,
-    /// Unit of reads and writes in bytes; `None` for what the file's device has.
-    pub block_bytes: Option<u32>,
-}
 
 /// The CPUs that this process may use.
 ///
 /// # Errors
 /// The kernel's.
 pub fn allowed_cpus() -> io::Result<Vec<CoreId>> {
-    Ok(vec![CoreId(0), CoreId(1)])
+    cpu::allowed_cores()
 }
 
-/// Opens a file as a store would, and closes it again.
+/// Opens and locks a file as a store would, and lets go of it again.
 ///
 /// # Errors
-/// Why it cannot be served, for people.
-pub fn try_file(_: &FileSpec<'_>) -> Result<(), String> {
-    Ok(())
+/// Why it cannot be served.
+pub fn try_file(options: &FileOptions) -> Result<(), FileError> {
+    FileStore::open(options).map(drop)
 }
 
 /// Memory that can be had without taking it from anybody, free huge pages included; `None` if the kernel does not say.
@@ -44,4 +31,13 @@ pub fn available_memory_bytes() -> Option<u64> {
     };
     let huge_kib = field("HugePages_Free").zip(field("Hugepagesize")).map_or(0, |(count, kib)| count.saturating_mul(kib));
     Some(field("MemAvailable")?.saturating_add(huge_kib).saturating_mul(1024))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn there_are_cpus_and_memory() {
+        assert!(!super::allowed_cpus().unwrap().is_empty());
+        assert!(super::available_memory_bytes().unwrap() > 1 << 20);
+    }
 }

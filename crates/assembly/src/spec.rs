@@ -5,11 +5,15 @@
 
 use std::path::PathBuf;
 
+pub use sidecore_linux::FileOptions;
 pub use sidecore_reactor::IdleMode;
 pub use sidecore_units::{CoreId, Nanos};
 
 /// Longest serial number of a disk, in bytes (virtio 1.2, 5.2.6).
 pub const SERIAL_MAX_BYTES: usize = 20;
+
+/// The most request queues that a device may have.
+pub const QUEUES_MAX: u16 = 64;
 
 /// All that one daemon runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,16 +62,7 @@ pub enum StoreKind {
         block_bytes: u32,
     },
     /// A file or block device.
-    File {
-        /// Where it is.
-        path: PathBuf,
-        /// Whether writes are refused.
-        read_only: bool,
-        /// Whether the page cache is bypassed.
-        direct: bool,
-        /// Unit of reads and writes in bytes; `None` for what the file's device has.
-        block_bytes: Option<u32>,
-    },
+    File(FileOptions),
     /// Another store, each request held back for a while.
     Delay {
         /// The other store's name.
@@ -91,7 +86,7 @@ impl StoreKind {
         match self {
             Self::Null { .. } => "null",
             Self::Ram { .. } => "ram",
-            Self::File { .. } => "file",
+            Self::File(_) => "file",
             Self::Delay { .. } => "delay",
             Self::Fault { .. } => "fault",
         }
@@ -102,7 +97,7 @@ impl StoreKind {
     pub fn inner(&self) -> Option<&str> {
         match self {
             Self::Delay { store, .. } | Self::Fault { store, .. } => Some(store),
-            Self::Null { .. } | Self::Ram { .. } | Self::File { .. } => None,
+            Self::Null { .. } | Self::Ram { .. } | Self::File(_) => None,
         }
     }
 }
@@ -135,7 +130,7 @@ pub struct DeviceSpec {
     pub queues: u16,
     /// The largest ring that it accepts, in entries.
     pub queue_size_max: u16,
-    /// The sidecores that serve it: queue `i` is on number `i` modulo their count. Empty: one that has little to do.
+    /// The sidecores that serve it, at least one: queue `i` is on number `i` modulo their count.
     pub sidecores: Vec<String>,
     /// How its queues spend idle time.
     pub idle: IdleMode,
@@ -146,7 +141,7 @@ pub struct DeviceSpec {
     /// Most segments in a request; `None` for the device model's own limit.
     pub seg_max: Option<u32>,
     /// Most bytes in a segment; `None` for no limit.
-    pub size_max: Option<u32>,
+    pub size_max_bytes: Option<u32>,
     /// What the guest sees as the disk's serial number; `None` for the name.
     pub serial: Option<String>,
 }

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -103,23 +104,16 @@ impl Server {
         let listener = listen_at(path)?;
         let metadata = fs::symlink_metadata(path).map_err(io_error)?;
         let shared = Arc::new(Shared { wake, gate: Mutex::default() });
+        let inode = (metadata.dev(), metadata.ino());
+        let mut server = Self { path: path.to_owned(), inode, shared: Arc::clone(&shared), thread: None };
         let name = device.name().replace('\0', "");
-        let thread = thread::Builder::new()
-            .name(format!("vu-{name}"))
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || {
-                    let _span = tracing::info_span!("vhost_user", device = name).entered();
-                    accept_all(&listener, &shared, &device);
-                }
-            })
-            .map_err(io_error)?;
-        Ok(Self {
-            path: path.to_owned(),
-            inode: (metadata.dev(), metadata.ino()),
-            shared,
-            thread: Some(thread),
-        })
+        let serve_all = move || {
+            let _span = tracing::info_span!("vhost_user", device = device.name()).entered();
+            accept_all(&listener, &shared, &device);
+        };
+        let thread = thread::Builder::new().name(format!("vu-{name}")).spawn(serve_all).map_err(io_error)?;
+        server.thread = Some(thread);
+        Ok(server)
     }
 
     /// The socket file.
@@ -138,38 +132,37 @@ impl Server {
     /// queues and resets it, removes the socket file, and waits for the thread.
     pub fn shutdown(self) {}
 
-    fn stop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        // While the thread still listens, lest it be taken for a dead
-        // process's and replaced between the two.
-        match fs::symlink_metadata(&self.path) {
-            Ok(metadata) if (metadata.dev(), metadata.ino()) == self.inode => {
-                if let Err(error) = fs::remove_file(&self.path) {
-                    tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
-                }
-            }
-            _ => tracing::warn!(path = %self.path.display(), "the socket was removed or replaced by someone else"),
-        }
-        {
-            let mut gate = self.shared.gate();
-            gate.stopping = true;
-            if let Some(connection) = &gate.connection {
-                // It fails if the peer has closed it, which is as good.
-                let _ = connection.shutdown(std::net::Shutdown::Both);
-            }
-        }
-        if let Err(error) = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes()) {
-            tracing::error!(%error, "cannot wake the thread that serves the socket");
-        }
-        if thread.join().is_err() {
-            tracing::error!(path = %self.path.display(), "the thread that served the socket has panicked");
+    fn remove_socket(&self) {
+        let removed = match fs::symlink_metadata(&self.path) {
+            Ok(metadata) if (metadata.dev(), metadata.ino()) == self.inode => fs::remove_file(&self.path),
+            Ok(_) => Err(io::Error::other("it is another's by now")),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
         }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stop();
+        // While the thread still listens: nobody takes the socket for a dead
+        // process's and puts another in its place that we would remove.
+        self.remove_socket();
+        {
+            let mut gate = self.shared.gate();
+            gate.stopping = true;
+            if let Some(connection) = &gate.connection {
+                // It fails if the peer has closed it, which is as good.
+                let _ = connection.shutdown(Shutdown::Both);
+            }
+        }
+        if let Err(error) = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes()) {
+            tracing::error!(%error, "cannot wake the thread that serves the socket");
+        }
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!(path = %self.path.display(), "the thread that served the socket has panicked");
+        }
     }
 }
 
@@ -187,7 +180,7 @@ fn listen_at(path: &Path) -> Result<UnixListener, ServerError> {
     let mut bound = bind(&socket, &address);
     if bound == Err(Errno::ADDRINUSE) {
         let is_socket = fs::symlink_metadata(path)
-            .is_ok_and(|metadata| std::os::unix::fs::FileTypeExt::is_socket(&metadata.file_type()));
+            .is_ok_and(|metadata| metadata.file_type().is_socket());
         if !is_socket {
             return Err(ServerError::NotASocket { path: path.to_owned() });
         }

@@ -407,8 +407,10 @@ impl Session {
         Ok(())
     }
 
+    /// Starts every ring that lacks nothing; one that fails is in no other's
+    /// way.
     fn start_all(&mut self) -> Result<(), ProtocolError> {
-        (0..self.rings.len()).try_for_each(|index| self.start(index as u64))
+        (0..self.rings.len()).map(|index| self.start(index as u64)).fold(Ok(()), Result::and)
     }
 
     fn set_size(&mut self, state: VringState) -> Result<(), ProtocolError> {

@@ -151,7 +151,14 @@ impl BlkQueue {
     /// can: DEVICE_NEEDS_RESET by way of the transport, and the error eventfd.
     fn break_with(&mut self, reason: &dyn std::fmt::Display) {
         self.halted = true;
-        self.device.break_with(&format!("queue {}: {reason}", self.index));
+        let index = self.index;
+        // What a vanished ring says, is no reason of its own.
+        let reason = if self.memory.is_lost() {
+            format!("queue {index}: the file behind guest memory was truncated")
+        } else {
+            format!("queue {index}: {reason}")
+        };
+        self.device.break_with(&reason);
         if let Some(err) = &self.err {
             err.signal();
         }
@@ -370,7 +377,7 @@ impl Pollable for BlkQueue {
             if self.device.is_broken() {
                 self.halted = true;
             } else if self.memory.is_lost() {
-                self.break_with(&"the file behind guest memory was truncated");
+                self.break_with(&"guest memory is gone");
             }
         }
         if let Some(delay) = self.call_delay {

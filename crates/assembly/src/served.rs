@@ -1,0 +1,167 @@
+//! A disk as its transport sees it, with its queues on sidecores: each call crosses over by mail and waits for the
+//! acknowledgement.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sidecore_block::BlockDevice;
+use sidecore_reactor::{IdleMode, PollableId};
+use sidecore_ring::RingState;
+use sidecore_virtio::blk::{BlkDevice, BlkQueue};
+use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
+
+use crate::sidecore::Sidecore;
+
+/// Requests in flight that take longer than this are worth a line in the log.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A disk that is being served.
+pub(crate) struct ServedBlk {
+    device: Arc<BlkDevice>,
+    store: Arc<dyn BlockDevice>,
+    idle: IdleMode,
+    queue_size_max: u16,
+    queues: Vec<Queue>,
+}
+
+/// A request queue: where it is served, and whether it is.
+struct Queue {
+    sidecore: Sidecore,
+    running: Mutex<Option<PollableId>>,
+}
+
+impl Queue {
+    fn running(&self) -> MutexGuard<'_, Option<PollableId>> {
+        // An id is whole whoever panicked.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ServedBlk {
+    /// A disk with no queue running; `sidecores` has one for each queue.
+    pub(crate) fn new(
+        device: BlkDevice,
+        store: Arc<dyn BlockDevice>,
+        idle: IdleMode,
+        queue_size_max: u16,
+        sidecores: impl Iterator<Item = Sidecore>,
+    ) -> Self {
+        let queues = sidecores.map(|sidecore| Queue { sidecore, running: Mutex::new(None) }).collect();
+        Self { device: Arc::new(device), store, idle, queue_size_max, queues }
+    }
+
+    /// What all its queues share.
+    pub(crate) fn device(&self) -> &BlkDevice {
+        &self.device
+    }
+
+    /// How many of its queues are running.
+    pub(crate) fn running_count(&self) -> u16 {
+        let count = self.queues.iter().filter(|queue| queue.running().is_some()).count();
+        u16::try_from(count).unwrap_or(u16::MAX)
+    }
+
+    fn queue(&self, index: u16) -> Result<&Queue, StartError> {
+        let no_such_queue = || StartError::NoSuchQueue { index, queue_count: self.queue_count() };
+        self.queues.get(usize::from(index)).ok_or_else(no_such_queue)
+    }
+}
+
+impl VirtioDevice for ServedBlk {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn queue_count(&self) -> u16 {
+        self.device.options().queues
+    }
+
+    fn features(&self) -> u64 {
+        self.device.features()
+    }
+
+    fn read_config(&self, offset_bytes: u32, data: &mut [u8]) -> Result<(), ConfigError> {
+        self.device.read_config(offset_bytes, data)
+    }
+
+    fn write_config(&self, offset_bytes: u32, data: &[u8]) -> Result<(), ConfigError> {
+        self.device.write_config(offset_bytes, data)
+    }
+
+    fn start_queue(&self, index: u16, resources: QueueResources, state: RingState) -> Result<(), StartError> {
+        let queue = self.queue(index)?;
+        let refuse = |why: String| Err(StartError::Io { index, error: io::Error::new(io::ErrorKind::InvalidInput, why) });
+        let size = resources.layout.size;
+        if size > self.queue_size_max {
+            return refuse(format!("a ring of {size} entries; `queue_size_max` is {}", self.queue_size_max));
+        }
+        let mut running = queue.running();
+        if running.is_some() {
+            return refuse("it is running already".to_owned());
+        }
+        let (device, store, idle, cpu) = (Arc::clone(&self.device), Arc::clone(&self.store), self.idle, queue.sidecore.cpu());
+        let started = queue.sidecore.ask(move |reactor| {
+            let io_error = |error| StartError::Io { index, error };
+            let channel = store.open_channel(cpu, usize::from(size)).map_err(io_error)?;
+            let queue = BlkQueue::new(&device, index, resources, state, channel, idle)?;
+            reactor.add(queue).map_err(io_error)
+        });
+        *running = Some(started.map_err(|_| StartError::SidecoreGone)??);
+        queue.sidecore.queue_added();
+        tracing::info!(device = self.name(), queue = index, sidecore = queue.sidecore.name(), size, "queue started");
+        Ok(())
+    }
+
+    fn stop_queue(&self, index: u16) -> Option<RingState> {
+        let queue = self.queue(index).ok()?;
+        // Held until the queue has stopped: a start that comes meanwhile waits.
+        let mut running = queue.running();
+        let id = running.take()?;
+        let (reply, stopped) = mpsc::sync_channel(1);
+        let asked = queue.sidecore.ask(move |reactor| {
+            if let Some(queue) = reactor.get_mut(id) {
+                queue.stop(Box::new(move |state| drop(reply.send(state))));
+            }
+        });
+        let state = asked.ok().and_then(|()| wait(&stopped, self.name(), index));
+        queue.sidecore.queue_removed();
+        match state {
+            Some(_) => tracing::info!(device = self.name(), queue = index, "queue stopped"),
+            None => tracing::error!(device = self.name(), queue = index, "queue lost: its sidecore is gone"),
+        }
+        state
+    }
+
+    fn set_call(&self, index: u16, call: Option<OwnedFd>) {
+        let Ok(queue) = self.queue(index) else { return };
+        let running = queue.running();
+        let Some(id) = *running else { return };
+        let answer = queue.sidecore.ask(move |reactor| reactor.get_mut(id).map(|queue| queue.set_call(call)));
+        if let Ok(Some(Err(error))) = answer {
+            self.device.break_with(&format!("queue {index}: the call descriptor is unusable: {error}"));
+        }
+    }
+
+    fn reset(&self) {
+        self.device.reset();
+    }
+
+    fn broken(&self) -> Option<String> {
+        self.device.broken()
+    }
+}
+
+/// Waits for a queue's last words, and says so when they take long: the store owes answers then, and nobody but it can
+/// tell when the guest's memory may be unmapped.
+fn wait(stopped: &mpsc::Receiver<RingState>, device: &str, queue: u16) -> Option<RingState> {
+    loop {
+        match stopped.recv_timeout(STOP_PATIENCE) {
+            Ok(state) => return Some(state),
+            Err(RecvTimeoutError::Disconnected) => return None,
+            Err(RecvTimeoutError::Timeout) => tracing::warn!(device, queue, "stopping: requests are still in flight"),
+        }
+    }
+}

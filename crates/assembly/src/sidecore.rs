@@ -1,0 +1,211 @@
+//! A sidecore's thread: pinned, and in its reactor's loop until it is told to stop.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use sidecore_linux::{Clock, EpollSleeper, cpu};
+use sidecore_reactor::{Closed, Mailbox, Post, Reactor, ReactorStats, mailbox};
+use sidecore_units::{CoreId, Nanos};
+use sidecore_virtio::blk::BlkQueue;
+
+use crate::AssemblyError;
+use crate::report::SidecoreReport;
+use crate::spec::SidecoreSpec;
+
+/// What a sidecore runs.
+pub(crate) type DiskReactor = Reactor<BlkQueue, EpollSleeper>;
+
+/// Deep enough for a request's whole way; only what is touched takes memory.
+const STACK_BYTES: usize = 512 << 10;
+
+/// What others need of a sidecore.
+#[derive(Clone)]
+pub(crate) struct Sidecore {
+    name: String,
+    cpu: Option<CoreId>,
+    post: Post<BlkQueue, EpollSleeper>,
+    stats: Arc<ReactorStats>,
+    /// How many queues it polls.
+    queues: Arc<AtomicU64>,
+    started_at: Nanos,
+}
+
+/// A sidecore's thread. Dropping it stops it.
+pub(crate) struct SidecoreThread {
+    sidecore: Sidecore,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sidecore {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn cpu(&self) -> Option<CoreId> {
+        self.cpu
+    }
+
+    /// Has something done on the sidecore's thread, and waits for the answer. What is dropped there unanswered was
+    /// not done: the sidecore is gone.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut DiskReactor) -> T + Send + 'static,
+    ) -> Result<T, Closed> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.post.send(Box::new(move |reactor| {
+            // Whoever asked may have stopped waiting.
+            let _ = reply.send(question(reactor));
+        }))?;
+        answer.recv().map_err(|_| Closed)
+    }
+
+    /// A queue has come.
+    pub(crate) fn queue_added(&self) {
+        self.queues.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A queue has gone.
+    pub(crate) fn queue_removed(&self) {
+        self.queues.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// What it does with its time, as of `now`.
+    pub(crate) fn report(&self, now: Nanos) -> SidecoreReport {
+        let stats = &self.stats;
+        let (turns, busy_turns, asleep_ns) = (stats.turns.get(), stats.busy_turns.get(), stats.asleep_ns.get());
+        SidecoreReport {
+            name: self.name.clone(),
+            cpu: self.cpu.map(|cpu| cpu.0),
+            turns,
+            busy_turns,
+            sleeps: stats.sleeps.get(),
+            asleep_ns,
+            mails: stats.mails.get(),
+            utilisation: utilisation(turns, busy_turns, asleep_ns, now.since(self.started_at).0),
+            queues: self.queues.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl SidecoreThread {
+    /// Starts the thread and waits until it is on its CPU and polls.
+    pub(crate) fn start(spec: &SidecoreSpec, clock: &Clock) -> Result<Self, AssemblyError> {
+        let failed = |error| AssemblyError::Sidecore { name: spec.name.clone(), error };
+        let (post, mailbox) = mailbox().map_err(failed)?;
+        let (ready, started) = mpsc::sync_channel(1);
+        let stop = Arc::new(AtomicBool::new(false));
+        let run = {
+            let (spec, clock, stop) = (spec.clone(), clock.clone(), Arc::clone(&stop));
+            move || {
+                let reactor = match set_up(&spec, mailbox) {
+                    Ok(reactor) => reactor,
+                    Err(error) => return drop(ready.send(Err(error))),
+                };
+                let _ = ready.send(Ok(reactor.stats()));
+                drop(ready);
+                poll(&spec.name, reactor, &clock, &stop);
+            }
+        };
+        let thread = std::thread::Builder::new().name(spec.name.clone()).stack_size(STACK_BYTES).spawn(run);
+        let thread = thread.map_err(failed)?;
+        let stats = started.recv().unwrap_or_else(|_| Err(failed(io::Error::other("its thread has panicked"))))?;
+        let sidecore = Sidecore {
+            name: spec.name.clone(),
+            cpu: spec.cpu,
+            post,
+            stats,
+            queues: Arc::default(),
+            started_at: clock.now(),
+        };
+        Ok(Self { sidecore, stop, thread: Some(thread) })
+    }
+
+    /// What others need of it.
+    pub(crate) fn sidecore(&self) -> &Sidecore {
+        &self.sidecore
+    }
+}
+
+impl Drop for SidecoreThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // Only to wake it; if it is gone already, all the better.
+        let _ = self.sidecore.post.send(Box::new(|_| {}));
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!(sidecore = self.sidecore.name, "its thread has panicked");
+        }
+    }
+}
+
+/// On the thread itself: to its CPU, and a reactor with nothing in it.
+fn set_up(spec: &SidecoreSpec, mailbox: Mailbox<BlkQueue, EpollSleeper>) -> Result<DiskReactor, AssemblyError> {
+    if let Some(cpu) = spec.cpu {
+        cpu::pin_current_thread(cpu).map_err(|error| AssemblyError::Pin { name: spec.name.clone(), error })?;
+    }
+    let failed = |error| AssemblyError::Sidecore { name: spec.name.clone(), error };
+    // Delays and timeouts are in microseconds, and the kernel's usual slack is fifty of them.
+    cpu::set_timer_slack(Nanos(1)).map_err(failed)?;
+    Reactor::new(EpollSleeper::new().map_err(failed)?, mailbox).map_err(failed)
+}
+
+fn poll(name: &str, mut reactor: DiskReactor, clock: &Clock, stop: &AtomicBool) {
+    tracing::debug!(sidecore = name, "polling");
+    while !stop.load(Ordering::Acquire) {
+        if let Err(error) = reactor.turn(&mut || clock.now()) {
+            // Without a way to sleep or to be woken it is of no use; its devices report that it is gone.
+            tracing::error!(sidecore = name, "it cannot go on: {error}");
+            return;
+        }
+    }
+    tracing::debug!(sidecore = name, "stopped");
+}
+
+/// The share of `lifetime_ns` in which it did something, if all its turns took equally long.
+fn utilisation(turns: u64, busy_turns: u64, asleep_ns: u64, lifetime_ns: u64) -> f64 {
+    if turns == 0 || lifetime_ns == 0 {
+        return 0.0;
+    }
+    let awake = lifetime_ns.saturating_sub(asleep_ns) as f64 / lifetime_ns as f64;
+    awake * busy_turns as f64 / turns as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(cpu: Option<u32>) -> Result<SidecoreThread, AssemblyError> {
+        let spec = SidecoreSpec { name: "sc".to_owned(), cpu: cpu.map(CoreId) };
+        SidecoreThread::start(&spec, &Clock::new())
+    }
+
+    #[test]
+    fn it_answers_on_its_own_cpu_until_it_is_stopped() {
+        let cpu = cpu::allowed_cores().unwrap()[0];
+        let thread = start(Some(cpu.0)).unwrap();
+        let sidecore = thread.sidecore().clone();
+        let cores = sidecore.ask(|reactor| (cpu::allowed_cores().unwrap(), reactor.len())).unwrap();
+        assert_eq!(cores, (vec![cpu], 0));
+        assert!(sidecore.report(Nanos::MAX).mails >= 1);
+        drop(thread);
+        assert_eq!(sidecore.ask(|_| ()), Err(Closed));
+    }
+
+    #[test]
+    fn a_cpu_that_does_not_exist_is_an_error_and_leaves_no_thread() {
+        let Err(error) = start(Some(1023)) else { panic!("pinned to CPU 1023") };
+        assert!(error.to_string().starts_with("sidecore \"sc\": "), "{error}");
+    }
+
+    #[test]
+    fn utilisation_is_the_busy_share_of_the_time_awake() {
+        assert!((utilisation(100, 50, 500, 1000) - 0.25).abs() < 1e-9);
+        assert!(utilisation(0, 0, 0, 0).abs() < 1e-9);
+        assert!(utilisation(1, 1, 2000, 1000).abs() < 1e-9);
+    }
+}

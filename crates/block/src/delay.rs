@@ -1,0 +1,162 @@
+//! A store that is slow, by an exact amount.
+//!
+//! It stands for a medium with a latency where the device below has none, in
+//! tests and in experiments on what latency does to a guest.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use sidecore_memory::GuestMemory;
+use sidecore_units::{CoreId, Nanos};
+
+use crate::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry};
+
+/// Gives each request to the device below `delay` after its submission.
+///
+/// A request is submitted at [`BlockRequest::taken_at`] or at the last poll
+/// before, whichever is later: `submit` has no clock of its own. Requests stay
+/// in order, and keep all of their effects until the delay is over, so that a
+/// flush still covers what was completed before it.
+pub struct DelayStore {
+    inner: Arc<dyn BlockDevice>,
+    delay: Nanos,
+}
+
+impl DelayStore {
+    /// `inner`, slower by `delay`.
+    #[must_use]
+    pub fn new(inner: Arc<dyn BlockDevice>, delay: Nanos) -> Self {
+        Self { inner, delay }
+    }
+}
+
+impl BlockDevice for DelayStore {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        Ok(Box::new(DelayChannel {
+            inner: self.inner.open_channel(core, depth)?,
+            delay: self.delay,
+            depth,
+            waiting: VecDeque::with_capacity(depth),
+            due: Batch::with_capacity(depth),
+            polled_at: Nanos::ZERO,
+        }))
+    }
+}
+
+struct DelayChannel {
+    inner: Box<dyn BlockChannel>,
+    delay: Nanos,
+    depth: usize,
+    /// In the order of submission, and so of their times.
+    waiting: VecDeque<(Nanos, Box<BlockRequest>)>,
+    /// What the device below did not have room for.
+    due: Batch,
+    polled_at: Nanos,
+}
+
+impl BlockChannel for DelayChannel {
+    fn attach_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
+        self.inner.attach_memory(memory)
+    }
+
+    fn submit(&mut self, batch: &mut Batch) {
+        let room = self.depth.saturating_sub(self.in_flight());
+        for request in batch.drain(..room.min(batch.len())) {
+            let due = request.taken_at.max(self.polled_at).after(self.delay);
+            self.waiting.push_back((due, request));
+        }
+    }
+
+    fn poll(&mut self, now: Nanos, completed: &mut Batch) {
+        self.polled_at = now;
+        while let Some((_, request)) = self.waiting.pop_front_if(|(due, _)| *due <= now) {
+            self.due.push(request);
+        }
+        if !self.due.is_empty() {
+            self.inner.submit(&mut self.due);
+        }
+        self.inner.poll(now, completed);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.waiting.len().saturating_add(self.due.len()).saturating_add(self.inner.in_flight())
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wake_fd()
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        let ours = self.waiting.front().map(|(due, _)| *due);
+        ours.into_iter().chain(self.inner.deadline()).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{NullStore, Operation, Tag};
+
+    fn request(taken_at: Nanos) -> Box<BlockRequest> {
+        let mut request = BlockRequest::blank(0);
+        request.operation = Operation::Flush;
+        request.taken_at = taken_at;
+        request.tag = Some(Tag::from_bits(taken_at.0));
+        request
+    }
+
+    fn tags(batch: &mut Batch) -> Vec<u64> {
+        batch.drain(..).filter_map(|mut request| request.tag.take()).map(Tag::into_bits).collect()
+    }
+
+    fn channel(depth: usize) -> Box<dyn BlockChannel> {
+        let null = Arc::new(NullStore::new(Geometry::new(1 << 20, 512)));
+        DelayStore::new(null, Nanos(100)).open_channel(None, depth).unwrap()
+    }
+
+    #[test]
+    fn a_request_comes_back_at_its_time_and_not_before() {
+        let mut channel = channel(4);
+        let mut completed = Batch::new();
+        assert_eq!(channel.deadline(), None);
+        channel.submit(&mut vec![request(Nanos(1_000)), request(Nanos(1_050))]);
+        assert_eq!(channel.deadline(), Some(Nanos(1_100)));
+        channel.poll(Nanos(1_099), &mut completed);
+        assert!(completed.is_empty());
+        channel.poll(Nanos(1_100), &mut completed);
+        assert_eq!(tags(&mut completed), [1_000]);
+        assert_eq!(channel.deadline(), Some(Nanos(1_150)));
+        assert_eq!(channel.in_flight(), 1);
+        channel.poll(Nanos(9_000), &mut completed);
+        assert_eq!(tags(&mut completed), [1_050]);
+        assert_eq!(channel.deadline(), None);
+    }
+
+    #[test]
+    fn without_a_time_of_its_own_a_request_counts_from_the_last_poll() {
+        let mut channel = channel(4);
+        let mut completed = Batch::new();
+        channel.poll(Nanos(5_000), &mut completed);
+        channel.submit(&mut vec![request(Nanos::ZERO)]);
+        assert_eq!(channel.deadline(), Some(Nanos(5_100)));
+        channel.poll(Nanos(5_100), &mut completed);
+        assert_eq!(tags(&mut completed), [0]);
+    }
+
+    #[test]
+    fn waiting_requests_count_against_the_depth() {
+        let mut channel = channel(2);
+        let mut batch = vec![request(Nanos(1)), request(Nanos(2)), request(Nanos(3))];
+        channel.submit(&mut batch);
+        assert_eq!((channel.in_flight(), tags(&mut batch)), (2, vec![3]));
+        let mut completed = Batch::new();
+        channel.poll(Nanos::MAX, &mut completed);
+        assert_eq!(tags(&mut completed), [1, 2]);
+    }
+}

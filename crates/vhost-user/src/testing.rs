@@ -1,0 +1,267 @@
+//! For the tests: a device that records what is done to it, and messages as a
+//! front end sends them.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use sidecore_memory::GuestMemory;
+use sidecore_ring::{RingFormat, RingState};
+use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
+
+use crate::features;
+use crate::message::{Body, MemoryRegion, Message, NO_FD, Request, VringAddress, VringState};
+
+pub const QUEUES: u16 = 4;
+pub const CONFIG: [u8; 60] = [0xC5; 60];
+pub const VERSION_1: u64 = 1 << 32;
+pub const DEVICE_FEATURES: u64 =
+    VERSION_1 | features::INDIRECT_DESC | features::EVENT_IDX | features::RING_PACKED;
+
+/// What a [`Recorder`] was told to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Start { index: u16, state: RingState, format: RingFormat, kick: bool, call: bool },
+    Stop { index: u16 },
+    SetCall { index: u16, call: bool },
+    Reset,
+}
+
+/// A device without a disk: a running queue just holds its resources.
+#[derive(Default)]
+pub struct Recorder {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    events: Vec<Event>,
+    queues: [Option<(QueueResources, RingState)>; QUEUES as usize],
+    broken: bool,
+    written: Vec<(u32, Vec<u8>)>,
+    maps_at_stop: Vec<String>,
+}
+
+impl Recorder {
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// The events since the last call.
+    pub fn events(&self) -> Vec<Event> {
+        std::mem::take(&mut self.state().events)
+    }
+
+    pub fn running(&self) -> Vec<u16> {
+        (0..QUEUES).filter(|index| self.state().queues[usize::from(*index)].is_some()).collect()
+    }
+
+    /// Serves `count` requests.
+    pub fn serve(&self, index: u16, count: u16) {
+        let mut state = self.state();
+        let (_, ring) = state.queues[usize::from(index)].as_mut().unwrap();
+        ring.next_avail = ring.next_avail.wrapping_add(count);
+        ring.next_used = ring.next_used.wrapping_add(count);
+    }
+
+    pub fn features_of(&self, index: u16) -> u64 {
+        self.state().queues[usize::from(index)].as_ref().unwrap().0.features
+    }
+
+    pub fn memory_of(&self, index: u16) -> GuestMemory {
+        self.state().queues[usize::from(index)].as_ref().unwrap().0.memory.clone()
+    }
+
+    pub fn set_broken(&self) {
+        self.state().broken = true;
+    }
+
+    pub fn written(&self) -> Vec<(u32, Vec<u8>)> {
+        self.state().written.clone()
+    }
+
+    /// This process's mappings at each stop.
+    pub fn maps_at_stop(&self) -> Vec<String> {
+        self.state().maps_at_stop.clone()
+    }
+}
+
+impl VirtioDevice for Recorder {
+    fn name(&self) -> &str {
+        "recorder"
+    }
+
+    fn queue_count(&self) -> u16 {
+        QUEUES
+    }
+
+    fn features(&self) -> u64 {
+        DEVICE_FEATURES
+    }
+
+    fn read_config(&self, offset_bytes: u32, data: &mut [u8]) -> Result<(), ConfigError> {
+        let len_bytes = data.len() as u32;
+        let start = offset_bytes as usize;
+        match CONFIG.get(start..start + data.len()) {
+            Some(config) => {
+                data.copy_from_slice(config);
+                Ok(())
+            }
+            None => Err(ConfigError::OutOfRange { offset_bytes, len_bytes }),
+        }
+    }
+
+    fn write_config(&self, offset_bytes: u32, data: &[u8]) -> Result<(), ConfigError> {
+        if offset_bytes != 32 {
+            return Err(ConfigError::ReadOnly { offset_bytes });
+        }
+        self.state().written.push((offset_bytes, data.to_vec()));
+        Ok(())
+    }
+
+    fn start_queue(&self, index: u16, resources: QueueResources, state: RingState) -> Result<(), StartError> {
+        let layout = resources.layout;
+        for area in [layout.descriptor_area, layout.driver_area, layout.device_area] {
+            resources.memory.window(area, 64, 4).map_err(|error| StartError::Memory { index, error })?;
+        }
+        let mut this = self.state();
+        this.events.push(Event::Start {
+            index,
+            state,
+            format: layout.format,
+            kick: resources.kick.is_some(),
+            call: resources.call.is_some(),
+        });
+        let slot = &mut this.queues[usize::from(index)];
+        assert!(slot.is_none(), "queue {index} started twice");
+        *slot = Some((resources, state));
+        Ok(())
+    }
+
+    fn stop_queue(&self, index: u16) -> Option<RingState> {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let mut this = self.state();
+        this.maps_at_stop.push(maps);
+        this.events.push(Event::Stop { index });
+        this.queues[usize::from(index)].take().map(|(_, state)| state)
+    }
+
+    fn set_call(&self, index: u16, call: Option<OwnedFd>) {
+        let mut this = self.state();
+        this.events.push(Event::SetCall { index, call: call.is_some() });
+        if let Some((resources, _)) = &mut this.queues[usize::from(index)] {
+            resources.call = call;
+        }
+    }
+
+    fn reset(&self) {
+        let mut this = self.state();
+        assert!(this.queues.iter().all(Option::is_none), "reset with running queues");
+        this.broken = false;
+        this.events.push(Event::Reset);
+    }
+
+    fn broken(&self) -> Option<String> {
+        self.state().broken.then(|| "broken by the test".to_owned())
+    }
+}
+
+/// A region of `len_bytes` at guest address `guest`, which the front end has at
+/// [`USER`] above it.
+pub fn region(guest: u64, len_bytes: u64) -> MemoryRegion {
+    MemoryRegion { guest_address: guest, len_bytes, user_address: USER + guest, file_offset_bytes: 0 }
+}
+
+pub const USER: u64 = 0x7000_0000_0000;
+pub const MEGABYTE: u64 = 1 << 20;
+
+pub fn memfd(name: &str, len_bytes: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(fd.as_fd(), len_bytes).unwrap();
+    fd
+}
+
+pub fn event() -> OwnedFd {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap()
+}
+
+pub fn plain(request: Request) -> Message {
+    Message::request(request, Body::Empty, Vec::new())
+}
+
+pub fn number(request: Request, value: u64) -> Message {
+    Message::request(request, Body::U64(value), Vec::new())
+}
+
+pub fn vring(request: Request, index: u32, num: u32) -> Message {
+    Message::request(request, Body::VringState(VringState { index, num }), Vec::new())
+}
+
+/// Kick, call or err by an eventfd.
+pub fn eventfd(request: Request, index: u64) -> Message {
+    Message::request(request, Body::U64(index), vec![event()])
+}
+
+/// Kick, call or err by nothing.
+pub fn no_eventfd(request: Request, index: u64) -> Message {
+    number(request, index | NO_FD)
+}
+
+/// Ring `index` in the page of that number, from guest address `base` on.
+pub fn addresses(index: u32, base: u64) -> Message {
+    let page = USER + base + u64::from(index) * 4096;
+    Message::request(
+        Request::SetVringAddr,
+        Body::VringAddress(VringAddress {
+            index,
+            flags: 0,
+            descriptor: page,
+            available: page + 1024,
+            used: page + 2048,
+            log: 0,
+        }),
+        Vec::new(),
+    )
+}
+
+pub fn memory_table(regions: &[MemoryRegion], name: &str) -> Message {
+    let fds = regions.iter().map(|region| memfd(name, region.len_bytes)).collect();
+    Message::request(Request::SetMemTable, Body::MemoryTable(regions.to_vec()), fds)
+}
+
+pub fn add_region(region: MemoryRegion, name: &str) -> Message {
+    Message::request(Request::AddMemReg, Body::MemoryRegion(region), vec![memfd(name, region.len_bytes)])
+}
+
+pub fn remove_region(region: MemoryRegion) -> Message {
+    Message::request(Request::RemMemReg, Body::MemoryRegion(region), Vec::new())
+}
+
+/// All that QEMU says up to the point where rings are set up.
+pub fn negotiation(driver_features: u64) -> Vec<Message> {
+    vec![
+        plain(Request::GetFeatures),
+        plain(Request::GetProtocolFeatures),
+        number(Request::SetProtocolFeatures, features::OFFERED_PROTOCOL),
+        plain(Request::GetQueueNum),
+        plain(Request::GetMaxMemSlots),
+        plain(Request::SetOwner),
+        plain(Request::GetFeatures),
+        number(Request::SetFeatures, driver_features | features::PROTOCOL_FEATURES),
+    ]
+}
+
+/// What QEMU says of a ring to start it.
+pub fn ring_setup(index: u32, size: u32, base: u32) -> Vec<Message> {
+    vec![
+        vring(Request::SetVringNum, index, size),
+        vring(Request::SetVringBase, index, base),
+        addresses(index, 0),
+        eventfd(Request::SetVringKick, index.into()),
+        eventfd(Request::SetVringCall, index.into()),
+        vring(Request::SetVringEnable, index, 1).needing_reply(),
+    ]
+}
