@@ -1,3 +1,126 @@
-//! To come with the crates below.
+//! The daemon: `sidecored --config FILE`. See docs/sidecored.md.
 #![forbid(unsafe_code)]
-fn main() {}
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, mpsc};
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use sidecore_assembly::Assembly;
+use sidecore_control::{Api, Config, Depth, Socket};
+use tracing_subscriber::EnvFilter;
+
+/// The configuration is at fault; nothing was started.
+const BAD_CONFIG: u8 = 2;
+
+/// Ended by a second signal, before everything was in order.
+const ABORTED: u8 = 3;
+
+/// Serves disks to guests over vhost-user sockets, from polling sidecores.
+#[derive(Parser)]
+#[command(name = "sidecored", version, after_help = AFTER_HELP)]
+struct Arguments {
+    /// The configuration file, in TOML; docs/config.md lists its keys.
+    #[arg(long, short, value_name = "FILE")]
+    config: PathBuf,
+}
+
+const AFTER_HELP: &str = "\
+The configuration is checked to the end before anything is started, and every fault is reported with its place and \
+remedy. When all sockets listen, the line `ready: N devices` appears on the standard output. The log goes to the \
+standard error.
+
+SIGTERM and SIGINT end the daemon in order: no more connections, queues stopped when what is in flight is done, files \
+flushed, sockets removed. The same signal once more ends it at once.
+
+Environment:
+  RUST_LOG   how much to log: error, warn, info (the default), debug; or by part, as in `warn,sidecore_vhost_user=debug`
+
+Exit codes:
+  0  ended in order by a signal
+  1  could not start, or could not go on
+  2  the configuration or the command line is wrong; nothing was started
+  3  ended at once by a second signal
+
+Examples:
+  sidecore check disks.toml              see what is wrong with a configuration
+  sidecored --config disks.toml          serve its disks
+  sidecore --socket /run/sidecore/control.sock list
+";
+
+/// What the main thread waits for.
+enum Event {
+    Signalled,
+    Drained,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    start_log();
+    let config = match Config::load(&arguments.config, Depth::Machine) {
+        Ok(config) => config,
+        Err(problems) => {
+            let count = problems.list.len();
+            eprintln!("{problems}\nsidecored: {count} fault{}, nothing was started", if count == 1 { "" } else { "s" });
+            return ExitCode::from(BAD_CONFIG);
+        }
+    };
+    match run(&config) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("sidecored: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start_log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let terminal = io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(terminal).init();
+}
+
+fn run(config: &Config) -> Result<ExitCode> {
+    // First of all: a second daemon of this configuration ends here, before it touches a store.
+    let socket = Socket::bind(&config.control_socket)?;
+    let assembly = Arc::new(Assembly::start(&config.spec)?);
+    let (events, received) = mpsc::channel();
+    let api = {
+        let (assembly, events) = (Arc::clone(&assembly), events.clone());
+        let signalled = move || drop(events.send(Event::Signalled));
+        Api::start(socket, assembly, signalled).context("cannot start the control API")?
+    };
+    announce(config.spec.devices.len());
+    tracing::info!(control = %config.control_socket.display(), "serving");
+
+    // Neither can fail to come: this function holds a sender.
+    let _signal = received.recv();
+    tracing::info!("draining");
+    let drain = std::thread::spawn(move || {
+        assembly.drain();
+        let _ = events.send(Event::Drained);
+    });
+    match received.recv() {
+        Ok(Event::Drained) => {
+            let _ = drain.join();
+            drop(api);
+            tracing::info!("ended in order");
+            Ok(ExitCode::SUCCESS)
+        }
+        _ => {
+            tracing::error!("ended at once by a second signal, with requests in flight");
+            // The sockets' files stay behind; the next daemon replaces them.
+            std::process::exit(ABORTED.into());
+        }
+    }
+}
+
+/// For whoever waits to connect.
+fn announce(count: usize) {
+    let mut out = io::stdout().lock();
+    // Nobody may be reading, which is no reason to end.
+    let _ = writeln!(out, "ready: {count} device{}", if count == 1 { "" } else { "s" });
+    let _ = out.flush();
+}

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub(crate) struct ServedBlk {
     idle: IdleMode,
     queue_size_max: u16,
     queues: Vec<Queue>,
+    /// How many of them run: counted apart, because a queue is locked for as long as it takes to stop it.
+    running_count: AtomicU16,
 }
 
 /// A request queue: where it is served, and whether it is.
@@ -50,7 +53,7 @@ impl ServedBlk {
         sidecores: impl Iterator<Item = Sidecore>,
     ) -> Self {
         let queues = sidecores.map(|sidecore| Queue { sidecore, running: Mutex::new(None) }).collect();
-        Self { device: Arc::new(device), store, idle, queue_size_max, queues }
+        Self { device: Arc::new(device), store, idle, queue_size_max, queues, running_count: AtomicU16::new(0) }
     }
 
     /// What all its queues share.
@@ -60,8 +63,7 @@ impl ServedBlk {
 
     /// How many of its queues are running.
     pub(crate) fn running_count(&self) -> u16 {
-        let count = self.queues.iter().filter(|queue| queue.running().is_some()).count();
-        u16::try_from(count).unwrap_or(u16::MAX)
+        self.running_count.load(Ordering::Relaxed)
     }
 
     fn queue(&self, index: u16) -> Result<&Queue, StartError> {
@@ -110,6 +112,7 @@ impl VirtioDevice for ServedBlk {
             reactor.add(queue).map_err(io_error)
         });
         *running = Some(started.map_err(|_| StartError::SidecoreGone)??);
+        self.running_count.fetch_add(1, Ordering::Relaxed);
         queue.sidecore.queue_added();
         tracing::info!(device = self.name(), queue = index, sidecore = queue.sidecore.name(), size, "queue started");
         Ok(())
@@ -123,10 +126,13 @@ impl VirtioDevice for ServedBlk {
         let (reply, stopped) = mpsc::sync_channel(1);
         let asked = queue.sidecore.ask(move |reactor| {
             if let Some(queue) = reactor.get_mut(id) {
-                queue.stop(Box::new(move |state| drop(reply.send(state))));
+                queue.stop(Box::new(move |state| {
+                    let _ = reply.send(state);
+                }));
             }
         });
         let state = asked.ok().and_then(|()| wait(&stopped, self.name(), index));
+        self.running_count.fetch_sub(1, Ordering::Relaxed);
         queue.sidecore.queue_removed();
         match state {
             Some(_) => tracing::info!(device = self.name(), queue = index, "queue stopped"),

@@ -5,9 +5,10 @@
 
 use std::path::PathBuf;
 
+pub use sidecore_block::{Affected, Fault, FaultPlan, FaultRule, When};
 pub use sidecore_linux::FileOptions;
 pub use sidecore_reactor::IdleMode;
-pub use sidecore_units::{CoreId, Nanos};
+pub use sidecore_units::{CoreId, Nanos, Sector};
 
 /// Longest serial number of a disk, in bytes (virtio 1.2, 5.2.6).
 pub const SERIAL_MAX_BYTES: usize = 20;
@@ -75,7 +76,7 @@ pub enum StoreKind {
         /// The other store's name.
         store: String,
         /// Which failures.
-        faults: Faults,
+        plan: FaultPlan,
     },
 }
 
@@ -100,21 +101,6 @@ impl StoreKind {
             Self::Null { .. } | Self::Ram { .. } | Self::File(_) => None,
         }
     }
-}
-
-/// Failures to plant.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
-    /// Decides which requests are hit: the same seed, the same requests.
-    pub seed: u64,
-    /// One request in so many fails with EIO, on average; `None` for never.
-    pub eio_every: Option<u32>,
-    /// One write in so many fails with ENOSPC, on average; `None` for never.
-    pub enospc_every: Option<u32>,
-    /// One read or write in so many moves only a part, on average; `None` for never.
-    pub short_every: Option<u32>,
-    /// Bytes, first and last, that always fail with EIO.
-    pub bad_ranges: Vec<(u64, u64)>,
 }
 
 /// A disk that a guest sees.

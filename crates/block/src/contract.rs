@@ -1,2 +1,711 @@
 //! The contract that every store and stage keeps, as tests that each of them
-//! runs.
+//! runs:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use sidecore_block::{Geometry, RamStore, contract};
+//!
+//! let open = || Arc::new(RamStore::new(Geometry::new(4 << 20, 512)).unwrap()) as _;
+//! contract::check(&open, &contract::Options::default());
+//! ```
+//!
+//! Each test opens the device anew and says in its panic what was broken. The
+//! guest's memory is real: memfds, mapped like a VM's.
+//!
+//! Time is the test's: it runs with the real clock and jumps to a channel's
+//! deadline, so that a slow device does not make a slow test.
+
+// A test's way to fail is to panic; this module is in no release build.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
+use sidecore_units::Nanos;
+
+use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Tag};
+
+/// What is expected of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Whether what was written can be read again. A null store keeps nothing,
+    /// and checks nothing.
+    pub keeps_data: bool,
+    /// The depth of the channels that are tried.
+    pub depth: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { keeps_data: true, depth: 8 }
+    }
+}
+
+/// How to get the device under test, blank or not, of at least 1 MiB.
+pub type Open<'a> = &'a dyn Fn() -> Arc<dyn BlockDevice>;
+
+/// Runs every test that applies.
+///
+/// # Panics
+/// The device breaks the contract.
+pub fn check(open: Open<'_>, options: &Options) {
+    geometry_is_sound(open);
+    wakes_when_something_is_done(open, options);
+    comes_back_exactly_once(open, options);
+    leaves_what_does_not_fit(open, options);
+    drains(open, options);
+    keeps_channels_apart(open, options);
+    works_whatever_memory_is_attached(open, options);
+    if !options.keeps_data {
+        return;
+    }
+    refuses_what_is_out_of_bounds(open, options);
+    if open().geometry().read_only {
+        refuses_to_write(open, options);
+        return;
+    }
+    reads_back_what_was_written(open, options);
+    reads_back_whatever_the_layout(open, options);
+    applies_overlapping_writes_in_order_of_completion(open, options);
+    mixes_overlapping_writes_in_flight_but_invents_nothing(open, options);
+    shows_flushed_data_to_others(open, options);
+    zeroes_exactly_the_range(open, options);
+    discards_nothing_beside_the_range(open, options);
+}
+
+/// Where the guest's memory is: the first two regions touch in the guest and
+/// not in the host, the third lies apart.
+const REGIONS: [(u64, u64); 3] = [(0x10_0000, 0x10_0000), (0x20_0000, 0x10_0000), (0x1_0000_0000, 0x20_0000)];
+
+/// Guest memory in three regions, two of which touch at guest address
+/// 0x200000; zeroed.
+///
+/// # Panics
+/// There is no memory for it.
+#[must_use]
+pub fn guest_memory() -> GuestMemory {
+    let specs = REGIONS.iter().map(|&(start, len_bytes)| {
+        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, len_bytes).unwrap();
+        RegionSpec {
+            guest_address: GuestAddress(start),
+            user_address: UserAddress(start),
+            len_bytes,
+            file,
+            file_offset_bytes: 0,
+        }
+    });
+    GuestMemory::map(specs.collect()).unwrap()
+}
+
+/// A request without a tag over `pieces` of guest memory, as address and size
+/// in bytes.
+///
+/// # Panics
+/// A piece is outside of `memory`.
+#[must_use]
+pub fn request(
+    memory: &GuestMemory,
+    operation: Operation,
+    offset_bytes: u64,
+    pieces: &[(u64, u64)],
+) -> Box<BlockRequest> {
+    // A piece can cross from one region to the next.
+    let mut request = BlockRequest::blank(2 * pieces.len());
+    request.operation = operation;
+    request.offset_bytes = offset_bytes;
+    request.segments.bind(memory);
+    for &(address, len_bytes) in pieces {
+        request.segments.push(GuestAddress(address), len_bytes, &mut RegionHint::default()).unwrap();
+    }
+    request.len_bytes = request.segments.len_bytes();
+    request
+}
+
+/// A channel under test, and the guest that uses it.
+pub struct Harness {
+    /// The device's geometry.
+    pub geometry: Geometry,
+    /// The guest's memory, as of [`guest_memory`].
+    pub memory: GuestMemory,
+    /// The channel.
+    pub channel: Box<dyn BlockChannel>,
+    started_at: Instant,
+    now: Nanos,
+    next_tag: u64,
+    completed: Batch,
+}
+
+/// The longest that any device may take for a few requests.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl Harness {
+    /// A new channel of `device`, with memory of its own attached.
+    ///
+    /// # Panics
+    /// The channel cannot be opened.
+    #[must_use]
+    pub fn new(device: &Arc<dyn BlockDevice>, depth: usize) -> Self {
+        let memory = guest_memory();
+        let mut channel = device.open_channel(None, depth).unwrap();
+        channel.attach_memory(&memory).unwrap();
+        Self {
+            geometry: device.geometry(),
+            memory,
+            channel,
+            started_at: Instant::now(),
+            now: Nanos::ZERO,
+            next_tag: 1,
+            completed: Batch::new(),
+        }
+    }
+
+    /// The time, of which [`Harness::run`] may have skipped some.
+    pub fn now(&mut self) -> Nanos {
+        self.now = self.now.max(Nanos::from(self.started_at.elapsed()));
+        self.now
+    }
+
+    /// A request with a tag and a time.
+    pub fn request(&mut self, operation: Operation, offset_bytes: u64, pieces: &[(u64, u64)]) -> Box<BlockRequest> {
+        let mut request = request(&self.memory, operation, offset_bytes, pieces);
+        request.taken_at = self.now();
+        request.tag = Some(Tag::from_bits(self.next_tag));
+        self.next_tag += 1;
+        request
+    }
+
+    /// A request for a range of the store, without memory.
+    pub fn range_request(&mut self, operation: Operation, offset_bytes: u64, len_bytes: u64) -> Box<BlockRequest> {
+        let mut request = self.request(operation, offset_bytes, &[]);
+        request.len_bytes = len_bytes;
+        request
+    }
+
+    /// Carries out all of `requests`; returns the results in their order.
+    ///
+    /// # Panics
+    /// They do not all come back, once each, within half a minute.
+    pub fn run(&mut self, requests: Vec<Box<BlockRequest>>) -> Vec<Result<(), BlockError>> {
+        let mut pending: BTreeMap<u64, usize> = BTreeMap::new();
+        let mut batch = Batch::new();
+        for (index, mut request) in requests.into_iter().enumerate() {
+            let bits = request.tag.take().expect("the harness made the tag").into_bits();
+            request.tag = Some(Tag::from_bits(bits));
+            pending.insert(bits, index);
+            batch.push(request);
+        }
+        let mut results = vec![Err(BlockError::EIO); batch.len()];
+        let start = Instant::now();
+        while !pending.is_empty() {
+            self.channel.submit(&mut batch);
+            let now = self.now();
+            let before = self.completed.len();
+            self.channel.poll(now, &mut self.completed);
+            let came_back = self.completed.len() > before;
+            for mut request in self.completed.drain(..) {
+                let bits = request.tag.take().expect("a request came back without its tag").into_bits();
+                let index = pending.remove(&bits).expect("a request came back twice, or was never submitted");
+                results[index] = request.result;
+            }
+            if !came_back && !pending.is_empty() {
+                assert!(start.elapsed() < PATIENCE, "{} requests never came back", pending.len());
+                self.wait(Duration::from_millis(1));
+            }
+        }
+        assert_eq!(self.channel.in_flight(), 0, "all came back, yet the channel says some are in flight");
+        results
+    }
+
+    /// Carries out one request.
+    ///
+    /// # Errors
+    /// The request's.
+    pub fn run_one(&mut self, request: Box<BlockRequest>) -> Result<(), BlockError> {
+        self.run(vec![request])[0]
+    }
+
+    /// Waits until the channel has something to do, at most `patience`; says
+    /// whether it has.
+    pub fn wait(&mut self, patience: Duration) -> bool {
+        if let Some(deadline) = self.channel.deadline() {
+            self.now = self.now().max(deadline);
+            return true;
+        }
+        let Some(fd) = self.channel.wake_fd() else { return true };
+        let timeout = Timespec {
+            tv_sec: i64::try_from(patience.as_secs()).unwrap(),
+            tv_nsec: i64::from(patience.subsec_nanos()),
+        };
+        let fd = fd.as_fd();
+        rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() > 0
+    }
+
+    /// Writes `bytes` to the guest's memory.
+    ///
+    /// # Panics
+    /// Outside of it.
+    pub fn poke(&self, address: u64, bytes: &[u8]) {
+        self.memory.write_slice(GuestAddress(address), bytes, &mut RegionHint::default()).unwrap();
+    }
+
+    /// Reads `len_bytes` of the guest's memory.
+    ///
+    /// # Panics
+    /// Outside of it.
+    #[must_use]
+    pub fn peek(&self, address: u64, len_bytes: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len_bytes];
+        self.memory.read_slice(GuestAddress(address), &mut bytes, &mut RegionHint::default()).unwrap();
+        bytes
+    }
+
+    /// Writes `bytes` to the store.
+    ///
+    /// # Panics
+    /// The write fails.
+    pub fn store(&mut self, offset_bytes: u64, bytes: &[u8]) {
+        self.poke(SCRATCH, bytes);
+        let request = self.request(Operation::Write, offset_bytes, &[(SCRATCH, bytes.len() as u64)]);
+        assert_eq!(self.run_one(request), Ok(()), "write at {offset_bytes}");
+    }
+
+    /// Reads `len_bytes` from the store.
+    ///
+    /// # Panics
+    /// The read fails.
+    #[must_use]
+    pub fn load(&mut self, offset_bytes: u64, len_bytes: usize) -> Vec<u8> {
+        // What a read leaves out must not look like data.
+        self.poke(SCRATCH, &vec![0xa5; len_bytes]);
+        let request = self.request(Operation::Read, offset_bytes, &[(SCRATCH, len_bytes as u64)]);
+        assert_eq!(self.run_one(request), Ok(()), "read at {offset_bytes}");
+        self.peek(SCRATCH, len_bytes)
+    }
+
+    /// The block size, as an offset.
+    #[must_use]
+    pub fn block(&self) -> u64 {
+        u64::from(self.geometry.block_bytes)
+    }
+}
+
+/// Page-aligned memory for whole transfers: the third region.
+const SCRATCH: u64 = 0x1_0000_0000;
+
+/// Bytes that depend on `seed` and look like no others.
+#[must_use]
+pub fn pattern(seed: u64, len_bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len_bytes)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect()
+}
+
+/// The geometry makes sense.
+pub fn geometry_is_sound(open: Open<'_>) {
+    let geometry = open().geometry();
+    let block = u64::from(geometry.block_bytes);
+    assert!(block.is_power_of_two() && block >= 512, "{geometry:?}");
+    assert!(geometry.physical_block_bytes.is_power_of_two(), "{geometry:?}");
+    assert!(geometry.physical_block_bytes >= geometry.block_bytes, "{geometry:?}");
+    assert_eq!(geometry.capacity_bytes % block, 0, "{geometry:?}");
+    assert!(geometry.capacity_bytes >= 1 << 20, "the contract needs 1 MiB: {geometry:?}");
+}
+
+/// What was written is read, at the first and the last block and across many.
+pub fn reads_back_what_was_written(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let (block, capacity) = (harness.block(), harness.geometry.capacity_bytes);
+    let whole = 128 << 10;
+    for (offset, len) in
+        [(0, block), (block, block), (capacity - block, block), (2 * block, whole), (capacity - whole, whole)]
+    {
+        let bytes = pattern(offset, usize::try_from(len).unwrap());
+        harness.store(offset, &bytes);
+        assert!(harness.load(offset, bytes.len()) == bytes, "{len} bytes at {offset} differ");
+    }
+}
+
+/// However the guest lays its memory out: aligned or not, in one piece or in
+/// many, across regions.
+pub fn reads_back_whatever_the_layout(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let block = harness.block();
+    let layouts: [&dyn Fn(u64) -> Vec<(u64, u64)>; 6] = [
+        // Odd addresses, in one piece.
+        &|len| vec![(0x10_0001, len)],
+        // Across the two regions that touch, at an odd place.
+        &|len| vec![(0x20_0000 - 7, len)],
+        // Odd sizes.
+        &|len| vec![(0x10_0000, 1), (0x12_0000, 510), (0x1_0000_0000, len - 511)],
+        // Backwards.
+        &|len| vec![(0x18_0000, len / 2), (0x10_0000, len - len / 2)],
+        // Words only.
+        &|len| (0..len / 8).map(|word| (0x10_0000 + word * 24, 8)).collect(),
+        // Sectors, none next to another: what a guest's page cache sends.
+        &|len| (0..len / 512).map(|sector| (0x1_0000_0000 + sector * 4096, 512)).collect(),
+    ];
+    for (index, layout) in layouts.iter().enumerate() {
+        for blocks in [1, 3, 16, 64] {
+            let len = blocks * block;
+            let pieces = layout(len);
+            let seed = index as u64 * 100 + blocks;
+            let bytes = pattern(seed, usize::try_from(len).unwrap());
+            scatter(&harness, &pieces, &bytes);
+            let write = harness.request(Operation::Write, block, &pieces);
+            assert_eq!(harness.run_one(write), Ok(()), "write of layout {index}, {blocks} blocks");
+            assert!(harness.load(block, bytes.len()) == bytes, "layout {index}, {blocks} blocks, as written");
+            scatter(&harness, &pieces, &vec![0; bytes.len()]);
+            let read = harness.request(Operation::Read, block, &pieces);
+            assert_eq!(harness.run_one(read), Ok(()), "read of layout {index}, {blocks} blocks");
+            assert!(gather(&harness, &pieces) == bytes, "layout {index}, {blocks} blocks, as read");
+        }
+    }
+}
+
+fn scatter(harness: &Harness, pieces: &[(u64, u64)], bytes: &[u8]) {
+    let mut rest = bytes;
+    for &(address, len) in pieces {
+        let (piece, later) = rest.split_at(usize::try_from(len).unwrap());
+        harness.poke(address, piece);
+        rest = later;
+    }
+    assert!(rest.is_empty());
+}
+
+fn gather(harness: &Harness, pieces: &[(u64, u64)]) -> Vec<u8> {
+    pieces.iter().flat_map(|&(address, len)| harness.peek(address, usize::try_from(len).unwrap())).collect()
+}
+
+/// Of two overlapping writes the one that was submitted after the other had
+/// completed wins.
+pub fn applies_overlapping_writes_in_order_of_completion(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let block = usize::try_from(harness.block()).unwrap();
+    let (first, second) = (pattern(1, 4 * block), pattern(2, 2 * block));
+    for _ in 0..20 {
+        harness.store(0, &first);
+        harness.store(block as u64, &second);
+        let expected = [&first[..block], &second, &first[3 * block..]].concat();
+        assert!(harness.load(0, 4 * block) == expected, "the later write did not win");
+    }
+}
+
+/// Of overlapping writes in flight together any may win, but each byte comes
+/// from one of them, and their neighbours stay as they are.
+pub fn mixes_overlapping_writes_in_flight_but_invents_nothing(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let (block, writers) = (harness.block(), options.depth.min(8) as u64);
+    let len = usize::try_from(block * 4).unwrap();
+    let neighbour = pattern(99, len);
+    harness.store(0, &neighbour);
+    harness.store(8 * block, &neighbour);
+    let patterns: Vec<_> = (0..writers).map(|writer| pattern(writer, len)).collect();
+    let mut requests = Vec::new();
+    for (writer, bytes) in (0_u64..).zip(&patterns) {
+        let address = SCRATCH + writer * len as u64;
+        harness.poke(address, bytes);
+        requests.push(harness.request(Operation::Write, 4 * block, &[(address, len as u64)]));
+    }
+    assert!(harness.run(requests).iter().all(Result::is_ok));
+    let written = harness.load(4 * block, len);
+    for (index, byte) in written.iter().enumerate() {
+        assert!(patterns.iter().any(|pattern| pattern[index] == *byte), "byte {index} is nobody's");
+    }
+    assert!(harness.load(0, len) == neighbour, "the blocks before were touched");
+    assert!(harness.load(8 * block, len) == neighbour, "the blocks behind were touched");
+}
+
+/// A flush succeeds, with and without writes before it, and what it covered is
+/// seen through a channel opened later.
+pub fn shows_flushed_data_to_others(open: Open<'_>, options: &Options) {
+    let device = open();
+    let mut harness = Harness::new(&device, options.depth);
+    let bytes = pattern(7, usize::try_from(harness.block()).unwrap());
+    for _ in 0..2 {
+        let flush = harness.range_request(Operation::Flush, 0, 0);
+        assert_eq!(harness.run_one(flush), Ok(()), "flush");
+        harness.store(0, &bytes);
+    }
+    let flush = harness.range_request(Operation::Flush, 0, 0);
+    assert_eq!(harness.run_one(flush), Ok(()), "flush");
+    let mut other = Harness::new(&device, options.depth);
+    assert!(other.load(0, bytes.len()) == bytes, "another channel does not see flushed data");
+}
+
+/// Write-zeroes makes the range read as zeros and nothing beside it, whether
+/// space may be given back or not.
+pub fn zeroes_exactly_the_range(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let block = harness.block();
+    for may_unmap in [false, true] {
+        let operation = Operation::WriteZeroes { may_unmap };
+        if !harness.geometry.write_zeroes {
+            let request = harness.range_request(operation, 0, block);
+            assert_eq!(harness.run_one(request), Err(BlockError::Unsupported));
+            continue;
+        }
+        // Single blocks, and ranges that start and end inside of pages.
+        for (first, blocks) in [(1, 1), (7, 1), (1, 30), (16, 32), (9, 100)] {
+            let before = pattern(first + blocks, usize::try_from((first + blocks + 9) * block).unwrap());
+            harness.store(0, &before);
+            let request = harness.range_request(operation, first * block, blocks * block);
+            assert_eq!(harness.run_one(request), Ok(()), "{operation:?} of {blocks} blocks at {first}");
+            let mut expected = before;
+            let range = usize::try_from(first * block).unwrap()..usize::try_from((first + blocks) * block).unwrap();
+            expected[range].fill(0);
+            assert!(harness.load(0, expected.len()) == expected, "{operation:?} of {blocks} blocks at {first}");
+        }
+    }
+}
+
+/// A discard leaves everything beside its range alone; inside it may leave
+/// the old bytes or zeros.
+pub fn discards_nothing_beside_the_range(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let block = harness.block();
+    if !harness.geometry.discard {
+        return;
+    }
+    for (first, blocks) in [(1, 1), (1, 30), (16, 32)] {
+        let before = pattern(first, usize::try_from((first + blocks + 9) * block).unwrap());
+        harness.store(0, &before);
+        let request = harness.range_request(Operation::Discard, first * block, blocks * block);
+        assert_eq!(harness.run_one(request), Ok(()), "discard of {blocks} blocks at {first}");
+        let after = harness.load(0, before.len());
+        let range = usize::try_from(first * block).unwrap()..usize::try_from((first + blocks) * block).unwrap();
+        for (index, (was, is)) in before.iter().zip(&after).enumerate() {
+            let allowed = was == is || (range.contains(&index) && *is == 0);
+            assert!(allowed, "discard of {blocks} blocks at {first} changed byte {index}");
+        }
+    }
+}
+
+/// Outside of the store there is only an error.
+pub fn refuses_what_is_out_of_bounds(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let (block, capacity) = (harness.block(), harness.geometry.capacity_bytes);
+    for offset in [capacity, capacity + block, u64::MAX - (block - 1), capacity - block] {
+        let read = harness.request(Operation::Read, offset, &[(SCRATCH, 2 * block)]);
+        assert_eq!(harness.run_one(read), Err(BlockError::OutOfBounds), "read at {offset}");
+        if harness.geometry.read_only {
+            continue;
+        }
+        let write = harness.request(Operation::Write, offset, &[(SCRATCH, 2 * block)]);
+        assert_eq!(harness.run_one(write), Err(BlockError::OutOfBounds), "write at {offset}");
+        let ranges = [
+            (Operation::Discard, harness.geometry.discard),
+            (Operation::WriteZeroes { may_unmap: true }, harness.geometry.write_zeroes),
+            (Operation::WriteZeroes { may_unmap: false }, harness.geometry.write_zeroes),
+        ];
+        for (operation, supported) in ranges {
+            if supported {
+                for len in [2 * block, u64::MAX & !(block - 1)] {
+                    let request = harness.range_request(operation, offset, len);
+                    assert_eq!(harness.run_one(request), Err(BlockError::OutOfBounds), "{operation:?} at {offset}");
+                }
+            }
+        }
+    }
+}
+
+/// A read-only store reads, flushes, and changes nothing.
+pub fn refuses_to_write(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let block = harness.block();
+    let before = harness.load(0, usize::try_from(block).unwrap());
+    harness.poke(SCRATCH, &pattern(5, before.len()));
+    let write = harness.request(Operation::Write, 0, &[(SCRATCH, block)]);
+    assert_eq!(harness.run_one(write), Err(BlockError::ReadOnly));
+    for operation in [Operation::Discard, Operation::WriteZeroes { may_unmap: true }] {
+        let request = harness.range_request(operation, 0, block);
+        assert_eq!(harness.run_one(request), Err(BlockError::ReadOnly));
+    }
+    let flush = harness.range_request(Operation::Flush, 0, 0);
+    assert_eq!(harness.run_one(flush), Ok(()));
+    assert!(harness.load(0, before.len()) == before, "a read-only store has changed");
+}
+
+/// Every request comes back once, as it was apart from its result; `poll`
+/// appends, and an empty batch is nothing.
+pub fn comes_back_exactly_once(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let block = harness.block();
+    harness.channel.submit(&mut Batch::new());
+    let mut completed = vec![BlockRequest::blank(0)];
+    let now = harness.now();
+    harness.channel.poll(now, &mut completed);
+    assert_eq!((completed.len(), harness.channel.in_flight()), (1, 0), "nothing was submitted");
+
+    let mut request = harness.request(Operation::Read, block, &[(SCRATCH, block), (SCRATCH + 2 * block, block)]);
+    let (taken_at, pieces) = (request.taken_at, request.segments.pieces().len());
+    request.result = Err(BlockError::NoSpace);
+    harness.channel.submit(&mut vec![request]);
+    let start = Instant::now();
+    while completed.len() < 2 {
+        assert!(start.elapsed() < PATIENCE, "the request never came back");
+        harness.wait(Duration::from_millis(1));
+        let now = harness.now();
+        harness.channel.poll(now, &mut completed);
+    }
+    assert!(completed[0].tag.is_none(), "poll must append to what the caller has");
+    let request = &mut completed[1];
+    assert!(request.tag.take().map(Tag::into_bits).is_some(), "the tag is gone");
+    assert_eq!(request.result, Ok(()), "the result of a read");
+    assert_eq!(
+        (request.operation, request.offset_bytes, request.len_bytes, request.taken_at),
+        (Operation::Read, block, 2 * block, taken_at),
+        "the request was changed"
+    );
+    assert_eq!(request.segments.pieces().len(), pieces, "the segments were changed");
+
+    // Many more than the depth, of every kind that harms nothing.
+    let requests = (0..20 * options.depth as u64).map(|index| {
+        let address = SCRATCH + index % 64 * block;
+        if index % 7 == 3 {
+            harness.range_request(Operation::Flush, 0, 0)
+        } else {
+            harness.request(Operation::Read, index % 100 * block, &[(address, block)])
+        }
+    });
+    let requests = requests.collect();
+    assert!(harness.run(requests).iter().all(Result::is_ok));
+}
+
+/// A channel takes as many as its depth, in order, and leaves the rest.
+pub fn leaves_what_does_not_fit(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let block = harness.block();
+    let surplus = 5;
+    let requests = (0..options.depth + surplus).map(|_| harness.request(Operation::Read, 0, &[(SCRATCH, block)]));
+    let mut batch: Batch = requests.collect();
+    let addresses = |batch: &Batch| -> Vec<_> { batch.iter().map(|request| std::ptr::from_ref(&**request)).collect() };
+    let offered = addresses(&batch);
+    harness.channel.submit(&mut batch);
+    assert_eq!(addresses(&batch), offered[options.depth..], "a channel takes exactly its depth, from the front");
+    assert_eq!(harness.channel.in_flight(), options.depth);
+    harness.channel.submit(&mut batch);
+    assert_eq!(batch.len(), surplus, "a full channel takes nothing");
+    // What came back makes room again.
+    let mut completed = Batch::new();
+    let start = Instant::now();
+    while completed.len() < options.depth + surplus {
+        assert!(start.elapsed() < PATIENCE, "requests never came back");
+        harness.wait(Duration::from_millis(1));
+        let now = harness.now();
+        harness.channel.poll(now, &mut completed);
+        harness.channel.submit(&mut batch);
+    }
+    assert!(batch.is_empty());
+    retire(completed);
+}
+
+/// In-flight requests can be waited for, and then nothing comes any more.
+pub fn drains(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let block = harness.block();
+    let requests =
+        (0..options.depth as u64).map(|index| harness.request(Operation::Read, index * block, &[(SCRATCH, block)]));
+    let mut batch: Batch = requests.collect();
+    harness.channel.submit(&mut batch);
+    let mut completed = Batch::new();
+    let start = Instant::now();
+    while harness.channel.in_flight() > 0 {
+        assert!(start.elapsed() < PATIENCE, "the channel does not drain");
+        harness.wait(Duration::from_millis(1));
+        let now = harness.now();
+        harness.channel.poll(now, &mut completed);
+    }
+    assert_eq!(completed.len(), options.depth, "drained, yet not all came back");
+    harness.channel.poll(Nanos::MAX, &mut completed);
+    assert_eq!(completed.len(), options.depth, "a request came back twice");
+    assert_eq!(harness.channel.deadline(), None, "nothing is in flight, yet there is a deadline");
+    retire(completed);
+}
+
+/// Two channels of one device do not mix their requests up.
+pub fn keeps_channels_apart(open: Open<'_>, options: &Options) {
+    let device = open();
+    let mut one = Harness::new(&device, options.depth);
+    let mut other = Harness::new(&device, options.depth);
+    let block = one.block();
+    let request = one.request(Operation::Read, 0, &[(SCRATCH, block)]);
+    one.channel.submit(&mut vec![request]);
+    let flush = other.range_request(Operation::Flush, 0, 0);
+    assert_eq!(other.run_one(flush), Ok(()));
+    assert_eq!((one.channel.in_flight(), other.channel.in_flight()), (1, 0));
+    let mut completed = Batch::new();
+    let start = Instant::now();
+    while completed.is_empty() {
+        assert!(start.elapsed() < PATIENCE, "the request never came back");
+        one.wait(Duration::from_millis(1));
+        let now = one.now();
+        one.channel.poll(now, &mut completed);
+    }
+    retire(completed);
+}
+
+/// When something is to be handed back, the wake descriptor is readable, or
+/// the deadline has come, or there was nothing to wait for.
+pub fn wakes_when_something_is_done(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let block = harness.block();
+    for round in 0..20 {
+        let request = match round % 2 {
+            0 => harness.request(Operation::Read, 0, &[(SCRATCH, block)]),
+            _ => harness.range_request(Operation::Flush, 0, 0),
+        };
+        harness.channel.submit(&mut vec![request]);
+        let mut completed = Batch::new();
+        let start = Instant::now();
+        while completed.is_empty() {
+            // No polling in between: only what wakes a sleeping sidecore.
+            assert!(harness.wait(PATIENCE), "nothing wakes a sidecore that waits for this channel");
+            assert!(start.elapsed() < PATIENCE, "woken again and again for nothing");
+            let now = harness.now();
+            harness.channel.poll(now, &mut completed);
+        }
+        retire(completed);
+    }
+}
+
+/// Attaching memory is a hint: requests work with any memory, before and after
+/// it is exchanged.
+pub fn works_whatever_memory_is_attached(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let block = harness.block();
+    let other = guest_memory();
+    for attached in [GuestMemory::empty(), other.clone(), harness.memory.clone(), harness.memory.clone()] {
+        harness.channel.attach_memory(&attached).unwrap();
+        for memory in [other.clone(), harness.memory.clone()] {
+            let mut read = request(&memory, Operation::Read, 0, &[(SCRATCH, block)]);
+            read.tag = Some(Tag::from_bits(harness.next_tag));
+            harness.next_tag += 1;
+            assert_eq!(harness.run_one(read), Ok(()));
+        }
+    }
+}
+
+/// Ends the life of completed requests.
+fn retire(completed: Batch) {
+    for mut request in completed {
+        assert_eq!(request.result, Ok(()));
+        request.tag.take().expect("a request came back without its tag").into_bits();
+    }
+}

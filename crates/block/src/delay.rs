@@ -75,9 +75,8 @@ impl BlockChannel for DelayChannel {
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
         self.polled_at = now;
-        while let Some((_, request)) = self.waiting.pop_front_if(|(due, _)| *due <= now) {
-            self.due.push(request);
-        }
+        let count = self.waiting.iter().take_while(|(due, _)| *due <= now).count();
+        self.due.extend(self.waiting.drain(..count).map(|(_, request)| request));
         if !self.due.is_empty() {
             self.inner.submit(&mut self.due);
         }

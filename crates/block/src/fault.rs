@@ -164,7 +164,7 @@ impl Die {
             When::PerMillion(chance) => random.next() % 1_000_000 < u64::from(*chance),
             When::Touching(bad) => {
                 let end = request.offset_bytes.saturating_add(request.len_bytes);
-                request.offset_bytes < bad.end && bad.start < end
+                !bad.is_empty() && request.offset_bytes < bad.end && bad.start < end
             }
         };
         strikes.then_some(self.rule.fault)

@@ -41,14 +41,18 @@
 
 #[cfg(feature = "contract")]
 pub mod contract;
+mod delay;
 mod device;
 mod error;
+mod fault;
 mod null;
 mod ram;
 mod request;
 
+pub use delay::DelayStore;
 pub use device::{BlockChannel, BlockDevice, Geometry};
 pub use error::{BlockError, BoundsError};
+pub use fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 pub use null::NullStore;
 pub use ram::RamStore;
 pub use request::{Batch, BlockRequest, Operation, Tag, dropped_tags};

@@ -49,6 +49,7 @@ impl BlockDevice for RamStore {
         Ok(Box::new(RamChannel {
             arena: Arc::clone(&self.arena),
             read_only: self.geometry.read_only,
+            depth,
             done: Batch::with_capacity(depth),
         }))
     }
@@ -57,6 +58,7 @@ impl BlockDevice for RamStore {
 struct RamChannel {
     arena: Arc<Arena>,
     read_only: bool,
+    depth: usize,
     done: Batch,
 }
 
@@ -89,7 +91,8 @@ impl RamChannel {
 
 impl BlockChannel for RamChannel {
     fn submit(&mut self, batch: &mut Batch) {
-        let mut rest = batch.as_mut_slice();
+        let room = self.depth.saturating_sub(self.done.len()).min(batch.len());
+        let mut rest = batch.get_mut(..room).unwrap_or_default();
         while let Some((request, later)) = rest.split_first_mut() {
             let next = later
                 .first()
@@ -97,7 +100,7 @@ impl BlockChannel for RamChannel {
             request.result = self.carry_out(request, next);
             rest = later;
         }
-        self.done.append(batch);
+        self.done.extend(batch.drain(..room));
     }
 
     fn poll(&mut self, _now: Nanos, completed: &mut Batch) {

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use axum::extract::State;
@@ -14,7 +14,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use sidecore_assembly::report::{DeviceReport, SidecoreReport, Stats};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::{Source, metrics};
@@ -38,15 +38,6 @@ pub(crate) const DEVICES_PATH: &str = "/v1/devices";
 pub(crate) const SIDECORES_PATH: &str = "/v1/sidecores";
 pub(crate) const STATS_PATH: &str = "/v1/stats";
 pub(crate) const METRICS_PATH: &str = "/metrics";
-
-/// What the daemon was asked to do by a signal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request {
-    /// To finish what is in flight and end (SIGTERM or SIGINT).
-    Drain,
-    /// To end at once: the same signal, again.
-    Abort,
-}
 
 /// The control API's socket. Binding it comes before anything else that a daemon starts, because that is how a second
 /// daemon of the same configuration finds out.
@@ -111,20 +102,23 @@ impl Socket {
 /// The running API. Dropping it ends it and removes the socket.
 #[derive(Debug)]
 pub struct Api {
-    requests: mpsc::Receiver<Request>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     _file: SocketFile,
 }
 
 impl Api {
-    /// Answers on `socket` with what `source` says, and takes SIGTERM and SIGINT over from the kernel's default.
+    /// Answers on `socket` with what `source` says. Takes SIGTERM and SIGINT over from the kernel's default, and calls
+    /// `signalled` for each from now on.
     ///
     /// # Errors
     /// No thread or no event loop can be had.
-    pub fn start(socket: Socket, source: Arc<dyn Source>) -> io::Result<Self> {
+    pub fn start(
+        socket: Socket,
+        source: Arc<dyn Source>,
+        signalled: impl FnMut() + Send + 'static,
+    ) -> io::Result<Self> {
         let (stop, stopped) = oneshot::channel();
-        let (send, requests) = mpsc::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (listener, signals) = {
             let _context = runtime.enter();
@@ -132,11 +126,10 @@ impl Api {
         };
         let run = move || {
             runtime.block_on(async move {
-                tokio::spawn(signals.forward(send));
-                let server = axum::serve(listener, router(source));
+                tokio::spawn(signals.forward(signalled));
                 tokio::select! {
                     _ = stopped => {}
-                    result = server.into_future() => {
+                    result = axum::serve(listener, router(source)) => {
                         if let Err(error) = result {
                             tracing::error!("the control API ended: {error}");
                         }
@@ -144,15 +137,8 @@ impl Api {
                 }
             });
         };
-        let thread = std::thread::Builder::new().name("control".to_owned()).stack_size(512 << 10).spawn(run)?;
-        Ok(Self { requests, stop: Some(stop), thread: Some(thread), _file: socket.file })
-    }
-
-    /// Waits for the next signal.
-    #[must_use]
-    pub fn wait(&self) -> Request {
-        // Without its thread nobody could ask for anything any more.
-        self.requests.recv().unwrap_or(Request::Drain)
+        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(run)?;
+        Ok(Self { stop: Some(stop), thread: Some(thread), _file: socket.file })
     }
 }
 
@@ -168,8 +154,8 @@ impl Drop for Api {
 }
 
 struct Signals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
+    terminate: Signal,
+    interrupt: Signal,
 }
 
 impl Signals {
@@ -177,17 +163,13 @@ impl Signals {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    async fn forward(mut self, requests: mpsc::Sender<Request>) {
-        let mut request = Request::Drain;
+    async fn forward(mut self, mut signalled: impl FnMut()) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => {}
                 _ = self.interrupt.recv() => {}
             }
-            if requests.send(request).is_err() {
-                return;
-            }
-            request = Request::Abort;
+            signalled();
         }
     }
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use sidecore_assembly::spec::Spec;
 
 pub use check::DEFAULT_SPIN_US;
-pub use draft::{DEFAULT_CONTROL_SOCKET, QUEUES_MAX};
+pub use draft::DEFAULT_CONTROL_SOCKET;
 pub use problem::{Problem, Problems};
 
 use nearest::nearest;

@@ -36,7 +36,7 @@ pub mod config;
 mod metrics;
 mod source;
 
-pub use api::{Api, BindError, Devices, Request, Sidecores, Socket};
+pub use api::{Api, BindError, Devices, Sidecores, Socket};
 pub use client::{Client, ClientError};
 pub use config::{Config, Depth, Problem, Problems};
 /// What a running assembly says about itself: the JSON of the API.

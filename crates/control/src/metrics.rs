@@ -169,8 +169,6 @@ impl Page {
                 let [device, queue] = labels;
                 self.sample(name, &[device, queue, ("quantile", quantile)], seconds(ns));
             }
-            let sum_ns = latency.mean * latency.count as f64;
-            self.sample(&format!("{name}_sum"), &labels, Value::Real(sum_ns / 1e9));
             self.sample(&format!("{name}_count"), &labels, Value::Whole(latency.count));
         }
     }

@@ -1,5 +1,6 @@
 //! Where the control API gets what it tells.
 
+use sidecore_assembly::Assembly;
 use sidecore_assembly::report::{DeviceReport, Stats};
 
 /// Something that is running and can be asked how it fares: the assembly, or a stand-in of a test.
@@ -11,4 +12,14 @@ pub trait Source: Send + Sync + 'static {
 
     /// The disks as of now.
     fn devices(&self) -> Vec<DeviceReport>;
+}
+
+impl Source for Assembly {
+    fn stats(&self) -> Stats {
+        Self::stats(self)
+    }
+
+    fn devices(&self) -> Vec<DeviceReport> {
+        Self::devices(self)
+    }
 }

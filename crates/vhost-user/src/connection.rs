@@ -82,7 +82,9 @@ impl Connection {
         let fds: Vec<_> = message.fds.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        // The space may have room for more, by its alignment.
+        let fits = fds.len() <= MAX_FDS && (fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
+        if !fits {
             return Err(ConnectionError::TooManyFds);
         }
         let mut rest = bytes.as_slice();

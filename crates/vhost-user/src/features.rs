@@ -1,15 +1,8 @@
-//! Feature bits: vhost-user's own, and the virtio ones that shape a ring.
+//! vhost-user's own feature bits.
 
 /// VHOST_USER_F_PROTOCOL_FEATURES, vhost-user's bit among the virtio features:
 /// protocol features exist, and once it is accepted rings start disabled.
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
-
-/// VIRTIO_F_INDIRECT_DESC (virtio 1.2, 6).
-pub const INDIRECT_DESC: u64 = 1 << 28;
-/// VIRTIO_F_EVENT_IDX.
-pub const EVENT_IDX: u64 = 1 << 29;
-/// VIRTIO_F_RING_PACKED.
-pub const RING_PACKED: u64 = 1 << 34;
 
 /// VHOST_USER_PROTOCOL_F_MQ: the front end may ask how many queues there are.
 pub const PROTOCOL_MQ: u64 = 1 << 0;

@@ -299,8 +299,7 @@ impl Body {
     fn parse(request: Request, flags: Flags, payload: &[u8]) -> Result<Self, MessageError> {
         let mut reader = Reader(payload);
         let body = if flags.reply { reader.reply(request) } else { reader.request(request) };
-        body.filter(|_| reader.0.is_empty())
-            .ok_or(MessageError::Malformed { request, size_bytes: payload.len() })
+        body.filter(|_| reader.0.is_empty()).ok_or(MessageError::Malformed { request, size_bytes: payload.len() })
     }
 
     fn write(&self, to: &mut Vec<u8>) {

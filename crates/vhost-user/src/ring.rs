@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use sidecore_memory::{GuestMemory, UserAddress};
 use sidecore_ring::{RingFormat, RingLayout, RingState};
+use sidecore_virtio::features::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
 use sidecore_virtio::{QueueResources, StartError, VirtioDevice};
 
-use crate::features;
+use crate::features::PROTOCOL_FEATURES;
 use crate::message::VringAddress;
 
 /// Where a ring's areas lie, in the front end's addresses.
@@ -175,7 +176,7 @@ impl Ring {
 
     /// Starts the ring if it lacks nothing and does not run already.
     pub(crate) fn start(&mut self, memory: &GuestMemory, features: u64) -> Result<(), StartError> {
-        if self.is_running() || !self.enabled.unwrap_or(features & features::PROTOCOL_FEATURES == 0) {
+        if self.is_running() || !self.enabled.unwrap_or(features & PROTOCOL_FEATURES == 0) {
             return Ok(());
         }
         let kick = match &self.kick {
@@ -193,8 +194,8 @@ impl Ring {
             descriptor_area: areas.descriptor,
             driver_area: areas.driver,
             device_area: areas.device,
-            event_idx: features & features::EVENT_IDX != 0,
-            indirect: features & features::INDIRECT_DESC != 0,
+            event_idx: features & EVENT_IDX != 0,
+            indirect: features & INDIRECT_DESC != 0,
         };
         let eventfds = duplicate(kick)
             .and_then(|kick| Ok((kick, duplicate(self.call.as_ref())?, duplicate(self.err.as_ref())?)))
@@ -203,7 +204,7 @@ impl Ring {
             let resources = QueueResources {
                 memory: memory.clone(),
                 layout,
-                features: features & !features::PROTOCOL_FEATURES,
+                features: features & !PROTOCOL_FEATURES,
                 kick,
                 call,
                 err,
@@ -248,7 +249,7 @@ impl Ring {
 }
 
 fn format(features: u64) -> RingFormat {
-    if features & features::RING_PACKED != 0 { RingFormat::Packed } else { RingFormat::Split }
+    if features & RING_PACKED != 0 { RingFormat::Packed } else { RingFormat::Split }
 }
 
 /// The device owns its eventfds; ours stay for the next start.

@@ -179,14 +179,14 @@ fn listen_at(path: &Path) -> Result<UnixListener, ServerError> {
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(io_error)?;
     let mut bound = bind(&socket, &address);
     if bound == Err(Errno::ADDRINUSE) {
-        let is_socket = fs::symlink_metadata(path)
-            .is_ok_and(|metadata| metadata.file_type().is_socket());
+        let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
         if !is_socket {
             return Err(ServerError::NotASocket { path: path.to_owned() });
         }
         match connect(new_socket()?, &address) {
-            Err(Errno::CONNREFUSED) => fs::remove_file(path)
-                .map_err(|error| ServerError::Io { path: path.to_owned(), error })?,
+            Err(Errno::CONNREFUSED) => {
+                fs::remove_file(path).map_err(|error| ServerError::Io { path: path.to_owned(), error })?
+            }
             Err(Errno::NOENT) => {}
             // EAGAIN: it listens, and its backlog is full.
             Ok(()) | Err(Errno::AGAIN) => return Err(ServerError::InUse { path: path.to_owned() }),
@@ -225,10 +225,7 @@ fn accept_all(listener: &UnixListener, shared: &Shared, device: &Arc<dyn VirtioD
 /// Waits for a connection; `None` if the server is to stop.
 fn accept(listener: &UnixListener, shared: &Shared) -> io::Result<Option<UnixStream>> {
     loop {
-        wait(
-            &mut [PollFd::new(listener, PollFlags::IN), PollFd::new(&shared.wake, PollFlags::IN)],
-            None,
-        );
+        wait(&mut [PollFd::new(listener, PollFlags::IN), PollFd::new(&shared.wake, PollFlags::IN)], None);
         if shared.gate().stopping {
             return Ok(None);
         }

@@ -8,7 +8,9 @@ use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, Regio
 use sidecore_virtio::{ConfigError, StartError, VirtioDevice};
 
 use crate::features;
-use crate::message::{Body, ConfigSpace, MemoryRegion, Message, MessageError, NO_FD, Request, VringAddress, VringState};
+use crate::message::{
+    Body, ConfigSpace, MemoryRegion, Message, MessageError, NO_FD, Request, VringAddress, VringState,
+};
 use crate::ring::Ring;
 
 /// Largest queue of either ring format (virtio 1.2, 2.7 and 2.8).
@@ -244,9 +246,7 @@ impl Session {
         let feature = match request {
             Request::GetConfig | Request::SetConfig => features::PROTOCOL_CONFIG,
             Request::GetStatus | Request::SetStatus => features::PROTOCOL_STATUS,
-            Request::GetMaxMemSlots | Request::AddMemReg | Request::RemMemReg => {
-                features::PROTOCOL_CONFIGURE_MEM_SLOTS
-            }
+            Request::GetMaxMemSlots | Request::AddMemReg | Request::RemMemReg => features::PROTOCOL_CONFIGURE_MEM_SLOTS,
             _ => return Ok(()),
         };
         if self.protocol_features & feature == 0 { Err(ProtocolError::NotNegotiated { request }) } else { Ok(()) }

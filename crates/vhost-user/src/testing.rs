@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use sidecore_memory::GuestMemory;
 use sidecore_ring::{RingFormat, RingState};
+pub use sidecore_virtio::features::{EVENT_IDX, INDIRECT_DESC, RING_PACKED, VERSION_1};
 use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
 
 use crate::features;
@@ -13,9 +14,7 @@ use crate::message::{Body, MemoryRegion, Message, NO_FD, Request, VringAddress, 
 
 pub const QUEUES: u16 = 4;
 pub const CONFIG: [u8; 60] = [0xC5; 60];
-pub const VERSION_1: u64 = 1 << 32;
-pub const DEVICE_FEATURES: u64 =
-    VERSION_1 | features::INDIRECT_DESC | features::EVENT_IDX | features::RING_PACKED;
+pub const DEVICE_FEATURES: u64 = VERSION_1 | INDIRECT_DESC | EVENT_IDX | RING_PACKED;
 
 /// What a [`Recorder`] was told to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,8 +26,8 @@ pub enum Event {
 }
 
 /// A device without a disk: a running queue just holds its resources.
-#[derive(Default)]
 pub struct Recorder {
+    name: &'static str,
     state: Mutex<State>,
 }
 
@@ -43,7 +42,11 @@ struct State {
 
 impl Recorder {
     pub fn new() -> Arc<Self> {
-        Arc::default()
+        Self::named("recorder")
+    }
+
+    pub fn named(name: &'static str) -> Arc<Self> {
+        Arc::new(Self { name, state: Mutex::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -91,7 +94,7 @@ impl Recorder {
 
 impl VirtioDevice for Recorder {
     fn name(&self) -> &str {
-        "recorder"
+        self.name
     }
 
     fn queue_count(&self) -> u16 {

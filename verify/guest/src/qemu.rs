@@ -79,12 +79,12 @@ impl Machine<'_> {
         add("-accel", accelerator.to_owned());
         add("-cpu", cpu.to_owned());
         add("-m", MEMORY.to_owned());
-        // The driver makes no more queues than there could be CPUs, and polls at most all but one: the second CPU need
-        // not be there, but must be possible.
-        add("-smp", "1,maxcpus=2".to_owned());
+        // The driver makes no more queues than there could be CPUs, and polls at most all but one: there have to be two,
+        // but the kernel is told to start one only (maxcpus), since the sidecore has a core of the host for itself.
+        add("-smp", "2".to_owned());
         add("-kernel", text(self.kernel)?.to_owned());
         add("-initrd", text(self.initramfs)?.to_owned());
-        add("-append", format!("console=ttyS1 quiet panic=-1 mitigations=off {}", self.settings));
+        add("-append", format!("console=ttyS1 quiet maxcpus=1 panic=-1 mitigations=off {}", self.settings));
         add("-display", "none".to_owned());
         add("-chardev", "stdio,id=dialogue,signal=off".to_owned());
         add("-serial", "chardev:dialogue".to_owned());

@@ -129,9 +129,10 @@ fn writers(draft: &Draft, problems: &mut Collector<'_>) {
     for device in draft.devices.iter().filter(|device| !device.read_only) {
         let Some(store) = &device.store else { continue };
         let bottom = chain(&by_name, store.get_ref()).last().copied();
-        let Some((bottom, Some(KindDraft::File { read_only: false, .. }))) = bottom.map(|store| (store, &store.kind)) else {
+        let Some((bottom, Some(KindDraft::File(options)))) = bottom.map(|store| (store, &store.kind)) else { continue };
+        if options.get_ref().read_only {
             continue;
-        };
+        }
         let Some(file) = name(&bottom.head) else { continue };
         if let Some(other) = writers.insert(file, &device.head.subject) {
             let message = format!("{other} writes to the file of store \"{file}\" too, which would destroy it; set `read_only = true` on all of them but one");
@@ -204,13 +205,11 @@ fn settle_store(store: StoreDraft) -> Option<StoreSpec> {
         KindDraft::Ram { size_bytes, block_bytes } => {
             StoreKind::Ram { size_bytes: size_bytes.into_inner(), block_bytes }
         }
-        KindDraft::File { path, read_only, direct, block_bytes } => {
-            StoreKind::File { path: path.into_inner(), read_only, direct, block_bytes }
-        }
+        KindDraft::File(options) => StoreKind::File(options.into_inner()),
         KindDraft::Delay { store, delay_us } => {
             StoreKind::Delay { store: store.into_inner(), delay: Nanos::from_micros(delay_us) }
         }
-        KindDraft::Fault { store, faults } => StoreKind::Fault { store: store.into_inner(), faults },
+        KindDraft::Fault { store, plan } => StoreKind::Fault { store: store.into_inner(), plan },
     };
     Some(StoreSpec { name: store.head.name?.into_inner(), kind })
 }
@@ -239,7 +238,7 @@ fn settle_device(device: DeviceDraft, load: &mut Load, spin_us: &HashMap<String,
         packed: device.packed,
         read_only: device.read_only,
         seg_max: device.seg_max,
-        size_max: device.size_max,
+        size_max_bytes: device.size_max_bytes,
         serial: device.serial,
     })
 }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use sidecore_assembly::spec::{Faults, SERIAL_MAX_BYTES};
+use sidecore_assembly::spec::{Affected, Fault, FaultPlan, FaultRule, FileOptions, QUEUES_MAX, SERIAL_MAX_BYTES, Sector, When};
 use toml::Spanned;
 use toml::de::DeTable;
 
@@ -14,16 +14,16 @@ use super::section::Section;
 /// Where sidecored listens for its control API unless told otherwise.
 pub const DEFAULT_CONTROL_SOCKET: &str = "/run/sidecore/control.sock";
 
-/// The most request queues that a device may have.
-pub const QUEUES_MAX: u16 = 64;
-
 /// The largest ring that a device may accept (virtio 1.2, 2.7).
 const QUEUE_SIZE_LIMIT: u16 = 32768;
 
+/// The rarest failure.
+const MILLION: u32 = 1_000_000;
+
 const QUEUE_SIZE_DEFAULT: u16 = 1024;
 
-/// The most segments in a request: what the largest ring holds beside the two that every request needs.
-const SEG_MAX_LIMIT: u32 = 32766;
+/// The most segments in a request: each entry of a running ring has room for as many.
+const SEG_MAX_LIMIT: u32 = 1022;
 
 /// Drivers refuse disks whose segments hold less than a page.
 const SIZE_MAX_LEAST: u32 = 4096;
@@ -68,9 +68,9 @@ pub(super) struct StoreDraft {
 pub(super) enum KindDraft {
     Null { size_bytes: u64, block_bytes: u32 },
     Ram { size_bytes: Spanned<u64>, block_bytes: u32 },
-    File { path: Spanned<PathBuf>, read_only: bool, direct: bool, block_bytes: Option<u32> },
+    File(Spanned<FileOptions>),
     Delay { store: Spanned<String>, delay_us: u64 },
-    Fault { store: Spanned<String>, faults: Faults },
+    Fault { store: Spanned<String>, plan: FaultPlan },
 }
 
 impl KindDraft {
@@ -78,7 +78,7 @@ impl KindDraft {
     pub(super) fn inner(&self) -> Option<&Spanned<String>> {
         match self {
             Self::Delay { store, .. } | Self::Fault { store, .. } => Some(store),
-            Self::Null { .. } | Self::Ram { .. } | Self::File { .. } => None,
+            Self::Null { .. } | Self::Ram { .. } | Self::File(_) => None,
         }
     }
 }
@@ -96,7 +96,7 @@ pub(super) struct DeviceDraft {
     pub(super) packed: bool,
     pub(super) read_only: bool,
     pub(super) seg_max: Option<u32>,
-    pub(super) size_max: Option<u32>,
+    pub(super) size_max_bytes: Option<u32>,
     pub(super) serial: Option<String>,
 }
 
@@ -187,7 +187,8 @@ fn file(section: &mut Section<'_, '_, '_>, base: &Path) -> Option<KindDraft> {
     let direct = flag(section, "direct", true);
     let block_bytes = block_bytes(section);
     let path = section.required("path", path, "\"/var/lib/sidecore/disk.img\"")?;
-    Some(KindDraft::File { path, read_only, direct, block_bytes })
+    let span = path.span();
+    Some(KindDraft::File(Spanned::new(span, FileOptions { path: path.into_inner(), read_only, direct, block_bytes })))
 }
 
 fn delay(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
@@ -197,17 +198,39 @@ fn delay(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
     Some(KindDraft::Delay { store: store?, delay_us: delay_us?.into_inner() })
 }
 
+/// With a seed the failures are as rare as asked for and come at random; without, exactly every so many requests.
 fn fault(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
     let store = inner(section);
-    let every = |section: &mut Section<'_, '_, '_>, key| section.number(key, 1..=u32::MAX).map(Spanned::into_inner);
-    let faults = Faults {
-        seed: section.number("seed", 0..=u64::MAX).map_or(0, Spanned::into_inner),
-        eio_every: every(section, "eio_every"),
-        enospc_every: every(section, "enospc_every"),
-        short_every: every(section, "short_every"),
-        bad_ranges: section.ranges("ranges").map_or_else(Vec::new, Spanned::into_inner),
+    let seed = section.number("seed", 0..=u64::MAX).map(Spanned::into_inner);
+    let mut rules = bad_ranges(section);
+    for (key, fault, affected) in [
+        ("eio_every", Fault::Eio, [Affected::All].as_slice()),
+        ("enospc_every", Fault::NoSpace, &[Affected::Writes]),
+        ("short_every", Fault::Short, &[Affected::Reads, Affected::Writes]),
+    ] {
+        let Some(every) = section.number(key, 1..=MILLION).map(Spanned::into_inner) else { continue };
+        let when = match seed {
+            Some(_) => When::PerMillion(MILLION.checked_div(every).unwrap_or(0)),
+            None => When::EveryNth(every.into()),
+        };
+        rules.extend(affected.iter().map(|affected| FaultRule { affected: *affected, when: when.clone(), fault }));
+    }
+    Some(KindDraft::Fault { store: store?, plan: FaultPlan { seed: seed.unwrap_or(0), rules } })
+}
+
+/// Bad spots, in sectors, because that is what a guest's log names.
+fn bad_ranges(section: &mut Section<'_, '_, '_>) -> Vec<FaultRule> {
+    let Some(ranges) = section.ranges("ranges") else { return Vec::new() };
+    let span = ranges.span();
+    let bytes = |(first, last): (u64, u64)| {
+        Some(Sector(first).offset_bytes()?..Sector(last.checked_add(1)?).offset_bytes()?)
     };
-    Some(KindDraft::Fault { store: store?, faults })
+    let rule = |touched| FaultRule { affected: Affected::All, when: When::Touching(touched), fault: Fault::Eio };
+    let rules: Option<Vec<_>> = ranges.into_inner().into_iter().map(|range| bytes(range).map(rule)).collect();
+    if rules.is_none() {
+        section.complain(span, "`ranges` are in sectors of 512 bytes, and no store has that many");
+    }
+    rules.unwrap_or_default()
 }
 
 /// The store that a store is put in front of.
@@ -243,7 +266,7 @@ fn device(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Col
         packed: flag(&mut section, "packed", false),
         read_only: flag(&mut section, "read_only", false),
         seg_max: section.number("seg_max", 1..=SEG_MAX_LIMIT).map(Spanned::into_inner),
-        size_max: section.number("size_max", SIZE_MAX_LEAST..=u32::MAX).map(Spanned::into_inner),
+        size_max_bytes: section.number("size_max", SIZE_MAX_LEAST..=u32::MAX).map(Spanned::into_inner),
         serial: serial(&mut section),
     };
     section.finish();

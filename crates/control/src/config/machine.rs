@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
-use sidecore_assembly::machine::{self, FileSpec};
+use sidecore_assembly::machine;
 use toml::Spanned;
 
 use super::draft::{DEFAULT_CONTROL_SOCKET, Draft, KindDraft, StoreDraft};
@@ -57,34 +57,32 @@ fn files(draft: &Draft, problems: &mut Collector<'_>) {
     // By what the kernel knows them by, because a file can have many paths.
     let mut seen: HashMap<(u64, u64), (&StoreDraft, bool)> = HashMap::new();
     for store in &draft.stores {
-        let Some(KindDraft::File { path, read_only, direct, block_bytes }) = &store.kind else { continue };
+        let Some(KindDraft::File(options)) = &store.kind else { continue };
+        let (span, options) = (options.span(), options.get_ref());
         let subject = &store.head.subject;
-        let metadata = match std::fs::metadata(path.get_ref()) {
+        let metadata = match std::fs::metadata(&options.path) {
             Ok(metadata) => metadata,
             Err(error) => {
-                problems.add(path.span(), subject, unreachable_file(path.get_ref(), &error));
+                problems.add(span, subject, unreachable_file(&options.path, &error));
                 continue;
             }
         };
         let kind = metadata.file_type();
         let identity = if kind.is_block_device() { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) };
         match seen.get(&identity) {
-            Some((_, true)) if *read_only => {}
+            Some((_, true)) if options.read_only => {}
             Some((other, _)) => {
-                let message = format!("this file is that of {} already; let several devices use one store, or set `read_only = true` on both", other.head.subject);
-                problems.add(path.span(), subject, message);
+                let message = format!(
+                    "this file is that of {} already; let several devices use one store, or set `read_only = true` on both",
+                    other.head.subject
+                );
+                problems.add(span, subject, message);
                 continue;
             }
-            None => drop(seen.insert(identity, (store, *read_only))),
+            None => drop(seen.insert(identity, (store, options.read_only))),
         }
-        if !kind.is_file() && !kind.is_block_device() {
-            let message = format!("{} is neither a file nor a block device", path.get_ref().display());
-            problems.add(path.span(), subject, message);
-            continue;
-        }
-        let spec = FileSpec { path: path.get_ref(), read_only: *read_only, direct: *direct, block_bytes: *block_bytes };
-        if let Err(message) = machine::try_file(&spec) {
-            problems.add(path.span(), subject, message);
+        if let Err(error) = machine::try_file(options) {
+            problems.add(span, subject, error.to_string());
         }
     }
 }

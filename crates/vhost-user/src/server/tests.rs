@@ -1,0 +1,246 @@
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::features;
+use crate::message::{Body, Message, Request};
+use crate::testing::*;
+
+/// A generous bound for what takes microseconds.
+const SOON: Duration = Duration::from_secs(10);
+
+struct Fixture {
+    directory: tempfile::TempDir,
+    device: Arc<Recorder>,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self::with(Recorder::new())
+    }
+
+    fn with(device: Arc<Recorder>) -> Self {
+        Self { directory: tempfile::tempdir().unwrap(), device }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("disk.sock")
+    }
+
+    fn start(&self) -> Server {
+        Server::start(&self.path(), self.device.clone()).unwrap()
+    }
+}
+
+fn connect_to(server: &Server) -> Connection {
+    let stream = UnixStream::connect(server.path()).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    Connection::new(stream)
+}
+
+fn ask(front: &mut Connection, message: Message) -> Body {
+    front.send(&message).unwrap();
+    let reply = front.receive().unwrap().expect("a reply");
+    assert_eq!(reply.request, message.request);
+    assert!(reply.flags.reply);
+    reply.body
+}
+
+/// Waits for the other end to hang up. It resets the connection when it has
+/// not read all that was sent.
+fn hung_up(front: &Connection) -> bool {
+    match (&mut front.stream()).read(&mut [0]) {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+    }
+}
+
+fn wait_until(what: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !what() {
+        assert!(start.elapsed() < SOON, "it never happened");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Everything that QEMU does to start queue 0.
+fn start_queue(front: &mut Connection) {
+    let mut messages = negotiation(VERSION_1);
+    messages.push(add_region(region(0, MEGABYTE), "server"));
+    messages.extend(ring_setup(0, 128, 0));
+    for message in messages {
+        if message.request.has_reply() || message.flags.need_reply {
+            ask(front, message);
+        } else {
+            front.send(&message).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_vmm_is_served_and_its_disconnect_stops_the_queues() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    let mut front = connect_to(&server);
+    assert_eq!(ask(&mut front, plain(Request::GetFeatures)), Body::U64(DEVICE_FEATURES | features::PROTOCOL_FEATURES));
+    start_queue(&mut front);
+    assert!(server.is_connected());
+    assert_eq!(fixture.device.running(), [0]);
+    drop(front);
+    wait_until(|| !server.is_connected());
+    assert_eq!(fixture.device.running(), []);
+    assert_eq!(fixture.device.events().last(), Some(&Event::Reset));
+    // And the VMM may come back.
+    let mut front = connect_to(&server);
+    start_queue(&mut front);
+    assert_eq!(fixture.device.running(), [0]);
+}
+
+#[test]
+fn a_second_vmm_waits_for_the_first_to_go() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    let mut first = connect_to(&server);
+    ask(&mut first, plain(Request::GetFeatures));
+    let mut second = connect_to(&server);
+    second.send(&plain(Request::GetFeatures)).unwrap();
+    second.stream().set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    assert!(second.receive().is_err(), "nobody answers yet");
+    second.stream().set_read_timeout(Some(SOON)).unwrap();
+    drop(first);
+    assert_eq!(second.receive().unwrap().unwrap().request, Request::GetFeatures);
+}
+
+#[test]
+fn nonsense_ends_its_connection_and_no_more() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    let oversized = [1_u32, 1, 1 << 20].map(u32::to_ne_bytes).concat();
+    let version_2 = [1_u32, 2, 0].map(u32::to_ne_bytes).concat();
+    let unknown = [99_u32, 1, 0].map(u32::to_ne_bytes).concat();
+    let missing_fd = number(Request::SetVringKick, 0).to_bytes();
+    let reply = Message::reply(Request::GetFeatures, Body::U64(0)).to_bytes();
+    for bytes in [oversized, version_2, unknown, missing_fd, reply, vec![0xff; 100]] {
+        let mut front = connect_to(&server);
+        start_queue(&mut front);
+        (&mut front.stream()).write_all(&bytes).unwrap();
+        assert!(hung_up(&front), "{bytes:?}");
+        assert_eq!(fixture.device.running(), []);
+    }
+    let mut front = connect_to(&server);
+    ask(&mut front, plain(Request::GetFeatures));
+}
+
+#[test]
+fn shutdown_ends_an_idle_server() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    assert!(fixture.path().exists());
+    server.shutdown();
+    assert!(!fixture.path().exists());
+}
+
+#[test]
+fn shutdown_ends_a_connection_stalled_in_mid_message() {
+    let fixture = Fixture::with(Recorder::named("stalled"));
+    let server = fixture.start();
+    let mut front = connect_to(&server);
+    start_queue(&mut front);
+    (&mut front.stream()).write_all(&number(Request::SetFeatures, 0).to_bytes()[..14]).unwrap();
+    let before = cpu_time();
+    thread::sleep(Duration::from_millis(50));
+    let spent = cpu_time().saturating_sub(before);
+    assert!(spent < Duration::from_millis(25), "{spent:?} of CPU in 50 ms of waiting");
+    server.shutdown();
+    assert!(hung_up(&front));
+    assert_eq!(fixture.device.running(), []);
+    assert_eq!(fixture.device.events().last(), Some(&Event::Reset));
+}
+
+/// Of the thread that serves the device "stalled".
+fn cpu_time() -> Duration {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let mut ticks = 0;
+    for task in tasks {
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+        let Some((_, fields)) = stat.split_once("(vu-stalled) ") else { continue };
+        let fields: Vec<_> = fields.split(' ').collect();
+        ticks += fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    }
+    Duration::from_millis(10 * ticks)
+}
+
+#[test]
+fn shutdown_ends_a_connection_whose_peer_reads_no_replies() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    let front = connect_to(&server);
+    let stream = front.stream().try_clone().unwrap();
+    let flood = thread::spawn(move || {
+        let request = plain(Request::GetFeatures).to_bytes();
+        while (&stream).write_all(&request).is_ok() {}
+    });
+    // Until both directions are full.
+    thread::sleep(Duration::from_millis(100));
+    server.shutdown();
+    flood.join().unwrap();
+}
+
+#[test]
+fn shutdown_turns_away_who_waits() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    let mut first = connect_to(&server);
+    ask(&mut first, plain(Request::GetFeatures));
+    let second = connect_to(&server);
+    server.shutdown();
+    assert!(hung_up(&first));
+    assert!(hung_up(&second));
+}
+
+#[test]
+fn the_socket_is_for_its_owner_only() {
+    let fixture = Fixture::new();
+    let _server = fixture.start();
+    let mode = fs::metadata(fixture.path()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
+    let fixture = Fixture::new();
+    // Closing a listener leaves its file behind, as a crash does.
+    drop(UnixListener::bind(fixture.path()).unwrap());
+    let server = fixture.start();
+    let second = Server::start(&fixture.path(), Recorder::new());
+    assert!(matches!(second, Err(ServerError::InUse { .. })));
+    ask(&mut connect_to(&server), plain(Request::GetFeatures));
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_left_alone() {
+    let fixture = Fixture::new();
+    fs::write(fixture.path(), "precious").unwrap();
+    let refused = Server::start(&fixture.path(), fixture.device.clone());
+    assert!(matches!(refused, Err(ServerError::NotASocket { .. })));
+    assert_eq!(fs::read(fixture.path()).unwrap(), b"precious");
+}
+
+#[test]
+fn a_path_that_cannot_be_bound_is_an_error() {
+    let fixture = Fixture::new();
+    for path in [fixture.directory.path().join("missing/disk.sock"), fixture.directory.path().join("x".repeat(200))] {
+        assert!(matches!(Server::start(&path, fixture.device.clone()), Err(ServerError::Io { .. })));
+    }
+}
+
+#[test]
+fn a_socket_that_someone_else_put_there_is_not_removed() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    fs::remove_file(fixture.path()).unwrap();
+    let _other = UnixListener::bind(fixture.path()).unwrap();
+    server.shutdown();
+    assert!(fixture.path().exists());
+}

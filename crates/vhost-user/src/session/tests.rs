@@ -1,0 +1,582 @@
+use proptest::collection::vec;
+use proptest::prelude::*;
+use sidecore_ring::{RingFormat, RingState};
+
+use super::*;
+use crate::testing::*;
+
+const SPLIT: u64 = VERSION_1 | EVENT_IDX;
+const PACKED: u64 = VERSION_1 | RING_PACKED;
+
+/// A front end and the session that it talks to.
+struct Fixture {
+    device: Arc<Recorder>,
+    session: Session,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let device = Recorder::new();
+        Self { session: Session::new(device.clone()), device }
+    }
+
+    /// Negotiated, with a megabyte of memory, and rings to come.
+    fn ready(driver_features: u64) -> Self {
+        let mut fixture = Self::new();
+        fixture.all(negotiation(driver_features));
+        fixture.ok(add_region(region(0, MEGABYTE), "ready"));
+        fixture
+    }
+
+    /// The same with some rings running.
+    fn running(driver_features: u64, indexes: &[u32]) -> Self {
+        let mut fixture = Self::ready(driver_features);
+        for index in indexes {
+            fixture.all(ring_setup(*index, 128, 0));
+        }
+        assert_eq!(fixture.device.running().len(), indexes.len());
+        fixture.device.events();
+        fixture
+    }
+
+    fn send(&mut self, message: Message) -> Result<Option<Message>, ProtocolError> {
+        self.session.handle(message)
+    }
+
+    /// The request's own reply.
+    fn ask(&mut self, message: Message) -> Body {
+        let request = message.request;
+        let reply = self.send(message).unwrap().unwrap();
+        assert_eq!((reply.request, reply.flags.reply, reply.flags.need_reply), (request, true, false));
+        reply.body
+    }
+
+    /// Sends a request that wants an acknowledgement; whether it succeeded.
+    fn ack(&mut self, message: Message) -> bool {
+        match self.ask(message.needing_reply()) {
+            Body::U64(code) => code == 0,
+            body => panic!("{body:?} acknowledges nothing"),
+        }
+    }
+
+    fn ok(&mut self, message: Message) {
+        let text = format!("{message:?}");
+        assert!(self.ack(message), "{text}");
+    }
+
+    fn all(&mut self, messages: Vec<Message>) {
+        for message in messages {
+            let text = format!("{message:?}");
+            if let Some(Message { body: Body::U64(code), flags, .. }) = self.send(message).expect(&text) {
+                assert!(code == 0 || flags.reply, "{text}");
+            }
+        }
+    }
+
+    fn base(&mut self, index: u32) -> u32 {
+        match self.ask(vring(Request::GetVringBase, index, 0)) {
+            Body::VringState(state) if state.index == index => state.num,
+            body => panic!("{body:?} is no base"),
+        }
+    }
+
+    fn status(&mut self) -> u64 {
+        match self.ask(plain(Request::GetStatus)) {
+            Body::U64(status) => status,
+            body => panic!("{body:?} is no status"),
+        }
+    }
+}
+
+fn at(next: u16) -> RingState {
+    RingState { next_avail: next, next_used: next }
+}
+
+fn started(index: u16, state: RingState) -> Event {
+    Event::Start { index, state, format: RingFormat::Split, kick: true, call: true }
+}
+
+#[test]
+fn negotiation_offers_the_device_and_exactly_six_protocol_features() {
+    let mut fixture = Fixture::new();
+    let features = DEVICE_FEATURES | 1 << 30;
+    assert_eq!(fixture.ask(plain(Request::GetFeatures)), Body::U64(features));
+    let protocol = 1 | 1 << 3 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 16;
+    assert_eq!(fixture.ask(plain(Request::GetProtocolFeatures)), Body::U64(protocol));
+    assert_eq!(fixture.ask(plain(Request::GetQueueNum)), Body::U64(QUEUES.into()));
+    fixture.ok(number(Request::SetProtocolFeatures, protocol));
+    assert_eq!(fixture.ask(plain(Request::GetMaxMemSlots)), Body::U64(509));
+}
+
+#[test]
+fn features_that_were_not_offered_are_refused() {
+    let mut fixture = Fixture::new();
+    for (request, bits) in [(Request::SetFeatures, 1 << 26), (Request::SetProtocolFeatures, 1 << 1)] {
+        assert!(matches!(
+            fixture.send(number(request, bits)),
+            Err(ProtocolError::FeaturesNotOffered { bits: refused, .. }) if refused == bits
+        ));
+    }
+}
+
+#[test]
+fn an_acknowledgement_is_sent_when_asked_for_and_negotiated() {
+    let mut fixture = Fixture::new();
+    assert!(fixture.send(plain(Request::SetOwner).needing_reply()).unwrap().is_none(), "not negotiated");
+    fixture.all(negotiation(SPLIT));
+    assert!(fixture.send(plain(Request::SetOwner)).unwrap().is_none(), "not asked for");
+    assert!(fixture.ack(plain(Request::SetOwner)));
+    assert!(!fixture.ack(number(Request::SetFeatures, 1 << 63)));
+    // What has a reply of its own is not acknowledged besides.
+    assert_eq!(
+        fixture.ask(plain(Request::GetFeatures).needing_reply()),
+        Body::U64(DEVICE_FEATURES | features::PROTOCOL_FEATURES)
+    );
+}
+
+#[test]
+fn a_ring_runs_once_it_lacks_nothing() {
+    let mut fixture = Fixture::ready(SPLIT);
+    for message in ring_setup(1, 128, 7) {
+        assert_eq!(fixture.device.events(), []);
+        fixture.ok(message);
+    }
+    assert_eq!(fixture.device.events(), [started(1, at(7))]);
+    assert_eq!(fixture.device.features_of(1), SPLIT, "without vhost-user's own bit");
+    assert_eq!(fixture.device.running(), [1], "SeaBIOS starts one queue only");
+}
+
+#[test]
+fn the_order_in_which_a_ring_is_described_does_not_matter() {
+    for rotation in 0..6 {
+        let mut fixture = Fixture::new();
+        fixture.all(negotiation(SPLIT));
+        let mut messages = ring_setup(0, 128, 0);
+        // Except that where it begins must be said before it does.
+        messages.retain(|message| message.request != Request::SetVringBase);
+        messages.push(add_region(region(0, MEGABYTE), "order"));
+        messages.rotate_left(rotation);
+        for message in messages {
+            // Without its memory a ring that has all else is refused; with
+            // it, it runs.
+            fixture.send(message).unwrap();
+        }
+        assert_eq!(fixture.device.running(), [0], "rotated by {rotation}");
+    }
+}
+
+#[test]
+fn without_protocol_features_rings_are_enabled_from_the_start() {
+    let mut fixture = Fixture::new();
+    fixture.all(vec![plain(Request::SetOwner), number(Request::SetFeatures, SPLIT)]);
+    fixture.all(vec![memory_table(&[region(0, MEGABYTE)], "legacy")]);
+    fixture.all(ring_setup(0, 128, 0).into_iter().take(4).collect());
+    assert_eq!(fixture.device.running(), [0]);
+}
+
+#[test]
+fn a_ring_without_a_kick_descriptor_is_polled() {
+    let mut fixture = Fixture::ready(SPLIT);
+    fixture.ok(vring(Request::SetVringNum, 0, 64));
+    fixture.ok(addresses(0, 0));
+    fixture.ok(vring(Request::SetVringEnable, 0, 1));
+    fixture.ok(no_eventfd(Request::SetVringCall, 0));
+    assert_eq!(fixture.device.running(), []);
+    fixture.ok(no_eventfd(Request::SetVringKick, 0));
+    let format = RingFormat::Split;
+    let expected = Event::Start { index: 0, state: at(0), format, kick: false, call: false };
+    assert_eq!(fixture.device.events(), [expected]);
+}
+
+#[test]
+fn rings_that_were_never_described_are_left_alone() {
+    let mut fixture = Fixture::running(SPLIT, &[2]);
+    for index in 0..4 {
+        fixture.ok(vring(Request::SetVringEnable, index, 1));
+    }
+    assert_eq!(fixture.device.running(), [2]);
+    assert_eq!(fixture.base(0), 0);
+    assert_eq!(fixture.device.events(), []);
+}
+
+#[test]
+fn stopping_a_ring_gives_its_base_and_takes_another_kick_to_undo() {
+    let mut fixture = Fixture::running(SPLIT, &[0]);
+    fixture.device.serve(0, 5);
+    assert_eq!(fixture.base(0), 5);
+    assert_eq!(fixture.base(0), 5, "and again");
+    assert_eq!(fixture.device.events(), [Event::Stop { index: 0 }]);
+    fixture.ok(vring(Request::SetVringEnable, 0, 1));
+    assert_eq!(fixture.device.events(), []);
+    fixture.ok(eventfd(Request::SetVringKick, 0));
+    assert_eq!(fixture.device.events(), [started(0, at(5))], "from where it stood, with the call of before");
+}
+
+#[test]
+fn a_packed_ring_starts_and_stops_with_both_wrap_counters() {
+    let mut fixture = Fixture::ready(PACKED);
+    fixture.all(ring_setup(0, 128, 0x8003_8005));
+    let state = RingState { next_avail: 0x8005, next_used: 0x8003 };
+    let format = RingFormat::Packed;
+    assert_eq!(fixture.device.events(), [Event::Start { index: 0, state, format, kick: true, call: true }]);
+    fixture.device.serve(0, 2);
+    assert_eq!(fixture.base(0), 0x8005_8007);
+    assert_eq!(fixture.base(1), 0x8000_8000, "a fresh one");
+}
+
+#[test]
+fn a_position_does_not_outlive_its_ring_format() {
+    let mut fixture = Fixture::running(SPLIT, &[0]);
+    fixture.device.serve(0, 5);
+    fixture.base(0);
+    fixture.ok(number(Request::SetFeatures, PACKED | features::PROTOCOL_FEATURES));
+    fixture.ok(eventfd(Request::SetVringKick, 0));
+    let state = RingState::fresh(RingFormat::Packed);
+    assert!(matches!(fixture.device.events()[..], [_, Event::Start { state: from, .. }] if from == state));
+}
+
+#[test]
+fn disabling_stops_a_ring_and_enabling_goes_on() {
+    let mut fixture = Fixture::running(SPLIT, &[0, 1]);
+    fixture.device.serve(1, 9);
+    fixture.ok(vring(Request::SetVringEnable, 1, 0));
+    fixture.ok(vring(Request::SetVringEnable, 1, 0));
+    fixture.ok(vring(Request::SetVringEnable, 1, 1));
+    fixture.ok(vring(Request::SetVringEnable, 1, 1));
+    assert_eq!(fixture.device.events(), [Event::Stop { index: 1 }, started(1, at(9))]);
+    assert!(!fixture.ack(vring(Request::SetVringEnable, 1, 2)));
+}
+
+#[test]
+fn a_call_is_replaced_without_stopping_the_ring() {
+    let mut fixture = Fixture::running(SPLIT, &[0]);
+    fixture.ok(eventfd(Request::SetVringCall, 0));
+    fixture.ok(no_eventfd(Request::SetVringCall, 0));
+    fixture.ok(eventfd(Request::SetVringCall, 1));
+    let calls = [Event::SetCall { index: 0, call: true }, Event::SetCall { index: 0, call: false }];
+    assert_eq!(fixture.device.events(), calls);
+}
+
+#[test]
+fn a_kick_or_an_error_eventfd_is_replaced_around_a_stop() {
+    let mut fixture = Fixture::running(SPLIT, &[0]);
+    fixture.device.serve(0, 3);
+    fixture.ok(eventfd(Request::SetVringKick, 0));
+    fixture.device.serve(0, 1);
+    fixture.ok(eventfd(Request::SetVringErr, 0));
+    let stop = || Event::Stop { index: 0 };
+    assert_eq!(fixture.device.events(), [stop(), started(0, at(3)), stop(), started(0, at(4))]);
+}
+
+#[test]
+fn a_running_ring_is_moved_by_nothing_but_the_same_words() {
+    let mut fixture = Fixture::running(SPLIT, &[0]);
+    fixture.ok(vring(Request::SetVringNum, 0, 128));
+    fixture.ok(addresses(0, 0));
+    assert!(!fixture.ack(vring(Request::SetVringNum, 0, 64)));
+    assert!(!fixture.ack(addresses(0, 8192)));
+    assert!(!fixture.ack(vring(Request::SetVringBase, 0, 0)));
+    fixture.ok(number(Request::SetFeatures, SPLIT | features::PROTOCOL_FEATURES));
+    assert!(!fixture.ack(number(Request::SetFeatures, PACKED | features::PROTOCOL_FEATURES)));
+    assert_eq!(fixture.device.events(), []);
+    // And without an acknowledgement the front end learns it the hard way.
+    assert!(matches!(fixture.send(vring(Request::SetVringNum, 0, 64)), Err(ProtocolError::RingRuns { .. })));
+}
+
+#[test]
+fn impossible_sizes_addresses_and_rings_are_refused() {
+    let mut fixture = Fixture::ready(SPLIT);
+    for size in [0, 32769, 65536, u32::MAX] {
+        assert!(!fixture.ack(vring(Request::SetVringNum, 0, size)), "{size}");
+    }
+    fixture.ok(vring(Request::SetVringNum, 0, 32768));
+    for index in [4, 256, u32::MAX] {
+        assert!(!fixture.ack(vring(Request::SetVringNum, index, 64)));
+        assert!(!fixture.ack(addresses(index, 0)));
+    }
+    assert!(!fixture.ack(eventfd(Request::SetVringKick, 4)));
+    let mut logging = addresses(0, 0);
+    let Body::VringAddress(address) = &mut logging.body else { unreachable!() };
+    address.flags = 1;
+    assert!(!fixture.ack(logging));
+    assert!(matches!(
+        fixture.send(vring(Request::GetVringBase, 4, 0).needing_reply()),
+        Err(ProtocolError::NoSuchRing { index: 4, queue_count: 4 })
+    ));
+}
+
+#[test]
+fn a_change_of_memory_stops_all_rings_before_it_unmaps_anything() {
+    let mut fixture = Fixture::new();
+    fixture.all(negotiation(SPLIT));
+    fixture.ok(memory_table(&[region(0, MEGABYTE)], "quiesce-old"));
+    for index in [0, 1, 3] {
+        fixture.all(ring_setup(index, 128, 0));
+    }
+    fixture.device.serve(1, 11);
+    fixture.device.serve(3, 33);
+    fixture.device.events();
+    fixture.ok(memory_table(&[region(0, MEGABYTE)], "quiesce-new"));
+    let stops = [0, 1, 3].map(|index| Event::Stop { index });
+    let starts = [(0, 0), (1, 11), (3, 33)].map(|(index, next)| started(index, at(next)));
+    assert_eq!(fixture.device.events(), [stops, starts].concat());
+    for maps in fixture.device.maps_at_stop() {
+        assert!(maps.contains("quiesce-old"), "unmapped under a running ring");
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.contains("quiesce-old") && maps.contains("quiesce-new"));
+}
+
+#[test]
+fn a_memory_table_that_cannot_be_mapped_leaves_the_rings_undisturbed() {
+    let mut fixture = Fixture::running(SPLIT, &[0]);
+    let memory = fixture.device.memory_of(0);
+    assert!(!fixture.ack(memory_table(&[region(0, MEGABYTE), region(4096, MEGABYTE)], "overlap")));
+    let mut short = memory_table(&[region(0, MEGABYTE)], "short");
+    short.fds = vec![memfd("short", 4096)];
+    assert!(!fixture.ack(short));
+    assert!(!fixture.ack(add_region(region(0, MEGABYTE), "twice")));
+    assert!(!fixture.ack(remove_region(region(MEGABYTE, MEGABYTE))));
+    assert_eq!(fixture.device.events(), []);
+    assert!(fixture.device.memory_of(0).is_same(&memory));
+}
+
+#[test]
+fn a_ring_outside_a_new_memory_table_stays_stopped_and_the_table_is_acknowledged_as_failed() {
+    let mut fixture = Fixture::running(SPLIT, &[0, 1]);
+    fixture.device.serve(0, 6);
+    // Ring 1's page is still there, ring 0's is not.
+    assert!(!fixture.ack(memory_table(&[region(4096, MEGABYTE)], "moved")));
+    assert_eq!(fixture.device.running(), [1]);
+    assert_eq!(fixture.status(), 0x40);
+    assert_eq!(fixture.base(0), 6);
+    assert_eq!(fixture.status(), 0);
+}
+
+#[test]
+fn regions_come_and_go_under_running_rings() {
+    let mut fixture = Fixture::running(SPLIT, &[0]);
+    let more = region(MEGABYTE, MEGABYTE);
+    fixture.device.serve(0, 1);
+    fixture.ok(add_region(more, "hotplug"));
+    fixture.device.serve(0, 1);
+    assert_eq!(fixture.device.memory_of(0).region_count(), 2);
+    // Some front ends send the region's file along, which is not needed.
+    let mut removal = remove_region(more);
+    removal.fds.push(memfd("unused", 1));
+    fixture.ok(removal);
+    assert!(fixture.device.maps_at_stop().last().unwrap().contains("hotplug"));
+    assert!(!std::fs::read_to_string("/proc/self/maps").unwrap().contains("hotplug"));
+    let stop = || Event::Stop { index: 0 };
+    assert_eq!(fixture.device.events(), [stop(), started(0, at(1)), stop(), started(0, at(2))]);
+}
+
+/// QEMU resizes a region by removing and adding it, and gives up on an error.
+#[test]
+fn a_ring_waits_for_its_memory_to_come_back() {
+    let mut fixture = Fixture::running(SPLIT, &[0]);
+    fixture.device.serve(0, 8);
+    fixture.ok(remove_region(region(0, MEGABYTE)));
+    assert_eq!(fixture.device.running(), []);
+    fixture.ok(add_region(region(2 * MEGABYTE, MEGABYTE), "elsewhere"));
+    assert_eq!(fixture.device.running(), []);
+    fixture.ok(add_region(region(0, 2 * MEGABYTE), "resized"));
+    assert_eq!(fixture.device.events(), [Event::Stop { index: 0 }, started(0, at(8))]);
+}
+
+#[test]
+fn a_ring_that_cannot_be_started_asks_for_a_reset_and_spares_the_connection() {
+    let mut fixture = Fixture::ready(SPLIT);
+    fixture.ok(number(Request::SetStatus, 0xf));
+    let mut setup = ring_setup(0, 128, 0);
+    setup[2] = addresses(0, MEGABYTE);
+    for message in setup.into_iter().take(5) {
+        fixture.ok(message);
+    }
+    let enable = || vring(Request::SetVringEnable, 0, 1);
+    assert!(!fixture.ack(enable()));
+    assert!(fixture.send(enable()).unwrap().is_none(), "it may be the guest's doing");
+    assert_eq!(fixture.status(), 0x4f);
+    fixture.ok(addresses(0, 0));
+    assert_eq!(fixture.device.running(), [0]);
+    assert_eq!(fixture.status(), 0xf);
+}
+
+#[test]
+fn the_status_is_kept_and_says_when_the_device_is_broken() {
+    let mut fixture = Fixture::ready(SPLIT);
+    fixture.ok(number(Request::SetStatus, 0x0b));
+    assert_eq!(fixture.status(), 0x0b);
+    fixture.device.set_broken();
+    assert_eq!(fixture.status(), 0x4b);
+    // QEMU adds to what it read.
+    fixture.ok(number(Request::SetStatus, 0x4f));
+    fixture.ok(number(Request::SetStatus, 0));
+    assert_eq!(fixture.status(), 0);
+    assert!(!fixture.ack(number(Request::SetStatus, 0x100)));
+}
+
+#[test]
+fn a_reset_forgets_the_rings_but_neither_memory_nor_call_descriptors() {
+    for reset in [number(Request::SetStatus, 0), plain(Request::ResetDevice)] {
+        let mut fixture = Fixture::running(SPLIT, &[0, 2]);
+        fixture.device.serve(0, 4);
+        fixture.ok(reset);
+        let stops = [Event::Stop { index: 0 }, Event::Stop { index: 2 }];
+        assert_eq!(fixture.device.events(), [&stops[..], &[Event::Reset]].concat());
+        // As QEMU goes on: features, what changed in the memory (nothing),
+        // and of the rings all but the call.
+        fixture.ok(number(Request::SetFeatures, SPLIT | features::PROTOCOL_FEATURES));
+        fixture.ok(vring(Request::SetVringEnable, 0, 1));
+        fixture.ok(eventfd(Request::SetVringKick, 0));
+        assert_eq!(fixture.device.running(), [], "size and addresses are forgotten");
+        fixture.all(ring_setup(0, 128, 0).into_iter().take(3).collect());
+        assert_eq!(fixture.device.events(), [started(0, at(0))]);
+    }
+}
+
+#[test]
+fn reset_owner_stops_the_rings_until_another_kick() {
+    let mut fixture = Fixture::running(SPLIT, &[0]);
+    fixture.ok(plain(Request::ResetOwner));
+    assert_eq!(fixture.device.events(), [Event::Stop { index: 0 }]);
+    fixture.ok(eventfd(Request::SetVringKick, 0));
+    assert_eq!(fixture.device.running(), [0]);
+}
+
+#[test]
+fn the_end_stops_the_rings_and_resets_the_device() {
+    let fixture = Fixture::running(SPLIT, &[1, 3]);
+    fixture.session.end();
+    let expected = [Event::Stop { index: 1 }, Event::Stop { index: 3 }, Event::Reset];
+    assert_eq!(fixture.device.events(), expected);
+}
+
+fn config(request: Request, offset_bytes: u32, flags: u32, data: Vec<u8>) -> Message {
+    Message::request(request, Body::Config(ConfigSpace { offset_bytes, flags, data }), Vec::new())
+}
+
+#[test]
+fn the_configuration_is_read_with_zeros_after_its_end() {
+    let mut fixture = Fixture::ready(SPLIT);
+    let mut read = |offset_bytes, len| match fixture.ask(config(Request::GetConfig, offset_bytes, 0, vec![7; len])) {
+        Body::Config(reply) => {
+            assert_eq!((reply.offset_bytes, reply.flags), (offset_bytes, 0));
+            Some(reply.data)
+        }
+        Body::Empty => None,
+        body => panic!("{body:?}"),
+    };
+    let padded = |zeros| Some([&CONFIG[..], &vec![0; zeros]].concat());
+    assert_eq!(read(0, 60), padded(0));
+    assert_eq!(read(0, 96), padded(36));
+    assert_eq!(read(0, 256), padded(196));
+    assert_eq!(read(0x100, 60), padded(0), "counted from the start of virtio-mmio's registers");
+    assert_eq!(read(58, 4), Some(vec![0xC5, 0xC5, 0, 0]));
+    assert_eq!(read(60, 4), None);
+    assert_eq!(read(u32::MAX, 4), None);
+    assert_eq!(read(0, 0), None);
+}
+
+#[test]
+fn the_configuration_is_written_where_the_device_lets_it() {
+    let mut fixture = Fixture::ready(SPLIT);
+    fixture.ok(config(Request::SetConfig, 32, 0, vec![1]));
+    fixture.ok(config(Request::SetConfig, 0x120, 1, vec![0]));
+    assert!(!fixture.ack(config(Request::SetConfig, 0, 0, vec![1])));
+    assert!(!fixture.ack(config(Request::SetConfig, 32, 2, vec![1])));
+    assert!(fixture.send(config(Request::SetConfig, 0, 0, vec![1])).unwrap().is_none(), "the guest's doing");
+    assert_eq!(fixture.device.written(), [(32, vec![1]), (32, vec![0])]);
+}
+
+#[test]
+fn requests_of_features_that_are_not_there_are_refused_by_name() {
+    let mut fixture = Fixture::new();
+    for request in [plain(Request::GetStatus), add_region(region(0, 4096), "early")] {
+        assert!(fixture.send(request).unwrap_err().to_string().ends_with("without its protocol feature"));
+    }
+    let inflight = || Message::request(Request::GetInflightFd, Body::Other(vec![0; 24]), Vec::new());
+    assert_eq!(fixture.send(inflight()).unwrap_err().to_string(), "GET_INFLIGHT_FD, which was not offered");
+    fixture.all(negotiation(SPLIT));
+    assert!(!fixture.ack(inflight()));
+    let unknown = || Message::request(Request::Unknown(77), Body::Other(Vec::new()), vec![event()]);
+    assert!(!fixture.ack(unknown()));
+    assert_eq!(fixture.send(unknown()).unwrap_err().to_string(), "request 77, which was not offered");
+}
+
+#[test]
+fn replies_and_contradictory_messages_are_refused() {
+    let mut fixture = Fixture::ready(SPLIT);
+    let reply = Message::reply(Request::GetFeatures, Body::U64(0));
+    assert!(matches!(fixture.send(reply), Err(ProtocolError::UnexpectedReply { .. })));
+    assert!(matches!(fixture.send(plain(Request::SetFeatures)), Err(ProtocolError::UnexpectedBody { .. })));
+    let kick = number(Request::SetVringKick, 0);
+    assert!(matches!(fixture.send(kick), Err(ProtocolError::Message(MessageError::FdCount { .. }))));
+}
+
+/// Mostly sensible messages; in a sequence of them no sense is left.
+fn message_of(seed: u64) -> Message {
+    let [kind, small, size, flags, ..] = seed.to_le_bytes();
+    let index = u32::from(small % 5);
+    let base = u64::from(size % 3) * MEGABYTE;
+    let area = region(base, MEGABYTE);
+    let message = match kind % 24 {
+        0 => plain(Request::GetFeatures),
+        1 => number(
+            Request::SetFeatures,
+            [SPLIT, PACKED, 0, u64::MAX][usize::from(size % 4)] | u64::from(flags & 1) << 30,
+        ),
+        2 => number(Request::SetProtocolFeatures, features::OFFERED_PROTOCOL),
+        3 => memory_table(&[area], "any"),
+        4 => add_region(area, "any"),
+        5 => remove_region(area),
+        6 => vring(Request::SetVringNum, index, u32::from(size)),
+        7 => vring(Request::SetVringBase, index, u32::from(size)),
+        8 => vring(Request::GetVringBase, index, 0),
+        9 | 10 => addresses(index, base),
+        11 | 12 => eventfd(Request::SetVringKick, index.into()),
+        13 => no_eventfd(Request::SetVringKick, index.into()),
+        14 => eventfd(Request::SetVringCall, index.into()),
+        15 => eventfd(Request::SetVringErr, index.into()),
+        16..=18 => vring(Request::SetVringEnable, index, u32::from(size % 8 != 0)),
+        19 => number(Request::SetStatus, u64::from(size % 16)),
+        20 => plain(Request::GetStatus),
+        21 => config(Request::GetConfig, size.into(), 0, vec![0; usize::from(flags)]),
+        22 => plain(if size % 2 == 0 { Request::ResetDevice } else { Request::ResetOwner }),
+        _ => vring(Request::from_code(size.into()), index, size.into()),
+    };
+    if flags & 2 == 0 { message.needing_reply() } else { message }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The recorder checks that no queue is started twice and that the device
+    /// is reset with all of them stopped.
+    #[test]
+    fn any_sequence_of_messages_ends_with_all_rings_stopped(seeds in vec(any::<u64>(), 0..200)) {
+        let mut fixture = Fixture::ready(SPLIT);
+        for seed in seeds {
+            // An error would end the connection; a worse peer goes on.
+            let _ = fixture.send(message_of(seed));
+        }
+        let Fixture { device, session } = fixture;
+        drop(session);
+        prop_assert_eq!(device.running(), Vec::<u16>::new());
+    }
+
+    #[test]
+    fn any_bytes_are_served_or_refused(
+        messages in vec((0_u32..46, vec(any::<u8>(), 0..80), 0_usize..3), 0..50),
+    ) {
+        let mut fixture = Fixture::ready(SPLIT);
+        for (code, payload, fds) in messages {
+            let words = [code, 0x9, payload.len() as u32].map(u32::to_ne_bytes);
+            let header = crate::message::Header::parse(words.as_flattened().try_into().unwrap()).unwrap();
+            let fds = (0..fds).map(|_| memfd("bytes", 4096)).collect();
+            if let Ok(message) = Message::parse(header, &payload, fds) {
+                let _ = fixture.send(message);
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! A front end that says anything, in any order, with any descriptors: the session must neither panic nor lose track of
+//! what runs.
+//!
+//! The input is a sequence of messages, each of them: request (1 byte), flags (1 byte: 1 need-reply, 2 reply), number of
+//! file descriptors (1 byte), payload size (2 bytes, little-endian), payload.
+#![no_main]
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use libfuzzer_sys::fuzz_target;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use sidecore_ring::RingState;
+use sidecore_vhost_user::{HEADER_BYTES, Header, Message, Session};
+use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
+
+const QUEUES: u16 = 3;
+const CONFIG_BYTES: usize = 60;
+const FILE_BYTES: u64 = 1 << 20;
+
+/// Holds what it is given for as long as a queue runs.
+#[derive(Default)]
+struct Device(Mutex<[Option<(QueueResources, RingState)>; QUEUES as usize]>);
+
+impl Device {
+    fn queues(&self) -> MutexGuard<'_, [Option<(QueueResources, RingState)>; QUEUES as usize]> {
+        self.0.lock().unwrap()
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.queues().iter().all(Option::is_none)
+    }
+}
+
+impl VirtioDevice for Device {
+    fn name(&self) -> &str {
+        "fuzz"
+    }
+
+    fn queue_count(&self) -> u16 {
+        QUEUES
+    }
+
+    fn features(&self) -> u64 {
+        1 << 28 | 1 << 29 | 1 << 32 | 1 << 34
+    }
+
+    fn read_config(&self, offset_bytes: u32, data: &mut [u8]) -> Result<(), ConfigError> {
+        let len_bytes = data.len() as u32;
+        match [1; CONFIG_BYTES].get(offset_bytes as usize..).and_then(|config| config.get(..data.len())) {
+            Some(config) => {
+                data.copy_from_slice(config);
+                Ok(())
+            }
+            None => Err(ConfigError::OutOfRange { offset_bytes, len_bytes }),
+        }
+    }
+
+    fn write_config(&self, offset_bytes: u32, _data: &[u8]) -> Result<(), ConfigError> {
+        if offset_bytes == 32 { Ok(()) } else { Err(ConfigError::ReadOnly { offset_bytes }) }
+    }
+
+    fn start_queue(&self, index: u16, resources: QueueResources, state: RingState) -> Result<(), StartError> {
+        let layout = resources.layout;
+        for area in [layout.descriptor_area, layout.driver_area, layout.device_area] {
+            resources.memory.window(area, 64, 4).map_err(|error| StartError::Memory { index, error })?;
+        }
+        let slot = &mut self.queues()[usize::from(index)];
+        assert!(slot.is_none(), "started twice");
+        *slot = Some((resources, state));
+        Ok(())
+    }
+
+    fn stop_queue(&self, index: u16) -> Option<RingState> {
+        let (_, state) = self.queues()[usize::from(index)].take().expect("stopped without being started");
+        Some(RingState { next_avail: state.next_avail.wrapping_add(1), next_used: state.next_used.wrapping_add(1) })
+    }
+
+    fn set_call(&self, index: u16, call: Option<OwnedFd>) {
+        self.queues()[usize::from(index)].as_mut().expect("a call for a queue that does not run").0.call = call;
+    }
+
+    fn reset(&self) {
+        assert!(self.is_stopped(), "reset with queues running");
+    }
+
+    fn broken(&self) -> Option<String> {
+        None
+    }
+}
+
+fn memfd() -> OwnedFd {
+    let file = memfd_create("fuzz", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, FILE_BYTES).unwrap();
+    file
+}
+
+/// The next message and what is left; an error is a connection that a server would have closed.
+fn next_message(input: &[u8]) -> Option<(Option<Message>, &[u8])> {
+    let ([request, flags, fds, size @ ..], rest) = input.split_first_chunk::<5>()?;
+    let size = usize::from(u16::from_le_bytes(*size)).min(rest.len());
+    let (payload, rest) = rest.split_at(size);
+    let words = [u32::from(*request), 1 | u32::from(flags & 1) << 3 | u32::from(flags & 2) << 1, size as u32];
+    let header: [u8; HEADER_BYTES] = words.map(u32::to_ne_bytes).as_flattened().try_into().unwrap();
+    let fds = (0..fds % 10).map(|_| memfd()).collect();
+    let message = Header::parse(&header).and_then(|header| Message::parse(header, payload, fds));
+    Some((message.ok(), rest))
+}
+
+fuzz_target!(|input: &[u8]| {
+    let device = Arc::new(Device::default());
+    let mut session = Session::new(device.clone());
+    let mut rest = input;
+    while let Some((message, next)) = next_message(rest) {
+        rest = next;
+        let Some(message) = message else { continue };
+        let (request, need_reply) = (message.request, message.flags.need_reply);
+        // A session must stand even what comes after the error that ends its connection.
+        if let Ok(Some(reply)) = session.handle(message) {
+            assert!(reply.flags.reply && reply.request == request && reply.fds.is_empty());
+            assert!(need_reply || request.has_reply(), "a reply that nobody waits for");
+            let bytes = reply.to_bytes();
+            let (header, payload) = bytes.split_first_chunk().unwrap();
+            let read = Message::parse(Header::parse(header).unwrap(), payload, Vec::new()).unwrap();
+            assert_eq!(read.body, reply.body);
+        }
+    }
+    session.end();
+    assert!(device.is_stopped(), "queues run after the end");
+});
