@@ -1,3 +1,137 @@
-//! To come with the crates below.
+//! The command line: `sidecore list|stats|top|check`. See docs/sidecore.md.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod list;
+mod stats;
+mod table;
+mod terminal;
+mod top;
+mod units;
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use sidecore_control::config::DEFAULT_CONTROL_SOCKET;
+use sidecore_control::{Client, Config, Depth};
+
+/// The configuration has faults.
+const FAULTS: u8 = 2;
+
+/// Looks at a running sidecored, and checks configurations.
+#[derive(Parser)]
+#[command(name = "sidecore", version, after_help = AFTER_HELP)]
+struct Arguments {
+    /// The control socket of the daemon: `control_socket` in its configuration.
+    #[arg(long, short, value_name = "PATH", default_value = DEFAULT_CONTROL_SOCKET, global = true)]
+    socket: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Exit codes:
+  0  done
+  1  no daemon answers, or something else went wrong; the message says what to do
+  2  `check` found faults, or the command line is wrong
+
+Examples:
+  sidecore list                                what is served, and to whom
+  sidecore stats vd0                           all counters of a disk
+  sidecore stats --json | jq '.devices[].name'
+  sidecore top --interval 0.5                  live; q quits
+  sidecore --socket /tmp/control.sock list     a daemon that was told another socket
+  sidecore check disks.toml                    before starting a daemon with it
+";
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the disks: what they are, who serves them, where they stand.
+    List {
+        /// The control API's JSON, as it came.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show all counters since the daemon started.
+    ///
+    /// Latencies are from taking a request off the ring to completing it. Over several queues a percentile is the worst
+    /// of theirs.
+    Stats {
+        /// The control API's JSON, as it came.
+        #[arg(long)]
+        json: bool,
+        /// Only this disk, and each of its queues.
+        device: Option<String>,
+    },
+    /// Watch rates live. Without a terminal, print one interval's and end.
+    ///
+    /// In the view, q, Escape or Ctrl-C quits.
+    Top {
+        /// Seconds between two looks, 0.1 to 60.
+        #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+        interval: Duration,
+    },
+    /// Check a configuration without starting anything, and list all that is wrong with it.
+    Check {
+        /// The configuration file.
+        config: PathBuf,
+        /// Only the text: not whether this machine has the CPUs, memory, files and sockets. For a configuration that
+        /// is meant for another machine, or that a daemon is running with.
+        #[arg(long)]
+        text_only: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let result = match arguments.command {
+        Command::Check { config, text_only } => return check(&config, if text_only { Depth::Text } else { Depth::Machine }),
+        Command::List { json } => with(&arguments.socket, |client| list::run(client, json)),
+        Command::Stats { json, device } => with(&arguments.socket, |client| stats::run(client, json, device.as_deref())),
+        Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sidecore: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn with(socket: &Path, command: impl FnOnce(&Client) -> Result<()>) -> Result<()> {
+    command(&Client::new(socket)?)
+}
+
+fn check(file: &Path, depth: Depth) -> ExitCode {
+    match Config::load(file, depth) {
+        Ok(config) => {
+            let devices = config.spec.devices.len();
+            let _ = print(&format!("{}: fine, {}\n", file.display(), units::count(devices, "device")));
+            ExitCode::SUCCESS
+        }
+        Err(problems) => {
+            eprintln!("{problems}\nsidecore: {}", units::count(problems.list.len(), "fault"));
+            ExitCode::from(FAULTS)
+        }
+    }
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=60.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("expected seconds, from 0.1 to 60".to_owned()),
+    }
+}
+
+/// Writes to the standard output. Whoever reads may have had enough, as `head` has; that is no failure.
+fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}

@@ -120,7 +120,7 @@ fn run(config: &Config) -> Result<ExitCode> {
 /// For whoever waits to connect.
 fn announce(count: usize) {
     let mut out = io::stdout().lock();
-    // Nobody may be reading, which is no reason to end.
-    let _ = writeln!(out, "ready: {count} device{}", if count == 1 { "" } else { "s" });
+    // Nobody may be reading, which is no reason to end. Scripts look for this line, so it stays the same for one device.
+    let _ = writeln!(out, "ready: {count} devices");
     let _ = out.flush();
 }

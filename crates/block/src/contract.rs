@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_units::Nanos;
 
@@ -147,7 +148,7 @@ pub struct Harness {
 }
 
 /// The longest that any device may take for a few requests.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Harness {
     /// A new channel of `device`, with memory of its own attached.
@@ -195,7 +196,7 @@ impl Harness {
     /// Carries out all of `requests`; returns the results in their order.
     ///
     /// # Panics
-    /// They do not all come back, once each, within half a minute.
+    /// They do not all come back, once each, within ten seconds.
     pub fn run(&mut self, requests: Vec<Box<BlockRequest>>) -> Vec<Result<(), BlockError>> {
         let mut pending: BTreeMap<u64, usize> = BTreeMap::new();
         let mut batch = Batch::new();
@@ -248,7 +249,12 @@ impl Harness {
             tv_nsec: i64::from(patience.subsec_nanos()),
         };
         let fd = fd.as_fd();
-        rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() > 0
+        match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
+            Ok(ready) => ready > 0,
+            // Completions may be delivered like signals.
+            Err(Errno::INTR) => true,
+            Err(error) => panic!("poll: {error}"),
+        }
     }
 
     /// Writes `bytes` to the guest's memory.
@@ -516,7 +522,7 @@ pub fn refuses_what_is_out_of_bounds(open: Open<'_>, options: &Options) {
         ];
         for (operation, supported) in ranges {
             if supported {
-                for len in [2 * block, u64::MAX & !(block - 1)] {
+                for len in [2 * block, !(block - 1)] {
                     let request = harness.range_request(operation, offset, len);
                     assert_eq!(harness.run_one(request), Err(BlockError::OutOfBounds), "{operation:?} at {offset}");
                 }
@@ -676,8 +682,10 @@ pub fn wakes_when_something_is_done(open: Open<'_>, options: &Options) {
         let start = Instant::now();
         while completed.is_empty() {
             // No polling in between: only what wakes a sleeping sidecore.
-            assert!(harness.wait(PATIENCE), "nothing wakes a sidecore that waits for this channel");
-            assert!(start.elapsed() < PATIENCE, "woken again and again for nothing");
+            let woken = harness.wait(PATIENCE);
+            // A descriptor that is readable only when asked again counts as
+            // late: nobody would ask.
+            assert!(woken && start.elapsed() < PATIENCE, "nothing wakes a sidecore that waits for this channel");
             let now = harness.now();
             harness.channel.poll(now, &mut completed);
         }

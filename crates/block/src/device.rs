@@ -53,19 +53,11 @@ impl Geometry {
     pub fn check(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), BoundsError> {
         let mask = u64::from(self.block_bytes).wrapping_sub(1);
         if (offset_bytes | len_bytes) & mask != 0 {
-            return Err(BoundsError::Misaligned {
-                offset_bytes,
-                len_bytes,
-                block_bytes: self.block_bytes,
-            });
+            return Err(BoundsError::Misaligned { offset_bytes, len_bytes, block_bytes: self.block_bytes });
         }
         match offset_bytes.checked_add(len_bytes) {
             Some(end) if end <= self.capacity_bytes => Ok(()),
-            _ => Err(BoundsError::PastEnd {
-                offset_bytes,
-                len_bytes,
-                capacity_bytes: self.capacity_bytes,
-            }),
+            _ => Err(BoundsError::PastEnd { offset_bytes, len_bytes, capacity_bytes: self.capacity_bytes }),
         }
     }
 }
@@ -81,8 +73,7 @@ pub trait BlockDevice: Send + Sync {
     ///
     /// # Errors
     /// The kernel refuses what the channel needs.
-    fn open_channel(&self, core: Option<CoreId>, depth: usize)
-    -> io::Result<Box<dyn BlockChannel>>;
+    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>>;
 }
 
 /// One queue's path to a store. Belongs to one sidecore.

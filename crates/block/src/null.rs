@@ -26,15 +26,8 @@ impl BlockDevice for NullStore {
         self.geometry
     }
 
-    fn open_channel(
-        &self,
-        _core: Option<CoreId>,
-        depth: usize,
-    ) -> io::Result<Box<dyn BlockChannel>> {
-        Ok(Box::new(NullChannel {
-            depth,
-            done: Batch::with_capacity(depth),
-        }))
+    fn open_channel(&self, _core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        Ok(Box::new(NullChannel { depth, done: Batch::with_capacity(depth) }))
     }
 }
 

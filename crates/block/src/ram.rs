@@ -21,12 +21,9 @@ impl RamStore {
     /// # Errors
     /// There is not that much memory.
     pub fn new(geometry: Geometry) -> io::Result<Self> {
-        let len_bytes = usize::try_from(geometry.capacity_bytes)
-            .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Self {
-            geometry,
-            arena: Arc::new(Arena::new(len_bytes)?),
-        })
+        let len_bytes =
+            usize::try_from(geometry.capacity_bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(Self { geometry, arena: Arc::new(Arena::new(len_bytes)?) })
     }
 
     /// What pages the disk lies on.
@@ -41,11 +38,7 @@ impl BlockDevice for RamStore {
         self.geometry
     }
 
-    fn open_channel(
-        &self,
-        _core: Option<CoreId>,
-        depth: usize,
-    ) -> io::Result<Box<dyn BlockChannel>> {
+    fn open_channel(&self, _core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         Ok(Box::new(RamChannel {
             arena: Arc::clone(&self.arena),
             read_only: self.geometry.read_only,
@@ -63,9 +56,14 @@ struct RamChannel {
 }
 
 impl RamChannel {
-    /// Where the request touches the arena, for fetching it ahead.
-    fn target(&self, request: &BlockRequest) -> *const u8 {
-        self.arena.address_of(request.offset_bytes)
+    /// Where the request will read from, for fetching it ahead.
+    #[inline]
+    fn source(&self, request: &BlockRequest) -> *const u8 {
+        match (request.operation, request.segments.pieces().first()) {
+            (Operation::Read, _) => self.arena.address_of(request.offset_bytes),
+            (Operation::Write, Some(piece)) => piece.as_ptr().cast_const(),
+            _ => std::ptr::null(),
+        }
     }
 
     fn carry_out(&self, request: &BlockRequest, next: *const u8) -> Result<(), BlockError> {
@@ -77,15 +75,9 @@ impl RamChannel {
             Operation::Read => arena.read(request.offset_bytes, &request.segments, next),
             Operation::Write => arena.write(request.offset_bytes, &request.segments, next),
             Operation::Flush => true,
-            Operation::Discard | Operation::WriteZeroes { .. } => {
-                arena.zero(request.offset_bytes, request.len_bytes)
-            }
+            Operation::Discard | Operation::WriteZeroes { .. } => arena.zero(request.offset_bytes, request.len_bytes),
         };
-        if in_bounds {
-            Ok(())
-        } else {
-            Err(BlockError::OutOfBounds)
-        }
+        if in_bounds { Ok(()) } else { Err(BlockError::OutOfBounds) }
     }
 }
 
@@ -94,9 +86,7 @@ impl BlockChannel for RamChannel {
         let room = self.depth.saturating_sub(self.done.len()).min(batch.len());
         let mut rest = batch.get_mut(..room).unwrap_or_default();
         while let Some((request, later)) = rest.split_first_mut() {
-            let next = later
-                .first()
-                .map_or(std::ptr::null(), |next| self.target(next));
+            let next = later.first().map_or(std::ptr::null(), |next| self.source(next));
             request.result = self.carry_out(request, next);
             rest = later;
         }

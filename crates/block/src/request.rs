@@ -38,10 +38,7 @@ impl Operation {
     /// Whether the operation changes the store's contents.
     #[must_use]
     pub const fn is_write(self) -> bool {
-        matches!(
-            self,
-            Self::Write | Self::Discard | Self::WriteZeroes { .. }
-        )
+        matches!(self, Self::Write | Self::Discard | Self::WriteZeroes { .. })
     }
 }
 

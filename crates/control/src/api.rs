@@ -2,7 +2,8 @@
 //! where nothing that it does can hold a sidecore up.
 
 use std::io;
-use std::os::unix::net::UnixListener;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -84,8 +85,10 @@ impl Socket {
         let refused = |error| BindError::Refused { path: path.to_owned(), error };
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                if std::os::unix::net::UnixStream::connect(path).is_ok() {
-                    return Err(BindError::Taken(path.to_owned()));
+                match UnixStream::connect(path) {
+                    Ok(_) => return Err(BindError::Taken(path.to_owned())),
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {}
+                    Err(_) => return Err(refused(error)),
                 }
                 std::fs::remove_file(path).map_err(refused)?;
                 UnixListener::bind(path)
@@ -97,6 +100,11 @@ impl Socket {
         listener.set_nonblocking(true).map_err(refused)?;
         Ok(Self { listener, file })
     }
+}
+
+/// Connecting to a plain file is refused as well.
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
 /// The running API. Dropping it ends it and removes the socket.

@@ -6,6 +6,7 @@ mod machine;
 mod nearest;
 mod problem;
 mod section;
+mod settle;
 pub mod size;
 
 use std::io::Read as _;
@@ -13,9 +14,9 @@ use std::path::{Path, PathBuf};
 
 use sidecore_assembly::spec::Spec;
 
-pub use check::DEFAULT_SPIN_US;
 pub use draft::DEFAULT_CONTROL_SOCKET;
 pub use problem::{Problem, Problems};
+pub use settle::DEFAULT_SPIN_US;
 
 use nearest::nearest;
 use problem::Collector;
@@ -61,12 +62,14 @@ impl Config {
         let base = file.parent().map(Path::to_owned).unwrap_or_default();
         let base = std::path::absolute(&base).unwrap_or(base);
         let draft = draft::read(text, &base, &mut problems);
-        check::check(&draft, &mut problems);
-        if depth == Depth::Machine {
-            machine::check(&draft, &mut problems);
+        if let Some(draft) = &draft {
+            check::check(draft, &mut problems);
+            if depth == Depth::Machine {
+                machine::check(draft, &mut problems);
+            }
         }
         problems.finish()?;
-        Ok(check::settle(draft))
+        draft.map(settle::settle).ok_or_else(|| Collector::whole_file(file, "is not TOML".to_owned()))
     }
 }
 

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress, Window};
 use sidecore_ring::driver::SharedMemory;
+use sidecore_units::PAGE_BYTES;
 
 use crate::error::ClientError;
 
@@ -31,7 +32,7 @@ pub(crate) struct Arena {
     file: OwnedFd,
     memory: GuestMemory,
     len_bytes: u64,
-    huge: bool,
+    page_bytes: u64,
     given_bytes: u64,
 }
 
@@ -45,11 +46,15 @@ pub(crate) struct Part {
 
 impl Arena {
     pub(crate) fn new(len_bytes: u64, huge_pages: bool) -> Result<Self, ClientError> {
-        let len_bytes = len_bytes.max(1).next_multiple_of(HUGE_PAGE_BYTES);
-        let huge = huge_pages.then(|| file(len_bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)).and_then(Result::ok);
-        let (file, huge) = match huge {
-            Some(file) => (file, true),
-            None => (file(len_bytes, MemfdFlags::empty()).map_err(ClientError::io("shared memory"))?, false),
+        let in_huge = len_bytes.max(1).next_multiple_of(HUGE_PAGE_BYTES);
+        let huge = huge_pages.then(|| file(in_huge, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)).and_then(Result::ok);
+        let (file, len_bytes, page_bytes) = match huge {
+            Some(file) => (file, in_huge, HUGE_PAGE_BYTES),
+            None => {
+                let len_bytes = len_bytes.max(1).next_multiple_of(PAGE_BYTES);
+                let file = file(len_bytes, MemfdFlags::empty()).map_err(ClientError::io("shared memory"))?;
+                (file, len_bytes, PAGE_BYTES)
+            }
         };
         let memory = GuestMemory::map(vec![RegionSpec {
             guest_address: GuestAddress(GUEST_BASE),
@@ -58,7 +63,7 @@ impl Arena {
             file: file.try_clone().map_err(|source| ClientError::Io { what: "shared memory", source })?,
             file_offset_bytes: 0,
         }])?;
-        let arena = Self { file, memory, len_bytes, huge, given_bytes: 0 };
+        let arena = Self { file, memory, len_bytes, page_bytes, given_bytes: 0 };
         // Touched here and now, so that no request waits for a page.
         let whole = usize::try_from(len_bytes).map_err(|_| ClientError::Options("too much memory".to_owned()))?;
         SharedMemory::new(arena.memory.window(UserAddress(USER_BASE), whole, 1)?).fill_zero();
@@ -67,15 +72,15 @@ impl Arena {
 
     /// The next `len_bytes`, on a page of their own.
     pub(crate) fn give(&mut self, len_bytes: usize) -> Result<Part, ClientError> {
-        let at = self.given_bytes.next_multiple_of(sidecore_units::PAGE_BYTES);
+        let at = self.given_bytes.next_multiple_of(PAGE_BYTES);
         let window = self.memory.window(UserAddress(USER_BASE + at), len_bytes, 4096)?;
         self.given_bytes = at + len_bytes as u64;
         Ok(Part { window, guest_address: GUEST_BASE + at, user_address: USER_BASE + at })
     }
 
-    /// The arena in at most `count` regions of whole huge pages.
+    /// The arena in at most `count` regions of whole pages.
     pub(crate) fn regions(&self, count: u8) -> Vec<Region> {
-        let share = (self.len_bytes / u64::from(count.max(1))).next_multiple_of(HUGE_PAGE_BYTES);
+        let share = (self.len_bytes / u64::from(count.max(1))).max(1).next_multiple_of(self.page_bytes);
         let starts = (0..self.len_bytes).step_by(usize::try_from(share).unwrap_or(usize::MAX));
         starts
             .map(|start| Region {
@@ -96,7 +101,7 @@ impl Arena {
     }
 
     pub(crate) fn is_huge(&self) -> bool {
-        self.huge
+        self.page_bytes == HUGE_PAGE_BYTES
     }
 }
 

@@ -57,11 +57,11 @@ pub struct BlkClient {
 
 /// What the device is told of one queue, kept to start it again.
 #[derive(Debug)]
-struct Hooks {
-    layout: RingLayout,
-    kick: OwnedFd,
-    call: OwnedFd,
-    error: OwnedFd,
+pub(crate) struct Hooks {
+    pub layout: RingLayout,
+    pub kick: OwnedFd,
+    pub call: OwnedFd,
+    pub error: OwnedFd,
 }
 
 impl BlkClient {
@@ -278,7 +278,7 @@ impl BlkClient {
 }
 
 /// The sizes of a queue's parts, the same for all queues.
-struct Plan {
+pub(crate) struct Plan {
     format: RingFormat,
     size: u16,
     areas: RingAreas,
@@ -291,7 +291,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(options: &ClientOptions, features: u64) -> Result<Self, ClientError> {
+    pub(crate) fn new(options: &ClientOptions, features: u64) -> Result<Self, ClientError> {
         let wrong = |why: &str| Err(ClientError::Options(why.to_owned()));
         if options.queues == 0 || options.slots == 0 || options.max_pieces == 0 {
             return wrong("queues, slots and pieces are at least one");
@@ -324,13 +324,13 @@ impl Plan {
         })
     }
 
-    fn arena_bytes(&self, queues: u16) -> u64 {
+    pub(crate) fn arena_bytes(&self, queues: u16) -> u64 {
         let parts = [self.areas.total_bytes, self.tables_bytes, self.lines_bytes, self.data_bytes];
         let queue: u64 = parts.iter().map(|part| (*part as u64).next_multiple_of(sidecore_units::PAGE_BYTES)).sum();
         queue * u64::from(queues)
     }
 
-    fn build(&self, arena: &mut Arena, options: &ClientOptions) -> Result<(BlkQueue, Hooks), ClientError> {
+    pub(crate) fn build(&self, arena: &mut Arena, options: &ClientOptions) -> Result<(BlkQueue, Hooks), ClientError> {
         let rings = arena.give(self.areas.total_bytes)?;
         let tables = if self.indirect { Some(arena.give(self.tables_bytes)?) } else { None };
         let lines = arena.give(self.lines_bytes)?;
@@ -390,7 +390,8 @@ fn negotiate_protocol(wire: &mut Wire, options: &ClientOptions) -> Result<u64, C
     Ok(granted)
 }
 
-fn wanted(options: &ClientOptions) -> u64 {
+/// The features to accept where they are offered.
+pub(crate) fn wanted(options: &ClientOptions) -> u64 {
     let mut wanted = features::SEG_MAX
         | features::RO
         | features::BLK_SIZE

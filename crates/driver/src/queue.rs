@@ -123,6 +123,13 @@ impl BlkQueue {
         self.slot_bytes
     }
 
+    /// How it learns of completions.
+    #[must_use]
+    #[inline]
+    pub fn notify(&self) -> Notify {
+        self.notify
+    }
+
     /// What has crossed so far.
     #[must_use]
     pub fn counters(&self) -> Counters {

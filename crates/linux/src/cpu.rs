@@ -40,7 +40,11 @@ pub enum PinError {
 /// The kernel's; a machine with more cores than `CpuSet` holds (1024).
 pub fn allowed_cores() -> io::Result<Vec<CoreId>> {
     let set = rustix::thread::sched_getaffinity(None)?;
-    Ok((0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).filter_map(|core| u32::try_from(core).ok()).map(CoreId).collect())
+    Ok((0..CpuSet::MAX_CPU)
+        .filter(|core| set.is_set(*core))
+        .filter_map(|core| u32::try_from(core).ok())
+        .map(CoreId)
+        .collect())
 }
 
 /// Keeps the calling thread on `core` from now on.

@@ -42,9 +42,8 @@ impl EpollSleeper {
             }
         }
         // Rounded up: to wake before the deadline is to spin until it.
-        let timeout_ms = timeout.map_or(-1, |timeout| {
-            libc::c_int::try_from(timeout.0.div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
-        });
+        let timeout_ms = timeout
+            .map_or(-1, |timeout| libc::c_int::try_from(timeout.0.div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX));
         // SAFETY: `events` has room for MAX_EVENTS entries.
         let count = unsafe {
             libc::epoll_wait(self.epoll.as_raw_fd(), self.events.as_mut_ptr(), MAX_EVENTS as libc::c_int, timeout_ms)

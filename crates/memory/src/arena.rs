@@ -78,8 +78,8 @@ impl Arena {
     }
 
     /// Copies the arena's bytes at `offset_bytes` to all of `segments`, and
-    /// fetches `next` (of the same length) for the read that follows. False,
-    /// and nothing done, if that is not inside the arena.
+    /// meanwhile fetches `next`, where the copy that follows will read from.
+    /// False, and nothing done, if that is not inside the arena.
     #[must_use]
     #[inline]
     pub fn read(&self, offset_bytes: u64, segments: &Segments, next: *const u8) -> bool {
@@ -93,7 +93,7 @@ impl Arena {
             // pieces; a piece is valid while its list is borrowed; guest
             // memory and the arena are distinct mappings.
             unsafe {
-                copy::copy_and_fetch_source(piece.as_ptr(), from, len, next);
+                copy::copy_out(piece.as_ptr(), from, len, next);
                 from = from.add(len);
             }
             next = next.wrapping_add(len);
@@ -101,8 +101,8 @@ impl Arena {
         true
     }
 
-    /// Copies all of `segments` to `offset_bytes`, and fetches `next` (of the
-    /// same length) for the write that follows. False, and nothing done, if
+    /// Copies all of `segments` to `offset_bytes`, and meanwhile fetches `next`,
+    /// where the copy that follows will read from. False, and nothing done, if
     /// that is not inside the arena.
     #[must_use]
     #[inline]
@@ -115,7 +115,7 @@ impl Arena {
             let len = piece.len_bytes();
             // SAFETY: as in `read`.
             unsafe {
-                copy::copy_and_fetch_target(to, piece.as_ptr(), len, next);
+                copy::copy_in(to, piece.as_ptr(), len, next);
                 to = to.add(len);
             }
             next = next.wrapping_add(len);

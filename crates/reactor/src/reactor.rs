@@ -16,7 +16,7 @@ pub const GLANCE_INTERVAL: Nanos = Nanos::from_micros(20);
 const IDLE_GLANCE_INTERVAL: Nanos = Nanos::from_millis(1);
 
 /// Units of work that a pollable may do before the next one has its turn.
-const BUDGET: usize = 128;
+const BUDGET: usize = 32;
 
 const MAIL_KEY: WakeKey = WakeKey(u64::MAX);
 

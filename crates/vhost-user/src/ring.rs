@@ -39,6 +39,10 @@ enum Position {
     Base(u32),
     /// Where the device stopped.
     Held(RingState, RingFormat),
+    /// At the beginning, after a reset that found the ring at this base.
+    /// VHOST_USER_GET_VRING_BASE still says so: QEMU 7.2 and its contemporaries
+    /// set the status to 0 first and ask then, even to pause a guest.
+    Reset(u32),
 }
 
 impl Position {
@@ -46,7 +50,7 @@ impl Position {
         match self {
             Self::Base(base) => RingState::from_vring_base(base, format),
             Self::Held(state, held) if held == format => state,
-            Self::Fresh | Self::Held(..) => RingState::fresh(format),
+            Self::Fresh | Self::Held(..) | Self::Reset(..) => RingState::fresh(format),
         }
     }
 }
@@ -144,7 +148,7 @@ impl Ring {
     pub(crate) fn base(&self, features: u64) -> u32 {
         match self.position {
             Position::Fresh => RingState::fresh(format(features)).to_vring_base(format(features)),
-            Position::Base(base) => base,
+            Position::Base(base) | Position::Reset(base) => base,
             Position::Held(state, format) => state.to_vring_base(format),
         }
     }
@@ -245,6 +249,11 @@ impl Ring {
         let old = std::mem::replace(self, fresh);
         self.call = old.call;
         self.err = old.err;
+        self.position = match old.position {
+            Position::Fresh => Position::Fresh,
+            Position::Base(base) | Position::Reset(base) => Position::Reset(base),
+            Position::Held(state, format) => Position::Reset(state.to_vring_base(format)),
+        };
     }
 }
 

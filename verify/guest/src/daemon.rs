@@ -1,5 +1,6 @@
 //! `sidecored` as the demo runs it: one process, one sidecore, two disks.
 
+use crate::cores::Cores;
 use crate::process::{Event, Inbox, Running, Source};
 use crate::report::Mode;
 use crate::text;
@@ -36,21 +37,27 @@ pub(crate) fn socket(directory: &Path, disk: &str) -> PathBuf {
 
 impl Daemon {
     /// Starts the daemon with its files and sockets in `directory`, and waits until it serves.
-    pub(crate) fn start(inbox: &mut Inbox<'_>, binaries: &Path, directory: &Path, mode: Mode) -> Result<Daemon> {
+    pub(crate) fn start(
+        inbox: &mut Inbox<'_>,
+        binaries: &Path,
+        directory: &Path,
+        cores: &Cores,
+        mode: Mode,
+    ) -> Result<Daemon> {
         let image = directory.join("disk.img");
         std::fs::File::create(&image)
             .and_then(|file| file.set_len(DISK_MIB << 20))
             .with_context(|| format!("cannot create {}", image.display()))?;
         let control = directory.join("control.sock");
         let config = directory.join("sidecored.toml");
-        std::fs::write(&config, configuration(directory, &image, &control, mode)?)?;
+        std::fs::write(&config, configuration(directory, &image, &control, cores.sidecore, mode)?)?;
         let program = binaries.join("sidecored");
         let arguments = ["--config".as_ref(), config.as_os_str()];
-        let running = Running::start(inbox, program.as_os_str(), arguments, None, Source::Daemon)?;
+        let running = Running::start(inbox, program.as_os_str(), arguments, Source::Daemon, Source::Daemon)?;
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             match inbox.next(deadline)? {
-                Some(Event::Line(Source::Daemon, line)) if line.contains("ready") => break,
+                Some(Event::Line(Source::Daemon, line)) if line.starts_with("ready:") => break,
                 Some(Event::Closed(Source::Daemon)) => bail!("sidecored ended before it was ready"),
                 Some(_) => {}
                 None => bail!("sidecored was not ready within 20 seconds"),
@@ -86,7 +93,13 @@ fn device(disk: &str) -> String {
     format!("vd-{disk}")
 }
 
-fn configuration(directory: &Path, image: &Path, control: &Path, mode: Mode) -> Result<String> {
+fn configuration(
+    directory: &Path,
+    image: &Path,
+    control: &Path,
+    sidecore_cpu: Option<usize>,
+    mode: Mode,
+) -> Result<String> {
     // A JSON string is a TOML string.
     let quoted = |path: &Path| -> Result<String> { Ok(serde_json::to_string(text(path)?)?) };
     let idle = match mode {
@@ -94,7 +107,7 @@ fn configuration(directory: &Path, image: &Path, control: &Path, mode: Mode) -> 
         Mode::Polled => "poll",
     };
     let mut config = format!("control_socket = {}\n\n[[sidecore]]\nname = \"sc0\"\n", quoted(control)?);
-    if let Some(cpu) = last_of_several_cpus() {
+    if let Some(cpu) = sidecore_cpu {
         config.push_str(&format!("cpu = {cpu}\n"));
     }
     for disk in DISKS {
@@ -109,15 +122,6 @@ fn configuration(directory: &Path, image: &Path, control: &Path, mode: Mode) -> 
         ));
     }
     Ok(config)
-}
-
-/// The CPU for the sidecore to keep for itself; `None` where that would leave the guest without one.
-fn last_of_several_cpus() -> Option<usize> {
-    let allowed = rustix::thread::sched_getaffinity(None).ok()?;
-    if allowed.count() < 2 {
-        return None;
-    }
-    (0..rustix::thread::CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu))
 }
 
 #[derive(Deserialize)]
@@ -164,11 +168,13 @@ mod tests {
     #[test]
     fn both_disks_and_the_mode_are_configured() {
         let directory = Path::new("/t");
-        let config = |mode| configuration(directory, Path::new("/t/d \"x\""), Path::new("/t/c"), mode).unwrap();
+        let config =
+            |mode| configuration(directory, Path::new("/t/d \"x\""), Path::new("/t/c"), Some(3), mode).unwrap();
         let polled = config(Mode::Polled);
         assert_eq!(polled.matches("idle = \"poll\"").count(), 2);
         assert_eq!(polled.matches("[[device]]").count(), 2);
         assert!(polled.contains(r#"path = "/t/d \"x\"""#));
+        assert!(polled.contains("cpu = 3\n"));
         assert!(polled.contains("socket = \"/t/ram.sock\""));
         assert!(config(Mode::Interrupt).contains("idle = \"interrupt\""));
     }

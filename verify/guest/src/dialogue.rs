@@ -1,6 +1,7 @@
 //! One boot: the daemon, the guest, and the talk between host and guest that keeps their counts about the same window.
 
 use crate::console::{self, Edge, Word};
+use crate::cores::Cores;
 use crate::daemon::{self, Counters, Daemon};
 use crate::interrupt::Interrupt;
 use crate::measure::{self, Reads};
@@ -55,7 +56,8 @@ fn converse(
     progress: &Progress,
 ) -> Result<Vec<Row>> {
     let mode = boot.mode;
-    let daemon = Daemon::start(inbox, boot.binaries, directory, mode)?;
+    let cores = Cores::divide()?;
+    let daemon = Daemon::start(inbox, boot.binaries, directory, &cores, mode)?;
     let sockets: Vec<PathBuf> = daemon::DISKS.iter().map(|disk| daemon::socket(directory, disk)).collect();
     let disks: Vec<Disk<'_>> = daemon::DISKS
         .iter()
@@ -78,7 +80,7 @@ fn converse(
         ),
     };
     progress.say(format!("{mode}: booting the guest"));
-    let mut qemu = machine.start(inbox)?;
+    let mut qemu = cores.elsewhere(|| machine.start(inbox))?;
     let end = Instant::now() + PATIENCE + boot.window * 2;
     let mut findings = Findings::default();
     loop {

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod console;
+mod cores;
 mod cpio;
 mod daemon;
 mod dialogue;

@@ -25,7 +25,7 @@ pub(crate) enum Source {
 #[derive(Debug)]
 pub(crate) enum Event {
     Line(Source, String),
-    /// Nothing more will come: the process has ended.
+    /// Nothing more will come on one of the outputs: the process has ended or is about to.
     Closed(Source),
 }
 
@@ -102,7 +102,7 @@ impl Running {
         inbox: &Inbox<'_>,
         program: &OsStr,
         arguments: impl IntoIterator<Item = A>,
-        stdout: Option<Source>,
+        stdout: Source,
         stderr: Source,
     ) -> Result<Running> {
         let name = program.to_string_lossy().into_owned();
@@ -117,13 +117,12 @@ impl Running {
             None => Command::new(program),
         };
         command.args(arguments);
-        command.stdin(Stdio::piped()).stderr(Stdio::piped());
-        command.stdout(if stdout.is_some() { Stdio::piped() } else { Stdio::null() });
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A Ctrl-C in the terminal is for us: we end our children in order.
         command.process_group(0);
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        if let (Some(source), Some(pipe)) = (stdout, child.stdout.take()) {
-            read_lines(source, pipe, inbox.sender.clone());
+        if let Some(pipe) = child.stdout.take() {
+            read_lines(stdout, pipe, inbox.sender.clone());
         }
         if let Some(pipe) = child.stderr.take() {
             read_lines(stderr, pipe, inbox.sender.clone());
@@ -184,7 +183,7 @@ mod tests {
     use super::*;
 
     fn shell(inbox: &Inbox<'_>, script: &str) -> Running {
-        Running::start(inbox, OsStr::new("sh"), ["-c", script], Some(Source::Guest), Source::Qemu).unwrap()
+        Running::start(inbox, OsStr::new("sh"), ["-c", script], Source::Guest, Source::Qemu).unwrap()
     }
 
     #[test]

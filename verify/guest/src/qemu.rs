@@ -63,7 +63,7 @@ const MEMORY: &str = "768M";
 impl Machine<'_> {
     pub(crate) fn start(&self, inbox: &Inbox<'_>) -> Result<Running> {
         let program = install::require("qemu-system-x86_64")?;
-        Running::start(inbox, program.as_os_str(), self.arguments()?, Some(Source::Guest), Source::Qemu)
+        Running::start(inbox, program.as_os_str(), self.arguments()?, Source::Guest, Source::Qemu)
     }
 
     fn arguments(&self) -> Result<Vec<OsString>> {

@@ -3,17 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use sidecore_assembly::spec::{
-    CoreId, DeviceSpec, IdleMode, Nanos, SidecoreSpec, Spec, StoreKind, StoreSpec,
-};
 use toml::Spanned;
 
-use super::draft::{DEFAULT_CONTROL_SOCKET, DeviceDraft, Draft, Head, KindDraft, StoreDraft};
+use super::draft::{DEFAULT_CONTROL_SOCKET, Draft, Head, KindDraft, StoreDraft};
+use super::nearest;
 use super::problem::Collector;
-use super::{Config, nearest};
-
-/// How long adaptive devices spin when nothing says otherwise.
-pub const DEFAULT_SPIN_US: u64 = 50;
 
 /// A socket's address holds this many bytes of path, and a zero byte (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
@@ -75,7 +69,7 @@ fn stores(draft: &Draft, problems: &mut Collector<'_>) {
 
 fn devices(draft: &Draft, problems: &mut Collector<'_>) {
     let stores = by_name(&draft.stores);
-    let sidecores = || draft.sidecores.iter().filter_map(|sidecore| name(&sidecore.head));
+    let sidecores = || draft.sidecores.iter().filter_map(|sidecore| sidecore.head.name());
     for device in &draft.devices {
         let subject = &device.head.subject;
         if let Some(store) = &device.store {
@@ -133,7 +127,7 @@ fn writers(draft: &Draft, problems: &mut Collector<'_>) {
         if options.get_ref().read_only {
             continue;
         }
-        let Some(file) = name(&bottom.head) else { continue };
+        let Some(file) = bottom.head.name() else { continue };
         if let Some(other) = writers.insert(file, &device.head.subject) {
             let message = format!("{other} writes to the file of store \"{file}\" too, which would destroy it; set `read_only = true` on all of them but one");
             problems.add(store.span(), &device.head.subject, message);
@@ -159,12 +153,8 @@ fn known<'a>(
     problems.add(wanted.span(), subject, format!("there is no {kind} \"{}\"; {remedy}", wanted.get_ref()));
 }
 
-fn name(head: &Head) -> Option<&str> {
-    head.name.as_ref().map(|name| name.get_ref().as_str())
-}
-
 fn by_name(stores: &[StoreDraft]) -> HashMap<&str, &StoreDraft> {
-    stores.iter().filter_map(|store| Some((name(&store.head)?, store))).collect()
+    stores.iter().filter_map(|store| Some((store.head.name()?, store))).collect()
 }
 
 /// The store of this name and those that it is put in front of, from the top down; ends where a cycle closes.
@@ -179,90 +169,4 @@ fn chain<'a>(by_name: &HashMap<&str, &'a StoreDraft>, top: &str) -> Vec<&'a Stor
         next = store.kind.as_ref().and_then(KindDraft::inner).and_then(|inner| by_name.get(inner.get_ref().as_str()).copied());
     }
     chain
-}
-
-/// The configuration that a faultless draft means.
-pub(super) fn settle(draft: Draft) -> Config {
-    let control_socket = draft.control_socket.map_or_else(|| DEFAULT_CONTROL_SOCKET.into(), Spanned::into_inner);
-    let mut load = Load::new(&draft.devices, draft.sidecores.iter().filter_map(|sidecore| name(&sidecore.head)));
-    let spin_us: HashMap<String, u64> = draft
-        .sidecores
-        .iter()
-        .filter_map(|sidecore| Some((name(&sidecore.head)?.to_owned(), sidecore.spin_us.unwrap_or(DEFAULT_SPIN_US))))
-        .collect();
-    let devices = draft.devices.into_iter().filter_map(|device| settle_device(device, &mut load, &spin_us)).collect();
-    let sidecores = draft.sidecores.into_iter().filter_map(|sidecore| {
-        let cpu = sidecore.cpu.map(|cpu| CoreId(cpu.into_inner()));
-        Some(SidecoreSpec { name: sidecore.head.name?.into_inner(), cpu })
-    });
-    let stores = draft.stores.into_iter().filter_map(settle_store);
-    Config { control_socket, spec: Spec { sidecores: sidecores.collect(), stores: stores.collect(), devices } }
-}
-
-fn settle_store(store: StoreDraft) -> Option<StoreSpec> {
-    let kind = match store.kind? {
-        KindDraft::Null { size_bytes, block_bytes } => StoreKind::Null { size_bytes, block_bytes },
-        KindDraft::Ram { size_bytes, block_bytes } => {
-            StoreKind::Ram { size_bytes: size_bytes.into_inner(), block_bytes }
-        }
-        KindDraft::File(options) => StoreKind::File(options.into_inner()),
-        KindDraft::Delay { store, delay_us } => {
-            StoreKind::Delay { store: store.into_inner(), delay: Nanos::from_micros(delay_us) }
-        }
-        KindDraft::Fault { store, plan } => StoreKind::Fault { store: store.into_inner(), plan },
-    };
-    Some(StoreSpec { name: store.head.name?.into_inner(), kind })
-}
-
-fn settle_device(device: DeviceDraft, load: &mut Load, spin_us: &HashMap<String, u64>) -> Option<DeviceSpec> {
-    let mut sidecores: Vec<String> = device.sidecores.into_iter().map(Spanned::into_inner).collect();
-    if sidecores.is_empty() {
-        sidecores.push(load.least(device.queues)?);
-    }
-    let idle = match device.idle {
-        "poll" => IdleMode::Poll,
-        "interrupt" => IdleMode::Interrupt,
-        _ => {
-            let usual = sidecores.iter().filter_map(|sidecore| spin_us.get(sidecore)).max().copied();
-            IdleMode::Adaptive { spin: Nanos::from_micros(device.spin_us.or(usual).unwrap_or(DEFAULT_SPIN_US)) }
-        }
-    };
-    Some(DeviceSpec {
-        name: device.head.name?.into_inner(),
-        store: device.store?.into_inner(),
-        socket: device.socket?.into_inner(),
-        queues: device.queues,
-        queue_size_max: device.queue_size_max,
-        sidecores,
-        idle,
-        packed: device.packed,
-        read_only: device.read_only,
-        seg_max: device.seg_max,
-        size_max_bytes: device.size_max_bytes,
-        serial: device.serial,
-    })
-}
-
-/// How many queues each sidecore serves: devices that name none go where there are fewest.
-struct Load(Vec<(String, usize)>);
-
-impl Load {
-    /// What the devices that name their sidecores lay on them.
-    fn new<'a>(devices: &[DeviceDraft], sidecores: impl Iterator<Item = &'a str>) -> Self {
-        let queues_on = |sidecore: &str| {
-            let share = |device: &DeviceDraft| {
-                let position = device.sidecores.iter().position(|name| name.get_ref() == sidecore)?;
-                Some((0..usize::from(device.queues)).skip(position).step_by(device.sidecores.len()).count())
-            };
-            devices.iter().filter_map(share).fold(0, usize::saturating_add)
-        };
-        Self(sidecores.map(|sidecore| (sidecore.to_owned(), queues_on(sidecore))).collect())
-    }
-
-    /// Picks the sidecore with the fewest queues, the first of several, and gives it these.
-    fn least(&mut self, queues: u16) -> Option<String> {
-        let (name, load) = self.0.iter_mut().min_by_key(|(_, load)| *load)?;
-        *load = load.saturating_add(usize::from(queues));
-        Some(name.clone())
-    }
 }

@@ -44,7 +44,13 @@ pub(super) struct Head {
     pub(super) heading: Range<usize>,
 }
 
-#[derive(Default)]
+impl Head {
+    pub(super) fn name(&self) -> Option<&str> {
+        self.name.as_ref().map(|name| name.get_ref().as_str())
+    }
+}
+
+/// All of the file.
 pub(super) struct Draft {
     pub(super) control_socket: Option<Spanned<PathBuf>>,
     pub(super) sidecores: Vec<SidecoreDraft>,
@@ -100,16 +106,16 @@ pub(super) struct DeviceDraft {
     pub(super) serial: Option<String>,
 }
 
-/// Reads the file's text; `base` is the directory that relative paths start from.
-pub(super) fn read(text: &str, base: &Path, problems: &mut Collector<'_>) -> Draft {
+/// Reads the file's text; `base` is the directory that relative paths start from. `None` if it is not TOML: whatever
+/// else is said about a file that was half understood would confuse.
+pub(super) fn read(text: &str, base: &Path, problems: &mut Collector<'_>) -> Option<Draft> {
     let (document, errors) = DeTable::parse_recoverable(text);
     for error in &errors {
         let message = error.message().lines().collect::<Vec<_>>().join("; ");
         problems.add(error.span().unwrap_or(0..0), "", format!("this is not TOML: {message}"));
     }
     if !errors.is_empty() {
-        // Whatever else is said about a file that was half understood would confuse.
-        return Draft::default();
+        return None;
     }
     let mut top = Section::new(document.get_ref(), 0..0, "", problems);
     let control_socket = top.path("control_socket", base);
@@ -117,12 +123,12 @@ pub(super) fn read(text: &str, base: &Path, problems: &mut Collector<'_>) -> Dra
     let stores = top.tables("store");
     let devices = top.tables("device");
     top.finish();
-    Draft {
+    Some(Draft {
         control_socket,
         sidecores: sidecores.into_iter().map(|(at, table)| sidecore(table, at, problems)).collect(),
         stores: stores.into_iter().map(|(at, table)| store(table, at, base, problems)).collect(),
         devices: devices.into_iter().map(|(at, table)| device(table, at, base, problems)).collect(),
-    }
+    })
 }
 
 fn sidecore(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>) -> SidecoreDraft {

@@ -148,19 +148,19 @@ impl FileChannel {
             Way::Transfer => {
                 let pieces = &mut self.pieces[index as usize * MAX_PIECES..][..MAX_PIECES];
                 let count = gather(request, slot.done_bytes, pieces);
-                transfer(request.operation, offset_bytes, &pieces[..count], &mut self.buffers)
+                transfer(request.operation, offset_bytes, &pieces[..count], Some(&mut self.buffers))
             }
             Way::Bounce => match &self.bounce {
                 Some(bounce) => {
                     let piece = bounce.begin(index, request, slot.done_bytes);
-                    transfer(request.operation, offset_bytes, &[piece], &mut Buffers::none())
+                    transfer(request.operation, offset_bytes, &[piece], None)
                 }
                 None => return,
             },
             Way::WriteZeros => {
                 let pieces = &mut self.pieces[index as usize * MAX_PIECES..][..MAX_ZERO_PIECES];
                 let count = gather_zeros(request.len_bytes - slot.done_bytes, pieces);
-                transfer(Operation::Write, offset_bytes, &pieces[..count], &mut Buffers::none())
+                transfer(Operation::Write, offset_bytes, &pieces[..count], None)
             }
             Way::Sync => opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build(),
             Way::Punch => allocate(request, FallocateFlags::PUNCH_HOLE),
@@ -241,13 +241,14 @@ fn gather_zeros(len_bytes: u64, pieces: &mut [libc::iovec]) -> usize {
     count
 }
 
-/// A submission that reads to or writes from `pieces`.
+/// A submission that reads to or writes from `pieces`, which may lie in
+/// `buffers`.
 #[inline]
 fn transfer(
     operation: Operation,
     offset_bytes: u64,
     pieces: &[libc::iovec],
-    buffers: &mut Buffers,
+    buffers: Option<&mut Buffers>,
 ) -> squeue::Entry {
     let is_write = operation.is_write();
     let [piece] = pieces else {
@@ -259,7 +260,8 @@ fn transfer(
         };
     };
     let (memory, len) = (piece.iov_base.cast::<u8>(), piece.iov_len as u32);
-    match (buffers.index_of(memory, piece.iov_len), is_write) {
+    let registered = buffers.and_then(|buffers| buffers.index_of(memory, piece.iov_len));
+    match (registered, is_write) {
         (Some(buffer), true) => opcode::WriteFixed::new(FILE, memory, len, buffer).offset(offset_bytes).build(),
         (Some(buffer), false) => opcode::ReadFixed::new(FILE, memory, len, buffer).offset(offset_bytes).build(),
         (None, true) => opcode::Write::new(FILE, memory, len).offset(offset_bytes).build(),

@@ -19,6 +19,9 @@ pub(super) struct Completion {
 /// A ring for one thread and one file.
 pub(super) struct Ring {
     ring: IoUring,
+    /// Whether an error that should not be has been logged: it would come
+    /// again with every poll.
+    complained: bool,
 }
 
 impl Ring {
@@ -26,7 +29,7 @@ impl Ring {
     pub fn new(file: BorrowedFd<'_>, depth: u32) -> io::Result<Self> {
         let ring = build(depth).map_err(explain)?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;
-        Ok(Self { ring })
+        Ok(Self { ring, complained: false })
     }
 
     /// Queues a submission, to be handed over by [`Ring::enter`].
@@ -102,10 +105,11 @@ impl Ring {
                 None,
             )
         };
-        if let Err(error) = entered {
-            if !is_transient(&error) {
-                tracing::error!(%error, "io_uring_enter failed");
-            }
+        if let Err(error) = entered
+            && !is_transient(&error)
+            && !std::mem::replace(&mut self.complained, true)
+        {
+            tracing::error!(%error, "io_uring_enter failed: requests will not complete");
         }
     }
 
@@ -139,21 +143,22 @@ fn is_transient(error: &io::Error) -> bool {
 
 fn build(depth: u32) -> io::Result<IoUring> {
     let entries = depth.next_power_of_two();
-    // From 6.1: completions are finished when this thread asks, never by
-    // interrupting it. From 5.19: finished on this thread, when it enters the
-    // kernel anyway. Before that, as it comes.
-    let deferred = IoUring::builder()
-        .setup_submit_all()
+    // From 6.0 and 5.19: completions are finished on this thread, when it
+    // enters the kernel anyway or sleeps, and never by interrupting it. Before
+    // that, as it comes.
+    //
+    // Not IORING_SETUP_DEFER_TASKRUN (6.1), which finishes them in
+    // io_uring_enter only: it gains nothing here, and a thread that sleeps in
+    // epoll on the ring is not woken by what is still to be finished.
+    let cooperative = || {
+        let mut builder = IoUring::builder();
+        builder.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag().dontfork();
+        builder
+    };
+    cooperative()
         .setup_single_issuer()
-        .setup_defer_taskrun()
-        .setup_coop_taskrun()
-        .setup_taskrun_flag()
-        .dontfork()
-        .build(entries);
-    deferred
-        .or_else(|error| if_unknown(error, || {
-            IoUring::builder().setup_submit_all().setup_coop_taskrun().setup_taskrun_flag().dontfork().build(entries)
-        }))
+        .build(entries)
+        .or_else(|error| if_unknown(error, || cooperative().build(entries)))
         .or_else(|error| if_unknown(error, || IoUring::builder().dontfork().build(entries)))
 }
 

@@ -30,11 +30,7 @@ impl Alignment {
 pub(super) struct Target {
     /// What I/O goes to.
     file: OwnedFd,
-    /// What makes it ours: a descriptor that no ring knows. A ring is taken
-    /// down some time after its process has ended, and the files registered
-    /// with it with it; a lock must not wait for that, or a restarted daemon
-    /// would find its own disks in use.
-    _claim: OwnedFd,
+    _claim: Claim,
     pub geometry: Geometry,
     /// `None` if I/O goes through the page cache.
     pub direct: Option<Alignment>,
@@ -59,7 +55,7 @@ impl Target {
             FileType::BlockDevice => true,
             _ => return Err(FileError::NotAFile { path: path.into() }),
         };
-        let claim = claim(options, is_device)?;
+        let claim = Claim::new(options, is_device)?;
         let (file, direct) = reopen(&claim, options)?;
 
         let size_bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(wrap("measure"))?;
@@ -91,53 +87,78 @@ impl Target {
             physical_block_bytes: physical_bytes.max(block_bytes),
             read_only: options.read_only,
             volatile_cache: true,
-            discard: !options.read_only && if is_device { device_zeroes(&file) } else { punches_holes(&file, size_bytes) },
+            discard: !options.read_only
+                && if is_device { device_zeroes(&file) } else { punches_holes(&file, size_bytes) },
             write_zeroes: !options.read_only,
         };
         Ok(Self { file, _claim: claim, geometry, direct })
     }
 }
 
-/// Opens it and makes it this store's own.
-///
-/// Block devices are opened exclusively for writing: they are not mounted, not
-/// swap and not somebody else's then (open(2)). Everything gets
-/// open-file-description locks on all of it, because those tell devices of one
-/// process apart, and because QEMU looks for them (it locks single bytes the
-/// same way).
-fn claim(options: &FileOptions, is_device: bool) -> Result<OwnedFd, FileError> {
-    let path = &options.path;
-    let mut flags = access(options);
-    if is_device && !options.read_only {
-        flags |= OFlags::EXCL;
+/// What makes the file ours: a descriptor that no ring knows. A ring is taken
+/// down some time after its process has ended, and the files registered with
+/// it with it; a lock must not wait for that, or a restarted daemon would find
+/// its own disks in use.
+#[derive(Debug)]
+struct Claim(OwnedFd);
+
+impl Claim {
+    /// Opens the file and makes it this store's own.
+    ///
+    /// Block devices are opened exclusively for writing: they are not mounted,
+    /// not swap and not somebody else's then (open(2)). Everything gets an
+    /// open-file-description lock on all of it, because those tell devices of
+    /// one process apart, and because QEMU looks for them (it locks single
+    /// bytes the same way).
+    fn new(options: &FileOptions, is_device: bool) -> Result<Self, FileError> {
+        let path = &options.path;
+        let mut flags = access(options);
+        if is_device && !options.read_only {
+            flags |= OFlags::EXCL;
+        }
+        let claim = match rustix::fs::open(path, flags, Mode::empty()) {
+            Err(Errno::BUSY) => return Err(FileError::Busy { path: path.clone() }),
+            Err(error) => return Err(FileError::Kernel { action: "open", path: path.clone(), source: error.into() }),
+            Ok(file) => Self(file),
+        };
+        match claim.lock(if options.read_only { libc::F_RDLCK } else { libc::F_WRLCK }) {
+            Ok(()) => Ok(claim),
+            Err(source) if matches!(source.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+                Err(FileError::Busy { path: path.clone() })
+            }
+            Err(source) => Err(FileError::Kernel { action: "lock", path: path.clone(), source }),
+        }
     }
-    let claim = match rustix::fs::open(path, flags, Mode::empty()) {
-        Err(Errno::BUSY) => return Err(FileError::Busy { path: path.clone() }),
-        Err(error) => return Err(FileError::Kernel { action: "open", path: path.clone(), source: error.into() }),
-        Ok(claim) => claim,
-    };
-    let kind = if options.read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    // SAFETY: all-zero is a valid flock: from the start to the end of the file.
-    let mut whole: libc::flock = unsafe { std::mem::zeroed() };
-    whole.l_type = kind as libc::c_short;
-    whole.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: the descriptor is open and the structure outlives the call.
-    if unsafe { libc::fcntl(claim.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } == 0 {
-        return Ok(claim);
+
+    /// Sets or lifts the lock, from the start to the end of the file.
+    fn lock(&self, kind: libc::c_int) -> io::Result<()> {
+        // SAFETY: all-zero is a valid flock.
+        let mut whole: libc::flock = unsafe { std::mem::zeroed() };
+        whole.l_type = kind as libc::c_short;
+        whole.l_whence = libc::SEEK_SET as libc::c_short;
+        // SAFETY: the descriptor is open and the structure outlives the call.
+        if unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
     }
-    let source = io::Error::last_os_error();
-    match source.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Err(FileError::Busy { path: path.clone() }),
-        _ => Err(FileError::Kernel { action: "lock", path: path.clone(), source }),
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Closing would lift it, but not while a child that is just being
+        // forked has a copy of the descriptor.
+        let _ = self.lock(libc::F_UNLCK);
     }
 }
 
 /// Opens what is claimed once more, for I/O: directly if that is wanted and
 /// possible.
-fn reopen(claim: &OwnedFd, options: &FileOptions) -> Result<(OwnedFd, Option<Alignment>), FileError> {
+fn reopen(claim: &Claim, options: &FileOptions) -> Result<(OwnedFd, Option<Alignment>), FileError> {
     // By descriptor, not by name: names change.
-    let name = format!("/proc/self/fd/{}", claim.as_raw_fd());
-    let wrap = |action| move |source: Errno| FileError::Kernel { action, path: options.path.clone(), source: source.into() };
+    let name = format!("/proc/self/fd/{}", claim.0.as_raw_fd());
+    let wrap =
+        |action| move |source: Errno| FileError::Kernel { action, path: options.path.clone(), source: source.into() };
     let mut opened = None;
     if options.direct {
         match rustix::fs::open(&name, access(options) | OFlags::DIRECT, Mode::empty()) {
@@ -170,7 +191,10 @@ fn access(options: &FileOptions) -> OFlags {
 /// (`FMODE_NOWAIT`), tmpfs does not; with `O_NONBLOCK` io_uring tries all the
 /// same, instead of handing each request to a worker thread.
 fn answers_at_once(file: &OwnedFd) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC)
+    // A block device's node lies in a tmpfs, too: the one on /dev.
+    let is_regular = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    rustix::fs::fstat(file).is_ok_and(is_regular)
+        && rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC)
 }
 
 /// What direct I/O to the file asks for; `None` if it has none after all.

@@ -1,1 +1,408 @@
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::Command;
 
+use sidecore_block::contract::{self, Harness};
+use sidecore_block::{
+    Affected, Batch, BlockError, BlockRequest, Fault, FaultPlan, FaultRule, FaultStore, Operation, When, dropped_tags,
+};
+use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
+use sidecore_units::Nanos;
+use tempfile::TempDir;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+/// Guest memory that is aligned to pages (see `contract::guest_memory`).
+const ALIGNED: u64 = 0x1_0000_0000;
+
+/// A directory that is in memory, or `None` and a word about it.
+fn tmpfs() -> Option<TempDir> {
+    let directory = tempfile::tempdir_in("/dev/shm").ok();
+    let found = directory
+        .filter(|directory| rustix::fs::statfs(directory.path()).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC));
+    if found.is_none() {
+        eprintln!("skipped: /dev/shm is no writable tmpfs");
+    }
+    found
+}
+
+fn image(directory: &TempDir, name: &str, len_bytes: u64) -> PathBuf {
+    let path = directory.path().join(name);
+    File::create(&path).unwrap().set_len(len_bytes).unwrap();
+    path
+}
+
+fn open(path: &Path) -> FileStore {
+    open_patiently(&FileOptions::new(path))
+}
+
+/// Opens a device that was just used: a program that another test is starting
+/// has copies of all descriptors, for a moment, and they hold it.
+fn open_patiently(options: &FileOptions) -> FileStore {
+    for _ in 0..200 {
+        match FileStore::open(options) {
+            Err(FileError::Busy { .. }) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            opened => return opened.unwrap(),
+        }
+    }
+    panic!("{} is busy for ever", options.path.display());
+}
+
+fn harness(path: &Path) -> Harness {
+    Harness::new(&(Arc::new(open(path)) as Arc<dyn BlockDevice>), 8)
+}
+
+fn allocated_bytes(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().blocks() * 512
+}
+
+/// Runs a program; its last word, or `None` if it cannot do it here.
+fn run(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok()?;
+    if !output.status.success() {
+        eprintln!("skipped: {program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        return None;
+    }
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// A loop device over a file in memory. Gone when dropped.
+struct Loop {
+    device: PathBuf,
+    _directory: TempDir,
+}
+
+impl Loop {
+    fn new(len_bytes: u64, arguments: &[&str]) -> Option<Self> {
+        let directory = tmpfs()?;
+        let backing = image(&directory, "backing", len_bytes);
+        let mut all = vec!["--find", "--show"];
+        all.extend(arguments);
+        all.push(backing.to_str()?);
+        let device = run("losetup", &all)?.into();
+        Some(Self { device, _directory: directory })
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        run("losetup", &["--detach", self.device.to_str().unwrap()]);
+    }
+}
+
+/// A mounted filesystem. Gone when dropped, before the loop device below it.
+struct Mount {
+    directory: TempDir,
+    _device: Option<Loop>,
+}
+
+impl Mount {
+    fn tmpfs(size: &str) -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let options = format!("size={size}");
+        run("mount", &["-t", "tmpfs", "-o", &options, "sidecore-test", directory.path().to_str()?])?;
+        Some(Self { directory, _device: None })
+    }
+
+    fn ext4(len_bytes: u64) -> Option<Self> {
+        let device = Loop::new(len_bytes, &[])?;
+        run("mkfs.ext4", &["-q", device.device.to_str()?])?;
+        let directory = tempfile::tempdir().unwrap();
+        run("mount", &[device.device.to_str()?, directory.path().to_str()?])?;
+        Some(Self { directory, _device: Some(device) })
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // A ring's files are closed some time after the ring, hence lazily.
+        run("umount", &["--lazy", self.directory.path().to_str().unwrap()]);
+    }
+}
+
+fn check(path: &Path, change: impl Fn(&mut FileOptions)) {
+    let open = || {
+        let mut options = FileOptions::new(path);
+        change(&mut options);
+        Arc::new(open_patiently(&options)) as Arc<dyn BlockDevice>
+    };
+    for depth in [1, 8, 64] {
+        contract::check(&open, &contract::Options { depth, ..contract::Options::default() });
+    }
+    assert_eq!(dropped_tags(), 0);
+}
+
+#[test]
+fn a_file_in_memory_keeps_the_contract() {
+    let Some(directory) = tmpfs() else { return };
+    let path = image(&directory, "disk", 4 * MIB);
+    check(&path, |_| {});
+    check(&path, |options| options.direct = false);
+    check(&path, |options| options.block_bytes = Some(4096));
+    check(&path, |options| options.read_only = true);
+}
+
+#[test]
+fn a_file_on_a_disk_keeps_the_contract() {
+    // Wherever the machine keeps its temporary files.
+    let directory = tempfile::tempdir().unwrap();
+    let path = image(&directory, "disk", 4 * MIB);
+    check(&path, |_| {});
+    check(&path, |options| options.direct = false);
+}
+
+#[test]
+fn a_file_on_ext4_keeps_the_contract_and_bounces_what_it_must() {
+    let Some(mount) = Mount::ext4(64 * MIB) else { return };
+    let path = image(&mount.directory, "disk", 4 * MIB);
+    let store = open(&path);
+    assert!(store.is_direct());
+    let alignment = store.target.direct.unwrap();
+    assert!(alignment.memory_bytes > 1 || alignment.file_bytes > 1, "{alignment:?}: this test needs a demand");
+    drop(store);
+    check(&path, |_| {});
+}
+
+#[test]
+fn a_block_device_keeps_the_contract() {
+    let Some(device) = Loop::new(4 * MIB, &[]) else { return };
+    let store = open(&device.device);
+    assert_eq!(store.geometry().capacity_bytes, 4 * MIB);
+    assert!(store.geometry().discard && store.geometry().write_zeroes);
+    drop(store);
+    check(&device.device, |_| {});
+}
+
+#[test]
+fn a_block_devices_block_size_is_found_out() {
+    let Some(device) = Loop::new(4 * MIB, &["--sector-size", "4096"]) else { return };
+    assert_eq!(open(&device.device).geometry().block_bytes, 4096);
+    let error = FileStore::open(&FileOptions { block_bytes: Some(512), ..FileOptions::new(&device.device) });
+    let error = error.unwrap_err();
+    assert!(matches!(error, FileError::BlockTooSmall { needed_bytes: 4096, .. }), "{error}");
+    check(&device.device, |_| {});
+}
+
+#[test]
+fn a_mounted_device_is_busy() {
+    let Some(mount) = Mount::ext4(16 * MIB) else { return };
+    let device = &mount._device.as_ref().unwrap().device;
+    let error = FileStore::open(&FileOptions::new(device)).unwrap_err();
+    assert!(matches!(error, FileError::Busy { .. }), "{error}");
+}
+
+#[test]
+fn unaligned_memory_works_under_direct_io() {
+    let Some(mount) = Mount::ext4(64 * MIB) else { return };
+    let mut harness = harness(&image(&mount.directory, "disk", 4 * MIB));
+    // Larger than the bounce buffer, at an odd address, and across regions.
+    let bytes = contract::pattern(1, 300 << 10);
+    for address in [ALIGNED + 1, 0x20_0000 - 1001] {
+        harness.poke(address, &bytes);
+        let write = harness.request(Operation::Write, 512, &[(address, bytes.len() as u64)]);
+        assert_eq!(harness.run_one(write), Ok(()));
+        assert!(harness.load(512, bytes.len()) == bytes);
+        harness.poke(address, &vec![0; bytes.len()]);
+        let read = harness.request(Operation::Read, 512, &[(address, bytes.len() as u64)]);
+        assert_eq!(harness.run_one(read), Ok(()));
+        assert!(harness.peek(address, bytes.len()) == bytes);
+    }
+}
+
+#[test]
+fn more_pieces_than_one_submission_takes() {
+    let Some(directory) = tmpfs() else { return };
+    let mut harness = harness(&image(&directory, "disk", 4 * MIB));
+    let bytes = contract::pattern(2, 512 * 300);
+    harness.poke(ALIGNED, &bytes);
+    // Every second one backwards, so that no two are neighbours.
+    let pieces: Vec<_> = (0..300).map(|index| (ALIGNED + 512 * (index ^ 1), 512)).collect();
+    let write = harness.request(Operation::Write, 0, &pieces);
+    assert_eq!(harness.run_one(write), Ok(()));
+    let expected: Vec<_> = pieces.iter().flat_map(|&(address, _)| harness.peek(address, 512)).collect();
+    assert!(harness.load(0, bytes.len()) == expected);
+}
+
+#[test]
+fn what_is_written_is_in_the_file() {
+    let Some(directory) = tmpfs() else { return };
+    let path = image(&directory, "disk", MIB);
+    let bytes = contract::pattern(3, 4096);
+    let mut harness = harness(&path);
+    harness.store(8192, &bytes);
+    let mut read = vec![0; 4096];
+    File::open(&path).unwrap().read_exact_at(&mut read, 8192).unwrap();
+    assert!(read == bytes);
+}
+
+#[test]
+fn a_discard_frees_blocks_and_a_zeroing_need_not() {
+    let Some(mount) = Mount::ext4(64 * MIB) else { return };
+    let directories = [tmpfs().unwrap(), tempfile::tempdir_in(mount.directory.path()).unwrap()];
+    for (directory, keeps) in directories.iter().zip([true, true]) {
+        let path = image(directory, "disk", 4 * MIB);
+        let mut harness = harness(&path);
+        let bytes = contract::pattern(4, MIB as usize);
+        let fill = |harness: &mut Harness| (0..4).for_each(|mib| harness.store(mib * MIB, &bytes));
+        fill(&mut harness);
+        assert_eq!(allocated_bytes(&path), 4 * MIB);
+        let discard = harness.range_request(Operation::Discard, MIB, 2 * MIB);
+        assert_eq!(harness.run_one(discard), Ok(()));
+        assert_eq!(allocated_bytes(&path), 2 * MIB);
+        fill(&mut harness);
+        let zeroing = harness.range_request(Operation::WriteZeroes { may_unmap: true }, MIB, 2 * MIB);
+        assert_eq!(harness.run_one(zeroing), Ok(()));
+        assert_eq!(allocated_bytes(&path), 2 * MIB);
+        fill(&mut harness);
+        let zeroing = harness.range_request(Operation::WriteZeroes { may_unmap: false }, MIB, 2 * MIB);
+        assert_eq!(harness.run_one(zeroing), Ok(()));
+        assert_eq!(allocated_bytes(&path) == 4 * MIB, keeps);
+        assert!(harness.load(MIB, bytes.len()).iter().all(|byte| *byte == 0));
+        assert!(harness.load(3 * MIB, bytes.len()) == bytes);
+    }
+}
+
+#[test]
+fn a_full_filesystem_is_told_from_a_broken_one() {
+    let mounts = [Mount::tmpfs("1M"), Mount::ext4(8 * MIB)];
+    for mount in mounts.into_iter().flatten() {
+        let mut harness = harness(&image(&mount.directory, "disk", 64 * MIB));
+        let results: Vec<_> = (0..64)
+            .map(|mib| {
+                let write = harness.request(Operation::Write, mib * MIB, &[(ALIGNED, MIB)]);
+                harness.run_one(write)
+            })
+            .collect();
+        let failed = results.iter().position(Result::is_err).expect("64 MiB do not fit");
+        // What fitted of the request at the edge is written before the rest
+        // is refused.
+        assert_eq!(results[failed], Err(BlockError::NoSpace));
+        // The store goes on, where there is space.
+        let read = harness.request(Operation::Read, 0, &[(ALIGNED, MIB)]);
+        assert_eq!(harness.run_one(read), Ok(()));
+    }
+}
+
+#[test]
+fn a_failing_medium_is_an_io_error() {
+    let Some(directory) = tmpfs() else { return };
+    let inner = Arc::new(open(&image(&directory, "disk", MIB)));
+    let rules = vec![FaultRule { affected: Affected::All, when: When::Touching(4096..4097), fault: Fault::Eio }];
+    let store: Arc<dyn BlockDevice> = Arc::new(FaultStore::new(inner, FaultPlan { seed: 1, rules }));
+    let mut harness = Harness::new(&store, 8);
+    let requests = (0..4).map(|block| harness.request(Operation::Read, block * 4096, &[(ALIGNED, 4096)])).collect();
+    assert_eq!(harness.run(requests), [Ok(()), Err(BlockError::EIO), Ok(()), Ok(())]);
+}
+
+#[test]
+fn a_file_that_shrinks_under_us_reads_short() {
+    let Some(directory) = tmpfs() else { return };
+    let path = image(&directory, "disk", MIB);
+    let mut harness = harness(&path);
+    File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    let read = harness.request(Operation::Read, 0, &[(ALIGNED, 8192)]);
+    assert_eq!(harness.run_one(read), Err(BlockError::Short { done_bytes: 4096, asked_bytes: 8192 }));
+    let read = harness.request(Operation::Read, 4096, &[(ALIGNED, 4096)]);
+    assert_eq!(harness.run_one(read), Err(BlockError::Short { done_bytes: 0, asked_bytes: 4096 }));
+}
+
+#[test]
+fn what_cannot_be_a_disk_is_refused_with_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let refuse = |path: &Path| {
+        let error = FileStore::open(&FileOptions::new(path)).unwrap_err();
+        assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+        error
+    };
+    let missing = refuse(&directory.path().join("missing"));
+    assert!(matches!(&missing, FileError::Kernel { source, .. } if source.kind() == io::ErrorKind::NotFound));
+    assert!(matches!(refuse(directory.path()), FileError::NotAFile { .. }));
+    assert!(matches!(refuse(Path::new("/dev/null")), FileError::NotAFile { .. }));
+    assert!(matches!(refuse(&image(&directory, "empty", 0)), FileError::Empty { .. }));
+    let odd = refuse(&image(&directory, "odd", 1000));
+    assert!(matches!(odd, FileError::PartialBlock { size_bytes: 1000, .. }));
+    assert!(odd.to_string().contains("truncate"), "names the remedy: {odd}");
+    let pipe = directory.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    assert!(matches!(refuse(&pipe), FileError::NotAFile { .. }));
+}
+
+#[test]
+fn a_block_size_is_a_power_of_two_in_range() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = image(&directory, "disk", MIB);
+    for block_bytes in [0, 1, 256, 513, 1 << 17] {
+        let error = FileStore::open(&FileOptions { block_bytes: Some(block_bytes), ..FileOptions::new(&path) });
+        assert!(matches!(error, Err(FileError::BadBlockSize { .. })), "{block_bytes}");
+    }
+}
+
+#[test]
+fn a_file_belongs_to_one_writer_or_to_readers() {
+    let Some(directory) = tmpfs() else { return };
+    let path = image(&directory, "disk", MIB);
+    let writer = FileOptions::new(&path);
+    let reader = FileOptions { read_only: true, ..FileOptions::new(&path) };
+    let first = FileStore::open(&writer).unwrap();
+    for second in [&writer, &reader] {
+        assert!(matches!(FileStore::open(second), Err(FileError::Busy { .. })));
+    }
+    // The file is free again at once, though it was registered with a ring.
+    let device: Arc<dyn BlockDevice> = Arc::new(first);
+    let mut harness = Harness::new(&device, 8);
+    harness.store(0, &[1; 512]);
+    drop((harness, device));
+    let _readers = (FileStore::open(&reader).unwrap(), FileStore::open(&reader).unwrap());
+    assert!(matches!(FileStore::open(&writer), Err(FileError::Busy { .. })));
+}
+
+#[test]
+fn memory_that_cannot_be_pinned_is_used_as_it_is() {
+    // The kernel refuses to pin a file's page cache for long (mm/gup.c), unless
+    // the file is in memory.
+    let directory = tempfile::tempdir().unwrap();
+    let file = File::options().read(true).write(true).open(image(&directory, "memory", MIB)).unwrap();
+    let memory = GuestMemory::map(vec![RegionSpec {
+        guest_address: GuestAddress(0),
+        user_address: UserAddress(0),
+        len_bytes: MIB,
+        file: file.into(),
+        file_offset_bytes: 0,
+    }])
+    .unwrap();
+    let disk = image(&directory, "disk", MIB);
+    std::fs::write(&disk, contract::pattern(5, MIB as usize)).unwrap();
+    let mut channel = open(&disk).open_channel(None, 1).unwrap();
+    channel.attach_memory(&memory).unwrap();
+    let mut completed = Batch::new();
+    channel.submit(&mut vec![contract::request(&memory, Operation::Read, 0, &[(0, 4096)])]);
+    while completed.is_empty() {
+        channel.poll(Nanos::ZERO, &mut completed);
+    }
+    assert_eq!(completed[0].result, Ok(()));
+    let mut read = vec![0; 4096];
+    completed[0].segments.copy_to_slice(0, &mut read);
+    assert!(read == contract::pattern(5, 4096));
+}
+
+#[test]
+fn a_channel_dropped_with_requests_in_flight_waits_for_the_kernel() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(&image(&directory, "disk", 16 * MIB));
+    let memory = contract::guest_memory();
+    for _ in 0..10 {
+        let mut channel = store.open_channel(None, 64).unwrap();
+        channel.attach_memory(&memory).unwrap();
+        let requests = (0..64).map(|index| {
+            let operation = if index % 8 == 0 { Operation::Flush } else { Operation::Write };
+            // Without a tag: nobody waits for them.
+            contract::request(&memory, operation, index * 65536, &[(ALIGNED, 65536)])
+        });
+        let mut batch: Vec<Box<BlockRequest>> = requests.collect();
+        channel.submit(&mut batch);
+        assert_eq!(channel.in_flight(), 64);
+        drop(channel);
+    }
+}

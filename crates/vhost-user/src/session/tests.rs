@@ -435,6 +435,28 @@ fn a_reset_forgets_the_rings_but_neither_memory_nor_call_descriptors() {
     }
 }
 
+/// As QEMU 7.2 pauses a guest.
+#[test]
+fn a_base_can_be_asked_for_after_a_reset() {
+    let mut fixture = Fixture::running(SPLIT, &[0]);
+    fixture.device.serve(0, 4);
+    fixture.ok(number(Request::SetStatus, 0));
+    fixture.ok(number(Request::SetStatus, 0));
+    fixture.ok(vring(Request::SetVringEnable, 0, 0));
+    assert_eq!(fixture.base(0), 4);
+    // Nor is the base lost of a ring that did not come to run.
+    fixture.ok(vring(Request::SetVringBase, 1, 6));
+    fixture.ok(number(Request::SetStatus, 0));
+    assert_eq!((fixture.base(0), fixture.base(1)), (4, 6));
+    // The next driver begins at the beginning, unless it says otherwise.
+    fixture.ok(number(Request::SetFeatures, SPLIT | features::PROTOCOL_FEATURES));
+    let mut setup = ring_setup(0, 128, 0);
+    setup.retain(|message| message.request != Request::SetVringBase);
+    fixture.device.events();
+    fixture.all(setup);
+    assert!(matches!(fixture.device.events()[0], Event::Start { state, .. } if state == at(0)));
+}
+
 #[test]
 fn reset_owner_stops_the_rings_until_another_kick() {
     let mut fixture = Fixture::running(SPLIT, &[0]);

@@ -1,0 +1,132 @@
+//! What must hold: bounds on results, checked after the run.
+
+use crate::record::{FLOOR, Params, Records};
+
+/// Which number, and where it has to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    /// The case that it is about.
+    pub case: &'static str,
+    /// Which number.
+    pub of: Of,
+    /// Where it has to be.
+    pub limit: Limit,
+}
+
+/// Which number.
+#[derive(Clone, Copy, Debug)]
+pub enum Of {
+    /// The ratio of this metric to this peer.
+    Ratio(&'static str, &'static str),
+    /// The ratio of this metric to the machine's floor.
+    FloorRatio(&'static str),
+    /// Our own number, in this unit.
+    Ours(&'static str, &'static str),
+}
+
+/// Where a number has to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Limit {
+    /// This, or less.
+    AtMost(f64),
+    /// This, or more.
+    AtLeast(f64),
+}
+
+impl Limit {
+    fn holds(self, value: f64) -> bool {
+        match self {
+            Self::AtMost(limit) => value <= limit,
+            Self::AtLeast(limit) => value >= limit,
+        }
+    }
+}
+
+/// How a bound fared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It holds.
+    Pass,
+    /// It does not.
+    Fail,
+    /// The cores were never near for long enough: nobody knows.
+    Far,
+    /// It was not measured in this run.
+    Missing,
+}
+
+/// A bound, and how it fared.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// In words, with the number.
+    pub line: String,
+    /// How it fared.
+    pub verdict: Verdict,
+}
+
+/// Looks all of `bounds` up in `records`.
+#[must_use]
+pub fn check(bounds: &[Bound], records: &Records, ours: &str) -> Vec<Checked> {
+    bounds.iter().map(|bound| check_one(bound, records, ours)).collect()
+}
+
+fn check_one(bound: &Bound, records: &Records, ours: &str) -> Checked {
+    let case = bound.case;
+    let (what, unit, found) = match bound.of {
+        Of::Ratio(metric, peer) => {
+            let found = records.find_ratio(case, metric, peer).map(|ratio| (ratio.value, &ratio.params));
+            (format!("{case}: {metric} of {ours} / {peer}"), "", found)
+        }
+        Of::FloorRatio(metric) => {
+            let found = records.find_ratio(case, metric, FLOOR).map(|ratio| (ratio.value, &ratio.params));
+            (format!("{case}: {metric} of {ours} / floor"), "", found)
+        }
+        Of::Ours(metric, unit) => {
+            let found = records.find(case, ours, metric).map(|measure| (measure.value, &measure.params));
+            (format!("{case}: {metric}"), unit, found)
+        }
+    };
+    let limit = match bound.limit {
+        Limit::AtMost(limit) => format!("at most {limit}"),
+        Limit::AtLeast(limit) => format!("at least {limit}"),
+    };
+    let Some((value, params)) = found else {
+        return Checked { line: format!("{what} must be {limit}{unit}, was not measured"), verdict: Verdict::Missing };
+    };
+    let verdict = match (counts(params), bound.limit.holds(value)) {
+        (false, _) => Verdict::Far,
+        (true, true) => Verdict::Pass,
+        (true, false) => Verdict::Fail,
+    };
+    Checked { line: format!("{what} is {value:.3}{unit}, must be {limit}{unit}"), verdict }
+}
+
+/// Whether the measurement was made between near cores, or does not depend on it.
+fn counts(params: &Params) -> bool {
+    params.get("near").and_then(serde_json::Value::as_bool).unwrap_or(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{OURS, params};
+
+    #[test]
+    fn a_bound_passes_fails_is_unknown_or_missing() {
+        let mut records = Records::new("e");
+        records.ratio("a", "iops", OURS, "peer", 3.6, Params::new());
+        records.ratio("b", "iops", OURS, "peer", 9.0, params([("near", false.into())]));
+        records.measure("c", OURS, "added", 7.0, "us", Params::new());
+        let bound = |case, of, limit| Bound { case, of, limit };
+        let ratio = Of::Ratio("iops", "peer");
+        let bounds = [
+            bound("a", ratio, Limit::AtLeast(3.5)),
+            bound("a", ratio, Limit::AtMost(3.5)),
+            bound("b", ratio, Limit::AtLeast(3.5)),
+            bound("c", Of::Ours("added", " us"), Limit::AtMost(6.0)),
+            bound("d", ratio, Limit::AtLeast(3.5)),
+        ];
+        let verdicts: Vec<Verdict> = check(&bounds, &records, OURS).iter().map(|checked| checked.verdict).collect();
+        assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Far, Verdict::Fail, Verdict::Missing]);
+    }
+}

@@ -1,0 +1,189 @@
+//! The two cores of an experiment, and how far apart they are at the moment.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::thread::CpuSet;
+use sidecore_units::CoreId;
+
+use crate::{stats, stop};
+
+/// Where the client runs.
+pub const CLIENT: CoreId = CoreId(0);
+/// Where the server polls.
+pub const SERVER: CoreId = CoreId(1);
+
+/// Cores whose cache line takes longer than this for its round trip are far apart: a run between them does not count.
+pub const NEAR_NS: f64 = 250.0;
+
+/// Pins the calling thread.
+///
+/// # Errors
+/// There is no such core.
+pub fn pin(core: CoreId) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core.0 as usize);
+    rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("cannot run on core {core}"))
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A thread on the server's core, asleep but for what it is asked to do there.
+#[derive(Debug)]
+pub struct Partner {
+    jobs: Sender<Job>,
+}
+
+impl Partner {
+    /// Starts the thread on `core`.
+    ///
+    /// # Errors
+    /// There is no such core.
+    pub fn start(core: CoreId) -> Result<Self> {
+        let (jobs, inbox): (Sender<Job>, Receiver<Job>) = channel();
+        let (tell, told) = channel();
+        std::thread::Builder::new().name("partner".to_owned()).spawn(move || {
+            let pinned = pin(core);
+            let is_pinned = pinned.is_ok();
+            let _ = tell.send(pinned);
+            if is_pinned {
+                inbox.into_iter().for_each(|job| job());
+            }
+        })?;
+        told.recv().context("the partner thread died")??;
+        Ok(Self { jobs })
+    }
+
+    /// Runs `job` there; its result is to be had from what this returns.
+    ///
+    /// # Errors
+    /// The thread died.
+    pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<Receiver<T>> {
+        let (tell, told) = channel();
+        let job = Box::new(move || {
+            let _ = tell.send(job());
+        });
+        self.jobs.send(job).ok().context("the partner thread died")?;
+        Ok(told)
+    }
+}
+
+/// One word alone on its cache line (and on the line that the prefetcher pairs it with).
+#[repr(align(128))]
+#[derive(Debug, Default)]
+struct Line(AtomicU64);
+
+#[derive(Debug, Default)]
+struct Lines([Line; 2]);
+
+const BATCHES: u64 = 15;
+const ROUNDS: u64 = 1000;
+
+/// The round trip between this thread and the partner, in nanoseconds: by one line which both write, or by one for each
+/// direction. The median of batches, because other work on the machine interrupts some of them.
+///
+/// # Errors
+/// The partner died.
+pub fn round_trip_ns(partner: &Partner, two_lines: bool) -> Result<f64> {
+    let lines = Arc::new(Lines::default());
+    let theirs = Arc::clone(&lines);
+    let back = usize::from(two_lines);
+    let done = partner.run(move || {
+        for round in 1..=BATCHES * ROUNDS {
+            wait_for(&theirs.0[0].0, 2 * round - 1);
+            theirs.0[back].0.store(2 * round, Ordering::Release);
+        }
+    })?;
+    let mut batches = Vec::new();
+    for batch in 0..BATCHES {
+        let start = Instant::now();
+        for round in batch * ROUNDS + 1..=(batch + 1) * ROUNDS {
+            lines.0[0].0.store(2 * round - 1, Ordering::Release);
+            wait_for(&lines.0[back].0, 2 * round);
+        }
+        batches.push(start.elapsed().as_nanos() as f64 / ROUNDS as f64);
+    }
+    done.recv().context("the partner thread died")?;
+    Ok(stats::median(&batches))
+}
+
+fn wait_for(word: &AtomicU64, value: u64) {
+    while word.load(Ordering::Acquire) != value {
+        std::hint::spin_loop();
+    }
+}
+
+/// A run, and the round trips before and after it.
+#[derive(Clone, Copy, Debug)]
+pub struct Gated<T> {
+    /// What the run gave.
+    pub result: T,
+    /// The round trip before it, in nanoseconds.
+    pub before_ns: f64,
+    /// The round trip after it, in nanoseconds.
+    pub after_ns: f64,
+}
+
+impl<T> Gated<T> {
+    /// Whether the run counts.
+    #[must_use]
+    pub fn is_near(&self) -> bool {
+        self.before_ns < NEAR_NS && self.after_ns < NEAR_NS
+    }
+}
+
+/// Lets runs through while the cores are near.
+#[derive(Debug)]
+pub struct Gate {
+    partner: Partner,
+    give_up: Instant,
+    retries: u64,
+}
+
+impl Gate {
+    /// A gate that waits for near cores until `patience` is over, for all runs together.
+    #[must_use]
+    pub fn new(partner: Partner, patience: Duration) -> Self {
+        Self { partner, give_up: Instant::now() + patience, retries: 0 }
+    }
+
+    /// The thread on the other core.
+    #[must_use]
+    pub fn partner(&self) -> &Partner {
+        &self.partner
+    }
+
+    /// How many runs were thrown away, or waited for.
+    #[must_use]
+    pub fn retries(&self) -> u64 {
+        self.retries
+    }
+
+    /// Runs `run` until it was between two near round trips, or until patience is over: then what there is is returned,
+    /// and says that it is far. Nothing else may use the server's core when `run` returns.
+    ///
+    /// # Errors
+    /// What `run` says; an interrupt.
+    pub fn run<T>(&mut self, mut run: impl FnMut(&Partner) -> Result<T>) -> Result<Gated<T>> {
+        loop {
+            stop::check()?;
+            let patient = Instant::now() < self.give_up;
+            let before_ns = round_trip_ns(&self.partner, false)?;
+            if before_ns >= NEAR_NS && patient {
+                self.retries += 1;
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
+            let result = run(&self.partner)?;
+            let after_ns = round_trip_ns(&self.partner, false)?;
+            let gated = Gated { result, before_ns, after_ns };
+            if gated.is_near() || !patient {
+                return Ok(gated);
+            }
+            self.retries += 1;
+        }
+    }
+}

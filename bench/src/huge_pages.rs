@@ -1,0 +1,47 @@
+//! 2 MiB pages for the length of an experiment.
+
+use std::fs;
+
+const RESERVED: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+const FREE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+
+/// Bytes in a huge page.
+pub const BYTES: u64 = 2 << 20;
+
+/// Reserves huge pages, and gives them back when dropped.
+#[derive(Debug)]
+pub struct HugePages {
+    before: Option<u64>,
+}
+
+impl HugePages {
+    /// Sees to it that `pages` are free, if we may; ask [`free`] for what came of it.
+    #[must_use]
+    pub fn reserve(pages: u64) -> Self {
+        let (Some(reserved), Some(missing)) = (read(RESERVED), pages.checked_sub(free())) else {
+            return Self { before: None };
+        };
+        if missing == 0 || fs::write(RESERVED, (reserved + missing).to_string()).is_err() {
+            return Self { before: None };
+        }
+        Self { before: Some(reserved) }
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            let _ = fs::write(RESERVED, before.to_string());
+        }
+    }
+}
+
+/// How many huge pages are free.
+#[must_use]
+pub fn free() -> u64 {
+    read(FREE).unwrap_or(0)
+}
+
+fn read(file: &str) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}

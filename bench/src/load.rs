@@ -1,0 +1,190 @@
+//! The load: one closed loop of requests at a fixed depth on one queue.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use quanta::Clock;
+use sidecore_driver::{BlkQueue, Completion, Notify, Slot, Status};
+use sidecore_units::{SECTOR_BYTES, Sector};
+
+use crate::stats::Histogram;
+use crate::stop;
+
+/// Size of every request in bytes.
+pub const BLOCK_BYTES: u32 = 4096;
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// Write instead of read.
+    pub write: bool,
+    /// Requests in flight.
+    pub depth: u16,
+    /// Blocks of [`BLOCK_BYTES`] that the random places are taken from.
+    pub blocks: u64,
+    /// Read every byte of every completed read, and write every byte before every write.
+    pub touch: bool,
+    /// For how long.
+    pub duration: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// Requests a second.
+    pub iops: f64,
+    /// Median latency in nanoseconds; measured at depth 1 only, zero elsewhere.
+    pub latency_p50_ns: f64,
+    /// 99th percentile of it.
+    pub latency_p99_ns: f64,
+    /// Mean latency in nanoseconds, at any depth.
+    pub latency_mean_ns: f64,
+    /// Kicks for each request.
+    pub kicks_per_request: f64,
+    /// Calls for each request.
+    pub calls_per_request: f64,
+}
+
+/// Random places, the same ones for every system.
+#[derive(Clone, Debug)]
+pub struct Places {
+    state: u64,
+    blocks: u64,
+}
+
+impl Places {
+    /// Blocks below `blocks`.
+    #[must_use]
+    pub fn new(blocks: u64) -> Self {
+        Self { state: 0x9e37_79b9_7f4a_7c15, blocks: blocks.max(1) }
+    }
+
+    /// The next block's number.
+    #[inline]
+    pub fn next_block(&mut self) -> u64 {
+        // xorshift64*, and the high half scaled down.
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        ((self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) * self.blocks) >> 32
+    }
+
+    #[inline]
+    fn next_sector(&mut self) -> Sector {
+        Sector(self.next_block() * (u64::from(BLOCK_BYTES) / SECTOR_BYTES))
+    }
+}
+
+/// Looks at the clock after this many requests.
+const REQUESTS_PER_LOOK: u64 = 512;
+
+/// A polling client looks this often by itself, which is all that it does between two completions; then it looks at the
+/// clock as well.
+const LOOKS_PER_WAIT: u32 = 1 << 16;
+
+/// Runs the loop on `queue`, all of whose slots are free, and waits for the last completion.
+///
+/// # Errors
+/// The device fails a request, or does not answer for some seconds; an interrupt.
+pub fn run(queue: &mut BlkQueue, work: &Work, clock: &Clock) -> Result<Sample> {
+    let slots: Vec<Slot> = (0..work.depth).map_while(|_| queue.take_slot()).collect();
+    ensure!(slots.len() == usize::from(work.depth), "the queue has only {} slots", slots.len());
+    let result = run_on(queue, work, clock, &slots);
+    slots.iter().for_each(|slot| queue.release_slot(*slot));
+    result
+}
+
+fn run_on(queue: &mut BlkQueue, work: &Work, clock: &Clock, slots: &[Slot]) -> Result<Sample> {
+    let before = queue.counters();
+    let mut places = Places::new(work.blocks);
+    let mut latencies = Histogram::default();
+    let mut completions: Vec<Completion> = Vec::with_capacity(slots.len());
+    let start = clock.raw();
+    for slot in slots {
+        submit(queue, *slot, places.next_sector(), work)?;
+    }
+    queue.publish()?;
+    let mut since = start;
+    let mut done = 0_u64;
+    let mut look_at = REQUESTS_PER_LOOK;
+    let mut silence = 0_u32;
+    let finish = loop {
+        completions.clear();
+        if queue.poll_completions(&mut completions)? == 0 {
+            silence += 1;
+            if queue.notify() == Notify::Interrupt || silence.is_multiple_of(LOOKS_PER_WAIT) {
+                wait(queue)?;
+            }
+            continue;
+        }
+        done += completions.len() as u64;
+        if work.depth == 1 {
+            let now = clock.raw();
+            latencies.add(now - since);
+            since = now;
+        }
+        for completion in &completions {
+            ensure!(completion.status == Status::Ok, "the device fails a request: {completion:?}");
+            if work.touch && !work.write {
+                std::hint::black_box(queue.sum_data(completion.slot));
+            }
+            submit(queue, completion.slot, places.next_sector(), work)?;
+        }
+        queue.publish()?;
+        if done >= look_at {
+            look_at = done + REQUESTS_PER_LOOK;
+            let now = clock.raw();
+            if clock.delta(start, now) >= work.duration {
+                break now;
+            }
+            stop::check()?;
+        }
+    };
+    while queue.in_flight() > 0 {
+        completions.clear();
+        if queue.poll_completions(&mut completions)? == 0 {
+            wait(queue)?;
+        }
+    }
+    queue.take_calls();
+    let after = queue.counters();
+    let seconds = clock.delta(start, finish).as_secs_f64();
+    let requests = (after.requests - before.requests) as f64;
+    // The histogram is in the clock's raw ticks.
+    let tick_ns = seconds * 1e9 / (finish - start) as f64;
+    let alone = work.depth == 1;
+    let quantile = |share| if alone { latencies.quantile(share) * tick_ns } else { 0.0 };
+    Ok(Sample {
+        iops: done as f64 / seconds,
+        latency_p50_ns: quantile(0.5),
+        latency_p99_ns: quantile(0.99),
+        latency_mean_ns: seconds * 1e9 * f64::from(work.depth) / done as f64,
+        kicks_per_request: (after.kicks - before.kicks) as f64 / requests,
+        calls_per_request: (after.calls - before.calls) as f64 / requests,
+    })
+}
+
+#[inline]
+fn submit(queue: &mut BlkQueue, slot: Slot, sector: Sector, work: &Work) -> Result<()> {
+    if work.write {
+        if work.touch {
+            queue.write_data(slot, 0, &[sector.0 as u8; BLOCK_BYTES as usize]);
+        }
+        queue.submit_write(slot, sector, BLOCK_BYTES)?;
+    } else {
+        queue.submit_read(slot, sector, BLOCK_BYTES)?;
+    }
+    Ok(())
+}
+
+/// How long a device may be silent before it counts as dead.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Spins, or sleeps, until there is something.
+#[cold]
+#[inline(never)]
+fn wait(queue: &mut BlkQueue) -> Result<()> {
+    stop::check()?;
+    ensure!(queue.wait(PATIENCE)?, "the device does not answer");
+    Ok(())
+}

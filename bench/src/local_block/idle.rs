@@ -1,0 +1,147 @@
+//! What idleness costs: neighbours that do nothing, a daemon that does nothing, and one that has to be woken.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use sidecore_driver::{BlkClient, ClientOptions};
+use sidecore_units::Sector;
+
+use super::{Bench, Rounds};
+use crate::load::{self, BLOCK_BYTES, Sample, Work};
+use crate::record::{OURS, params};
+use crate::sidecored::{Device, Sidecored, Store};
+use crate::{stats, stop};
+
+pub(super) const NEIGHBOURS: &str = "idle-neighbours";
+pub(super) const CPU: &str = "idle-cpu";
+pub(super) const WAKE: &str = "wake-latency";
+
+const DISK_BYTES: u64 = 64 << 20;
+
+/// Far longer than an adaptive device spins before it sleeps.
+const ASLEEP: Duration = Duration::from_millis(5);
+
+fn null(name: &str, idle: &'static str) -> Device {
+    Device { name: name.to_owned(), store: Store::Null { bytes: DISK_BYTES }, idle }
+}
+
+/// The latency of a busy device with many connected, idle ones on its sidecore, less that of one alone.
+pub(super) fn neighbours(bench: &mut Bench) -> Result<()> {
+    let count = bench.plan.neighbours;
+    let directory = bench.directory.path().to_owned();
+    let mut alone = Sidecored::start(&bench.daemon, &directory, "alone", &[null("busy", "poll")])?;
+    let mut one = BlkClient::connect(alone.socket("busy"), &ClientOptions::default())?;
+    alone.process.freeze()?;
+    let names: Vec<String> = (0..count).map(|number| format!("idle{number}")).collect();
+    let devices: Vec<Device> =
+        std::iter::once(null("busy", "poll")).chain(names.iter().map(|name| null(name, "poll"))).collect();
+    let mut crowd = Sidecored::start(&bench.daemon, &directory, "crowd", &devices)?;
+    let small = ClientOptions { slots: 1, huge_pages: false, ..ClientOptions::default() };
+    let idle = names.iter().map(|name| BlkClient::connect(crowd.socket(name), &small));
+    let idle: Vec<BlkClient> = idle.collect::<Result<_, _>>().context("connecting the idle devices")?;
+    let mut among = BlkClient::connect(crowd.socket("busy"), &ClientOptions::default())?;
+    crowd.process.freeze()?;
+
+    let work = Work {
+        write: false,
+        depth: 1,
+        blocks: DISK_BYTES / u64::from(BLOCK_BYTES),
+        touch: false,
+        duration: bench.plan.run,
+    };
+    let (mut added, mut before, mut after) = (Rounds::new(), Rounds::new(), Rounds::new());
+    for _ in 0..bench.plan.rounds {
+        let (quiet, quiet_near) = one_run(bench, &mut alone, &mut one, &work)?;
+        let (crowded, crowded_near) = one_run(bench, &mut crowd, &mut among, &work)?;
+        let near = quiet_near && crowded_near;
+        before.add(quiet.latency_p50_ns, near);
+        after.add(crowded.latency_p50_ns, near);
+        added.add(crowded.latency_p50_ns - quiet.latency_p50_ns, near);
+    }
+    drop(idle);
+    let metrics = [("added_latency", &added), ("latency_p50_alone", &before), ("latency_p50_crowded", &after)];
+    for (metric, rounds) in metrics {
+        let mut params = bench.common_params();
+        params.insert("neighbours".to_owned(), count.into());
+        let (median, params) = rounds.settle(params);
+        bench.records.measure(NEIGHBOURS, OURS, metric, median, "ns", params);
+    }
+    eprintln!("  {NEIGHBOURS:<20}  {count} of them add {:.0} ns to {:.0} ns", added.median(), before.median());
+    Ok(())
+}
+
+fn one_run(bench: &mut Bench, daemon: &mut Sidecored, client: &mut BlkClient, work: &Work) -> Result<(Sample, bool)> {
+    let (clock, warm_up) = (&bench.clock, Work { duration: bench.plan.warm_up, ..*work });
+    let gated = bench.gate.run(|_| {
+        daemon.process.thaw()?;
+        let queue = client.queue(0).context("no queue")?;
+        load::run(queue, &warm_up, clock)?;
+        let sample = load::run(queue, work, clock)?;
+        daemon.process.freeze()?;
+        Ok(sample)
+    })?;
+    let near = gated.is_near();
+    Ok((gated.result, near))
+}
+
+/// The share of one core that a daemon takes whose adaptive devices, connected, have nothing to do.
+pub(super) fn cpu(bench: &mut Bench) -> Result<()> {
+    let directory = bench.directory.path().to_owned();
+    let devices = [null("first", "adaptive"), null("second", "adaptive")];
+    let daemon = Sidecored::start(&bench.daemon, &directory, "idle", &devices)?;
+    let options = ClientOptions::default();
+    let clients = devices.iter().map(|device| BlkClient::connect(daemon.socket(&device.name), &options));
+    let mut clients: Vec<BlkClient> = clients.collect::<Result<_, _>>()?;
+    for client in &mut clients {
+        // Busy for a moment, because a daemon that never worked may idle in another way.
+        let work = Work { write: false, depth: 1, blocks: 1, touch: false, duration: bench.plan.warm_up };
+        load::run(client.queue(0).context("no queue")?, &work, &bench.clock)?;
+    }
+    std::thread::sleep(bench.plan.idle_cpu / 10);
+    let (before, start) = (daemon.process.cpu_time()?, Instant::now());
+    while start.elapsed() < bench.plan.idle_cpu {
+        stop::check()?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let share = (daemon.process.cpu_time()? - before).as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
+    let params = params([("seconds", bench.plan.idle_cpu.as_secs_f64().into()), ("devices", clients.len().into())]);
+    bench.records.measure(CPU, OURS, "cpu_share", share, "%", params);
+    eprintln!("  {CPU:<20}  {share:.3} % of a core");
+    Ok(())
+}
+
+/// The latency of the first request after a sleep that is far longer than the daemon spins.
+pub(super) fn wake_latency(bench: &mut Bench) -> Result<()> {
+    let directory = bench.directory.path().to_owned();
+    let daemon = Sidecored::start(&bench.daemon, &directory, "wake", &[null("disk", "adaptive")])?;
+    let mut client = BlkClient::connect(daemon.socket("disk"), &ClientOptions::default())?;
+    let queue = client.queue(0).context("no queue")?;
+    let slot = queue.take_slot().context("no slot")?;
+    let mut completions = Vec::new();
+    let mut latencies = Vec::new();
+    for _ in 0..bench.plan.wakes {
+        stop::check()?;
+        std::thread::sleep(ASLEEP);
+        let start = Instant::now();
+        queue.submit_read(slot, Sector(0), BLOCK_BYTES)?;
+        queue.publish()?;
+        completions.clear();
+        while queue.poll_completions(&mut completions)? == 0 {
+            ensure!(start.elapsed() < Duration::from_secs(5), "the daemon does not wake");
+        }
+        latencies.push(start.elapsed().as_nanos() as f64 / 1e3);
+    }
+    let median = stats::median(&latencies);
+    let (min, max) = stats::spread(&latencies);
+    let kicks = queue.counters().kicks as f64 / bench.plan.wakes as f64;
+    let params = params([
+        ("wakes", bench.plan.wakes.into()),
+        ("asleep_us", (ASLEEP.as_micros() as u64).into()),
+        ("min", min.into()),
+        ("max", max.into()),
+        ("kicks_per_wake", kicks.into()),
+    ]);
+    bench.records.measure(WAKE, OURS, "latency_p50", median, "us", params);
+    eprintln!("  {WAKE:<20}  {median:.1} us, {kicks:.2} kicks each");
+    Ok(())
+}

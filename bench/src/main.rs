@@ -1,0 +1,102 @@
+//! `sidecore-bench`: runs an experiment, or measures one socket by hand.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use quanta::Clock;
+use sidecore_bench::load::{self, BLOCK_BYTES, Work};
+use sidecore_bench::{cores, local_block, plot, stop};
+use sidecore_driver::{BlkClient, ClientOptions, Notify};
+
+#[derive(Parser)]
+#[command(about = "The experiments", disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Disks for guests on this host, beside qemu-storage-daemon.
+    LocalBlock(local_block::Options),
+    /// Drive one vhost-user disk and print what it does.
+    Socket(Socket),
+}
+
+#[derive(clap::Args)]
+struct Socket {
+    /// The disk's socket.
+    path: PathBuf,
+    /// Write instead of read: destroys what is on the disk.
+    #[arg(long)]
+    write: bool,
+    /// Requests in flight.
+    #[arg(long, default_value_t = 32)]
+    depth: u16,
+    /// For how long.
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// Ask for packed rings.
+    #[arg(long)]
+    packed: bool,
+    /// Ask for indirect descriptors.
+    #[arg(long)]
+    indirect: bool,
+    /// Do without EVENT_IDX.
+    #[arg(long)]
+    no_event_idx: bool,
+    /// Sleep until called, instead of polling.
+    #[arg(long)]
+    interrupt: bool,
+    /// Read what was read, write what is written.
+    #[arg(long)]
+    touch: bool,
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().what {
+        What::LocalBlock(options) => local_block::run(&options),
+        What::Socket(options) => socket(&options).map(|()| true),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(2),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn socket(options: &Socket) -> Result<()> {
+    stop::listen()?;
+    cores::pin(cores::CLIENT)?;
+    let client_options = ClientOptions {
+        slots: options.depth,
+        packed: options.packed,
+        indirect: options.indirect,
+        event_idx: !options.no_event_idx,
+        notify: if options.interrupt { Notify::Interrupt } else { Notify::Polled },
+        ..ClientOptions::default()
+    };
+    let mut client = BlkClient::connect(&options.path, &client_options)?;
+    println!("features {:#x}, {:?}", client.features(), client.config());
+    let work = Work {
+        write: options.write,
+        depth: options.depth,
+        blocks: client.config().capacity_sectors / u64::from(BLOCK_BYTES / 512),
+        touch: options.touch,
+        duration: Duration::try_from_secs_f64(options.seconds).context("not a time")?,
+    };
+    let sample = load::run(client.queue(0).context("no queue")?, &work, &Clock::new())?;
+    println!("{}, {:.0} ns mean", plot::per_second(sample.iops), sample.latency_mean_ns);
+    if options.depth == 1 {
+        println!("{:.0} ns median, {:.0} ns at 99 %", sample.latency_p50_ns, sample.latency_p99_ns);
+    }
+    println!("{:.4} kicks and {:.4} calls for each request", sample.kicks_per_request, sample.calls_per_request);
+    Ok(())
+}

@@ -1,0 +1,233 @@
+//! The peer: qemu-storage-daemon's vhost-user-blk export, as new as this machine can get it and at its best settings.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use quanta::Clock;
+use sidecore_driver::{BlkClient, ClientOptions};
+
+use crate::cores;
+use crate::load::{self, Work};
+use crate::process::Process;
+
+/// The peer's name in the records.
+pub const NAME: &str = "qemu-storage-daemon";
+
+/// The release whose backports have the newest one, and the package that it is in.
+const RELEASE: &str = "trixie";
+const PACKAGES: [&str; 2] = ["qemu-system-common", "qemu-utils"];
+
+/// Where there is a storage daemon.
+#[derive(Clone, Debug)]
+pub struct Program {
+    command: Vec<String>,
+    /// What it says of itself, for instance `11.1.0`.
+    pub version: String,
+    /// Why it is not the newest one, if it is not.
+    pub remark: Option<String>,
+}
+
+impl Program {
+    /// The newest there is: the one in `roots`, made now if `may_fetch`; else the installed one.
+    ///
+    /// # Errors
+    /// There is none at all.
+    pub fn find(roots: &Path, may_fetch: bool) -> Result<Self> {
+        let root = roots.join(RELEASE);
+        let fetched = match in_root(&root) {
+            Ok(command) => Ok(command),
+            Err(_) if may_fetch => fetch(roots).and_then(|()| in_root(&root)),
+            Err(error) => Err(error),
+        };
+        match fetched {
+            Ok(command) => Ok(Self { version: version(&command)?, command, remark: None }),
+            Err(error) => {
+                let command = vec![NAME.to_owned()];
+                let version = version(&command).with_context(|| format!("no {NAME}: install it to compare with it"))?;
+                let remark = Some(format!("installed one, the newest is not to be had: {error:#}"));
+                Ok(Self { command, version, remark })
+            }
+        }
+    }
+}
+
+/// The command for the storage daemon in another release's root. It runs with that release's own libraries and loader
+/// but without `chroot`, so that it needs no rights and sees this system's files.
+fn in_root(root: &Path) -> Result<Vec<String>> {
+    let program = root.join("usr/bin").join(NAME);
+    let libraries = root.join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
+    let loader = std::fs::read_dir(root.join("usr/lib64"))
+        .ok()
+        .and_then(|entries| entries.flatten().map(|entry| entry.path()).find(|path| path.to_string_lossy().contains("ld-linux")))
+        .unwrap_or_else(|| libraries.join("ld-linux-x86-64.so.2"));
+    ensure!(program.exists() && loader.exists(), "no {NAME} in {}", root.display());
+    let paths = [loader.display().to_string(), "--library-path".to_owned(), libraries.display().to_string()];
+    Ok(paths.into_iter().chain([program.display().to_string()]).collect())
+}
+
+/// Makes a root of the release with the package from its backports, from wherever this machine gets its packages.
+fn fetch(roots: &Path) -> Result<()> {
+    ensure!(rustix::process::geteuid().is_root(), "only root can make a root of another release");
+    std::fs::create_dir_all(roots)?;
+    let (root, unfinished) = (roots.join(RELEASE), roots.join(format!("{RELEASE}.unfinished")));
+    for old in [&root, &unfinished] {
+        if old.exists() {
+            std::fs::remove_dir_all(old)?;
+        }
+    }
+    eprintln!("  fetching a newer {NAME} into {} (once)", root.display());
+    let log = std::fs::File::create(roots.join("fetch.log"))?;
+    let run = |program: &str, arguments: &[&str]| {
+        let status = Command::new(program)
+            .args(arguments)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log.try_clone()?)
+            .status()
+            .with_context(|| format!("{program} is not installed"))?;
+        ensure!(status.success(), "{program} failed ({status}), see {}", roots.join("fetch.log").display());
+        Ok(())
+    };
+    let at = unfinished.display().to_string();
+    run("debootstrap", &["--variant=minbase", RELEASE, &at])?;
+    // The mirror that was used for the release has its backports as well.
+    let sources = std::fs::read_to_string(unfinished.join("etc/apt/sources.list"))?;
+    let mirror = sources.split_whitespace().find(|word| word.contains("://")).context("no mirror in sources.list")?;
+    let backports = format!("deb {mirror} {RELEASE}-backports main\n");
+    std::fs::write(unfinished.join("etc/apt/sources.list.d/backports.list"), backports)?;
+    let _ = std::fs::copy("/etc/resolv.conf", unfinished.join("etc/resolv.conf"));
+    run("chroot", &[&at, "apt-get", "update"])?;
+    let suite = format!("{RELEASE}-backports");
+    let install = [&at, "apt-get", "install", "-y", "--no-install-recommends", "-t", &suite];
+    run("chroot", &[&install[..], &PACKAGES[..]].concat())?;
+    std::fs::rename(&unfinished, &root)?;
+    Ok(())
+}
+
+fn version(command: &[String]) -> Result<String> {
+    let (program, arguments) = command.split_first().context("an empty command")?;
+    let output = Command::new(program).args(arguments).arg("--version").stdin(Stdio::null()).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.split_whitespace().skip_while(|word| *word != "version").nth(1);
+    version.map(str::to_owned).with_context(|| format!("{NAME} does not say its version"))
+}
+
+/// What it serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Disk {
+    /// Keeps nothing (`null-co`).
+    Null {
+        /// Size in bytes.
+        bytes: u64,
+    },
+    /// A file.
+    File {
+        /// Where it is.
+        path: PathBuf,
+    },
+}
+
+/// The settings that are tried, and of which the best is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How long its iothread polls before it sleeps, in nanoseconds.
+    pub poll_max_ns: u64,
+    /// Files: around the page cache.
+    pub direct: bool,
+}
+
+impl Settings {
+    fn all(disk: &Disk) -> Vec<Self> {
+        let directs: &[bool] = if matches!(disk, Disk::File { .. }) { &[false, true] } else { &[false] };
+        let polls = [32_768, 1_000_000];
+        polls.iter().flat_map(|poll| directs.iter().map(|direct| Self { poll_max_ns: *poll, direct: *direct })).collect()
+    }
+
+    /// In words, for the records.
+    #[must_use]
+    pub fn describe(&self, disk: &Disk) -> String {
+        match disk {
+            Disk::Null { .. } => format!("null-co, iothread poll-max-ns={}", self.poll_max_ns),
+            Disk::File { .. } => {
+                let direct = if self.direct { "on" } else { "off" };
+                format!("file, aio=io_uring, cache.direct={direct}, iothread poll-max-ns={}", self.poll_max_ns)
+            }
+        }
+    }
+}
+
+/// The peer, running.
+#[derive(Debug)]
+pub struct StorageDaemon {
+    /// Its process.
+    pub process: Process,
+    /// Where its disk is to be had.
+    pub socket: PathBuf,
+    /// Its settings in words.
+    pub settings: String,
+}
+
+impl StorageDaemon {
+    /// Tries all settings with a short load each and keeps running with the best.
+    ///
+    /// # Errors
+    /// None of them works.
+    pub fn start_best(program: &Program, directory: &Path, name: &str, disk: &Disk, trial: Duration) -> Result<Self> {
+        let mut best: Option<(f64, Settings)> = None;
+        let mut failure = None;
+        for (number, settings) in Settings::all(disk).into_iter().enumerate() {
+            let result = Self::start(program, directory, &format!("{name}-{number}"), disk, settings)
+                .and_then(|daemon| daemon.try_out(trial));
+            match result {
+                Ok(score) if best.is_none_or(|(other, _)| score > other) => best = Some((score, settings)),
+                Ok(_) => {}
+                Err(error) => failure = Some(error),
+            }
+            crate::stop::check()?;
+        }
+        match (best, failure) {
+            (Some((_, settings)), _) => Self::start(program, directory, name, disk, settings),
+            (None, Some(error)) => Err(error),
+            (None, None) => bail!("no settings to try"),
+        }
+    }
+
+    fn start(program: &Program, directory: &Path, name: &str, disk: &Disk, settings: Settings) -> Result<Self> {
+        let socket = directory.join(format!("{name}.sock"));
+        let direct = if settings.direct { "on" } else { "off" };
+        let blockdev = match disk {
+            Disk::Null { bytes } => format!("driver=null-co,node-name=disk,size={bytes},read-zeroes=off"),
+            Disk::File { path } => {
+                format!("driver=file,node-name=disk,aio=io_uring,cache.direct={direct},filename={}", path.display())
+            }
+        };
+        let export = format!(
+            "vhost-user-blk,id=export,node-name=disk,writable=on,num-queues=1,iothread=io,addr.type=unix,addr.path={}",
+            socket.display()
+        );
+        let object = format!("iothread,id=io,poll-max-ns={}", settings.poll_max_ns);
+        let options = ["--object", &object, "--blockdev", &blockdev, "--export", &export].map(str::to_owned);
+        let pin = ["taskset".to_owned(), "-c".to_owned(), cores::SERVER.to_string()];
+        let command: Vec<String> = pin.into_iter().chain(program.command.iter().cloned()).chain(options).collect();
+        let mut process = Process::start(name, &command, directory)?;
+        process.wait_until(|_| socket.exists())?;
+        Ok(Self { process, socket, settings: settings.describe(disk) })
+    }
+
+    /// The product of its requests a second at depth 1 and at depth 32.
+    fn try_out(self, trial: Duration) -> Result<f64> {
+        let mut client = BlkClient::connect(&self.socket, &ClientOptions::default())?;
+        let blocks = client.config().capacity_sectors / 8;
+        let queue = client.queue(0).context("no queue")?;
+        let clock = Clock::new();
+        let mut score = 1.0;
+        for depth in [1, 32] {
+            let work = Work { write: false, depth, blocks, touch: false, duration: trial };
+            score *= load::run(queue, &work, &clock)?.iops;
+        }
+        Ok(score)
+    }
+}

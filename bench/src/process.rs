@@ -1,0 +1,177 @@
+//! A program under measurement: started on its core, frozen while the other one runs, and ended whatever happens.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal};
+
+use crate::stop;
+
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A running program.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command`, all of whose output goes to a file in `directory`. It dies with us, even if we are killed.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(name: &str, command: &[String], directory: &Path) -> Result<Self> {
+        let log = directory.join(format!("{name}.log"));
+        let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let with_guard = ["setpriv", "--pdeathsig", "KILL", "--"].map(str::to_owned);
+        let guarded: Vec<String> = with_guard.into_iter().chain(command.iter().cloned()).collect();
+        let run = |command: &[String]| {
+            let (program, arguments) = command.split_first().context("an empty command")?;
+            let errors = output.try_clone()?;
+            Ok::<_, anyhow::Error>(
+                Command::new(program)
+                    .args(arguments)
+                    .stdin(Stdio::null())
+                    .stdout(output.try_clone()?)
+                    .stderr(errors)
+                    .spawn(),
+            )
+        };
+        let child = match run(&guarded)? {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => run(command)?,
+            other => other,
+        };
+        let child = child.with_context(|| format!("cannot start {name}"))?;
+        Ok(Self { name: name.to_owned(), child, log })
+    }
+
+    /// Waits until `is_ready`, given the program's output so far, says so.
+    ///
+    /// # Errors
+    /// The program ends, or is not ready for half a minute; the error has its output.
+    pub fn wait_until(&mut self, is_ready: impl Fn(&str) -> bool) -> Result<()> {
+        let end = Instant::now() + START_TIMEOUT;
+        loop {
+            stop::check()?;
+            let output = self.output();
+            if let Some(status) = self.child.try_wait()? {
+                bail!("{} ended ({status}):\n{output}", self.name);
+            }
+            if is_ready(&output) {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                bail!("{} is not ready after {} s:\n{output}", self.name, START_TIMEOUT.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// What it has printed.
+    #[must_use]
+    pub fn output(&self) -> String {
+        std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    /// Takes it off its core, without ending it.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn freeze(&mut self) -> Result<()> {
+        self.signal(Signal::STOP)?;
+        let end = Instant::now() + STOP_TIMEOUT;
+        // Every thread stops at its own next chance.
+        while !self.states()?.iter().all(|state| *state == 'T') {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("{} ended ({status}):\n{}", self.name, self.output());
+            }
+            if Instant::now() > end {
+                bail!("{} does not freeze", self.name);
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn thaw(&mut self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// The CPU time of all its threads so far.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let nanos = |text: String| text.split(' ').next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0);
+        Ok(Duration::from_nanos(self.threads("schedstat")?.into_iter().map(nanos).sum()))
+    }
+
+    /// Asks it to end.
+    ///
+    /// # Errors
+    /// It does not, and had to be killed; or it failed.
+    pub fn end(mut self) -> Result<()> {
+        self.thaw()?;
+        self.signal(Signal::TERM)?;
+        let Some(status) = self.reap(STOP_TIMEOUT) else {
+            bail!("{} does not end when asked to:\n{}", self.name, self.output());
+        };
+        if !status.success() {
+            bail!("{} ended badly ({status}):\n{}", self.name, self.output());
+        }
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
+        rustix::process::kill_process(pid, signal).with_context(|| format!("{} is gone", self.name))
+    }
+
+    fn reap(&mut self, within: Duration) -> Option<std::process::ExitStatus> {
+        let end = Instant::now() + within;
+        while Instant::now() < end {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        None
+    }
+
+    /// The state letter of each thread (proc(5)).
+    fn states(&self) -> Result<Vec<char>> {
+        let state = |text: String| text.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('?');
+        Ok(self.threads("stat")?.into_iter().map(state).collect())
+    }
+
+    fn threads(&self, file: &str) -> Result<Vec<String>> {
+        let directory = format!("/proc/{}/task", self.child.id());
+        let tasks = std::fs::read_dir(&directory).with_context(|| format!("{} is gone", self.name))?;
+        // A thread may end between the two looks.
+        Ok(tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join(file)).ok()).collect())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        let _ = self.signal(Signal::TERM);
+        let _ = self.thaw();
+        if self.reap(STOP_TIMEOUT).is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The table of results in README.md, between two marker comments.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+/// Puts `table` between the lines `<!-- bench: NAME -->` and `<!-- end of bench: NAME -->` of `page`.
+///
+/// # Errors
+/// The page cannot be read or written, or has no such lines.
+pub fn update(page: &Path, name: &str, table: &str) -> Result<()> {
+    let text = std::fs::read_to_string(page).with_context(|| format!("cannot read {}", page.display()))?;
+    let updated = replace(&text, name, table).with_context(|| {
+        format!("{} has no lines `{}` and `{}` to put the table between", page.display(), start(name), end(name))
+    })?;
+    std::fs::write(page, updated).with_context(|| format!("cannot write {}", page.display()))
+}
+
+fn replace(text: &str, name: &str, table: &str) -> Option<String> {
+    let (before, rest) = text.split_once(&start(name))?;
+    let (_, after) = rest.split_once(&end(name))?;
+    Some(format!("{before}{}\n{}\n{}{after}", start(name), table.trim_end(), end(name)))
+}
+
+fn start(name: &str) -> String {
+    format!("<!-- bench: {name} -->")
+}
+
+fn end(name: &str) -> String {
+    format!("<!-- end of bench: {name} -->")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_between_the_markers_changes() {
+        let page = "a\n<!-- bench: x -->\nold\n<!-- end of bench: x -->\nb\n";
+        assert_eq!(replace(page, "x", "new\n").unwrap(), "a\n<!-- bench: x -->\nnew\n<!-- end of bench: x -->\nb\n");
+        assert_eq!(replace(page, "y", "new"), None);
+    }
+}

@@ -1,0 +1,202 @@
+//! What every experiment writes: one JSON object a line.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// The name that floors (what the machine itself can do) have as a system.
+pub const FLOOR: &str = "floor";
+/// The name that our daemon has.
+pub const OURS: &str = "sidecored";
+
+/// Parameters of a measurement, by name; a name ends in its unit.
+pub type Params = Map<String, Value>;
+
+/// One line.
+#[derive(Clone, Debug, Serialize, PartialEq)]
+#[serde(untagged)]
+pub enum Record {
+    /// A number that was measured.
+    Measure(Measure),
+    /// Two systems' numbers, divided round by round.
+    Ratio(Ratio),
+}
+
+/// A number that was measured.
+#[derive(Clone, Debug, Serialize, PartialEq)]
+pub struct Measure {
+    /// The experiment's name.
+    pub experiment: String,
+    /// The case, for instance `null/randread/qd1`.
+    pub case: String,
+    /// The program that was measured, or [`FLOOR`].
+    pub system: String,
+    /// What was measured, for instance `iops`.
+    pub metric: String,
+    /// The median of the rounds.
+    pub value: f64,
+    /// The value's unit, for instance `1/s` or `ns`.
+    pub unit: String,
+    /// How it was measured, and the spread of the rounds.
+    pub params: Params,
+    /// The commit that was measured.
+    pub revision: String,
+}
+
+/// Two systems' numbers, divided round by round.
+#[derive(Clone, Debug, Serialize, PartialEq)]
+pub struct Ratio {
+    /// The experiment's name.
+    pub experiment: String,
+    /// The case.
+    pub case: String,
+    /// Always `ratio`.
+    pub metric: &'static str,
+    /// The metric that was divided.
+    pub of: String,
+    /// The dividend's system.
+    pub ours: String,
+    /// The divisor's system.
+    pub peer: String,
+    /// The median of the rounds' ratios.
+    pub value: f64,
+    /// The spread of the rounds, and whether they count.
+    pub params: Params,
+    /// The commit that was measured.
+    pub revision: String,
+}
+
+/// All records of one run, as they come in.
+#[derive(Debug)]
+pub struct Records {
+    experiment: String,
+    revision: String,
+    records: Vec<Record>,
+}
+
+impl Records {
+    /// No records yet of `experiment`.
+    #[must_use]
+    pub fn new(experiment: &str) -> Self {
+        Self { experiment: experiment.to_owned(), revision: revision(), records: Vec::new() }
+    }
+
+    /// Adds a measurement.
+    pub fn measure(&mut self, case: &str, system: &str, metric: &str, value: f64, unit: &str, params: Params) {
+        self.records.push(Record::Measure(Measure {
+            experiment: self.experiment.clone(),
+            case: case.to_owned(),
+            system: system.to_owned(),
+            metric: metric.to_owned(),
+            value,
+            unit: unit.to_owned(),
+            params,
+            revision: self.revision.clone(),
+        }));
+    }
+
+    /// Adds a ratio.
+    pub fn ratio(&mut self, case: &str, of: &str, ours: &str, peer: &str, value: f64, params: Params) {
+        self.records.push(Record::Ratio(Ratio {
+            experiment: self.experiment.clone(),
+            case: case.to_owned(),
+            metric: "ratio",
+            of: of.to_owned(),
+            ours: ours.to_owned(),
+            peer: peer.to_owned(),
+            value,
+            params,
+            revision: self.revision.clone(),
+        }));
+    }
+
+    /// The measured number of that case, system and metric.
+    #[must_use]
+    pub fn find(&self, case: &str, system: &str, metric: &str) -> Option<&Measure> {
+        self.records.iter().find_map(|record| match record {
+            Record::Measure(m) if m.case == case && m.system == system && m.metric == metric => Some(m),
+            _ => None,
+        })
+    }
+
+    /// The ratio of that case and metric to that peer.
+    #[must_use]
+    pub fn find_ratio(&self, case: &str, of: &str, peer: &str) -> Option<&Ratio> {
+        self.records.iter().find_map(|record| match record {
+            Record::Ratio(r) if r.case == case && r.of == of && r.peer == peer => Some(r),
+            _ => None,
+        })
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// The commit that is measured.
+    #[must_use]
+    pub fn revision(&self) -> &str {
+        &self.revision
+    }
+
+    /// Appends all of them to a file, a line each.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn append_to(&self, path: &Path) -> Result<()> {
+        let mut lines = String::new();
+        for record in &self.records {
+            lines.push_str(&serde_json::to_string(record)?);
+            lines.push('\n');
+        }
+        let mut file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .with_context(|| format!("cannot open {}", path.display()))?;
+        file.write_all(lines.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+/// Parameters from pairs.
+#[must_use]
+pub fn params<const N: usize>(pairs: [(&str, Value); N]) -> Params {
+    pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The commit that is checked out, with `-dirty` where the tree differs from it; `unknown` outside of a repository.
+fn revision() -> String {
+    let git = |arguments: &[&str]| {
+        let output = std::process::Command::new("git").args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    git(&["describe", "--always", "--dirty", "--exclude=*"]).filter(|text| !text.is_empty()).unwrap_or("unknown".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_the_fields_that_its_readers_expect() {
+        let mut records = Records { experiment: "e".into(), revision: "r".into(), records: Vec::new() };
+        records.measure("null/randread/qd1", OURS, "iops", 2.5, "1/s", params([("rounds", 5.into())]));
+        records.ratio("null/randread/qd1", "iops", OURS, FLOOR, 0.5, Params::new());
+        let lines: Vec<String> = records.all().iter().map(|r| serde_json::to_string(r).unwrap()).collect();
+        assert_eq!(
+            lines[0],
+            r#"{"experiment":"e","case":"null/randread/qd1","system":"sidecored","metric":"iops","value":2.5,"unit":"1/s","params":{"rounds":5},"revision":"r"}"#
+        );
+        assert_eq!(
+            lines[1],
+            r#"{"experiment":"e","case":"null/randread/qd1","metric":"ratio","of":"iops","ours":"sidecored","peer":"floor","value":0.5,"params":{},"revision":"r"}"#
+        );
+        assert!(records.find("null/randread/qd1", OURS, "iops").is_some());
+        assert!(records.find_ratio("null/randread/qd1", "iops", FLOOR).is_some());
+        assert!(records.find("null/randread/qd1", FLOOR, "iops").is_none());
+    }
+}

@@ -1,0 +1,110 @@
+//! Our daemon under measurement.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cores;
+use crate::process::Process;
+use crate::record::OURS;
+
+/// What a store is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// Keeps nothing.
+    Null {
+        /// Size in bytes.
+        bytes: u64,
+    },
+    /// Memory.
+    Ram {
+        /// Size in bytes.
+        bytes: u64,
+    },
+    /// A file.
+    File {
+        /// Where it is.
+        path: PathBuf,
+    },
+}
+
+/// A device of the daemon's, on a store of its own.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// Its name.
+    pub name: String,
+    /// Its store.
+    pub store: Store,
+    /// How it idles: `poll`, `adaptive` or `interrupt`.
+    pub idle: &'static str,
+}
+
+/// The daemon, running.
+#[derive(Debug)]
+pub struct Sidecored {
+    /// Its process.
+    pub process: Process,
+    directory: PathBuf,
+}
+
+impl Sidecored {
+    /// Starts `program` with one sidecore on the server's core, which serves `devices`; its files are in a new
+    /// directory `name` below `directory`.
+    ///
+    /// # Errors
+    /// It does not start; the error has what it says.
+    pub fn start(program: &Path, directory: &Path, name: &str, devices: &[Device]) -> Result<Self> {
+        ensure!(program.exists(), "there is no {}: build it first", program.display());
+        let directory = directory.join(name);
+        std::fs::create_dir(&directory)?;
+        let config = directory.join("sidecored.toml");
+        std::fs::write(&config, configuration(&directory, devices)?)?;
+        let command = [program.display().to_string(), "--config".to_owned(), config.display().to_string()];
+        let mut process = Process::start(OURS, &command, &directory)?;
+        process.wait_until(|output| output.lines().any(|line| line.contains("ready")))?;
+        Ok(Self { process, directory })
+    }
+
+    /// Where the device of that name is to be had.
+    #[must_use]
+    pub fn socket(&self, device: &str) -> PathBuf {
+        socket(&self.directory, device)
+    }
+}
+
+fn socket(directory: &Path, device: &str) -> PathBuf {
+    directory.join(format!("{device}.sock"))
+}
+
+fn configuration(directory: &Path, devices: &[Device]) -> Result<String> {
+    let mut text = String::new();
+    writeln!(text, "control_socket = {:?}", directory.join("control.sock"))?;
+    writeln!(text, "[[sidecore]]\nname = \"sc0\"\ncpu = {}", cores::SERVER)?;
+    for Device { name, store, idle } in devices {
+        writeln!(text, "[[store]]\nname = {name:?}")?;
+        match store {
+            Store::Null { bytes } => writeln!(text, "type = \"null\"\nsize = {:?}", mebibytes(*bytes)?)?,
+            Store::Ram { bytes } => writeln!(text, "type = \"ram\"\nsize = {:?}", mebibytes(*bytes)?)?,
+            Store::File { path } => writeln!(text, "type = \"file\"\npath = {path:?}")?,
+        }
+        let socket = socket(directory, name);
+        writeln!(text, "[[device]]\nname = {name:?}\nstore = {name:?}\nsocket = {socket:?}")?;
+        writeln!(text, "queues = 1\nsidecore = \"sc0\"\nidle = {idle:?}")?;
+    }
+    Ok(text)
+}
+
+fn mebibytes(bytes: u64) -> Result<String> {
+    ensure!(bytes.is_multiple_of(1 << 20), "a store's size is a multiple of 1 MiB");
+    Ok(format!("{}MiB", bytes >> 20))
+}
+
+/// Where the daemon is that was built with this program.
+///
+/// # Errors
+/// This program is nowhere.
+pub fn beside_us() -> Result<PathBuf> {
+    let us = std::env::current_exe().context("where is this program?")?;
+    Ok(us.with_file_name(OURS))
+}

@@ -1,0 +1,40 @@
+//! `sidecore list`.
+
+use anyhow::Result;
+use sidecore_control::config::size;
+use sidecore_control::{Client, Devices};
+
+use crate::print;
+use crate::table::Table;
+
+pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
+    let devices = client.devices()?;
+    if json {
+        let text = serde_json::to_string_pretty(&Devices { devices })?;
+        return Ok(print(&(text + "\n"))?);
+    }
+    let mut table = Table::new(&["NAME", "STATE", "STORE", "TYPE", ">SIZE", ">QUEUES", "IDLE", "SIDECORES", "SOCKET"]);
+    let mut reasons = String::new();
+    for device in devices {
+        if let Some(reason) = &device.reason {
+            let remedy = if device.needs_reset { " (reset it from the guest, or restart the guest)" } else { "" };
+            reasons.push_str(&format!("{} is broken: {reason}{remedy}\n", device.name));
+        }
+        let mut size = size::show(device.capacity_bytes);
+        if device.read_only {
+            size.push_str(" ro");
+        }
+        table.row([
+            device.name,
+            device.state.word().to_owned(),
+            device.store,
+            device.store_type,
+            size,
+            format!("{}/{}", device.queues_running, device.queues),
+            device.idle,
+            device.sidecores.join(","),
+            device.socket,
+        ]);
+    }
+    Ok(print(&(table.render() + &reasons))?)
+}

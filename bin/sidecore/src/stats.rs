@@ -1,0 +1,106 @@
+//! `sidecore stats`.
+
+use anyhow::{Result, bail};
+use sidecore_control::Client;
+use sidecore_control::report::{DeviceStats, QueueCounters, SidecoreReport, Stats};
+
+use crate::print;
+use crate::table::Table;
+use crate::units::micros;
+
+pub(crate) fn run(client: &Client, json: bool, device: Option<&str>) -> Result<()> {
+    let mut stats = client.stats()?;
+    if let Some(wanted) = device {
+        let names: Vec<String> = stats.devices.iter().map(|device| device.name.clone()).collect();
+        stats.devices.retain(|device| device.name == wanted);
+        if stats.devices.is_empty() {
+            bail!("there is no device \"{wanted}\"; there are {}", names.join(", "));
+        }
+    }
+    let text = if json { serde_json::to_string_pretty(&stats)? + "\n" } else { render(&stats, device.is_some()) };
+    Ok(print(&text)?)
+}
+
+fn render(stats: &Stats, each_queue: bool) -> String {
+    let mut text = sidecores(&stats.sidecores).render();
+    for device in &stats.devices {
+        text.push('\n');
+        text.push_str(&counters(device, each_queue).render());
+    }
+    text
+}
+
+fn sidecores(sidecores: &[SidecoreReport]) -> Table {
+    let mut table = Table::new(&["SIDECORE", ">CPU", ">QUEUES", ">UTIL%", ">TURNS", ">BUSY", ">SLEEPS", ">MAILS"]);
+    for sidecore in sidecores {
+        table.row([
+            sidecore.name.clone(),
+            sidecore.cpu.map_or_else(|| "any".to_owned(), |cpu| cpu.to_string()),
+            sidecore.queues.to_string(),
+            format!("{:.1}", sidecore.utilisation * 100.0),
+            sidecore.turns.to_string(),
+            sidecore.busy_turns.to_string(),
+            sidecore.sleeps.to_string(),
+            sidecore.mails.to_string(),
+        ]);
+    }
+    table
+}
+
+/// A line for each counter, and a column for the device or for each of its queues.
+fn counters(device: &DeviceStats, each_queue: bool) -> Table {
+    let mut headings = vec![device.name.clone(), ">total".to_owned()];
+    let mut columns = vec![device.total()];
+    if each_queue && device.queues.len() > 1 {
+        headings.extend(device.queues.iter().map(|queue| format!(">queue {}", queue.index)));
+        columns.extend(device.queues.iter().cloned());
+    }
+    let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
+    for (name, value) in ROWS {
+        table.row(std::iter::once((*name).to_owned()).chain(columns.iter().map(value)));
+    }
+    table
+}
+
+/// How a line's number is read off the counters.
+type Row = (&'static str, fn(&QueueCounters) -> String);
+
+const ROWS: &[Row] = &[
+    ("requests", |q| q.requests.to_string()),
+    ("reads", |q| q.reads.to_string()),
+    ("writes", |q| q.writes.to_string()),
+    ("flushes", |q| q.flushes.to_string()),
+    ("discards", |q| q.discards.to_string()),
+    ("write zeroes", |q| q.write_zeroes.to_string()),
+    ("bytes read", |q| q.bytes_read.to_string()),
+    ("bytes written", |q| q.bytes_written.to_string()),
+    ("errors", |q| q.errors.to_string()),
+    ("rejected", |q| q.rejected.to_string()),
+    ("kicks", |q| q.kicks.to_string()),
+    ("calls", |q| q.calls.to_string()),
+    ("batches", |q| q.batches.to_string()),
+    ("polls", |q| q.polls.to_string()),
+    ("empty polls", |q| q.empty_polls.to_string()),
+    ("latency mean us", |q| micros(q.latency_ns.mean)),
+    ("latency p50 us", |q| micros(q.latency_ns.p50 as f64)),
+    ("latency p90 us", |q| micros(q.latency_ns.p90 as f64)),
+    ("latency p99 us", |q| micros(q.latency_ns.p99 as f64)),
+    ("latency p99.9 us", |q| micros(q.latency_ns.p99_9 as f64)),
+    ("latency p99.99 us", |q| micros(q.latency_ns.p99_99 as f64)),
+    ("latency max us", |q| micros(q.latency_ns.max as f64)),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_asked_for_by_name_shows_each_queue() {
+        let queue = |index| QueueCounters { index, requests: 7, ..QueueCounters::default() };
+        let device = DeviceStats { name: "vd0".to_owned(), queues: vec![queue(0), queue(1)] };
+        let one = counters(&device, false).render();
+        let each = counters(&device, true).render();
+        assert!(one.starts_with("vd0                total\nrequests              14\n"), "{one}");
+        assert!(each.lines().next().unwrap().ends_with("queue 0  queue 1"), "{each}");
+    }
+}

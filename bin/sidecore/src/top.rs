@@ -1,0 +1,138 @@
+//! `sidecore top`: what happens per second.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use sidecore_control::Client;
+use sidecore_control::report::{DeviceReport, QueueCounters, SidecoreReport, Stats};
+
+use crate::print;
+use crate::table::Table;
+use crate::terminal::Terminal;
+use crate::units::{micros, short};
+
+pub(crate) fn run(client: &Client, interval: Duration) -> Result<()> {
+    // The first question comes before the screen is taken, so that the answer to "no daemon" stays readable.
+    let mut before = client.stats()?;
+    let Some(terminal) = Terminal::take()? else {
+        std::thread::sleep(interval);
+        let text = render(&before, &client.stats()?, &client.devices()?);
+        return Ok(print(&text)?);
+    };
+    terminal.draw("sidecore top: measuring, q quits\n")?;
+    while !terminal.quits_within(interval)? {
+        let now = client.stats()?;
+        let text = render(&before, &now, &client.devices()?);
+        terminal.draw(&format!("sidecore top: every {} s, q quits\n\n{text}", interval.as_secs_f64()))?;
+        before = now;
+    }
+    Ok(())
+}
+
+/// The rates between two looks.
+fn render(before: &Stats, now: &Stats, devices: &[DeviceReport]) -> String {
+    let elapsed_ns = now.uptime_ns.saturating_sub(before.uptime_ns);
+    let mut text = sidecores(&before.sidecores, &now.sidecores, elapsed_ns).render();
+    text.push('\n');
+    text.push_str(&disks(before, now, devices, elapsed_ns).render());
+    text
+}
+
+fn sidecores(before: &[SidecoreReport], now: &[SidecoreReport], elapsed_ns: u64) -> Table {
+    let mut table = Table::new(&["SIDECORE", ">CPU", ">QUEUES", ">UTIL%", ">ASLEEP%", ">TURNS/s", ">SLEEPS/s"]);
+    let before: HashMap<&str, &SidecoreReport> = before.iter().map(|sidecore| (sidecore.name.as_str(), sidecore)).collect();
+    for sidecore in now {
+        let fresh = SidecoreReport::default();
+        let old = before.get(sidecore.name.as_str()).copied().unwrap_or(&fresh);
+        let turns = sidecore.turns.saturating_sub(old.turns);
+        let busy_turns = sidecore.busy_turns.saturating_sub(old.busy_turns);
+        // A sidecore counts a sleep when it wakes: one that took no turn slept all the time.
+        let asleep = match turns {
+            0 => 1.0,
+            _ => share(sidecore.asleep_ns.saturating_sub(old.asleep_ns), elapsed_ns),
+        };
+        table.row([
+            sidecore.name.clone(),
+            sidecore.cpu.map_or_else(|| "any".to_owned(), |cpu| cpu.to_string()),
+            sidecore.queues.to_string(),
+            format!("{:.1}", (1.0 - asleep) * share(busy_turns, turns) * 100.0),
+            format!("{:.1}", asleep * 100.0),
+            short(per_second(turns, elapsed_ns)),
+            short(per_second(sidecore.sleeps.saturating_sub(old.sleeps), elapsed_ns)),
+        ]);
+    }
+    table
+}
+
+fn disks(before: &Stats, now: &Stats, devices: &[DeviceReport], elapsed_ns: u64) -> Table {
+    let mut table = Table::new(&[
+        "DEVICE", "STATE", ">REQ/s", ">READ/s", ">WRITE/s", ">RD MB/s", ">WR MB/s", ">KICKS/s", ">CALLS/s", ">P50 us",
+        ">P99 us", ">ERRORS",
+    ]);
+    let before: HashMap<&str, QueueCounters> =
+        before.devices.iter().map(|device| (device.name.as_str(), device.total())).collect();
+    let states: HashMap<&str, &str> =
+        devices.iter().map(|device| (device.name.as_str(), device.state.word())).collect();
+    for device in &now.devices {
+        let (total, name) = (device.total(), device.name.as_str());
+        let old = before.get(name).cloned().unwrap_or_default();
+        let rate = |counter: fn(&QueueCounters) -> u64| {
+            per_second(counter(&total).saturating_sub(counter(&old)), elapsed_ns)
+        };
+        table.row([
+            name.to_owned(),
+            states.get(name).copied().unwrap_or("?").to_owned(),
+            short(rate(|q| q.requests)),
+            short(rate(|q| q.reads)),
+            short(rate(|q| q.writes)),
+            format!("{:.1}", rate(|q| q.bytes_read) / 1e6),
+            format!("{:.1}", rate(|q| q.bytes_written) / 1e6),
+            short(rate(|q| q.kicks)),
+            short(rate(|q| q.calls)),
+            micros(total.latency_ns.p50 as f64),
+            micros(total.latency_ns.p99 as f64),
+            total.errors.to_string(),
+        ]);
+    }
+    table
+}
+
+fn per_second(count: u64, elapsed_ns: u64) -> f64 {
+    share(count, elapsed_ns) * 1e9
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sidecore_control::report::DeviceStats;
+
+    fn look(uptime_ns: u64, requests: u64, turns: u64, busy_turns: u64) -> Stats {
+        let queue = QueueCounters { requests, ..QueueCounters::default() };
+        let sidecore = SidecoreReport { name: "sc0".to_owned(), turns, busy_turns, ..SidecoreReport::default() };
+        Stats {
+            uptime_ns,
+            sidecores: vec![sidecore],
+            devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue] }],
+        }
+    }
+
+    #[test]
+    fn rates_are_of_the_interval_and_not_since_the_start() {
+        let text = render(&look(1_000_000_000, 500, 0, 0), &look(3_000_000_000, 4500, 100, 25), &[]);
+        let disk: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(disk[..3], ["vd0", "?", "2.00k"], "{text}");
+        let sidecore: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(sidecore[..5], ["sc0", "any", "0", "25.0", "0.0"], "{text}");
+    }
+
+    #[test]
+    fn a_sidecore_without_a_turn_slept() {
+        let text = render(&look(1, 0, 7, 7), &look(2, 0, 7, 7), &[]);
+        assert!(text.lines().nth(1).unwrap().contains("0.0    100.0"), "{text}");
+    }
+}

@@ -1,0 +1,190 @@
+//! The daemon as a process: started, measured, signalled, ended.
+
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use sidecore_control::Client;
+use sidecore_control::report::DeviceState;
+use tempfile::TempDir;
+
+struct Daemon {
+    child: Child,
+    directory: TempDir,
+}
+
+impl Daemon {
+    /// Starts it and waits until it is ready.
+    fn start(directory: TempDir, config: &str) -> Self {
+        let mut child = spawn(directory.path(), config);
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let devices = config.matches("[[device]]").count();
+        assert_eq!(line, format!("ready: {devices} devices\n"), "{}", rest(&mut child));
+        Self { child, directory }
+    }
+
+    fn client(&self) -> Client {
+        Client::new(&self.directory.path().join("control.sock")).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for its end; its last words with it.
+    fn wait(&mut self) -> (ExitStatus, String) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        (self.child.wait().unwrap(), rest(&mut self.child))
+    }
+
+    /// A line of /proc/PID/status, in KiB.
+    fn status_kib(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
+        line.split_ascii_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    /// CPU time of all its threads, in clock ticks.
+    fn cpu_ticks(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // The name in parentheses may hold anything; user and system time are the 14th and 15th fields.
+        let fields = stat.rsplit_once(')').unwrap().1;
+        fields.split_ascii_whitespace().skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(directory: &Path, config: &str) -> Child {
+    let file = directory.join("disks.toml");
+    std::fs::write(&file, config).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sidecored"));
+    command.arg("--config").arg(file).env_remove("RUST_LOG");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// What it wrote to the standard error, once it has ended.
+fn rest(child: &mut Child) -> String {
+    let mut text = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        stderr.read_to_string(&mut text).unwrap();
+    }
+    text
+}
+
+/// Relative paths start from the configuration's directory.
+fn config(devices: usize) -> String {
+    let mut text = "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n[[sidecore]]\nname = \"sc1\"\n\
+        [[store]]\nname = \"mem\"\ntype = \"ram\"\nsize = \"1MiB\"\n"
+        .to_owned();
+    for index in 0..devices {
+        let _ = write!(text, "[[device]]\nname = \"vd{index}\"\nstore = \"mem\"\nsocket = \"vd{index}.sock\"\n");
+    }
+    text
+}
+
+fn sockets(directory: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|path| path.extension().is_some_and(|extension| extension == "sock")).collect()
+}
+
+#[test]
+fn sixty_four_devices_without_guests_cost_little_memory_and_no_time() {
+    let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), &config(64));
+    assert_eq!(sockets(daemon.directory.path()).len(), 65);
+    let devices = daemon.client().devices().unwrap();
+    assert_eq!(devices.len(), 64);
+    assert!(devices.iter().all(|device| device.state == DeviceState::Waiting && device.capacity_bytes == 1 << 20));
+
+    let resident_mib = daemon.status_kib("VmRSS") / 1024;
+    assert!(resident_mib < 64, "{resident_mib} MiB resident");
+    let before = daemon.cpu_ticks();
+    std::thread::sleep(Duration::from_secs(3));
+    let spent = daemon.cpu_ticks() - before;
+    // A tick is a hundredth of a second: 1 % of three seconds are three.
+    assert!(spent <= 3, "{spent} ticks of CPU time in three idle seconds");
+
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert_eq!(sockets(daemon.directory.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn an_interrupt_ends_it_in_order_as_well_and_it_starts_again() {
+    let mut directory = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let mut daemon = Daemon::start(directory, &config(2));
+        daemon.signal(Signal::INT);
+        let (status, log) = daemon.wait();
+        assert_eq!(status.code(), Some(0), "{log}");
+        directory = std::mem::replace(&mut daemon.directory, tempfile::tempdir().unwrap());
+        assert!(sockets(directory.path()).is_empty());
+    }
+}
+
+#[test]
+fn a_killed_daemons_sockets_and_files_do_not_stand_in_the_way_of_the_next() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::File::create(directory.path().join("disk.img")).unwrap().set_len(1 << 20).unwrap();
+    let text = config(1)
+        + "[[store]]\nname = \"disk\"\ntype = \"file\"\npath = \"disk.img\"\n\
+        [[device]]\nname = \"file\"\nstore = \"disk\"\nsocket = \"file.sock\"\n";
+    let mut daemon = Daemon::start(directory, &text);
+    daemon.child.kill().unwrap();
+    daemon.wait();
+    let directory = std::mem::replace(&mut daemon.directory, tempfile::tempdir().unwrap());
+    assert_eq!(sockets(directory.path()).len(), 3);
+    let mut daemon = Daemon::start(directory, &text);
+    assert_eq!(daemon.client().devices().unwrap().len(), 2);
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("flushed"), "{log}");
+}
+
+#[test]
+fn a_second_daemon_of_the_same_sockets_is_told_and_the_first_goes_on() {
+    let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), &config(1));
+    let second = spawn(daemon.directory.path(), &config(1)).wait_with_output().unwrap();
+    let message = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(2), "{message}");
+    assert!(message.contains("control.sock already; stop it or choose another path"), "{message}");
+    assert!(message.contains("vd0.sock already"), "{message}");
+    // By another name for the same directory, which no reading of the text can see through.
+    let alias = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(daemon.directory.path(), alias.path().join("here")).unwrap();
+    let second = spawn(&alias.path().join("here"), &config(1)).wait_with_output().unwrap();
+    let message = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(1), "{message}");
+    assert!(message.contains("another sidecored is serving"), "{message}");
+
+    assert_eq!(daemon.client().devices().unwrap().len(), 1);
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait().0.code(), Some(0));
+}
+
+#[test]
+fn a_bad_configuration_starts_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = spawn(directory.path(), &(config(2) + "queues = 65\nqueeus = 1\n")).wait_with_output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("disks.toml:18:10: [[device]] \"vd1\": `queues`"), "{message}");
+    assert!(message.contains("2 faults, nothing was started"), "{message}");
+    assert!(output.stdout.is_empty());
+    assert!(sockets(directory.path()).is_empty());
+}

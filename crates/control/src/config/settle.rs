@@ -1,0 +1,98 @@
+//! From a draft without faults to what it means, with every default filled in.
+
+use std::collections::HashMap;
+
+use sidecore_assembly::spec::{CoreId, DeviceSpec, IdleMode, Nanos, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use toml::Spanned;
+
+use super::Config;
+use super::draft::{DEFAULT_CONTROL_SOCKET, DeviceDraft, Draft, KindDraft, StoreDraft};
+
+/// How long adaptive devices spin when nothing says otherwise.
+pub const DEFAULT_SPIN_US: u64 = 50;
+
+/// The configuration that a faultless draft means.
+pub(super) fn settle(draft: Draft) -> Config {
+    let control_socket = draft.control_socket.map_or_else(|| DEFAULT_CONTROL_SOCKET.into(), Spanned::into_inner);
+    let mut load = Load::new(&draft.devices, draft.sidecores.iter().filter_map(|sidecore| sidecore.head.name()));
+    let spin_us: HashMap<String, u64> = draft
+        .sidecores
+        .iter()
+        .filter_map(|sidecore| Some((sidecore.head.name()?.to_owned(), sidecore.spin_us.unwrap_or(DEFAULT_SPIN_US))))
+        .collect();
+    let devices = draft.devices.into_iter().filter_map(|device| settle_device(device, &mut load, &spin_us)).collect();
+    let sidecores = draft.sidecores.into_iter().filter_map(|sidecore| {
+        let cpu = sidecore.cpu.map(|cpu| CoreId(cpu.into_inner()));
+        Some(SidecoreSpec { name: sidecore.head.name?.into_inner(), cpu })
+    });
+    let stores = draft.stores.into_iter().filter_map(settle_store);
+    Config { control_socket, spec: Spec { sidecores: sidecores.collect(), stores: stores.collect(), devices } }
+}
+
+fn settle_store(store: StoreDraft) -> Option<StoreSpec> {
+    let kind = match store.kind? {
+        KindDraft::Null { size_bytes, block_bytes } => StoreKind::Null { size_bytes, block_bytes },
+        KindDraft::Ram { size_bytes, block_bytes } => {
+            StoreKind::Ram { size_bytes: size_bytes.into_inner(), block_bytes }
+        }
+        KindDraft::File(options) => StoreKind::File(options.into_inner()),
+        KindDraft::Delay { store, delay_us } => {
+            StoreKind::Delay { store: store.into_inner(), delay: Nanos::from_micros(delay_us) }
+        }
+        KindDraft::Fault { store, plan } => StoreKind::Fault { store: store.into_inner(), plan },
+    };
+    Some(StoreSpec { name: store.head.name?.into_inner(), kind })
+}
+
+fn settle_device(device: DeviceDraft, load: &mut Load, spin_us: &HashMap<String, u64>) -> Option<DeviceSpec> {
+    let mut sidecores: Vec<String> = device.sidecores.into_iter().map(Spanned::into_inner).collect();
+    if sidecores.is_empty() {
+        sidecores.push(load.least(device.queues)?);
+    }
+    let idle = match device.idle {
+        "poll" => IdleMode::Poll,
+        "interrupt" => IdleMode::Interrupt,
+        _ => {
+            let usual = sidecores.iter().filter_map(|sidecore| spin_us.get(sidecore)).max().copied();
+            IdleMode::Adaptive { spin: Nanos::from_micros(device.spin_us.or(usual).unwrap_or(DEFAULT_SPIN_US)) }
+        }
+    };
+    Some(DeviceSpec {
+        name: device.head.name?.into_inner(),
+        store: device.store?.into_inner(),
+        socket: device.socket?.into_inner(),
+        queues: device.queues,
+        queue_size_max: device.queue_size_max,
+        sidecores,
+        idle,
+        packed: device.packed,
+        read_only: device.read_only,
+        seg_max: device.seg_max,
+        size_max_bytes: device.size_max_bytes,
+        serial: device.serial,
+    })
+}
+
+/// How many queues each sidecore serves: devices that name none go where there are fewest.
+struct Load(Vec<(String, usize)>);
+
+impl Load {
+    /// What the devices that name their sidecores lay on them.
+    fn new<'a>(devices: &[DeviceDraft], sidecores: impl Iterator<Item = &'a str>) -> Self {
+        let queues_on = |sidecore: &str| {
+            let share = |device: &DeviceDraft| {
+                let position = device.sidecores.iter().position(|name| name.get_ref() == sidecore)?;
+                Some((0..usize::from(device.queues)).skip(position).step_by(device.sidecores.len()).count())
+            };
+            devices.iter().filter_map(share).fold(0, usize::saturating_add)
+        };
+        Self(sidecores.map(|sidecore| (sidecore.to_owned(), queues_on(sidecore))).collect())
+    }
+
+    /// Picks the sidecore with the fewest queues, the first of several, and gives it these.
+    fn least(&mut self, queues: u16) -> Option<String> {
+        let (name, load) = self.0.iter_mut().min_by_key(|(_, load)| *load)?;
+        *load = load.saturating_add(usize::from(queues));
+        Some(name.clone())
+    }
+}

@@ -1,0 +1,160 @@
+//! The control API over a real socket, with a stand-in behind it.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use sidecore_control::report::{DeviceReport, DeviceState, DeviceStats, QueueCounters, SidecoreReport, Stats};
+use sidecore_control::{Api, BindError, Client, ClientError, Socket, Source};
+
+struct StandIn;
+
+fn queue() -> QueueCounters {
+    QueueCounters { index: 1, kicks: 3, requests: 30, ..QueueCounters::default() }
+}
+
+impl Source for StandIn {
+    fn stats(&self) -> Stats {
+        let sidecore = SidecoreReport { name: "sc0".to_owned(), cpu: Some(1), turns: 5, ..SidecoreReport::default() };
+        Stats {
+            uptime_ns: 9,
+            sidecores: vec![sidecore],
+            devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue()] }],
+        }
+    }
+
+    fn devices(&self) -> Vec<DeviceReport> {
+        vec![DeviceReport {
+            name: "vd0".to_owned(),
+            store: "mem".to_owned(),
+            store_type: "ram".to_owned(),
+            socket: "/run/vd0.sock".to_owned(),
+            capacity_bytes: 1 << 20,
+            block_bytes: 512,
+            read_only: true,
+            queues: 2,
+            queues_running: 0,
+            sidecores: vec!["sc0".to_owned()],
+            idle: "poll".to_owned(),
+            state: DeviceState::Broken,
+            reason: Some("queue 1: nonsense".to_owned()),
+            needs_reset: true,
+            counters: queue(),
+        }]
+    }
+}
+
+fn serve(path: &Path) -> Api {
+    Api::start(Socket::bind(path).unwrap(), Arc::new(StandIn), || {}).unwrap()
+}
+
+/// The answer as it is on the wire.
+fn raw(path: &Path, request: &str) -> String {
+    let mut stream = UnixStream::connect(path).unwrap();
+    write!(stream, "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn the_client_reads_what_the_source_says() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let api = serve(&path);
+    let client = Client::new(&path).unwrap();
+    assert_eq!(client.stats().unwrap(), StandIn.stats());
+    assert_eq!(client.devices().unwrap(), StandIn.devices());
+    assert_eq!(client.sidecores().unwrap(), StandIn.stats().sidecores);
+    assert!(client.metrics().unwrap().contains("sidecore_queue_kicks_total{device=\"vd0\",queue=\"1\"} 3\n"));
+    drop(api);
+    assert!(!path.exists());
+}
+
+#[test]
+fn the_wire_is_what_the_manual_says() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let _api = serve(&path);
+    let devices = raw(&path, "GET /v1/devices");
+    assert!(devices.starts_with("HTTP/1.1 200 OK\r\n"), "{devices}");
+    assert!(devices.contains("content-type: application/json"), "{devices}");
+    for field in ["\"type\":\"ram\"", "\"state\":\"broken\"", "\"reason\":\"queue 1: nonsense\"", "\"needs_reset\":true"] {
+        assert!(devices.contains(field), "{field}: {devices}");
+    }
+    let stats = raw(&path, "GET /v1/stats");
+    for field in ["\"sidecores\":[{\"name\":\"sc0\",\"cpu\":1", "\"kicks\":3", "\"latency_ns\":{\"count\":0", "\"p99_9\":", "\"p99_99\":"] {
+        assert!(stats.contains(field), "{field}: {stats}");
+    }
+    assert!(raw(&path, "GET /v1/sidecores").contains("{\"sidecores\":[{\"name\":\"sc0\""));
+    assert!(raw(&path, "GET /metrics").contains("content-type: text/plain; version=0.0.4"));
+    assert!(raw(&path, "GET /v2").starts_with("HTTP/1.1 404 "));
+    assert!(raw(&path, "GET /v2").contains("there are /v1/devices"));
+    assert!(raw(&path, "POST /v1/devices").starts_with("HTTP/1.1 405 "));
+}
+
+#[test]
+fn nonsense_and_silence_on_one_connection_do_not_hold_up_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let _api = serve(&path);
+    let _silent: Vec<UnixStream> = (0..16).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    let mut babbling = UnixStream::connect(&path).unwrap();
+    babbling.write_all(&[0xff; 4096]).unwrap();
+    assert_eq!(Client::new(&path).unwrap().stats().unwrap(), StandIn.stats());
+}
+
+#[test]
+fn a_socket_belongs_to_one_daemon_and_a_dead_ones_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    // Left behind: a listener that is closed does not remove its file.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let _api = serve(&path);
+    let error = Socket::bind(&path).unwrap_err();
+    assert!(matches!(error, BindError::Taken(_)), "{error}");
+    // And the failure did not take the socket away.
+    Client::new(&path).unwrap().stats().unwrap();
+    let nowhere = Socket::bind(&directory.path().join("no/such.sock")).unwrap_err();
+    assert!(nowhere.to_string().contains("cannot listen"), "{nowhere}");
+}
+
+#[test]
+fn what_is_in_the_way_of_the_socket_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("precious");
+    std::fs::write(&path, "data").unwrap();
+    assert!(matches!(Socket::bind(&path), Err(BindError::Refused { .. })));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "data");
+}
+
+#[test]
+fn without_a_daemon_the_client_says_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let error = Client::new(&path).unwrap().stats().unwrap_err();
+    assert!(matches!(error, ClientError::NoDaemon(_)), "{error}");
+    assert!(error.to_string().contains("sidecored --config FILE"), "{error}");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let error = Client::new(&path).unwrap().stats().unwrap_err();
+    assert!(matches!(error, ClientError::NoDaemon(_)), "{error}");
+}
+
+#[test]
+fn whoever_is_no_sidecored_is_told_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("other.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 1024]);
+        stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        drop(stream);
+    });
+    let client = Client::new(&path).unwrap();
+    assert!(matches!(client.stats(), Err(ClientError::Refused { status: 404, .. })));
+    assert!(matches!(client.stats(), Err(ClientError::Failed { .. })));
+    server.join().unwrap();
+}

@@ -1,0 +1,76 @@
+//! A file's requests allocate nothing, once the channel is warm.
+
+use std::sync::Arc;
+
+use sidecore_block::contract::{guest_memory, request};
+use sidecore_block::{Batch, BlockDevice, Operation};
+use sidecore_counting_alloc::{CountingAllocator, allocations};
+use sidecore_linux::{Clock, FileOptions, FileStore};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const DEPTH: usize = 32;
+const ADDRESS: u64 = 0x1_0000_0000;
+
+/// Allocations in `total` requests of all kinds, after a warm-up.
+fn allocations_in(device: &Arc<dyn BlockDevice>, total: usize) -> u64 {
+    let memory = guest_memory();
+    let clock = Clock::new();
+    let mut channel = device.open_channel(None, DEPTH).unwrap();
+    channel.attach_memory(&memory).unwrap();
+    let mut batch: Batch = (0..DEPTH as u64)
+        .map(|index| match index % 8 {
+            0 => request(&memory, Operation::Write, index * 4096, &[(ADDRESS + index * 4096, 4096)]),
+            1 => request(&memory, Operation::Read, index * 4096, &[(ADDRESS + 512, 512), (ADDRESS + 4096, 3584)]),
+            // Across two regions, at an odd address.
+            2 => request(&memory, Operation::Write, index * 4096, &[(0x20_0000 - 2047, 4096)]),
+            _ => request(&memory, Operation::Read, index * 4096, &[(ADDRESS + index * 4096, 4096)]),
+        })
+        .collect();
+    let mut completed = Batch::with_capacity(DEPTH);
+    let mut run = |count: usize| {
+        let mut done = 0;
+        while done < count {
+            channel.submit(&mut batch);
+            channel.poll(clock.now(), &mut completed);
+            done += completed.len();
+            assert!(completed.iter().all(|request| request.result.is_ok()));
+            batch.append(&mut completed);
+        }
+    };
+    run(1_000);
+    let before = allocations();
+    run(total);
+    let during = allocations() - before;
+    while channel.in_flight() > 0 {
+        channel.poll(clock.now(), &mut completed);
+    }
+    during
+}
+
+fn check(directory: &std::path::Path, direct: bool) {
+    let Ok(directory) = tempfile::tempdir_in(directory) else {
+        eprintln!("skipped: no place for a file in {}", directory.display());
+        return;
+    };
+    let path = directory.path().join("disk");
+    std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let store = FileStore::open(&FileOptions { direct, ..FileOptions::new(&path) }).unwrap();
+    assert_eq!(allocations_in(&(Arc::new(store) as _), 100_000), 0);
+}
+
+#[test]
+fn a_file_in_memory() {
+    check("/dev/shm".as_ref(), true);
+}
+
+#[test]
+fn a_file_on_a_disk() {
+    check(&std::env::temp_dir(), true);
+}
+
+#[test]
+fn a_file_in_the_page_cache() {
+    check(&std::env::temp_dir(), false);
+}
