@@ -22,7 +22,7 @@ use sidecore_reactor::{IdleMode, Pollable, Polled};
 use sidecore_ring::{Chain, DeviceRing, RingState};
 use sidecore_units::{Nanos, Sector};
 use sidecore_virtio::QueueResources;
-use sidecore_virtio::blk::request::{ID_BYTES, RequestRules};
+use sidecore_virtio::blk::request::RequestRules;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions, BlkQueue};
 
 use super::{Bench, Rounds};
@@ -240,7 +240,7 @@ fn parse_alone(clock: &Clock, requests: usize) -> Result<f64> {
         geometry: *device.geometry(),
         features: device.features(),
         size_max_bytes: None,
-        id: [0; ID_BYTES],
+        id: Default::default(),
     };
     let mut ring = DeviceRing::new(&memory, &layout, RingState::fresh(layout.format))?;
     let mut chain = Chain::with_limit(8);

@@ -88,9 +88,13 @@ enum Command {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments.command {
-        Command::Check { config, text_only } => return check(&config, if text_only { Depth::Text } else { Depth::Machine }),
+        Command::Check { config, text_only } => {
+            return check(&config, if text_only { Depth::Text } else { Depth::Machine });
+        }
         Command::List { json } => with(&arguments.socket, |client| list::run(client, json)),
-        Command::Stats { json, device } => with(&arguments.socket, |client| stats::run(client, json, device.as_deref())),
+        Command::Stats { json, device } => {
+            with(&arguments.socket, |client| stats::run(client, json, device.as_deref()))
+        }
         Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),
     };
     match result {

@@ -41,7 +41,8 @@ fn render(before: &Stats, now: &Stats, devices: &[DeviceReport]) -> String {
 
 fn sidecores(before: &[SidecoreReport], now: &[SidecoreReport], elapsed_ns: u64) -> Table {
     let mut table = Table::new(&["SIDECORE", ">CPU", ">QUEUES", ">UTIL%", ">ASLEEP%", ">TURNS/s", ">SLEEPS/s"]);
-    let before: HashMap<&str, &SidecoreReport> = before.iter().map(|sidecore| (sidecore.name.as_str(), sidecore)).collect();
+    let before: HashMap<&str, &SidecoreReport> =
+        before.iter().map(|sidecore| (sidecore.name.as_str(), sidecore)).collect();
     for sidecore in now {
         let fresh = SidecoreReport::default();
         let old = before.get(sidecore.name.as_str()).copied().unwrap_or(&fresh);
@@ -77,9 +78,8 @@ fn disks(before: &Stats, now: &Stats, devices: &[DeviceReport], elapsed_ns: u64)
     for device in &now.devices {
         let (total, name) = (device.total(), device.name.as_str());
         let old = before.get(name).cloned().unwrap_or_default();
-        let rate = |counter: fn(&QueueCounters) -> u64| {
-            per_second(counter(&total).saturating_sub(counter(&old)), elapsed_ns)
-        };
+        let rate =
+            |counter: fn(&QueueCounters) -> u64| per_second(counter(&total).saturating_sub(counter(&old)), elapsed_ns);
         table.row([
             name.to_owned(),
             states.get(name).copied().unwrap_or("?").to_owned(),

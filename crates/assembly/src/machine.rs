@@ -29,7 +29,8 @@ pub fn available_memory_bytes() -> Option<u64> {
         let line = table.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         line.split_ascii_whitespace().next()?.parse::<u64>().ok()
     };
-    let huge_kib = field("HugePages_Free").zip(field("Hugepagesize")).map_or(0, |(count, kib)| count.saturating_mul(kib));
+    let huge_kib =
+        field("HugePages_Free").zip(field("Hugepagesize")).map_or(0, |(count, kib)| count.saturating_mul(kib));
     Some(field("MemAvailable")?.saturating_add(huge_kib).saturating_mul(1024))
 }
 

@@ -95,7 +95,8 @@ impl VirtioDevice for ServedBlk {
 
     fn start_queue(&self, index: u16, resources: QueueResources, state: RingState) -> Result<(), StartError> {
         let queue = self.queue(index)?;
-        let refuse = |why: String| Err(StartError::Io { index, error: io::Error::new(io::ErrorKind::InvalidInput, why) });
+        let refuse =
+            |why: String| Err(StartError::Io { index, error: io::Error::new(io::ErrorKind::InvalidInput, why) });
         let size = resources.layout.size;
         if size > self.queue_size_max {
             return refuse(format!("a ring of {size} entries; `queue_size_max` is {}", self.queue_size_max));
@@ -104,7 +105,8 @@ impl VirtioDevice for ServedBlk {
         if running.is_some() {
             return refuse("it is running already".to_owned());
         }
-        let (device, store, idle, cpu) = (Arc::clone(&self.device), Arc::clone(&self.store), self.idle, queue.sidecore.cpu());
+        let (device, store, idle, cpu) =
+            (Arc::clone(&self.device), Arc::clone(&self.store), self.idle, queue.sidecore.cpu());
         let started = queue.sidecore.ask(move |reactor| {
             let io_error = |error| StartError::Io { index, error };
             let channel = store.open_channel(cpu, usize::from(size)).map_err(io_error)?;

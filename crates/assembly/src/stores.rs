@@ -5,7 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sidecore_block::{Batch, BlockDevice, BlockRequest, DelayStore, FaultStore, Geometry, NullStore, Operation, RamStore, Tag};
+use sidecore_block::{
+    Batch, BlockDevice, BlockRequest, DelayStore, FaultStore, Geometry, NullStore, Operation, RamStore, Tag,
+};
 use sidecore_linux::{Clock, FileStore};
 
 use crate::AssemblyError;
@@ -66,16 +68,25 @@ impl<'a> Stores<'a> {
             }
             StoreKind::Ram { size_bytes, block_bytes } => {
                 let store = RamStore::new(Geometry::new(*size_bytes, *block_bytes));
-                let store = store.map_err(|error| AssemblyError::Memory { name: name.to_owned(), size_bytes: *size_bytes, error })?;
+                let store = store.map_err(|error| AssemblyError::Memory {
+                    name: name.to_owned(),
+                    size_bytes: *size_bytes,
+                    error,
+                })?;
                 tracing::info!(store = name, pages = ?store.pages(), "memory is ready");
                 Arc::new(store)
             }
             StoreKind::File(options) => {
-                let store = FileStore::open(options).map_err(|error| AssemblyError::File { name: name.to_owned(), error })?;
+                let store =
+                    FileStore::open(options).map_err(|error| AssemblyError::File { name: name.to_owned(), error })?;
                 Arc::new(store)
             }
-            StoreKind::Delay { store, delay } => Arc::new(DelayStore::new(self.open_below(store, &user, above)?, *delay)),
-            StoreKind::Fault { store, plan } => Arc::new(FaultStore::new(self.open_below(store, &user, above)?, plan.clone())),
+            StoreKind::Delay { store, delay } => {
+                Arc::new(DelayStore::new(self.open_below(store, &user, above)?, *delay))
+            }
+            StoreKind::Fault { store, plan } => {
+                Arc::new(FaultStore::new(self.open_below(store, &user, above)?, plan.clone()))
+            }
         };
         above.pop();
         if matches!(spec.kind, StoreKind::File(_)) && !store.geometry().read_only {

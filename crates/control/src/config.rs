@@ -59,9 +59,9 @@ impl Config {
     /// All that is wrong with it, with places and remedies.
     pub fn parse(file: &Path, text: &str, depth: Depth) -> Result<Self, Problems> {
         let mut problems = Collector::new(file, text);
-        let base = file.parent().map(Path::to_owned).unwrap_or_default();
-        let base = std::path::absolute(&base).unwrap_or(base);
-        let draft = draft::read(text, &base, &mut problems);
+        let absolute = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+        let base = absolute.parent().unwrap_or(Path::new("/"));
+        let draft = draft::read(text, base, &mut problems);
         if let Some(draft) = &draft {
             check::check(draft, &mut problems);
             if depth == Depth::Machine {

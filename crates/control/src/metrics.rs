@@ -59,7 +59,9 @@ const QUEUES: &[Metric<QueueCounters>] = &[
     counter("sidecore_queue_kicks_total", "Kicks by the guest that arrived.", |q| Value::Whole(q.kicks)),
     counter("sidecore_queue_calls_total", "Calls to the guest that were sent.", |q| Value::Whole(q.calls)),
     counter("sidecore_queue_polls_total", "Looks at the ring.", |q| Value::Whole(q.polls)),
-    counter("sidecore_queue_empty_polls_total", "Looks at the ring that found nothing.", |q| Value::Whole(q.empty_polls)),
+    counter("sidecore_queue_empty_polls_total", "Looks at the ring that found nothing.", |q| {
+        Value::Whole(q.empty_polls)
+    }),
     counter("sidecore_queue_batches_total", "Batches given to the store.", |q| Value::Whole(q.batches)),
     counter("sidecore_queue_requests_total", "Requests completed.", |q| Value::Whole(q.requests)),
     counter("sidecore_queue_reads_total", "Reads completed.", |q| Value::Whole(q.reads)),
@@ -82,7 +84,10 @@ pub(crate) fn render(stats: &Stats, devices: &[DeviceReport]) -> String {
     page.family("sidecore_uptime_seconds", "gauge", "Time since the daemon was started.");
     page.sample("sidecore_uptime_seconds", &[], seconds(stats.uptime_ns));
     for metric in SIDECORES {
-        page.metric(metric, stats.sidecores.iter().map(|sidecore| (vec![("sidecore", sidecore.name.as_str())], sidecore)));
+        page.metric(
+            metric,
+            stats.sidecores.iter().map(|sidecore| (vec![("sidecore", sidecore.name.as_str())], sidecore)),
+        );
     }
     page.devices(devices);
     page.queues(stats);
@@ -150,7 +155,8 @@ impl Page {
             .flat_map(|device| device.queues.iter().map(|queue| (device.name.as_str(), queue.index.to_string(), queue)))
             .collect();
         for metric in QUEUES {
-            let labelled = queues.iter().map(|(device, index, queue)| (vec![("device", *device), ("queue", index)], *queue));
+            let labelled =
+                queues.iter().map(|(device, index, queue)| (vec![("device", *device), ("queue", index)], *queue));
             self.metric(metric, labelled);
         }
         let name = "sidecore_queue_latency_seconds";

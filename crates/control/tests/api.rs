@@ -80,11 +80,19 @@ fn the_wire_is_what_the_manual_says() {
     let devices = raw(&path, "GET /v1/devices");
     assert!(devices.starts_with("HTTP/1.1 200 OK\r\n"), "{devices}");
     assert!(devices.contains("content-type: application/json"), "{devices}");
-    for field in ["\"type\":\"ram\"", "\"state\":\"broken\"", "\"reason\":\"queue 1: nonsense\"", "\"needs_reset\":true"] {
+    for field in
+        ["\"type\":\"ram\"", "\"state\":\"broken\"", "\"reason\":\"queue 1: nonsense\"", "\"needs_reset\":true"]
+    {
         assert!(devices.contains(field), "{field}: {devices}");
     }
     let stats = raw(&path, "GET /v1/stats");
-    for field in ["\"sidecores\":[{\"name\":\"sc0\",\"cpu\":1", "\"kicks\":3", "\"latency_ns\":{\"count\":0", "\"p99_9\":", "\"p99_99\":"] {
+    for field in [
+        "\"sidecores\":[{\"name\":\"sc0\",\"cpu\":1",
+        "\"kicks\":3",
+        "\"latency_ns\":{\"count\":0",
+        "\"p99_9\":",
+        "\"p99_99\":",
+    ] {
         assert!(stats.contains(field), "{field}: {stats}");
     }
     assert!(raw(&path, "GET /v1/sidecores").contains("{\"sidecores\":[{\"name\":\"sc0\""));

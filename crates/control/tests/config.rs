@@ -48,62 +48,262 @@ const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     // The language.
     ("not TOML", "[[device]\n", "1:", &["this is not TOML"]),
     ("a key twice", "[[sidecore]]\nname = \"x\"\nname = \"y\"\n", "3:1", &["duplicate key"]),
-    ("a wrong type", "[[sidecore]]\nname = \"x\"\ncpu = \"1\"\n", "3:7", &["[[sidecore]] \"x\"", "`cpu` must be a whole number", "not \"1\""]),
+    (
+        "a wrong type",
+        "[[sidecore]]\nname = \"x\"\ncpu = \"1\"\n",
+        "3:7",
+        &["[[sidecore]] \"x\"", "`cpu` must be a whole number", "not \"1\""],
+    ),
     ("a negative number", "[[sidecore]]\nname = \"x\"\nspin_us = -1\n", "3:11", &["from 0 to 60000000", "not -1"]),
     ("a section instead of a list", "[devices]\n", "1:", &["unknown key `devices`", "did you mean `device`?"]),
     // Keys.
     ("an unknown key", "[[sidecore]]\nname = \"x\"\ncpus = 1\n", "3:1", &["unknown key `cpus`", "did you mean `cpu`?"]),
-    ("an unknown key unlike any", "[[sidecore]]\nname = \"x\"\ncolour = 1\n", "3:1", &["known here: name, cpu, spin_us"]),
-    ("another type's key", "[[store]]\nname = \"x\"\ntype = \"ram\"\nsize = 4096\npath = \"p\"\n", "5:1", &["[[store]] \"x\"", "unknown key `path`"]),
+    (
+        "an unknown key unlike any",
+        "[[sidecore]]\nname = \"x\"\ncolour = 1\n",
+        "3:1",
+        &["known here: name, cpu, spin_us"],
+    ),
+    (
+        "another type's key",
+        "[[store]]\nname = \"x\"\ntype = \"ram\"\nsize = 4096\npath = \"p\"\n",
+        "5:1",
+        &["[[store]] \"x\"", "unknown key `path`"],
+    ),
     ("no name", "[[store]]\ntype = \"null\"\nsize = 512\n", "1:1", &["[[store]]", "`name` is missing"]),
     ("a name with a space", "[[sidecore]]\nname = \"a b\"\n", "2:8", &["letters, digits"]),
     ("no type", "[[store]]\nname = \"x\"\nsize = 512\n", "1:1", &["`type` is missing", "type = \"file\""]),
-    ("an unknown type", "[[store]]\nname = \"x\"\ntype = \"tape\"\n", "3:8", &["\"tape\" is not one of \"null\", \"ram\", \"file\", \"delay\", \"fault\""]),
-    ("a device without store", "[[device]]\nname = \"x\"\nsocket = \"x.sock\"\n", "1:1", &["[[device]] \"x\"", "`store` is missing"]),
+    (
+        "an unknown type",
+        "[[store]]\nname = \"x\"\ntype = \"tape\"\n",
+        "3:8",
+        &["\"tape\" is not one of \"null\", \"ram\", \"file\", \"delay\", \"fault\""],
+    ),
+    (
+        "a device without store",
+        "[[device]]\nname = \"x\"\nsocket = \"x.sock\"\n",
+        "1:1",
+        &["[[device]] \"x\"", "`store` is missing"],
+    ),
     // Names that lead nowhere, or to more than one thing.
-    ("two stores of a name", "[[store]]\nname = \"mem\"\ntype = \"null\"\nsize = 512\n", "2:8", &["another [[store]] of this name"]),
-    ("two devices of a name", "[[device]]\nname = \"vd0\"\nstore = \"mem\"\nsocket = \"x.sock\"\n", "2:8", &["another [[device]]"]),
-    ("an unknown store", "[[device]]\nname = \"x\"\nstore = \"memm\"\nsocket = \"x.sock\"\n", "3:9", &["there is no store \"memm\"", "did you mean \"mem\"?"]),
-    ("a delay of an unknown store", "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"tape\"\ndelay_us = 1\n", "4:9", &["there is no store \"tape\"", "add a section [[store]]"]),
-    ("an unknown sidecore", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nsidecore = \"sc9\"\n", "5:12", &["there is no sidecore \"sc9\""]),
-    ("a store in front of itself", "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"x\"\ndelay_us = 1\n", "4:9", &["in front of itself"]),
-    ("stores in a circle", "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"y\"\ndelay_us = 1\n[[store]]\nname = \"y\"\ntype = \"fault\"\nstore = \"x\"\n", "9:9", &["in front of itself (through x, y)"]),
+    (
+        "two stores of a name",
+        "[[store]]\nname = \"mem\"\ntype = \"null\"\nsize = 512\n",
+        "2:8",
+        &["another [[store]] of this name"],
+    ),
+    (
+        "two devices of a name",
+        "[[device]]\nname = \"vd0\"\nstore = \"mem\"\nsocket = \"x.sock\"\n",
+        "2:8",
+        &["another [[device]]"],
+    ),
+    (
+        "an unknown store",
+        "[[device]]\nname = \"x\"\nstore = \"memm\"\nsocket = \"x.sock\"\n",
+        "3:9",
+        &["there is no store \"memm\"", "did you mean \"mem\"?"],
+    ),
+    (
+        "a delay of an unknown store",
+        "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"tape\"\ndelay_us = 1\n",
+        "4:9",
+        &["there is no store \"tape\"", "add a section [[store]]"],
+    ),
+    (
+        "an unknown sidecore",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nsidecore = \"sc9\"\n",
+        "5:12",
+        &["there is no sidecore \"sc9\""],
+    ),
+    (
+        "a store in front of itself",
+        "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"x\"\ndelay_us = 1\n",
+        "4:9",
+        &["in front of itself"],
+    ),
+    (
+        "stores in a circle",
+        "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"y\"\ndelay_us = 1\n[[store]]\nname = \"y\"\ntype = \"fault\"\nstore = \"x\"\n",
+        "9:9",
+        &["in front of itself (through x, y)"],
+    ),
     // Numbers.
     ("no size", "[[store]]\nname = \"x\"\ntype = \"null\"\n", "1:1", &["`size` is missing"]),
-    ("a size of nothing", "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 0\n", "4:8", &["0 bytes is not a positive multiple"]),
-    ("a size in part of a block", "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = \"1KiB\"\nblock_size = 4096\n", "4:8", &["1024 bytes", "block size of 4096"]),
-    ("a size with a decimal unit", "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = \"1GB\"\n", "4:8", &["power of ten"]),
+    (
+        "a size of nothing",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 0\n",
+        "4:8",
+        &["0 bytes is not a positive multiple"],
+    ),
+    (
+        "a size in part of a block",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = \"1KiB\"\nblock_size = 4096\n",
+        "4:8",
+        &["1024 bytes", "block size of 4096"],
+    ),
+    (
+        "a size with a decimal unit",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = \"1GB\"\n",
+        "4:8",
+        &["power of ten"],
+    ),
     ("a size beyond 2^63", "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = \"9000000TiB\"\n", "4:8", &["2^63"]),
-    ("a block size of its own", "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 1024\nblock_size = 1024\n", "5:14", &["neither 512 nor 4096"]),
-    ("no queues", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nqueues = 0\n", "5:10", &["from 1 to 64", "not 0"]),
-    ("65 queues", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nqueues = 65\n", "5:10", &["from 1 to 64", "not 65"]),
-    ("a ring of 100", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nqueue_size_max = 100\n", "5:18", &["no power of two", "128"]),
-    ("a long serial number", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nserial = \"123456789012345678901\"\n", "5:10", &["more than 20 bytes"]),
-    ("a range backwards", "[[store]]\nname = \"x\"\ntype = \"fault\"\nstore = \"mem\"\nranges = [[9, 8]]\n", "5:10", &["pairs [first, last]"]),
-    ("a range beyond any store", "[[store]]\nname = \"x\"\ntype = \"fault\"\nstore = \"mem\"\nranges = [[0, 18446744073709551615]]\n", "5:10", &["`ranges`"]),
-    ("a fault in none", "[[store]]\nname = \"x\"\ntype = \"fault\"\nstore = \"mem\"\neio_every = 0\n", "5:13", &["from 1 to 1000000"]),
+    (
+        "a block size of its own",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 1024\nblock_size = 1024\n",
+        "5:14",
+        &["neither 512 nor 4096"],
+    ),
+    (
+        "no queues",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nqueues = 0\n",
+        "5:10",
+        &["from 1 to 64", "not 0"],
+    ),
+    (
+        "65 queues",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nqueues = 65\n",
+        "5:10",
+        &["from 1 to 64", "not 65"],
+    ),
+    (
+        "a ring of 100",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nqueue_size_max = 100\n",
+        "5:18",
+        &["no power of two", "128"],
+    ),
+    (
+        "a long serial number",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nserial = \"123456789012345678901\"\n",
+        "5:10",
+        &["more than 20 bytes"],
+    ),
+    (
+        "a range backwards",
+        "[[store]]\nname = \"x\"\ntype = \"fault\"\nstore = \"mem\"\nranges = [[9, 8]]\n",
+        "5:10",
+        &["pairs [first, last]"],
+    ),
+    (
+        "a range beyond any store",
+        "[[store]]\nname = \"x\"\ntype = \"fault\"\nstore = \"mem\"\nranges = [[0, 18446744073709551615]]\n",
+        "5:10",
+        &["`ranges`"],
+    ),
+    (
+        "a fault in none",
+        "[[store]]\nname = \"x\"\ntype = \"fault\"\nstore = \"mem\"\neio_every = 0\n",
+        "5:13",
+        &["from 1 to 1000000"],
+    ),
     // Sidecores.
-    ("one CPU for two", "[[sidecore]]\nname = \"x\"\ncpu = 0\n[[sidecore]]\nname = \"y\"\ncpu = 0\n", "6:7", &["CPU 0 is taken by [[sidecore]] \"x\""]),
-    ("both keys for sidecores", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nsidecore = \"sc0\"\nsidecores = [\"sc1\"]\n", "6:13", &["exclude each other"]),
-    ("more sidecores than queues", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nsidecores = [\"sc0\", \"sc1\"]\n", "5:13", &["2 sidecores for 1 queue", "raise `queues`"]),
-    ("a sidecore twice", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nqueues = 2\nsidecores = [\"sc0\", \"sc0\"]\n", "6:21", &["listed twice"]),
-    ("spinning while polling", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nidle = \"poll\"\nspin_us = 5\n", "6:11", &["no meaning with idle = \"poll\""]),
+    (
+        "one CPU for two",
+        "[[sidecore]]\nname = \"x\"\ncpu = 0\n[[sidecore]]\nname = \"y\"\ncpu = 0\n",
+        "6:7",
+        &["CPU 0 is taken by [[sidecore]] \"x\""],
+    ),
+    (
+        "both keys for sidecores",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nsidecore = \"sc0\"\nsidecores = [\"sc1\"]\n",
+        "6:13",
+        &["exclude each other"],
+    ),
+    (
+        "more sidecores than queues",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nsidecores = [\"sc0\", \"sc1\"]\n",
+        "5:13",
+        &["2 sidecores for 1 queue", "raise `queues`"],
+    ),
+    (
+        "a sidecore twice",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nqueues = 2\nsidecores = [\"sc0\", \"sc0\"]\n",
+        "6:21",
+        &["listed twice"],
+    ),
+    (
+        "spinning while polling",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nidle = \"poll\"\nspin_us = 5\n",
+        "6:11",
+        &["no meaning with idle = \"poll\""],
+    ),
     // Sockets.
-    ("a socket twice", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"vd0.sock\"\n", "4:10", &["that of [[device]] \"vd0\""]),
-    ("a socket twice in disguise", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"./vd0.sock\"\n", "4:10", &["that of [[device]] \"vd0\""]),
-    ("the control API's socket", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"control.sock\"\n", "4:10", &["that of the control API"]),
-    ("a path of 108 bytes", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"\n", "4:10", &["holds 107 bytes", "this one has 108"]),
-    ("a socket nowhere", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"/no/such/x.sock\"\n", "4:10", &["no directory /no/such", "mkdir -p /no/such"]),
-    ("a socket where a file is", "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"disk.img\"\n", "4:10", &["is no socket", "choose another path"]),
+    (
+        "a socket twice",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"vd0.sock\"\n",
+        "4:10",
+        &["that of [[device]] \"vd0\""],
+    ),
+    (
+        "a socket twice in disguise",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"./vd0.sock\"\n",
+        "4:10",
+        &["that of [[device]] \"vd0\""],
+    ),
+    (
+        "the control API's socket",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"control.sock\"\n",
+        "4:10",
+        &["that of the control API"],
+    ),
+    (
+        "a path of 108 bytes",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"\n",
+        "4:10",
+        &["holds 107 bytes", "this one has 108"],
+    ),
+    (
+        "a socket nowhere",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"/no/such/x.sock\"\n",
+        "4:10",
+        &["no directory /no/such", "mkdir -p /no/such"],
+    ),
+    (
+        "a socket where a file is",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"disk.img\"\n",
+        "4:10",
+        &["is no socket", "choose another path"],
+    ),
     // Files and the machine.
-    ("a missing file", "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"no.img\"\n", "4:8", &["there is no file", "truncate"]),
+    (
+        "a missing file",
+        "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"no.img\"\n",
+        "4:8",
+        &["there is no file", "truncate"],
+    ),
     ("an empty file", "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"empty.img\"\n", "4:8", &["is empty"]),
-    ("a file in part of a block", "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"odd.img\"\n", "4:8", &["1000 bytes", "multiple of the block size"]),
-    ("a directory", "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"/tmp\"\n", "4:8", &["neither a regular file nor a block device"]),
-    ("a file twice", "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"alias.img\"\n", "4:8", &["that of [[store]] \"disk\" already"]),
+    (
+        "a file in part of a block",
+        "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"odd.img\"\n",
+        "4:8",
+        &["1000 bytes", "multiple of the block size"],
+    ),
+    (
+        "a directory",
+        "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"/tmp\"\n",
+        "4:8",
+        &["neither a regular file nor a block device"],
+    ),
+    (
+        "a file twice",
+        "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"alias.img\"\n",
+        "4:8",
+        &["that of [[store]] \"disk\" already"],
+    ),
     ("a CPU there is not", "[[sidecore]]\nname = \"x\"\ncpu = 4095\n", "3:7", &["there is no CPU 4095"]),
-    ("memory there is not", "[[store]]\nname = \"x\"\ntype = \"ram\"\nsize = \"1024TiB\"\n", "4:8", &["1024TiB of memory", "are left"]),
-    ("two writers of a file", "[[store]]\nname = \"slow\"\ntype = \"delay\"\nstore = \"disk\"\ndelay_us = 1\n[[device]]\nname = \"x\"\nstore = \"disk\"\nsocket = \"x.sock\"\n[[device]]\nname = \"y\"\nstore = \"slow\"\nsocket = \"y.sock\"\n", "12:9", &["[[device]] \"x\" writes to the file of store \"disk\" too", "read_only = true"]),
+    (
+        "memory there is not",
+        "[[store]]\nname = \"x\"\ntype = \"ram\"\nsize = \"1024TiB\"\n",
+        "4:8",
+        &["1024TiB of memory", "are left"],
+    ),
+    (
+        "two writers of a file",
+        "[[store]]\nname = \"slow\"\ntype = \"delay\"\nstore = \"disk\"\ndelay_us = 1\n[[device]]\nname = \"x\"\nstore = \"disk\"\nsocket = \"x.sock\"\n[[device]]\nname = \"y\"\nstore = \"slow\"\nsocket = \"y.sock\"\n",
+        "12:9",
+        &["[[device]] \"x\" writes to the file of store \"disk\" too", "read_only = true"],
+    ),
 ];
 
 #[test]
@@ -187,7 +387,8 @@ fn a_busy_file_is_reported() {
 fn checking_leaves_no_trace() {
     let directory = directory();
     let list = || {
-        let mut names: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut names: Vec<_> =
+            std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         names
     };
@@ -215,8 +416,52 @@ fn what_is_no_configuration_is_refused_and_never_panics() {
             let _ = parse(directory.path(), &text, Depth::Text);
         }
     }
-    for text in ["device = [1, 2]", "device = [[]]", "store = [{}]", &"[".repeat(100_000), &"a.".repeat(50_000), &"[[device]]\n".repeat(90_000)] {
+    for text in [
+        "device = [1, 2]",
+        "device = [[]]",
+        "store = [{}]",
+        &"[".repeat(100_000),
+        &"a.".repeat(50_000),
+        &"[[device]]\n".repeat(90_000),
+    ] {
         let problems = parse(directory.path(), text, Depth::Text).unwrap_err();
         assert!(problems.list.len() <= 100);
     }
+}
+
+/// The keys that a section may have, as a misfit of a key makes it tell.
+fn known_keys(section: &str) -> Vec<String> {
+    let problems =
+        parse(Path::new("/"), &format!("{section}\nxxxxxxxxxxxx = 1\n"), Depth::Text).unwrap_err().to_string();
+    let (_, list) = problems.split_once("known here: ").unwrap_or_else(|| panic!("{problems}"));
+    list.lines().next().unwrap().split(", ").map(str::to_owned).collect()
+}
+
+#[test]
+fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
+    let manual = include_str!("../../../docs/config.md");
+    for (heading, section) in [
+        ("## [[sidecore]]", "[[sidecore]]"),
+        ("### type = \"null\"", "[[store]]\ntype = \"null\""),
+        ("### type = \"ram\"", "[[store]]\ntype = \"ram\""),
+        ("### type = \"file\"", "[[store]]\ntype = \"file\""),
+        ("### type = \"delay\"", "[[store]]\ntype = \"delay\""),
+        ("### type = \"fault\"", "[[store]]\ntype = \"fault\""),
+        ("## [[device]]", "[[device]]"),
+    ] {
+        let (_, chapter) = manual.split_once(&format!("{heading}\n")).unwrap();
+        let chapter = chapter.split("\n##").next().unwrap();
+        let mut listed: Vec<&str> =
+            chapter.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+        if heading.starts_with("###") {
+            listed.splice(0..0, ["name", "type"]);
+        }
+        let mut known = known_keys(section);
+        listed.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(listed, known, "{heading}");
+    }
+    let example = manual.split_once("```toml\n").unwrap().1.split_once("```").unwrap().0;
+    let config = parse(Path::new("/"), example, Depth::Text).unwrap_or_else(|problems| panic!("{problems}"));
+    assert_eq!(config.spec.devices.len(), 2);
 }

@@ -60,8 +60,12 @@ fn stores(draft: &Draft, problems: &mut Collector<'_>) {
         let below = chain(&by_name, inner.get_ref());
         // Each store of a cycle is told: any of them may be the one that is wrong.
         if below.iter().any(|below| below.head.name.as_ref().map(Spanned::get_ref) == own) {
-            let names: Vec<_> = below.iter().filter_map(|below| Some(below.head.name.as_ref()?.get_ref().as_str())).collect();
-            let message = format!("it is put in front of itself (through {}); end the chain in a null, ram or file store", names.join(", "));
+            let names: Vec<_> =
+                below.iter().filter_map(|below| Some(below.head.name.as_ref()?.get_ref().as_str())).collect();
+            let message = format!(
+                "it is put in front of itself (through {}); end the chain in a null, ram or file store",
+                names.join(", ")
+            );
             problems.add(inner.span(), &store.head.subject, message);
         }
     }
@@ -79,7 +83,8 @@ fn devices(draft: &Draft, problems: &mut Collector<'_>) {
         for sidecore in &device.sidecores {
             known("sidecore", sidecore, sidecores(), subject, problems);
             if !seen.insert(sidecore.get_ref()) {
-                let message = format!("sidecore \"{}\" is listed twice; its queues go round the list anyway", sidecore.get_ref());
+                let message =
+                    format!("sidecore \"{}\" is listed twice; its queues go round the list anyway", sidecore.get_ref());
                 problems.add(sidecore.span(), subject, message);
             }
         }
@@ -109,7 +114,8 @@ fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
 fn short_enough(socket: &Spanned<PathBuf>, subject: &str, problems: &mut Collector<'_>) {
     let bytes = socket.get_ref().as_os_str().len();
     if bytes > SOCKET_PATH_MAX {
-        let message = format!("a socket's path holds {SOCKET_PATH_MAX} bytes and this one has {bytes}; use a shorter directory");
+        let message =
+            format!("a socket's path holds {SOCKET_PATH_MAX} bytes and this one has {bytes}; use a shorter directory");
         problems.add(socket.span(), subject, message);
     }
 }
@@ -129,7 +135,9 @@ fn writers(draft: &Draft, problems: &mut Collector<'_>) {
         }
         let Some(file) = bottom.head.name() else { continue };
         if let Some(other) = writers.insert(file, &device.head.subject) {
-            let message = format!("{other} writes to the file of store \"{file}\" too, which would destroy it; set `read_only = true` on all of them but one");
+            let message = format!(
+                "{other} writes to the file of store \"{file}\" too, which would destroy it; set `read_only = true` on all of them but one"
+            );
             problems.add(store.span(), &device.head.subject, message);
         }
     }
@@ -166,7 +174,11 @@ fn chain<'a>(by_name: &HashMap<&str, &'a StoreDraft>, top: &str) -> Vec<&'a Stor
             break;
         }
         chain.push(store);
-        next = store.kind.as_ref().and_then(KindDraft::inner).and_then(|inner| by_name.get(inner.get_ref().as_str()).copied());
+        next = store
+            .kind
+            .as_ref()
+            .and_then(KindDraft::inner)
+            .and_then(|inner| by_name.get(inner.get_ref().as_str()).copied());
     }
     chain
 }

@@ -4,7 +4,9 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use sidecore_assembly::spec::{Affected, Fault, FaultPlan, FaultRule, FileOptions, QUEUES_MAX, SERIAL_MAX_BYTES, Sector, When};
+use sidecore_assembly::spec::{
+    Affected, Fault, FaultPlan, FaultRule, FileOptions, QUEUES_MAX, SERIAL_MAX_BYTES, Sector, When,
+};
 use toml::Spanned;
 use toml::de::DeTable;
 
@@ -167,7 +169,8 @@ fn memory(section: &mut Section<'_, '_, '_>) -> Option<(Spanned<u64>, u32)> {
     let size = section.required("size", size, "\"512MiB\"")?;
     let bytes = *size.get_ref();
     if bytes == 0 || bytes.checked_rem(u64::from(block_bytes)) != Some(0) {
-        let message = format!("a size of {bytes} bytes is not a positive multiple of the block size of {block_bytes} bytes");
+        let message =
+            format!("a size of {bytes} bytes is not a positive multiple of the block size of {block_bytes} bytes");
         section.complain(size.span(), message);
         return None;
     }
@@ -228,9 +231,8 @@ fn fault(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
 fn bad_ranges(section: &mut Section<'_, '_, '_>) -> Vec<FaultRule> {
     let Some(ranges) = section.ranges("ranges") else { return Vec::new() };
     let span = ranges.span();
-    let bytes = |(first, last): (u64, u64)| {
-        Some(Sector(first).offset_bytes()?..Sector(last.checked_add(1)?).offset_bytes()?)
-    };
+    let bytes =
+        |(first, last): (u64, u64)| Some(Sector(first).offset_bytes()?..Sector(last.checked_add(1)?).offset_bytes()?);
     let rule = |touched| FaultRule { affected: Affected::All, when: When::Touching(touched), fault: Fault::Eio };
     let rules: Option<Vec<_>> = ranges.into_inner().into_iter().map(|range| bytes(range).map(rule)).collect();
     if rules.is_none() {
@@ -302,7 +304,10 @@ fn sidecores(section: &mut Section<'_, '_, '_>, queues: u16) -> Vec<Spanned<Stri
     if several.is_empty() {
         section.complain(span, "`sidecores` is empty; leave it out and a sidecore is chosen");
     } else if several.len() > usize::from(queues) {
-        let message = format!("{} sidecores for {queues} queues: a queue is served by one sidecore; raise `queues`", several.len());
+        let message = format!(
+            "{} sidecores for {queues} queues: a queue is served by one sidecore; raise `queues`",
+            several.len()
+        );
         section.complain(span, message);
     }
     several
@@ -336,7 +341,8 @@ fn open<'t, 'c, 'p>(
     let name = section.required("name", name, "\"some name\"").filter(|name| {
         let fine = is_name(name.get_ref());
         if !fine {
-            let message = format!("a name has 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`, without umlauts or spaces");
+            let message =
+                format!("a name has 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`, without umlauts or spaces");
             section.complain(name.span(), message);
         }
         fine

@@ -68,7 +68,8 @@ fn files(draft: &Draft, problems: &mut Collector<'_>) {
             }
         };
         let kind = metadata.file_type();
-        let identity = if kind.is_block_device() { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) };
+        let identity =
+            if kind.is_block_device() { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) };
         match seen.get(&identity) {
             Some((_, true)) if options.read_only => {}
             Some((other, _)) => {
@@ -90,7 +91,9 @@ fn files(draft: &Draft, problems: &mut Collector<'_>) {
 fn unreachable_file(path: &Path, error: &std::io::Error) -> String {
     let path = path.display();
     match error.kind() {
-        std::io::ErrorKind::NotFound => format!("there is no file {path}; make one, for instance with `truncate -s 1G {path}`"),
+        std::io::ErrorKind::NotFound => {
+            format!("there is no file {path}; make one, for instance with `truncate -s 1G {path}`")
+        }
         _ => format!("{path} cannot be reached: {error}"),
     }
 }
@@ -105,7 +108,11 @@ fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
         }
         None => {
             if let Err(message) = socket(Path::new(DEFAULT_CONTROL_SOCKET), &listening) {
-                problems.add(0..0, "control_socket", format!("{message} (this is the default; set `control_socket` to another path)"));
+                problems.add(
+                    0..0,
+                    "control_socket",
+                    format!("{message} (this is the default; set `control_socket` to another path)"),
+                );
             }
         }
     }

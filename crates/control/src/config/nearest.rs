@@ -34,7 +34,14 @@ mod tests {
 
     #[test]
     fn slips_are_counted() {
-        for (from, to, slips) in [("", "", 0), ("abc", "abc", 0), ("queue", "queues", 1), ("sidcore", "sidecore", 1), ("", "ab", 2), ("kitten", "sitting", 3)] {
+        for (from, to, slips) in [
+            ("", "", 0),
+            ("abc", "abc", 0),
+            ("queue", "queues", 1),
+            ("sidcore", "sidecore", 1),
+            ("", "ab", 2),
+            ("kitten", "sitting", 3),
+        ] {
             assert_eq!(distance(from, to), slips, "{from} {to}");
             assert_eq!(distance(to, from), slips, "{to} {from}");
         }

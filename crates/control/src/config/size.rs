@@ -61,7 +61,8 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused_with_an_example() {
-        for text in ["", "MiB", "-1", "1.5GiB", "1GB", "1g", "1 GiB 2", "18446744073709551616", "16777216TiB", "１MiB"] {
+        for text in ["", "MiB", "-1", "1.5GiB", "1GB", "1g", "1 GiB 2", "18446744073709551616", "16777216TiB", "１MiB"]
+        {
             let message = parse(text).expect_err(text);
             assert!(message.contains("\"512MiB\""), "{message}");
         }
@@ -69,7 +70,9 @@ mod tests {
 
     #[test]
     fn a_size_is_shown_with_the_largest_unit_that_is_exact() {
-        for (bytes, text) in [(0, "0B"), (513, "513B"), (1 << 30, "1GiB"), (1536 << 20, "1536MiB"), (1 << 50, "1024TiB")] {
+        for (bytes, text) in
+            [(0, "0B"), (513, "513B"), (1 << 30, "1GiB"), (1536 << 20, "1536MiB"), (1 << 50, "1024TiB")]
+        {
             assert_eq!(show(bytes), text);
         }
         assert_eq!(parse(&show(u64::MAX)), Ok(u64::MAX));

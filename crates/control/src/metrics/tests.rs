@@ -24,7 +24,16 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         bytes_read: 14,
         bytes_written: 15,
         bytes: 29,
-        latency_ns: Latency { count: 4, mean: 2500.0, p50: 1000, p90: 2000, p99: 3000, p99_9: 4000, p99_99: 5000, max: 6000 },
+        latency_ns: Latency {
+            count: 4,
+            mean: 2500.0,
+            p50: 1000,
+            p90: 2000,
+            p99: 3000,
+            p99_9: 4000,
+            p99_99: 5000,
+            max: 6000,
+        },
     };
     let sidecore = SidecoreReport {
         name: "sc0".to_owned(),

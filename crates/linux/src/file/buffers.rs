@@ -1,30 +1,50 @@
 //! Guest memory that the kernel has pinned once, instead of once a request.
+//!
+//! Registering all of a guest's memory at once would stall the sidecore (it
+//! takes a second for a gibibyte that was never touched) and allocate memory
+//! that the guest may never use. So memory is registered in chunks, each when
+//! a request first uses it, and at most one each time requests are submitted.
 
 use sidecore_memory::GuestMemory;
 
 use super::ring::Ring;
 
-/// The largest buffer that io_uring registers, in bytes
-/// (io_uring_register(2)).
-const MAX_BUFFER_BYTES: u64 = 1 << 30;
+/// The most buffers that a ring registers (IORING_MAX_REG_BUFFERS).
+const MAX_CHUNKS: usize = 1 << 14;
 
-/// The most buffers: what the kernel has taken since registering exists
-/// (UIO_MAXIOV).
-const MAX_BUFFERS: usize = 1024;
+/// The smallest chunk: 1 MiB, which takes 30 us to register.
+const MIN_CHUNK_SHIFT: u32 = 20;
 
-/// A registered buffer; its index is its place in the table.
+/// The largest chunk: 1 GiB, the most that one buffer may have.
+const MAX_CHUNK_SHIFT: u32 = 30;
+
+/// A region of guest memory, cut into chunks.
 #[derive(Clone, Copy, Debug)]
-struct Chunk {
+struct Region {
     start: usize,
     end: usize,
+    first_chunk: usize,
 }
 
-/// The registered buffers of one ring.
+/// What is known of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chunk {
+    Unused,
+    Registered,
+    Refused,
+}
+
+/// The registered buffers of one ring; a chunk's index is its buffer's.
 #[derive(Debug)]
 pub(super) struct Buffers {
     /// Sorted by address, disjoint.
+    regions: Vec<Region>,
     chunks: Vec<Chunk>,
+    chunk_shift: u32,
     last_hit: usize,
+    /// How many chunks may still be registered in this round.
+    budget: usize,
+    complained: bool,
     /// Keeps the addresses from being mapped to something else while the
     /// kernel knows them.
     memory: GuestMemory,
@@ -32,116 +52,162 @@ pub(super) struct Buffers {
 
 impl Buffers {
     pub fn none() -> Self {
-        Self { chunks: Vec::new(), last_hit: 0, memory: GuestMemory::empty() }
+        Self {
+            regions: Vec::new(),
+            chunks: Vec::new(),
+            chunk_shift: MIN_CHUNK_SHIFT,
+            last_hit: 0,
+            budget: 0,
+            complained: false,
+            memory: GuestMemory::empty(),
+        }
     }
 
-    /// Registers all of `memory` in place of what was registered. What the
-    /// kernel refuses (`RLIMIT_MEMLOCK`, memory that cannot be pinned) is used
-    /// unregistered.
-    pub fn register(&mut self, ring: &mut Ring, memory: &GuestMemory) {
+    /// Registers the parts of `memory` that are going to be used, in place of
+    /// what was registered. What the kernel refuses (`RLIMIT_MEMLOCK`, memory
+    /// that cannot be pinned, kernels before 5.19) is used unregistered.
+    pub fn attach(&mut self, ring: &mut Ring, memory: &GuestMemory) {
         if self.memory.is_same(memory) {
             return;
         }
-        self.unregister(ring);
-        let mut chunks: Vec<Chunk> = memory.host_ranges().flat_map(|(base, len)| split(base.addr(), len)).collect();
-        chunks.sort_by_key(|chunk| chunk.start);
-        if chunks.is_empty() || chunks.len() > MAX_BUFFERS {
-            return;
+        if !self.regions.is_empty() {
+            if let Err(error) = ring.unregister_buffers() {
+                tracing::warn!(%error, "cannot unregister guest memory from io_uring");
+            }
+            *self = Self::none();
         }
-        let table: Vec<libc::iovec> = chunks
-            .iter()
-            .map(|chunk| libc::iovec {
-                iov_base: std::ptr::with_exposed_provenance_mut(chunk.start),
-                iov_len: chunk.end - chunk.start,
-            })
-            .collect();
-        // SAFETY: `memory` is kept until the buffers are unregistered or the
-        // ring is gone.
-        match unsafe { ring.register_buffers(&table) } {
+        let ranges: Vec<_> = memory.host_ranges().map(|(base, len)| (base.addr(), len as usize)).collect();
+        let Some((regions, chunk_shift, count)) = cut(&ranges) else { return };
+        match ring.register_sparse_buffers(count as u32) {
             Ok(()) => {
                 self.memory = memory.clone();
-                self.chunks = chunks;
+                self.regions = regions;
+                self.chunk_shift = chunk_shift;
+                self.chunks = vec![Chunk::Unused; count];
             }
-            Err(error) => {
-                tracing::info!(
-                    %error,
-                    bytes = memory.len_bytes(),
-                    "guest memory is not registered with io_uring, which costs some speed (RLIMIT_MEMLOCK?)"
-                );
-            }
+            Err(error) => self.complain(&error),
         }
     }
 
-    fn unregister(&mut self, ring: &mut Ring) {
-        if self.chunks.is_empty() {
-            return;
-        }
-        if let Err(error) = ring.unregister_buffers() {
-            tracing::warn!(%error, "cannot unregister guest memory from io_uring");
-        }
-        *self = Self::none();
+    /// A new round: one more chunk may be registered.
+    #[inline]
+    pub fn begin_round(&mut self) {
+        self.budget = 1;
     }
 
     /// The index of the buffer that holds all of the range.
     #[inline]
-    pub fn index_of(&mut self, start: *const u8, len_bytes: usize) -> Option<u16> {
-        let start = start.addr();
-        let end = start.checked_add(len_bytes)?;
-        let holds = |chunk: &Chunk| chunk.start <= start && end <= chunk.end;
-        if !self.chunks.get(self.last_hit).is_some_and(holds) {
-            let index = self.chunks.partition_point(|chunk| chunk.start <= start).checked_sub(1)?;
-            if !holds(&self.chunks[index]) {
+    pub fn index_of(&mut self, ring: &mut Ring, start: *const u8, len_bytes: usize) -> Option<u16> {
+        let (region, index) = self.locate(start.addr(), len_bytes)?;
+        if self.chunks[index] == Chunk::Unused && self.budget > 0 {
+            self.register(ring, region, index);
+        }
+        // MAX_CHUNKS indices fit.
+        (self.chunks[index] == Chunk::Registered).then_some(index as u16)
+    }
+
+    /// The chunk that holds all of the range.
+    #[inline]
+    fn locate(&mut self, start: usize, len_bytes: usize) -> Option<(Region, usize)> {
+        let end = start.checked_add(len_bytes.max(1))?;
+        let holds = |region: &Region| region.start <= start && end <= region.end;
+        if !self.regions.get(self.last_hit).is_some_and(holds) {
+            let index = self.regions.partition_point(|region| region.start <= start).checked_sub(1)?;
+            if !holds(&self.regions[index]) {
                 return None;
             }
             self.last_hit = index;
         }
-        u16::try_from(self.last_hit).ok()
+        let region = self.regions[self.last_hit];
+        let first = (start - region.start) >> self.chunk_shift;
+        let last = (end - 1 - region.start) >> self.chunk_shift;
+        (first == last).then_some((region, region.first_chunk + first))
+    }
+
+    #[cold]
+    fn register(&mut self, ring: &mut Ring, region: Region, index: usize) {
+        self.budget -= 1;
+        let start = region.start + ((index - region.first_chunk) << self.chunk_shift);
+        let end = region.end.min(start + (1 << self.chunk_shift));
+        let buffer = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(start), iov_len: end - start };
+        // SAFETY: the chunk lies in `memory`, which is kept until the buffers
+        // are unregistered or the ring is gone.
+        self.chunks[index] = match unsafe { ring.register_buffer(index as u32, buffer) } {
+            Ok(()) => Chunk::Registered,
+            Err(error) => {
+                self.complain(&error);
+                Chunk::Refused
+            }
+        };
+    }
+
+    fn complain(&mut self, error: &std::io::Error) {
+        if !std::mem::replace(&mut self.complained, true) {
+            tracing::info!(
+                %error,
+                "guest memory is not registered with io_uring, which costs some speed (RLIMIT_MEMLOCK?)"
+            );
+        }
     }
 }
 
-fn split(base: usize, len_bytes: u64) -> impl Iterator<Item = Chunk> {
-    let end = base + len_bytes as usize;
-    (base..end)
-        .step_by(MAX_BUFFER_BYTES as usize)
-        .map(move |start| Chunk { start, end: end.min(start.saturating_add(MAX_BUFFER_BYTES as usize)) })
+/// Cuts ranges (address and size) into the smallest chunks of which there are
+/// not too many: the regions, the size as a power of two, and the count.
+/// `None` if there is nothing to cut or too much.
+fn cut(ranges: &[(usize, usize)]) -> Option<(Vec<Region>, u32, usize)> {
+    let count = |shift| ranges.iter().map(|&(_, len)| len.div_ceil(1 << shift)).sum::<usize>();
+    let shift = (MIN_CHUNK_SHIFT..=MAX_CHUNK_SHIFT).find(|&shift| count(shift) <= MAX_CHUNKS)?;
+    let mut sorted = ranges.to_vec();
+    sorted.sort_unstable();
+    let mut first_chunk = 0;
+    let regions = sorted.into_iter().map(|(start, len)| {
+        let region = Region { start, end: start + len, first_chunk };
+        first_chunk += len.div_ceil(1 << shift);
+        region
+    });
+    let regions: Vec<_> = regions.collect();
+    (!regions.is_empty()).then_some((regions, shift, first_chunk))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn buffers(chunks: Vec<Chunk>) -> Buffers {
-        Buffers { chunks, ..Buffers::none() }
+    const MIB: usize = 1 << 20;
+
+    fn buffers(ranges: &[(usize, usize)]) -> Buffers {
+        let (regions, chunk_shift, count) = cut(ranges).unwrap();
+        Buffers { regions, chunk_shift, chunks: vec![Chunk::Unused; count], ..Buffers::none() }
     }
 
-    fn index(buffers: &mut Buffers, start: usize, len_bytes: usize) -> Option<u16> {
-        buffers.index_of(std::ptr::without_provenance(start), len_bytes)
-    }
-
-    #[test]
-    fn a_region_is_split_at_a_gibibyte() {
-        let chunks: Vec<_> = split(0x1000, (2 << 30) + 5).map(|chunk| (chunk.start, chunk.end)).collect();
-        let gib = 1 << 30;
-        assert_eq!(
-            chunks,
-            [(0x1000, 0x1000 + gib), (0x1000 + gib, 0x1000 + 2 * gib), (0x1000 + 2 * gib, 0x1005 + 2 * gib)]
-        );
+    fn chunk(buffers: &mut Buffers, start: usize, len_bytes: usize) -> Option<usize> {
+        buffers.locate(start, len_bytes).map(|(_, index)| index)
     }
 
     #[test]
-    fn a_range_is_found_only_where_one_buffer_holds_it_whole() {
-        let mut buffers = buffers(vec![
-            Chunk { start: 0x1000, end: 0x2000 },
-            Chunk { start: 0x2000, end: 0x3000 },
-            Chunk { start: 0x8000, end: 0x9000 },
-        ]);
-        assert_eq!(index(&mut buffers, 0x1000, 0x1000), Some(0));
-        assert_eq!(index(&mut buffers, 0x8fff, 1), Some(2));
-        assert_eq!(index(&mut buffers, 0x1fff, 2), None, "across two");
-        assert_eq!(index(&mut buffers, 0x2fff, 2), None, "past the end");
-        assert_eq!(index(&mut buffers, 0x3000, 1), None, "between two");
-        assert_eq!(index(&mut buffers, 0xfff, 1), None, "before the first");
-        assert_eq!(index(&mut buffers, usize::MAX, 2), None, "wraps");
-        assert_eq!(index(&mut Buffers::none(), 0x1000, 1), None);
+    fn chunks_grow_with_the_guest() {
+        let shift_and_count = |len| cut(&[(MIB, len)]).map(|(_, shift, count)| (shift, count));
+        assert_eq!(shift_and_count(1), Some((20, 1)));
+        assert_eq!(shift_and_count(4 << 30), Some((20, 4096)));
+        assert_eq!(shift_and_count(64 << 30), Some((22, 16384)));
+        assert_eq!(shift_and_count(16 << 40), Some((30, 16384)));
+        assert_eq!(shift_and_count((16 << 40) + 1), None, "more than a ring takes");
+        assert!(cut(&[]).is_none());
+    }
+
+    #[test]
+    fn a_range_is_found_only_where_one_chunk_holds_it_whole() {
+        // The second region is given first, and touches the other.
+        let mut buffers = buffers(&[(8 * MIB, 2 * MIB + 5), (4 * MIB, 4 * MIB)]);
+        assert_eq!(chunk(&mut buffers, 4 * MIB, MIB), Some(0));
+        assert_eq!(chunk(&mut buffers, 7 * MIB + 1, MIB - 1), Some(3));
+        assert_eq!(chunk(&mut buffers, 7 * MIB + 1, MIB), None, "across regions");
+        assert_eq!(chunk(&mut buffers, 6 * MIB - 1, 2), None, "across chunks");
+        assert_eq!(chunk(&mut buffers, 8 * MIB, 1), Some(4));
+        assert_eq!(chunk(&mut buffers, 10 * MIB, 5), Some(6));
+        assert_eq!(chunk(&mut buffers, 10 * MIB, 6), None, "past the end");
+        assert_eq!(chunk(&mut buffers, 4 * MIB - 1, 1), None, "before the first");
+        assert_eq!(chunk(&mut buffers, usize::MAX, 2), None, "wraps");
+        assert_eq!(chunk(&mut Buffers::none(), MIB, 1), None);
     }
 }

@@ -148,7 +148,7 @@ impl FileChannel {
             Way::Transfer => {
                 let pieces = &mut self.pieces[index as usize * MAX_PIECES..][..MAX_PIECES];
                 let count = gather(request, slot.done_bytes, pieces);
-                transfer(request.operation, offset_bytes, &pieces[..count], Some(&mut self.buffers))
+                transfer(request.operation, offset_bytes, &pieces[..count], Some((&mut self.buffers, &mut self.ring)))
             }
             Way::Bounce => match &self.bounce {
                 Some(bounce) => {
@@ -241,14 +241,14 @@ fn gather_zeros(len_bytes: u64, pieces: &mut [libc::iovec]) -> usize {
     count
 }
 
-/// A submission that reads to or writes from `pieces`, which may lie in
-/// `buffers`.
+/// A submission that reads to or writes from `pieces`, which may be
+/// `registered`.
 #[inline]
 fn transfer(
     operation: Operation,
     offset_bytes: u64,
     pieces: &[libc::iovec],
-    buffers: Option<&mut Buffers>,
+    registered: Option<(&mut Buffers, &mut Ring)>,
 ) -> squeue::Entry {
     let is_write = operation.is_write();
     let [piece] = pieces else {
@@ -260,7 +260,7 @@ fn transfer(
         };
     };
     let (memory, len) = (piece.iov_base.cast::<u8>(), piece.iov_len as u32);
-    let registered = buffers.and_then(|buffers| buffers.index_of(memory, piece.iov_len));
+    let registered = registered.and_then(|(buffers, ring)| buffers.index_of(ring, memory, piece.iov_len));
     match (registered, is_write) {
         (Some(buffer), true) => opcode::WriteFixed::new(FILE, memory, len, buffer).offset(offset_bytes).build(),
         (Some(buffer), false) => opcode::ReadFixed::new(FILE, memory, len, buffer).offset(offset_bytes).build(),
@@ -276,11 +276,12 @@ fn allocate(request: &BlockRequest, how: FallocateFlags) -> squeue::Entry {
 
 impl BlockChannel for FileChannel {
     fn attach_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
-        self.buffers.register(&mut self.ring, memory);
+        self.buffers.attach(&mut self.ring, memory);
         Ok(())
     }
 
     fn submit(&mut self, batch: &mut Batch) {
+        self.buffers.begin_round();
         let room = self.slots.len() - self.in_flight();
         for request in batch.drain(..room.min(batch.len())) {
             self.start(request);

@@ -113,14 +113,19 @@ impl Ring {
         }
     }
 
-    /// Registers memory for I/O without a look-up of its pages; returns an
-    /// error if the kernel does not want to pin that much.
+    /// Makes room for `count` buffers.
+    pub fn register_sparse_buffers(&mut self, count: u32) -> io::Result<()> {
+        self.ring.submitter().register_buffers_sparse(count)
+    }
+
+    /// Pins `buffer` for I/O without a look-up of its pages, as number `index`;
+    /// returns an error if the kernel does not want to pin that much.
     ///
     /// # Safety
-    /// The buffers must stay mapped until they are unregistered.
-    pub unsafe fn register_buffers(&mut self, buffers: &[libc::iovec]) -> io::Result<()> {
+    /// It must stay mapped until it is unregistered.
+    pub unsafe fn register_buffer(&mut self, index: u32, buffer: libc::iovec) -> io::Result<()> {
         // SAFETY: the caller's.
-        unsafe { self.ring.submitter().register_buffers(buffers) }
+        unsafe { self.ring.submitter().register_buffers_update(index, &[buffer], None) }
     }
 
     pub fn unregister_buffers(&mut self) -> io::Result<()> {

@@ -132,12 +132,15 @@ impl BlkDevice {
     }
 
     /// Back to the state before a driver came; no queue is running.
+    ///
+    /// The cache mode stays: QEMU resets its devices on every pause of the
+    /// guest and does not repeat what the driver wrote to the configuration,
+    /// and a driver that starts afresh reads the mode from there.
     pub fn reset(&self) {
         let mut slot = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
         if slot.take().is_some() {
             tracing::info!(device = self.name, "device reset");
         }
         self.broken.store(false, Ordering::Release);
-        self.writeback.store(true, Ordering::Relaxed);
     }
 }
