@@ -12,6 +12,15 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// The mean without the lowest and the highest twentieth; zero of nothing.
+#[must_use]
+pub fn trimmed_mean(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let cut = values.len() / 20;
+    let kept = &values[cut..values.len() - cut];
+    if kept.is_empty() { 0.0 } else { kept.iter().sum::<f64>() / kept.len() as f64 }
+}
+
 /// The smallest and the largest value; zeros of nothing.
 #[must_use]
 pub fn spread(values: &[f64]) -> (f64, f64) {
@@ -102,6 +111,9 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(median(&[]), 0.0);
+        let skewed: Vec<f64> = (0..18).map(|_| 2.0).chain([-1e9, 1e9]).collect();
+        assert_eq!(trimmed_mean(skewed), 2.0);
+        assert_eq!(trimmed_mean(Vec::new()), 0.0);
         assert_eq!(spread(&[2.0, 1.0, 3.0]), (1.0, 3.0));
     }
 

@@ -106,16 +106,17 @@ fn one_round(partner: &Partner, clock: &Clock, requests: usize) -> Result<Round>
     let between = |from: u64, to: u64, correction: i64| ns((to.wrapping_sub(from) as i64).wrapping_add(correction));
     // The first requests fault pages in and train the branch predictors.
     let pairs = || did.iter().zip(&seen).skip(requests / 10);
-    let median = |stage: &dyn Fn(&Did, &Seen) -> f64| stats::median(&pairs().map(|(d, s)| stage(d, s)).collect::<Vec<_>>());
+    // The counter's steps are as long as a stage, which a mean sees through; without what was interrupted.
+    let mean = |stage: &dyn Fn(&Did, &Seen) -> f64| stats::trimmed_mean(pairs().map(|(d, s)| stage(d, s)).collect());
     Ok(Round {
         stages: [
-            median(&|did, _| between(did.start, did.published, 0)),
-            median(&|did, seen| between(did.published, seen.submitted, -ahead)),
-            median(&|_, seen| between(seen.submitted, seen.stored, 0)),
-            median(&|_, seen| between(seen.stored, seen.turn_over, 0)),
-            median(&|did, seen| between(seen.turn_over, did.completed, ahead)),
+            mean(&|did, _| between(did.start, did.published, 0)),
+            mean(&|did, seen| between(did.published, seen.submitted, -ahead)),
+            mean(&|_, seen| between(seen.submitted, seen.stored, 0)),
+            mean(&|_, seen| between(seen.stored, seen.turn_over, 0)),
+            mean(&|did, seen| between(seen.turn_over, did.completed, ahead)),
         ],
-        whole: median(&|did, _| between(did.start, did.completed, 0)),
+        whole: mean(&|did, _| between(did.start, did.completed, 0)),
     })
 }
 

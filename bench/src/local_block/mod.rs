@@ -183,6 +183,8 @@ pub fn run(options: &Options) -> Result<bool> {
     let plan = Plan::of(options);
     stop::listen()?;
     raise_file_limit();
+    // Ahead of whatever else the machine does; what we start inherits it, all of it alike. It is a privilege.
+    let _ = rustix::process::nice(-10);
     cores::pin(cores::CLIENT).context("the experiment needs two cores")?;
     let gate = Gate::new(Partner::start(cores::SERVER).context("the experiment needs two cores")?, plan.patience);
     // The store's and the floor's arenas, the floor's shared one, and some for the clients.

@@ -167,7 +167,10 @@ impl Disk {
 
     fn report(&self, connected: bool) -> DeviceReport {
         let (spec, geometry) = (&self.spec, self.served.device().geometry());
-        let reason = self.served.device().broken();
+        let broken = self.served.device().broken();
+        let lost = |name| format!("sidecore \"{name}\" has ended, the log says why; restart the daemon");
+        let needs_reset = broken.is_some();
+        let reason = self.served.lost_sidecore().map(lost).or(broken);
         let queues_running = self.served.running_count();
         let state = match (&reason, queues_running, connected) {
             (Some(_), ..) => DeviceState::Broken,
@@ -193,8 +196,8 @@ impl Disk {
             }
             .to_owned(),
             state,
-            needs_reset: reason.is_some(),
             reason,
+            needs_reset,
             counters: self.stats().total(),
         }
     }

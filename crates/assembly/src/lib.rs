@@ -11,7 +11,7 @@
 //!
 //! The sidecores' threads do I/O and nothing else. The servers' threads follow their VMMs; starting and stopping a
 //! queue crosses from them to a sidecore by mail and waits for the acknowledgement. Whoever asks for a
-//! [report](report) reads counters and crosses over nowhere.
+//! [`report`] reads counters and crosses over nowhere.
 //!
 //! # Errors
 //!

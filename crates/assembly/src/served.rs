@@ -66,6 +66,11 @@ impl ServedBlk {
         self.running_count.load(Ordering::Relaxed)
     }
 
+    /// A sidecore of its queues that has ended by itself.
+    pub(crate) fn lost_sidecore(&self) -> Option<&str> {
+        self.queues.iter().map(|queue| &queue.sidecore).find(|sidecore| sidecore.is_lost()).map(Sidecore::name)
+    }
+
     fn queue(&self, index: u16) -> Result<&Queue, StartError> {
         let no_such_queue = || StartError::NoSuchQueue { index, queue_count: self.queue_count() };
         self.queues.get(usize::from(index)).ok_or_else(no_such_queue)

@@ -31,12 +31,32 @@ pub(crate) struct Sidecore {
     /// How many queues it polls.
     queues: Arc<AtomicU64>,
     started_at: Nanos,
+    end: Arc<End>,
+}
+
+/// How a sidecore's thread ends.
+#[derive(Default)]
+struct End {
+    /// It was told to.
+    wanted: AtomicBool,
+    /// It has, though nobody told it to.
+    unwanted: AtomicBool,
+}
+
+/// Takes note of the thread's end, also of one by a panic.
+struct EndWatch(Arc<End>);
+
+impl Drop for EndWatch {
+    fn drop(&mut self) {
+        if !self.0.wanted.load(Ordering::Acquire) {
+            self.0.unwanted.store(true, Ordering::Release);
+        }
+    }
 }
 
 /// A sidecore's thread. Dropping it stops it.
 pub(crate) struct SidecoreThread {
     sidecore: Sidecore,
-    stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -73,6 +93,11 @@ impl Sidecore {
         self.queues.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Whether it has ended by itself: nothing on it will be served again.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.end.unwanted.load(Ordering::Acquire)
+    }
+
     /// What it does with its time, as of `now`.
     pub(crate) fn report(&self, now: Nanos) -> SidecoreReport {
         let stats = &self.stats;
@@ -97,9 +122,9 @@ impl SidecoreThread {
         let failed = |error| AssemblyError::Sidecore { name: spec.name.clone(), error };
         let (post, mailbox) = mailbox().map_err(failed)?;
         let (ready, started) = mpsc::sync_channel(1);
-        let stop = Arc::new(AtomicBool::new(false));
+        let end = Arc::new(End::default());
         let run = {
-            let (spec, clock, stop) = (spec.clone(), clock.clone(), Arc::clone(&stop));
+            let (spec, clock, watch) = (spec.clone(), clock.clone(), EndWatch(Arc::clone(&end)));
             move || {
                 let reactor = match set_up(&spec, mailbox) {
                     Ok(reactor) => reactor,
@@ -107,7 +132,7 @@ impl SidecoreThread {
                 };
                 let _ = ready.send(Ok(reactor.stats()));
                 drop(ready);
-                poll(&spec.name, reactor, &clock, &stop);
+                poll(&spec.name, reactor, &clock, &watch.0.wanted);
             }
         };
         let thread = std::thread::Builder::new().name(spec.name.clone()).stack_size(STACK_BYTES).spawn(run);
@@ -120,8 +145,9 @@ impl SidecoreThread {
             stats,
             queues: Arc::default(),
             started_at: clock.now(),
+            end,
         };
-        Ok(Self { sidecore, stop, thread: Some(thread) })
+        Ok(Self { sidecore, thread: Some(thread) })
     }
 
     /// What others need of it.
@@ -132,7 +158,7 @@ impl SidecoreThread {
 
 impl Drop for SidecoreThread {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.sidecore.end.wanted.store(true, Ordering::Release);
         // Only to wake it; if it is gone already, all the better.
         let _ = self.sidecore.post.send(Box::new(|_| {}));
         if let Some(thread) = self.thread.take()
@@ -196,6 +222,17 @@ mod tests {
         assert!(sidecore.report(Nanos::MAX).mails >= 1);
         drop(thread);
         assert_eq!(sidecore.ask(|_| ()), Err(Closed));
+        assert!(!sidecore.is_lost());
+    }
+
+    #[test]
+    fn an_end_that_nobody_wanted_is_noticed() {
+        let thread = start(None).unwrap();
+        let sidecore = thread.sidecore().clone();
+        assert!(!sidecore.is_lost());
+        assert_eq!(sidecore.ask(|_| panic!("this panic is part of a test")), Err::<(), _>(Closed));
+        drop(thread);
+        assert!(sidecore.is_lost());
     }
 
     #[test]

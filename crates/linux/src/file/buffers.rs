@@ -155,14 +155,14 @@ impl Buffers {
 /// not too many: the regions, the size as a power of two, and the count.
 /// `None` if there is nothing to cut or too much.
 fn cut(ranges: &[(usize, usize)]) -> Option<(Vec<Region>, u32, usize)> {
-    let count = |shift| ranges.iter().map(|&(_, len)| len.div_ceil(1 << shift)).sum::<usize>();
+    let count = |shift: u32| ranges.iter().map(|&(_, len)| len.div_ceil(1_usize << shift)).sum::<usize>();
     let shift = (MIN_CHUNK_SHIFT..=MAX_CHUNK_SHIFT).find(|&shift| count(shift) <= MAX_CHUNKS)?;
     let mut sorted = ranges.to_vec();
     sorted.sort_unstable();
     let mut first_chunk = 0;
     let regions = sorted.into_iter().map(|(start, len)| {
         let region = Region { start, end: start + len, first_chunk };
-        first_chunk += len.div_ceil(1 << shift);
+        first_chunk += len.div_ceil(1_usize << shift);
         region
     });
     let regions: Vec<_> = regions.collect();

@@ -48,6 +48,9 @@ pub(super) struct FileChannel {
     bounce: Option<Bounce>,
     reaped: Vec<Completion>,
     done: Batch,
+    /// Whether the kernel has left submissions behind, for want of memory:
+    /// nothing wakes us for those.
+    stalled: bool,
 }
 
 impl FileChannel {
@@ -67,6 +70,7 @@ impl FileChannel {
             bounce,
             reaped: Vec::with_capacity(depth),
             done: Batch::with_capacity(depth),
+            stalled: false,
         })
     }
 
@@ -194,6 +198,15 @@ impl FileChannel {
         }
     }
 
+    /// Hands over what is queued, in one system call for all of it.
+    #[inline]
+    fn enter(&mut self) {
+        if self.ring.has_queued() {
+            self.ring.enter();
+            self.stalled = self.ring.has_queued();
+        }
+    }
+
     fn reap(&mut self) {
         self.ring.reap(&mut self.reaped);
         let mut reaped = std::mem::take(&mut self.reaped);
@@ -286,17 +299,13 @@ impl BlockChannel for FileChannel {
         for request in batch.drain(..room.min(batch.len())) {
             self.start(request);
         }
-        if self.ring.has_queued() {
-            self.ring.enter();
-        }
+        self.enter();
     }
 
     fn poll(&mut self, _now: Nanos, completed: &mut Batch) {
         if self.in_kernel() > 0 {
             self.reap();
-            if self.ring.has_queued() {
-                self.ring.enter();
-            }
+            self.enter();
         }
         completed.append(&mut self.done);
     }
@@ -307,6 +316,10 @@ impl BlockChannel for FileChannel {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.ring.as_fd())
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        self.stalled.then_some(Nanos::ZERO)
     }
 }
 

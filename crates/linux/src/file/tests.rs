@@ -8,10 +8,12 @@ use sidecore_block::{
     Affected, Batch, BlockError, BlockRequest, Fault, FaultPlan, FaultRule, FaultStore, Operation, When, dropped_tags,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
+use sidecore_reactor::{Sleeper, WakeKey};
 use sidecore_units::Nanos;
 use tempfile::TempDir;
 
 use super::*;
+use crate::EpollSleeper;
 
 const MIB: u64 = 1 << 20;
 /// Guest memory that is aligned to pages (see `contract::guest_memory`).
@@ -385,6 +387,31 @@ fn memory_that_cannot_be_pinned_is_used_as_it_is() {
     let mut read = vec![0; 4096];
     completed[0].segments.copy_to_slice(0, &mut read);
     assert!(read == contract::pattern(5, 4096));
+}
+
+#[test]
+fn a_sidecore_that_sleeps_in_epoll_is_woken() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(&image(&directory, "disk", MIB));
+    let mut channel = store.open_channel(None, 4).unwrap();
+    let mut sleeper = EpollSleeper::new().unwrap();
+    sleeper.watch(channel.wake_fd().unwrap(), WakeKey(1)).unwrap();
+    for _ in 0..20 {
+        // A flush goes through a worker thread of the kernel's.
+        let mut flush = BlockRequest::blank(0);
+        flush.operation = Operation::Flush;
+        channel.submit(&mut vec![flush]);
+        let (mut woken, mut completed) = (Vec::new(), Batch::new());
+        let start = std::time::Instant::now();
+        while completed.is_empty() {
+            sleeper.wait(Some(Nanos::from_millis(10_000)), &mut woken).unwrap();
+            channel.poll(Nanos::ZERO, &mut completed);
+            assert!(start.elapsed().as_secs() < 10, "not woken");
+        }
+    }
+    let mut woken = Vec::new();
+    sleeper.wait(Some(Nanos::from_millis(1)), &mut woken).unwrap();
+    assert!(woken.is_empty(), "readable with nothing to hand back");
 }
 
 #[test]

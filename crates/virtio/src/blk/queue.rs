@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Operation, Tag};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, EventFd, IdleMode, Pollable, Polled};
-use sidecore_ring::{Chain, DeviceRing, RingState, Token};
+use sidecore_ring::{Chain, DeviceRing, RingError, RingState, Token};
 use sidecore_units::Nanos;
 
 use super::config::feature;
@@ -82,7 +82,11 @@ impl BlkQueue {
             return Err(StartError::NoSuchQueue { index, queue_count: device.options().queues });
         }
         let QueueResources { memory, layout, features, kick, call, err } = resources;
-        let mut ring = DeviceRing::new(&memory, &layout, state).map_err(|error| StartError::Ring { index, error })?;
+        let mut ring = DeviceRing::new(&memory, &layout, state).map_err(|error| match error {
+            // The ring's description may be right and its memory not there yet.
+            RingError::Memory(error) => StartError::Memory { index, error },
+            error => StartError::Ring { index, error },
+        })?;
         ring.suppress_kicks();
         channel.attach_memory(&memory).map_err(io)?;
         let options = device.options();

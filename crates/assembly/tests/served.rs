@@ -1,0 +1,273 @@
+//! An assembly served to guest drivers in this process.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use sidecore_assembly::report::{DeviceReport, DeviceState};
+use sidecore_assembly::spec::{
+    Affected, DeviceSpec, Fault, FaultPlan, FaultRule, FileOptions, IdleMode, Nanos, Sector, SidecoreSpec, Spec,
+    StoreKind, StoreSpec, When,
+};
+use sidecore_assembly::{Assembly, AssemblyError};
+use sidecore_driver::{BlkClient, BlkQueue, ClientError, ClientOptions, Completion, Status};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn ram(size_bytes: u64) -> StoreKind {
+    StoreKind::Ram { size_bytes, block_bytes: 512 }
+}
+
+/// Stores by name, and a device of the same name in front of each.
+fn spec(directory: &Path, stores: Vec<(&str, StoreKind)>) -> Spec {
+    let device = |name: &str| DeviceSpec {
+        name: name.to_owned(),
+        store: name.to_owned(),
+        socket: directory.join(format!("{name}.sock")),
+        queues: 1,
+        queue_size_max: 256,
+        sidecores: vec!["sc0".to_owned()],
+        idle: IdleMode::Adaptive { spin: Nanos::from_micros(50) },
+        packed: false,
+        read_only: false,
+        seg_max: None,
+        size_max_bytes: None,
+        serial: None,
+    };
+    Spec {
+        sidecores: ["sc0", "sc1"].map(|name| SidecoreSpec { name: name.to_owned(), cpu: None }).to_vec(),
+        devices: stores.iter().map(|(name, _)| device(name)).collect(),
+        stores: stores.into_iter().map(|(name, kind)| StoreSpec { name: name.to_owned(), kind }).collect(),
+    }
+}
+
+fn connect(spec: &Spec, device: usize) -> BlkClient {
+    let options = ClientOptions { queues: spec.devices[device].queues, huge_pages: false, ..ClientOptions::default() };
+    BlkClient::connect(&spec.devices[device].socket, &options).unwrap()
+}
+
+fn complete(queue: &mut BlkQueue) -> Completion {
+    queue.publish().unwrap();
+    let mut completions = Vec::new();
+    while queue.poll_completions(&mut completions).unwrap() == 0 {
+        assert!(queue.wait(PATIENCE).unwrap(), "no answer");
+    }
+    queue.release_slot(completions[0].slot);
+    completions[0]
+}
+
+fn write(queue: &mut BlkQueue, sector: u64, byte: u8) -> Status {
+    let slot = queue.take_slot().unwrap();
+    queue.write_data(slot, 0, &[byte; 4096]);
+    queue.submit_write(slot, Sector(sector), 4096).unwrap();
+    complete(queue).status
+}
+
+fn read(queue: &mut BlkQueue, sector: u64) -> (Status, u8) {
+    let slot = queue.take_slot().unwrap();
+    queue.submit_read(slot, Sector(sector), 4096).unwrap();
+    let status = complete(queue).status;
+    let mut data = [0; 4096];
+    queue.read_data(slot, 0, &mut data);
+    assert!(data.iter().all(|byte| *byte == data[0]));
+    (status, data[0])
+}
+
+/// Waits until the device's report is like this; it follows the socket's thread.
+fn until(assembly: &Assembly, device: usize, like: impl Fn(&DeviceReport) -> bool) -> DeviceReport {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let report = assembly.devices().swap_remove(device);
+        if like(&report) {
+            return report;
+        }
+        assert!(Instant::now() < deadline, "{report:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_disk_waits_runs_and_waits_again_and_keeps_its_contents_and_counters() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path(), vec![("mem", ram(1 << 20))]);
+    let assembly = Assembly::start(&spec).unwrap();
+    assert_eq!(assembly.devices()[0].state, DeviceState::Waiting);
+    {
+        let mut client = connect(&spec, 0);
+        assert_eq!(client.config().capacity_sectors, 2048);
+        let report = until(&assembly, 0, |report| report.state == DeviceState::Running);
+        assert_eq!(report.queues_running, 1);
+        assert_eq!(assembly.stats().sidecores[0].queues, 1);
+        let queue = client.queue(0).unwrap();
+        assert_eq!(write(queue, 8, 7), Status::Ok);
+        assert_eq!(read(queue, 8), (Status::Ok, 7));
+    }
+    until(&assembly, 0, |report| report.state == DeviceState::Waiting);
+    let mut client = connect(&spec, 0);
+    assert_eq!(read(client.queue(0).unwrap(), 8), (Status::Ok, 7));
+
+    // What a request counts as is shown to others a moment later.
+    let counters = until(&assembly, 0, |report| report.counters.latency_ns.count == 3).counters;
+    assert_eq!((counters.requests, counters.reads, counters.writes), (3, 2, 1));
+    assert_eq!((counters.bytes_read, counters.bytes_written, counters.bytes), (8192, 4096, 12288));
+    assert!(counters.latency_ns.p50 > 0 && counters.latency_ns.p50 <= counters.latency_ns.max);
+}
+
+#[test]
+fn queues_go_round_the_sidecores() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path(), vec![("mem", ram(1 << 20))]);
+    spec.devices[0].queues = 3;
+    spec.devices[0].sidecores = vec!["sc0".to_owned(), "sc1".to_owned()];
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut client = connect(&spec, 0);
+    for index in 0..3 {
+        assert_eq!(write(client.queue(index).unwrap(), u64::from(index) * 8, 1), Status::Ok);
+    }
+    let queues: Vec<u64> = assembly.stats().sidecores.iter().map(|sidecore| sidecore.queues).collect();
+    assert_eq!(queues, [2, 1]);
+    assert!(assembly.stats().devices[0].queues.iter().all(|queue| queue.requests == 1));
+}
+
+#[test]
+fn stores_are_stacked_and_fail_as_planned() {
+    let directory = tempfile::tempdir().unwrap();
+    let bad = FaultRule { affected: Affected::All, when: When::Touching(4096..8192), fault: Fault::Eio };
+    let stores = vec![
+        ("mem", ram(1 << 20)),
+        ("bad", StoreKind::Fault { store: "mem".to_owned(), plan: FaultPlan { seed: 0, rules: vec![bad] } }),
+        ("slow", StoreKind::Delay { store: "bad".to_owned(), delay: Nanos::from_millis(20) }),
+    ];
+    let spec = spec(directory.path(), stores);
+    let assembly = Assembly::start(&spec).unwrap();
+    let (mut mem, mut slow) = (connect(&spec, 0), connect(&spec, 2));
+    let before = Instant::now();
+    assert_eq!(write(slow.queue(0).unwrap(), 0, 3), Status::Ok);
+    // The delay counts from the start of the sidecore's turn, which may have been held up.
+    assert!(before.elapsed() >= Duration::from_millis(10));
+    assert_eq!(read(mem.queue(0).unwrap(), 0), (Status::Ok, 3));
+    assert_eq!(read(slow.queue(0).unwrap(), 8).0, Status::IoError);
+    until(&assembly, 2, |report| report.counters.errors == 1);
+    assert_eq!(assembly.devices()[2].store_type, "delay");
+}
+
+#[test]
+fn draining_finishes_what_is_in_flight_and_flushes_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("disk.img");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let stores = vec![
+        ("disk", StoreKind::File(FileOptions::new(&image))),
+        ("slow", StoreKind::Delay { store: "disk".to_owned(), delay: Nanos::from_millis(200) }),
+    ];
+    let mut spec = spec(directory.path(), stores);
+    spec.devices.remove(0);
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut client = connect(&spec, 0);
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    queue.write_data(slot, 0, &[9; 4096]);
+    queue.submit_write(slot, Sector(0), 4096).unwrap();
+    queue.publish().unwrap();
+    // Taken, and in the store for a while yet.
+    until(&assembly, 0, |report| report.counters.batches == 1);
+    assembly.drain();
+    let mut completions = Vec::new();
+    assert_eq!(queue.poll_completions(&mut completions).unwrap(), 1);
+    assert_eq!(completions[0].status, Status::Ok);
+    assert_eq!(std::fs::read(&image).unwrap()[..4096], [9; 4096]);
+    assert!(!spec.devices[0].socket.exists());
+    // Reports outlive it, and a second time does nothing.
+    assert_eq!(assembly.devices()[0].state, DeviceState::Waiting);
+    assembly.drain();
+    assert_eq!(assembly.stats().devices[0].queues[0].writes, 1);
+}
+
+#[test]
+fn a_guest_that_breaks_its_disk_harms_no_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path(), vec![("one", ram(1 << 20)), ("two", ram(1 << 20))]);
+    let assembly = Assembly::start(&spec).unwrap();
+    let (mut one, mut two) = (connect(&spec, 0), connect(&spec, 1));
+    assert_eq!(write(one.queue(0).unwrap(), 0, 1), Status::Ok);
+    let queue = one.queue(0).unwrap();
+    // More available entries than the ring has.
+    queue.raw_ring().set_available_index(0x4000);
+    queue.kick().unwrap();
+    let report = until(&assembly, 0, |report| report.state == DeviceState::Broken);
+    assert!(report.needs_reset);
+    assert!(report.reason.unwrap().starts_with("queue 0: "));
+    assert_eq!(write(two.queue(0).unwrap(), 0, 2), Status::Ok);
+    assert_eq!(assembly.devices()[1].state, DeviceState::Running);
+    // The next guest finds it whole.
+    drop(one);
+    until(&assembly, 0, |report| report.state == DeviceState::Waiting);
+    assert_eq!(read(connect(&spec, 0).queue(0).unwrap(), 0), (Status::Ok, 1));
+}
+
+#[test]
+fn a_ring_larger_than_allowed_is_not_started() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path(), vec![("mem", ram(1 << 20))]);
+    let assembly = Assembly::start(&spec).unwrap();
+    let options = ClientOptions { queue_size: 512, huge_pages: false, ..ClientOptions::default() };
+    let refused = match BlkClient::connect(&spec.devices[0].socket, &options) {
+        Err(_) => true,
+        // Starting a queue is not answered; the connection ends.
+        Ok(mut client) => client.read_config().is_err(),
+    };
+    assert!(refused);
+    until(&assembly, 0, |report| report.state == DeviceState::Waiting);
+    let mut client = connect(&spec, 0);
+    assert_eq!(write(client.queue(0).unwrap(), 0, 1), Status::Ok);
+}
+
+#[test]
+fn a_read_only_disk_is_one_whatever_its_store_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path(), vec![("mem", ram(1 << 20))]);
+    spec.devices[0].read_only = true;
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut client = connect(&spec, 0);
+    assert_ne!(write(client.queue(0).unwrap(), 0, 1), Status::Ok);
+    assert_eq!(read(client.queue(0).unwrap(), 0), (Status::Ok, 0));
+    assert!(assembly.devices()[0].read_only);
+}
+
+#[test]
+fn what_cannot_be_started_is_said_and_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let good = || spec(directory.path(), vec![("mem", ram(1 << 20))]);
+    let message = |spec: &Spec| -> String {
+        match Assembly::start(spec) {
+            Ok(_) => panic!("started"),
+            Err(error) => error.to_string(),
+        }
+    };
+
+    let mut spec = good();
+    spec.devices[0].store = "no".to_owned();
+    assert_eq!(message(&spec), "device \"mem\" names store \"no\", which there is not");
+    let mut spec = good();
+    spec.devices[0].sidecores = vec!["no".to_owned()];
+    assert_eq!(message(&spec), "device \"mem\" names sidecore \"no\", which there is not");
+    spec.devices[0].sidecores.clear();
+    assert_eq!(message(&spec), "device \"mem\": it has no sidecore");
+    let mut spec = good();
+    spec.stores[0].kind = StoreKind::Delay { store: "mem".to_owned(), delay: Nanos::ZERO };
+    assert!(matches!(Assembly::start(&spec), Err(AssemblyError::Cycle { .. })));
+    let mut spec = good();
+    spec.stores[0].kind = StoreKind::File(FileOptions::new("/no/such"));
+    assert!(message(&spec).contains("/no/such"));
+    let mut spec = good();
+    spec.devices[0].queues = 65;
+    assert!(message(&spec).contains("1 to 64 queues"));
+    // The second device's socket fails when the first is being served already.
+    let mut spec = self::spec(directory.path(), vec![("one", ram(1 << 20)), ("two", ram(1 << 20))]);
+    spec.devices[1].socket = directory.path().join("no/such.sock");
+    assert!(message(&spec).starts_with("device \"two\": "));
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    assert!(matches!(
+        BlkClient::connect(&spec.devices[0].socket, &ClientOptions::default()),
+        Err(ClientError::Io { .. })
+    ));
+}
