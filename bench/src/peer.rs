@@ -210,9 +210,8 @@ impl StorageDaemon {
         );
         let object = format!("iothread,id=io,poll-max-ns={}", settings.poll_max_ns);
         let options = ["--object", &object, "--blockdev", &blockdev, "--export", &export].map(str::to_owned);
-        let pin = ["taskset".to_owned(), "-c".to_owned(), cores::SERVER.to_string()];
-        let command: Vec<String> = pin.into_iter().chain(program.command.iter().cloned()).chain(options).collect();
-        let mut process = Process::start(name, &command, directory)?;
+        let command: Vec<String> = program.command.iter().cloned().chain(options).collect();
+        let mut process = Process::start(name, &[cores::SERVER], &command, directory)?;
         process.wait_until(|_| socket.exists())?;
         Ok(Self { process, socket, settings: settings.describe(disk) })
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal};
+use sidecore_units::CoreId;
 
 use crate::stop;
 
@@ -22,32 +23,23 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command`, all of whose output goes to a file in `directory`. It dies with us, even if we are killed.
+    /// Starts `command` on `cores`, all of its output going to a file in `directory`. It dies with us, even if we are
+    /// killed.
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn start(name: &str, command: &[String], directory: &Path) -> Result<Self> {
+    pub fn start(name: &str, cores: &[CoreId], command: &[String], directory: &Path) -> Result<Self> {
         let log = directory.join(format!("{name}.log"));
         let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-        let with_guard = ["setpriv", "--pdeathsig", "KILL", "--"].map(str::to_owned);
-        let guarded: Vec<String> = with_guard.into_iter().chain(command.iter().cloned()).collect();
-        let run = |command: &[String]| {
-            let (program, arguments) = command.split_first().context("an empty command")?;
-            let errors = output.try_clone()?;
-            Ok::<_, anyhow::Error>(
-                Command::new(program)
-                    .args(arguments)
-                    .stdin(Stdio::null())
-                    .stdout(output.try_clone()?)
-                    .stderr(errors)
-                    .spawn(),
-            )
-        };
-        let child = match run(&guarded)? {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => run(command)?,
-            other => other,
-        };
-        let child = child.with_context(|| format!("cannot start {name}"))?;
+        let cores: Vec<String> = cores.iter().map(ToString::to_string).collect();
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--", "taskset", "--cpu-list", &cores.join(",")])
+            .args(command)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .with_context(|| format!("cannot start {name}: setpriv and taskset (util-linux) are needed"))?;
         Ok(Self { name: name.to_owned(), child, log })
     }
 

@@ -61,8 +61,9 @@ impl Sidecored {
         let config = directory.join("sidecored.toml");
         std::fs::write(&config, configuration(&directory, devices)?)?;
         let command = [program.display().to_string(), "--config".to_owned(), config.display().to_string()];
-        let mut process = Process::start(OURS, &command, &directory)?;
-        process.wait_until(|output| output.lines().any(|line| line.contains("ready")))?;
+        // Its sidecore goes to its own core; the rest of it, which has nothing to do, to the client's.
+        let mut process = Process::start(OURS, &[cores::CLIENT, cores::SERVER], &command, &directory)?;
+        process.wait_until(|output| output.lines().any(|line| line.starts_with("ready")))?;
         Ok(Self { process, directory })
     }
 

@@ -59,6 +59,7 @@ enum Event {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     start_log();
+    raise_file_limit();
     let config = match Config::load(&arguments.config, Depth::Machine) {
         Ok(config) => config,
         Err(problems) => {
@@ -80,6 +81,15 @@ fn start_log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let terminal = io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(terminal).init();
+}
+
+/// Each running queue has three descriptors and the shell's usual limit is 1024, which is for programs that use select.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        tracing::warn!("the limit of open files stays at {:?}: {error}", limit.current);
+    }
 }
 
 fn run(config: &Config) -> Result<ExitCode> {

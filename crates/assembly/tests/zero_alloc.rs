@@ -1,0 +1,103 @@
+//! Nothing is allocated for a request, anywhere in the process: reactor, queue, store, and completion.
+
+use std::path::Path;
+
+use sidecore_assembly::Assembly;
+use sidecore_assembly::spec::{
+    DeviceSpec, FaultPlan, FileOptions, IdleMode, Nanos, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec,
+};
+use sidecore_counting_alloc::{CountingAllocator, allocations, process_allocations};
+use sidecore_driver::{BlkClient, ClientOptions, Completion, Status};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const DISK_BYTES: u64 = 4 << 20;
+const REQUESTS: u64 = 100_000;
+
+fn spec(directory: &Path) -> Spec {
+    let file = directory.join("disk.img");
+    std::fs::File::create(&file).unwrap().set_len(DISK_BYTES).unwrap();
+    let ram = || StoreKind::Ram { size_bytes: DISK_BYTES, block_bytes: 512 };
+    let below = || "below".to_owned();
+    let kinds = [
+        ("null", StoreKind::Null { size_bytes: DISK_BYTES, block_bytes: 512 }),
+        ("ram", ram()),
+        ("file", StoreKind::File(FileOptions { path: file, read_only: false, block_bytes: None, direct: true })),
+        ("delay", StoreKind::Delay { store: below(), delay: Nanos::from_micros(1) }),
+        ("fault", StoreKind::Fault { store: below(), plan: FaultPlan::default() }),
+    ];
+    let device = |name: &str| DeviceSpec {
+        name: name.to_owned(),
+        store: name.to_owned(),
+        socket: directory.join(format!("{name}.sock")),
+        queues: 1,
+        queue_size_max: 256,
+        sidecores: vec!["sc0".to_owned()],
+        idle: IdleMode::Adaptive { spin: Nanos::from_micros(50) },
+        packed: true,
+        read_only: false,
+        seg_max: None,
+        size_max_bytes: None,
+        serial: None,
+    };
+    Spec {
+        sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
+        devices: kinds.iter().map(|(name, _)| device(name)).collect(),
+        stores: kinds
+            .into_iter()
+            .chain([("below", ram())])
+            .map(|(name, kind)| StoreSpec { name: name.to_owned(), kind })
+            .collect(),
+    }
+}
+
+/// Allocations of every thread but this one, which plays the guest.
+fn daemon_allocations() -> u64 {
+    process_allocations() - allocations()
+}
+
+#[test]
+fn a_hundred_thousand_requests_allocate_nothing() {
+    let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let spec = spec(directory.path());
+    let assembly = Assembly::start(&spec).unwrap();
+    for device in &spec.devices {
+        for packed in [false, true] {
+            let options = ClientOptions { packed, huge_pages: false, ..ClientOptions::default() };
+            let mut client = BlkClient::connect(&device.socket, &options).unwrap();
+            let queue = client.queue(0).unwrap();
+            let mut completions: Vec<Completion> = Vec::with_capacity(64);
+            let mut sent = 0_u64;
+            let mut run = |requests: u64| {
+                let last = sent + requests;
+                let mut done = sent;
+                while done < last {
+                    while sent < last && let Some(slot) = queue.take_slot() {
+                        let sector = Sector(sent * 8 % (DISK_BYTES / 512));
+                        match sent % 8 {
+                            0 => queue.submit_flush(slot),
+                            1..4 => queue.submit_write(slot, sector, 4096),
+                            _ => queue.submit_read(slot, sector, 4096),
+                        }
+                        .unwrap();
+                        sent += 1;
+                    }
+                    queue.publish().unwrap();
+                    queue.poll_completions(&mut completions).unwrap();
+                    for completion in completions.drain(..) {
+                        assert_eq!(completion.status, Status::Ok);
+                        queue.release_slot(completion.slot);
+                        done += 1;
+                    }
+                }
+            };
+            // Pools, kernel structures and page tables settle first.
+            run(1_000);
+            let before = daemon_allocations();
+            run(REQUESTS);
+            assert_eq!(daemon_allocations() - before, 0, "store {}, packed {packed}", device.name);
+        }
+    }
+    assembly.drain();
+}
