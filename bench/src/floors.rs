@@ -60,11 +60,8 @@ enum How {
     Shared(CopyHow),
 }
 
-const WAYS: [(How, &str); 3] = [
-    (How::Avx, "avx"),
-    (How::Shared(CopyHow::RepMovsb), "rep movsb"),
-    (How::Shared(CopyHow::CLibrary), "memcpy"),
-];
+const WAYS: [(How, &str); 3] =
+    [(How::Avx, "avx"), (How::Shared(CopyHow::RepMovsb), "rep movsb"), (How::Shared(CopyHow::CLibrary), "memcpy")];
 
 /// Buffers that a copy goes round: as many as a client's requests in flight.
 const BUFFERS: u64 = 32;

@@ -60,7 +60,9 @@ fn in_root(root: &Path) -> Result<Vec<String>> {
     let libraries = root.join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
     let loader = std::fs::read_dir(root.join("usr/lib64"))
         .ok()
-        .and_then(|entries| entries.flatten().map(|entry| entry.path()).find(|path| path.to_string_lossy().contains("ld-linux")))
+        .and_then(|entries| {
+            entries.flatten().map(|entry| entry.path()).find(|path| path.to_string_lossy().contains("ld-linux"))
+        })
         .unwrap_or_else(|| libraries.join("ld-linux-x86-64.so.2"));
     ensure!(program.exists() && loader.exists(), "no {NAME} in {}", root.display());
     let paths = [loader.display().to_string(), "--library-path".to_owned(), libraries.display().to_string()];
@@ -143,7 +145,10 @@ impl Settings {
     fn all(disk: &Disk) -> Vec<Self> {
         let directs: &[bool] = if matches!(disk, Disk::File { .. }) { &[false, true] } else { &[false] };
         let polls = [32_768, 1_000_000];
-        polls.iter().flat_map(|poll| directs.iter().map(|direct| Self { poll_max_ns: *poll, direct: *direct })).collect()
+        polls
+            .iter()
+            .flat_map(|poll| directs.iter().map(|direct| Self { poll_max_ns: *poll, direct: *direct }))
+            .collect()
     }
 
     /// In words, for the records.

@@ -43,7 +43,8 @@ impl Chart {
     /// The picture.
     #[must_use]
     pub fn to_svg(&self) -> String {
-        let values = || self.groups.iter().flat_map(|group| &group.bars).map(|bar| bar.value).filter(|value| *value > 0.0);
+        let values =
+            || self.groups.iter().flat_map(|group| &group.bars).map(|bar| bar.value).filter(|value| *value > 0.0);
         // The axis goes from one power of ten to another, with all bars between.
         let low = values().fold(f64::INFINITY, f64::min).log10().floor();
         let high = values().fold(0.0, f64::max).log10().ceil();
@@ -110,7 +111,13 @@ pub fn per_second(value: f64) -> String {
         1e3.. => (value / 1e3, " k/s"),
         _ => (value, "/s"),
     };
-    let digits = if scaled >= 100.0 || scaled.fract() == 0.0 { 0 } else if scaled >= 10.0 { 1 } else { 2 };
+    let digits = if scaled >= 100.0 || scaled.fract() == 0.0 {
+        0
+    } else if scaled >= 10.0 {
+        1
+    } else {
+        2
+    };
     format!("{scaled:.digits$}{unit}")
 }
 

@@ -174,7 +174,9 @@ fn revision() -> String {
         let output = std::process::Command::new("git").args(arguments).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
-    git(&["describe", "--always", "--dirty", "--exclude=*"]).filter(|text| !text.is_empty()).unwrap_or("unknown".to_owned())
+    git(&["describe", "--always", "--dirty", "--exclude=*"])
+        .filter(|text| !text.is_empty())
+        .unwrap_or("unknown".to_owned())
 }
 
 #[cfg(test)]

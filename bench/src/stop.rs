@@ -14,9 +14,8 @@ static STOP: AtomicBool = AtomicBool::new(false);
 /// The kernel does not let us.
 pub fn listen() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    let (mut interrupt, mut terminate) = runtime.block_on(async {
-        anyhow::Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?))
-    })?;
+    let (mut interrupt, mut terminate) =
+        runtime.block_on(async { anyhow::Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)) })?;
     std::thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || {

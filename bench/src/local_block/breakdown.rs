@@ -90,8 +90,7 @@ fn one_round(partner: &Partner, clock: &Clock, requests: usize) -> Result<Round>
     let device = disk();
     let Loopback { mut queue, memory, layout, kick, call, error } = Loopback::new(&options, device.features())?;
     let features = device.features();
-    let resources =
-        QueueResources { memory, layout, features, kick: Some(kick), call: Some(call), err: Some(error) };
+    let resources = QueueResources { memory, layout, features, kick: Some(kick), call: Some(call), err: Some(error) };
     let stop = Arc::new(AtomicBool::new(false));
     let (their_stop, their_clock) = (Arc::clone(&stop), clock.clone());
     let served = partner.run(move || serve(&device, resources, &their_stop, &their_clock, requests))?;

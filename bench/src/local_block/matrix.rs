@@ -39,7 +39,10 @@ struct System<'a> {
 }
 
 enum Kind<'a> {
-    Server { process: &'a mut Process, client: BlkClient },
+    Server {
+        process: &'a mut Process,
+        client: BlkClient,
+    },
     /// Nothing but the copies.
     Copies,
 }

@@ -324,7 +324,11 @@ impl Bench {
             };
             println!("{word}: {}", bound.line);
         }
-        println!("took {:.0} s; {} runs waited for near cores or were repeated", took.as_secs_f64(), self.gate.retries());
+        println!(
+            "took {:.0} s; {} runs waited for near cores or were repeated",
+            took.as_secs_f64(),
+            self.gate.retries()
+        );
         if let Some(file) = &self.options.json {
             self.records.append_to(file)?;
         }
@@ -361,7 +365,8 @@ impl Rounds {
 
     /// The near rounds alone, if they are the greater part; else all of them, which then do not count.
     fn counting(&self) -> (Vec<f64>, bool) {
-        let near: Vec<f64> = self.values.iter().zip(&self.near).filter(|(_, near)| **near).map(|(value, _)| *value).collect();
+        let near: Vec<f64> =
+            self.values.iter().zip(&self.near).filter(|(_, near)| **near).map(|(value, _)| *value).collect();
         if near.len() * 2 > self.values.len() { (near, true) } else { (self.values.clone(), false) }
     }
 

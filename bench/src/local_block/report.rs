@@ -33,7 +33,8 @@ pub(super) fn table(records: &Records) -> String {
     for case in &cases {
         let ratio = |peer| records.find_ratio(case, "iops", peer).map(|ratio| (ratio.value, ratio.params.clone()));
         let times = ratio(peer::NAME).map_or(String::new(), |(value, params)| {
-            let far = if params.get("near").and_then(serde_json::Value::as_bool) == Some(false) { " (far)" } else { "" };
+            let far =
+                if params.get("near").and_then(serde_json::Value::as_bool) == Some(false) { " (far)" } else { "" };
             format!("{value:.2}x{far}")
         });
         let share = ratio(FLOOR).map_or(String::new(), |(value, _)| format!("{value:.2}"));
@@ -74,7 +75,8 @@ fn smaller(records: &Records) -> String {
         if let Record::Measure(measure) = record
             && measure.case.starts_with("breakdown/")
         {
-            let _ = writeln!(rows, "| one request: {} | {} ns |", measure.metric.replace('_', " "), number(measure.value));
+            let _ =
+                writeln!(rows, "| one request: {} | {} ns |", measure.metric.replace('_', " "), number(measure.value));
         }
     }
     if rows.is_empty() { rows } else { format!("\n| what else | |\n| --- | --- |\n{rows}") }

@@ -73,7 +73,9 @@ fn a_hundred_thousand_requests_allocate_nothing() {
                 let last = sent + requests;
                 let mut done = sent;
                 while done < last {
-                    while sent < last && let Some(slot) = queue.take_slot() {
+                    while sent < last
+                        && let Some(slot) = queue.take_slot()
+                    {
                         let sector = Sector(sent * 8 % (DISK_BYTES / 512));
                         match sent % 8 {
                             0 => queue.submit_flush(slot),

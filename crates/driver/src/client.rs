@@ -80,7 +80,9 @@ impl BlkClient {
         wire.tell(Request::SET_OWNER, &[], &[])?;
         let config = read_config(&mut wire, protocol)?;
         let features = offered & wanted(options);
-        if options.queues > 1 && (protocol & protocol::MQ == 0 || wire.ask_u64(Request::GET_QUEUE_NUM)? < options.queues.into()) {
+        if options.queues > 1
+            && (protocol & protocol::MQ == 0 || wire.ask_u64(Request::GET_QUEUE_NUM)? < options.queues.into())
+        {
             return Err(ClientError::Missing { what: "that many queues" });
         }
         if protocol & protocol::STATUS != 0 {
@@ -351,7 +353,8 @@ impl Plan {
         let ring = DriverRing::new(arena.memory(), &layout, options.slots, self.buffers_per_slot, tables)?;
         let raw = RawRing::new(arena.memory(), &layout)?;
         let eventfd = || {
-            rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(ClientError::io("eventfd"))
+            rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(ClientError::io("eventfd"))
         };
         let twice = |fd: &OwnedFd| fd.try_clone().map_err(|source| ClientError::Io { what: "eventfd", source });
         let hooks = Hooks { layout, kick: eventfd()?, call: eventfd()?, error: eventfd()? };
@@ -374,11 +377,8 @@ impl Plan {
 
 fn negotiate_protocol(wire: &mut Wire, options: &ClientOptions) -> Result<u64, ClientError> {
     let offered = wire.ask_u64(Request::GET_PROTOCOL_FEATURES)?;
-    let mut wanted = protocol::MQ
-        | protocol::REPLY_ACK
-        | protocol::CONFIG
-        | protocol::RESET_DEVICE
-        | protocol::CONFIGURE_MEM_SLOTS;
+    let mut wanted =
+        protocol::MQ | protocol::REPLY_ACK | protocol::CONFIG | protocol::RESET_DEVICE | protocol::CONFIGURE_MEM_SLOTS;
     if options.status {
         wanted |= protocol::STATUS;
     }

@@ -239,13 +239,7 @@ impl BlkQueue {
     ///
     /// # Errors
     /// The slot is in flight, or there are more than the options' `max_pieces`.
-    pub fn submit_chain(
-        &mut self,
-        slot: Slot,
-        kind: u32,
-        sector: Sector,
-        data: &[Buffer],
-    ) -> Result<(), ClientError> {
+    pub fn submit_chain(&mut self, slot: Slot, kind: u32, sector: Sector, data: &[Buffer]) -> Result<(), ClientError> {
         if data.len() > usize::from(self.max_pieces) {
             return Err(ClientError::Request(format!("{} pieces, the queue takes {}", data.len(), self.max_pieces)));
         }
@@ -473,7 +467,8 @@ impl BlkQueue {
                 return Ok(true);
             }
             let left = end.saturating_duration_since(Instant::now());
-            let limit = Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
+            let limit =
+                Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
             let ready = match rustix::event::poll(&mut [PollFd::new(&self.call, PollFlags::IN)], Some(&limit)) {
                 Ok(count) => count > 0,
                 Err(rustix::io::Errno::INTR) => true,

@@ -108,13 +108,7 @@ impl Wire {
         self.receive(request)
     }
 
-    fn send(
-        &mut self,
-        request: Request,
-        flags: u32,
-        body: &[u8],
-        files: &[BorrowedFd<'_>],
-    ) -> Result<(), ClientError> {
+    fn send(&mut self, request: Request, flags: u32, body: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         let mut message = Vec::with_capacity(HEADER_BYTES + body.len());
         for word in [request.0, flags, u32::try_from(body.len()).unwrap_or(u32::MAX)] {
             message.extend_from_slice(&word.to_le_bytes());
@@ -168,9 +162,7 @@ impl Wire {
 
     fn fill(&mut self, request: Request, to: &mut [u8]) -> Result<(), ClientError> {
         self.socket.read_exact(to).map_err(|source| match source.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-                ClientError::HungUp { request: request.1 }
-            }
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => ClientError::HungUp { request: request.1 },
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Timeout { request: request.1 },
             _ => ClientError::Io { what: request.1, source },
         })
@@ -226,7 +218,8 @@ mod tests {
 
     #[test]
     fn nonsense_and_silence_are_errors_with_the_messages_name() {
-        for nonsense in [answer(2, 5, &[0; 8]), answer(1, 1, &[0; 8]), answer(1, 5, &[0; 7]), answer(1, 5, &[0; 5000])] {
+        for nonsense in [answer(2, 5, &[0; 8]), answer(1, 1, &[0; 8]), answer(1, 5, &[0; 7]), answer(1, 5, &[0; 5000])]
+        {
             let (mut wire, mut device) = pair();
             device.write_all(&nonsense).unwrap();
             assert!(matches!(wire.ask_u64(Request::GET_FEATURES), Err(ClientError::Answer { .. })));

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Notify, Operation, Piece, Slot, Status, features};
+use sidecore_driver::{
+    BlkClient, BlkQueue, ClientOptions, Completion, Notify, Operation, Piece, Slot, Status, features,
+};
 use sidecore_units::Sector;
 
 const DISK_BYTES: u64 = 16 << 20;
@@ -162,7 +164,8 @@ fn the_other_operations() {
     queue.submit_flush(slot).unwrap();
     assert_eq!(one(queue).status, Status::Ok);
 
-    let pieces = [(2048, 1024), (0, 512), (512, 512)].map(|(offset_bytes, len_bytes)| Piece { offset_bytes, len_bytes });
+    let pieces =
+        [(2048, 1024), (0, 512), (512, 512)].map(|(offset_bytes, len_bytes)| Piece { offset_bytes, len_bytes });
     queue.submit_scattered(slot, Operation::Read, Sector(24), &pieces).unwrap();
     assert_eq!(one(queue).status, Status::Ok);
     let (data, mut back) = (pattern(3, 4096), vec![0; 4096]);

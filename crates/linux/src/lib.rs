@@ -4,7 +4,6 @@
 //! * [`FileStore`]: blocks in a file or a block device, through one io_uring
 //!   per queue.
 //! * [`EpollSleeper`]: where a sidecore sleeps.
-//! * [`EventFd`]: kicks and calls, from peers that are not trusted.
 //! * [`cpu`]: which cores there are, and staying on one of them.
 //! * [`Clock`]: the time, for the price of reading a register.
 //!
@@ -16,10 +15,9 @@
 mod clock;
 pub mod cpu;
 mod epoll;
-mod eventfd;
 mod file;
 
 pub use clock::Clock;
 pub use epoll::EpollSleeper;
-pub use eventfd::{EventFd, EventFdError};
+
 pub use file::{FileError, FileOptions, FileStore};

@@ -4,7 +4,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use sidecore_block::{BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, RamStore, dropped_tags};
+use sidecore_block::{
+    BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, RamStore, dropped_tags,
+};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_reactor::{Arm, EventFd, IdleMode, Pollable, Polled};
 use sidecore_ring::driver::{Buffer, DriverRing, RawDescriptor, RawRing, RingAreas, flags};
@@ -177,7 +179,8 @@ fn what_is_written_is_read_back_in_both_formats_and_any_framing() {
         // Header, data and status need not have buffers of their own (2.7.4.2).
         rig.header(OUT, 100);
         rig.write(HEADER + 16, &pattern[..1024]);
-        let merged = [Buffer::to_device(HEADER, 10), Buffer::to_device(HEADER + 10, 1030), Buffer::from_device(STATUS, 1)];
+        let merged =
+            [Buffer::to_device(HEADER, 10), Buffer::to_device(HEADER + 10, 1030), Buffer::from_device(STATUS, 1)];
         assert_eq!(rig.run(&merged), Some((0, 1)));
         rig.header(IN, 100);
         let merged = [Buffer::to_device(HEADER, 16), Buffer::from_device(STATUS - 1024, 1025)];

@@ -38,7 +38,7 @@ pub enum FileError {
     /// Its size is not a whole number of blocks.
     #[error(
         "{} has {size_bytes} bytes, which is not a multiple of the block size {block_bytes}: \
-         round it up (truncate --size=%{block_bytes}) or choose a smaller block_bytes",
+         round it up (truncate --size=%{block_bytes}) or choose a smaller block_size",
         path.display()
     )]
     PartialBlock {
@@ -57,7 +57,7 @@ pub enum FileError {
     },
     /// The device below cannot be accessed in blocks this small.
     #[error(
-        "{} cannot be accessed in blocks of {block_bytes} bytes: use block_bytes = {needed_bytes}, or direct = false \
+        "{} cannot be accessed in blocks of {block_bytes} bytes: use block_size = {needed_bytes}, or direct = false \
          for a regular file",
         path.display()
     )]

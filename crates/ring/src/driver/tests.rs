@@ -260,8 +260,8 @@ fn a_packed_ring_kicks_at_the_named_descriptor_on_both_sides_of_the_wrap() {
     let mut pair = Pair::new(RingFormat::Packed, 4, 4, 1, true, false);
     for round in 0..40_u16 {
         // Where this request goes, and the one after it.
-        let here = round % 4 | u16::from(round / 4 % 2 == 0) << 15;
-        let next = (round + 1) % 4 | u16::from((round + 1) / 4 % 2 == 0) << 15;
+        let here = (round % 4) | (u16::from(round / 4 % 2 == 0) << 15);
+        let next = ((round + 1) % 4) | (u16::from((round + 1) / 4 % 2 == 0) << 15);
         let wanted = round % 3 == 0;
         pair.raw.set_device_event(if wanted { here } else { next }, flags::EVENT_DESCRIPTOR);
         pair.driver.describe(0, &chain(0, 1)).unwrap();
