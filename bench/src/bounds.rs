@@ -49,8 +49,8 @@ pub enum Verdict {
     Pass,
     /// It does not.
     Fail,
-    /// The cores were never near for long enough: nobody knows.
-    Far,
+    /// The cores were never near and free for long enough: nobody knows.
+    Unknown,
     /// It was not measured in this run.
     Missing,
 }
@@ -94,16 +94,16 @@ fn check_one(bound: &Bound, records: &Records, ours: &str) -> Checked {
         return Checked { line: format!("{what} must be {limit}{unit}, was not measured"), verdict: Verdict::Missing };
     };
     let verdict = match (counts(params), bound.limit.holds(value)) {
-        (false, _) => Verdict::Far,
+        (false, _) => Verdict::Unknown,
         (true, true) => Verdict::Pass,
         (true, false) => Verdict::Fail,
     };
     Checked { line: format!("{what} is {value:.3}{unit}, must be {limit}{unit}"), verdict }
 }
 
-/// Whether the measurement was made between near cores, or does not depend on it.
+/// Whether the measurement was made in circumstances that count, or does not depend on them.
 fn counts(params: &Params) -> bool {
-    params.get("near").and_then(serde_json::Value::as_bool).unwrap_or(true)
+    params.get("counts").and_then(serde_json::Value::as_bool).unwrap_or(true)
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
     fn a_bound_passes_fails_is_unknown_or_missing() {
         let mut records = Records::new("e");
         records.ratio("a", "iops", OURS, "peer", 3.6, Params::new());
-        records.ratio("b", "iops", OURS, "peer", 9.0, params([("near", false.into())]));
+        records.ratio("b", "iops", OURS, "peer", 9.0, params([("counts", false.into())]));
         records.measure("c", OURS, "added", 7.0, "us", Params::new());
         let bound = |case, of, limit| Bound { case, of, limit };
         let ratio = Of::Ratio("iops", "peer");
@@ -127,6 +127,6 @@ mod tests {
             bound("d", ratio, Limit::AtLeast(3.5)),
         ];
         let verdicts: Vec<Verdict> = check(&bounds, &records, OURS).iter().map(|checked| checked.verdict).collect();
-        assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Far, Verdict::Fail, Verdict::Missing]);
+        assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Unknown, Verdict::Fail, Verdict::Missing]);
     }
 }

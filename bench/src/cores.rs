@@ -116,7 +116,10 @@ fn wait_for(word: &AtomicU64, value: u64) {
     }
 }
 
-/// A run, and the round trips before and after it.
+/// A run in which more than this share of the time went into waiting for a core does not count.
+pub const UNDISTURBED_SHARE: f64 = 0.03;
+
+/// A run, and what is to be known about its circumstances.
 #[derive(Clone, Copy, Debug)]
 pub struct Gated<T> {
     /// What the run gave.
@@ -125,17 +128,19 @@ pub struct Gated<T> {
     pub before_ns: f64,
     /// The round trip after it, in nanoseconds.
     pub after_ns: f64,
+    /// The share of its time that was lost in waiting for a core.
+    pub waited_share: f64,
 }
 
 impl<T> Gated<T> {
-    /// Whether the run counts.
+    /// Whether the run counts: between near cores, and with those to itself.
     #[must_use]
-    pub fn is_near(&self) -> bool {
-        self.before_ns < NEAR_NS && self.after_ns < NEAR_NS
+    pub fn counts(&self) -> bool {
+        self.before_ns < NEAR_NS && self.after_ns < NEAR_NS && self.waited_share < UNDISTURBED_SHARE
     }
 }
 
-/// Lets runs through while the cores are near.
+/// Repeats runs until they count.
 #[derive(Debug)]
 pub struct Gate {
     partner: Partner,
@@ -144,16 +149,10 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate that waits for near cores until `patience` is over, for all runs together.
+    /// A gate that is patient for `patience`, for all runs together.
     #[must_use]
     pub fn new(partner: Partner, patience: Duration) -> Self {
         Self { partner, give_up: Instant::now() + patience, retries: 0 }
-    }
-
-    /// The thread on the other core.
-    #[must_use]
-    pub fn partner(&self) -> &Partner {
-        &self.partner
     }
 
     /// How many runs were thrown away, or waited for.
@@ -162,12 +161,13 @@ impl Gate {
         self.retries
     }
 
-    /// Runs `run` until it was between two near round trips, or until patience is over: then what there is is returned,
-    /// and says that it is far. Nothing else may use the server's core when `run` returns.
+    /// Runs `run`, which gives a result and the share of time lost in waiting for a core ([`crate::process::Watch`]),
+    /// until it counts, or until patience is over: then what there is is returned, and says that it does not count.
+    /// Nothing else may use the server's core when `run` returns.
     ///
     /// # Errors
     /// What `run` says; an interrupt.
-    pub fn run<T>(&mut self, mut run: impl FnMut(&Partner) -> Result<T>) -> Result<Gated<T>> {
+    pub fn run<T>(&mut self, mut run: impl FnMut(&Partner) -> Result<(T, f64)>) -> Result<Gated<T>> {
         loop {
             stop::check()?;
             let patient = Instant::now() < self.give_up;
@@ -177,10 +177,10 @@ impl Gate {
                 std::thread::sleep(Duration::from_millis(50));
                 continue;
             }
-            let result = run(&self.partner)?;
+            let (result, waited_share) = run(&self.partner)?;
             let after_ns = round_trip_ns(&self.partner, false)?;
-            let gated = Gated { result, before_ns, after_ns };
-            if gated.is_near() || !patient {
+            let gated = Gated { result, before_ns, after_ns, waited_share };
+            if gated.counts() || !patient {
                 return Ok(gated);
             }
             self.retries += 1;

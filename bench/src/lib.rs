@@ -3,7 +3,7 @@
 //! Every comparison is interleaved (ours, theirs, ours, theirs ...) through one client, and given as the median of the
 //! rounds' ratios with their spread. On virtual machines the two cores move apart and together again while one
 //! measures, which by itself changes a result threefold: each run is therefore taken between two measurements of the
-//! round trip of a cache line, and counts only if both were near ([`cores`]).
+//! round trip of a cache line, and counts only if both were near, and if nothing else took the cores ([`cores`]).
 //!
 //! The results are lines of JSON ([`record`]), a table for the README ([`readme`]) and a plot ([`plot`]).
 #![forbid(unsafe_code)]

@@ -104,8 +104,12 @@ impl Process {
     /// # Errors
     /// It has ended.
     pub fn cpu_time(&self) -> Result<Duration> {
-        let nanos = |text: String| text.split(' ').next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0);
-        Ok(Duration::from_nanos(self.threads("schedstat")?.into_iter().map(nanos).sum()))
+        Ok(self.threads("schedstat")?.iter().map(|text| schedstat(text, 0)).sum())
+    }
+
+    /// How long its threads were ready to run and had to wait for a core so far.
+    fn waited(&self) -> Result<Duration> {
+        Ok(self.threads("schedstat")?.iter().map(|text| schedstat(text, 1)).sum())
     }
 
     /// Asks it to end.
@@ -166,4 +170,41 @@ impl Drop for Process {
             let _ = self.child.wait();
         }
     }
+}
+
+/// Time on a core, time waited for one, turns on one (Linux, Documentation/scheduler/sched-stats).
+fn schedstat(text: &str, field: usize) -> Duration {
+    Duration::from_nanos(text.split_whitespace().nth(field).and_then(|number| number.parse().ok()).unwrap_or(0))
+}
+
+/// Watches whether this thread and a program had their cores for themselves: on a machine that does other work as well,
+/// a run that had to wait measures that work.
+#[derive(Debug)]
+pub struct Watch {
+    since: Instant,
+    waited: Duration,
+}
+
+impl Watch {
+    /// Starts to watch this thread, and all threads of `process`.
+    ///
+    /// # Errors
+    /// The program has ended.
+    pub fn start(process: Option<&Process>) -> Result<Self> {
+        Ok(Self { waited: waited(process)?, since: Instant::now() })
+    }
+
+    /// The share of the time since then that was lost in waiting for a core, by the same thread and program.
+    ///
+    /// # Errors
+    /// The program has ended.
+    pub fn share(&self, process: Option<&Process>) -> Result<f64> {
+        let waited = waited(process)?.saturating_sub(self.waited);
+        Ok(waited.as_secs_f64() / self.since.elapsed().as_secs_f64().max(1e-9))
+    }
+}
+
+fn waited(process: Option<&Process>) -> Result<Duration> {
+    let own = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    Ok(schedstat(&own, 1) + process.map_or(Ok(Duration::ZERO), Process::waited)?)
 }

@@ -60,11 +60,11 @@ pub(super) fn run(bench: &mut Bench) -> Result<()> {
     let mut stages: Vec<Rounds> = STAGES.iter().map(|_| Rounds::new()).collect();
     let (mut whole, mut parsing) = (Rounds::new(), Rounds::new());
     for _ in 0..bench.plan.rounds {
-        let gated = bench.gate.run(|partner| one_round(partner, &clock, requests))?;
+        let gated = bench.gate.run(|partner| super::watched(|| one_round(partner, &clock, requests)))?;
         for (rounds, ns) in stages.iter_mut().zip(gated.result.stages) {
-            rounds.add(ns, gated.is_near());
+            rounds.add(ns, gated.counts());
         }
-        whole.add(gated.result.whole, gated.is_near());
+        whole.add(gated.result.whole, gated.counts());
         parsing.add(parse_alone(&clock, requests)?, true);
     }
     let named = STAGES.iter().copied().zip(&stages);

@@ -8,6 +8,7 @@ use sidecore_units::Sector;
 
 use super::{Bench, Rounds};
 use crate::load::{self, BLOCK_BYTES, Sample, Work};
+use crate::process::Watch;
 use crate::record::{OURS, params};
 use crate::sidecored::{Device, Sidecored, Store};
 use crate::{stats, stop};
@@ -51,12 +52,12 @@ pub(super) fn neighbours(bench: &mut Bench) -> Result<()> {
     };
     let (mut added, mut before, mut after) = (Rounds::new(), Rounds::new(), Rounds::new());
     for _ in 0..bench.plan.rounds {
-        let (quiet, quiet_near) = one_run(bench, &mut alone, &mut one, &work)?;
-        let (crowded, crowded_near) = one_run(bench, &mut crowd, &mut among, &work)?;
-        let near = quiet_near && crowded_near;
-        before.add(quiet.latency_p50_ns, near);
-        after.add(crowded.latency_p50_ns, near);
-        added.add(crowded.latency_p50_ns - quiet.latency_p50_ns, near);
+        let (quiet, quiet_counts) = one_run(bench, &mut alone, &mut one, &work)?;
+        let (crowded, crowded_counts) = one_run(bench, &mut crowd, &mut among, &work)?;
+        let counts = quiet_counts && crowded_counts;
+        before.add(quiet.latency_p50_ns, counts);
+        after.add(crowded.latency_p50_ns, counts);
+        added.add(crowded.latency_p50_ns - quiet.latency_p50_ns, counts);
     }
     drop(idle);
     let metrics = [("added_latency", &added), ("latency_p50_alone", &before), ("latency_p50_crowded", &after)];
@@ -76,12 +77,14 @@ fn one_run(bench: &mut Bench, daemon: &mut Sidecored, client: &mut BlkClient, wo
         daemon.process.thaw()?;
         let queue = client.queue(0).context("no queue")?;
         load::run(queue, &warm_up, clock)?;
+        let watch = Watch::start(Some(&daemon.process))?;
         let sample = load::run(queue, work, clock)?;
+        let waited = watch.share(Some(&daemon.process))?;
         daemon.process.freeze()?;
-        Ok(sample)
+        Ok((sample, waited))
     })?;
-    let near = gated.is_near();
-    Ok((gated.result, near))
+    let counts = gated.counts();
+    Ok((gated.result, counts))
 }
 
 /// The share of one core that a daemon takes whose adaptive devices, connected, have nothing to do.

@@ -8,7 +8,7 @@ use sidecore_driver::{BlkClient, ClientOptions};
 use super::{Bench, Rounds};
 use crate::load::{self, Sample, Work};
 use crate::peer::{self, Disk, Program, StorageDaemon};
-use crate::process::Process;
+use crate::process::{Process, Watch};
 use crate::record::{FLOOR, OURS, Params};
 use crate::sidecored::{Device, Sidecored, Store};
 
@@ -36,6 +36,7 @@ struct System<'a> {
     params: Params,
     samples: Vec<(Sample, bool)>,
     lines_ns: Vec<f64>,
+    waited: Vec<f64>,
 }
 
 enum Kind<'a> {
@@ -92,7 +93,7 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
 
 impl<'a> System<'a> {
     fn new(name: &'static str, kind: Kind<'a>, params: Params) -> Self {
-        Self { name, kind, params, samples: Vec::new(), lines_ns: Vec::new() }
+        Self { name, kind, params, samples: Vec::new(), lines_ns: Vec::new(), waited: Vec::new() }
     }
 
     fn server(name: &'static str, process: &'a mut Process, socket: &Path, mut params: Params) -> Result<Self> {
@@ -135,6 +136,7 @@ impl Bench {
         for system in &mut *systems {
             system.samples.clear();
             system.lines_ns.clear();
+            system.waited.clear();
         }
         for _ in 0..self.plan.rounds {
             for system in &mut *systems {
@@ -165,19 +167,22 @@ impl Bench {
                     process.thaw()?;
                     let queue = client.queue(0).context("no queue")?;
                     load::run(queue, &warm_up, clock)?;
+                    let watch = Watch::start(Some(process))?;
                     let sample = load::run(queue, work, clock)?;
+                    let waited = watch.share(Some(process))?;
                     process.freeze()?;
-                    Ok(sample)
+                    Ok((sample, waited))
                 });
                 let gated = gated.with_context(|| format!("measuring {}", system.name))?;
                 system.lines_ns.extend([gated.before_ns, gated.after_ns]);
-                system.samples.push((gated.result.clone(), gated.is_near()));
+                system.waited.push(gated.waited_share);
+                system.samples.push((gated.result.clone(), gated.counts()));
             }
-            // A copy needs no other core, so it does not matter how far that is.
             Kind::Copies => {
-                let (ns, how) = self.copy_once(work.write)?;
+                let gated = self.copy_once(work.write)?;
+                let (ns, how) = gated.result;
                 system.params.insert("how".to_owned(), how.into());
-                system.samples.push((Sample { iops: 1e9 / ns, latency_p50_ns: ns, ..Sample::default() }, true));
+                system.samples.push((Sample { iops: 1e9 / ns, ..Sample::default() }, gated.counts()));
             }
         }
         Ok(())
@@ -196,6 +201,7 @@ impl Bench {
             params.insert("run_ms".to_owned(), (work.duration.as_millis() as u64).into());
             if !is_copy {
                 params.insert("line_ns".to_owned(), crate::stats::median(&system.lines_ns).into());
+                params.insert("waited_share".to_owned(), crate::stats::median(&system.waited).into());
             }
             let (median, params) = system.rounds(value).settle(params);
             self.records.measure(case, system.name, metric, median, unit, params);
@@ -208,8 +214,8 @@ impl Bench {
                 continue;
             }
             let mut rounds = Rounds::new();
-            for ((ours, near), (peer, peer_near)) in ours.samples.iter().zip(&peer.samples) {
-                rounds.add(value(ours) / value(peer), *near && *peer_near);
+            for ((ours, counts), (peer, peer_counts)) in ours.samples.iter().zip(&peer.samples) {
+                rounds.add(value(ours) / value(peer), *counts && *peer_counts);
             }
             let (median, params) = rounds.settle(Params::new());
             self.records.ratio(case, metric, ours.name, peer.name, median, params);
@@ -220,8 +226,8 @@ impl Bench {
 impl System<'_> {
     fn rounds(&self, value: fn(&Sample) -> f64) -> Rounds {
         let mut rounds = Rounds::new();
-        for (sample, near) in &self.samples {
-            rounds.add(value(sample), *near);
+        for (sample, counts) in &self.samples {
+            rounds.add(value(sample), *counts);
         }
         rounds
     }

@@ -33,9 +33,8 @@ pub(super) fn table(records: &Records) -> String {
     for case in &cases {
         let ratio = |peer| records.find_ratio(case, "iops", peer).map(|ratio| (ratio.value, ratio.params.clone()));
         let times = ratio(peer::NAME).map_or(String::new(), |(value, params)| {
-            let far =
-                if params.get("near").and_then(serde_json::Value::as_bool) == Some(false) { " (far)" } else { "" };
-            format!("{value:.2}x{far}")
+            let counts = params.get("counts").and_then(serde_json::Value::as_bool).unwrap_or(true);
+            format!("{value:.2}x{}", if counts { "" } else { " (disturbed)" })
         });
         let share = ratio(FLOOR).map_or(String::new(), |(value, _)| format!("{value:.2}"));
         let cells = [OURS, peer::NAME].map(|system| cell(records, case, system));

@@ -141,7 +141,7 @@ fn kicks_come_when_asked_for_and_only_then() {
             let mut driver = rig.driver(2, 2);
             driver.describe(0, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)]).unwrap();
             rig.device.suppress_kicks();
-            let mut round = |rig: &mut Rig, driver: &mut DriverRing| {
+            let round = |rig: &mut Rig, driver: &mut DriverRing| {
                 driver.push(0).unwrap();
                 driver.publish();
                 let kick = driver.kick_wanted();
@@ -173,7 +173,7 @@ fn calls_are_raised_when_asked_for_and_only_then() {
             let mut rig = Rig::new(layout(format, 8, event_idx, false));
             let mut driver = rig.driver(2, 2);
             driver.describe(0, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)]).unwrap();
-            let mut round = |rig: &mut Rig, driver: &mut DriverRing| {
+            let round = |rig: &mut Rig, driver: &mut DriverRing| {
                 driver.push(0).unwrap();
                 driver.publish();
                 let token = rig.pop().unwrap().unwrap();

@@ -4,9 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use sidecore_block::{
-    BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, RamStore, dropped_tags,
-};
+use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, Geometry, Operation, RamStore, dropped_tags};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_reactor::{Arm, EventFd, IdleMode, Pollable, Polled};
 use sidecore_ring::driver::{Buffer, DriverRing, RawDescriptor, RawRing, RingAreas, flags};
@@ -378,7 +376,7 @@ fn arming_notices_work_that_came_before() {
 /// Takes requests and completes them when told to, as a disk does.
 #[derive(Default)]
 struct SlowDisk {
-    held: Vec<Box<BlockRequest>>,
+    held: Batch,
     log: Arc<std::sync::Mutex<Vec<Operation>>>,
     open: Arc<std::sync::atomic::AtomicBool>,
     error: Option<BlockError>,
@@ -396,13 +394,13 @@ impl BlockDevice for SlowStore {
 }
 
 impl BlockChannel for SlowDisk {
-    fn submit(&mut self, batch: &mut Vec<Box<BlockRequest>>) {
+    fn submit(&mut self, batch: &mut Batch) {
         for request in batch.iter() {
             self.log.lock().unwrap().push(request.operation);
         }
         self.held.append(batch);
     }
-    fn poll(&mut self, _now: Nanos, completed: &mut Vec<Box<BlockRequest>>) {
+    fn poll(&mut self, _now: Nanos, completed: &mut Batch) {
         if self.open.load(std::sync::atomic::Ordering::Relaxed) {
             for mut request in self.held.drain(..) {
                 request.result = self.error.map_or(Ok(()), Err);
