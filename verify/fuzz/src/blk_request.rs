@@ -56,7 +56,9 @@ fuzz_target!(|input: &[u8]| {
     }
     // Broken or not, it stops and hands its state back.
     let (reply, answer) = std::sync::mpsc::channel();
-    queue.stop(Box::new(move |state| drop(reply.send(state))));
+    queue.stop(Box::new(move |state| {
+        let _ = reply.send(state);
+    }));
     for _ in 0..4 {
         now += 1;
         if queue.poll(Nanos(now), 64) == Polled::Finished {
