@@ -117,7 +117,10 @@ fn wait_for(word: &AtomicU64, value: u64) {
 }
 
 /// A run in which more than this share of the time went into waiting for a core does not count.
-pub const UNDISTURBED_SHARE: f64 = 0.03;
+pub const UNDISTURBED_SHARE: f64 = 0.05;
+
+/// A run is not repeated more often than this for being disturbed: some programs get in their own way, every time.
+const MAX_REPEATS: u32 = 8;
 
 /// A run, and what is to be known about its circumstances.
 #[derive(Clone, Copy, Debug)]
@@ -168,9 +171,10 @@ impl Gate {
     /// # Errors
     /// What `run` says; an interrupt.
     pub fn run<T>(&mut self, mut run: impl FnMut(&Partner) -> Result<(T, f64)>) -> Result<Gated<T>> {
+        let mut repeats = 0;
         loop {
             stop::check()?;
-            let patient = Instant::now() < self.give_up;
+            let patient = Instant::now() < self.give_up && repeats < MAX_REPEATS;
             let before_ns = round_trip_ns(&self.partner, false)?;
             if before_ns >= NEAR_NS && patient {
                 self.retries += 1;
@@ -183,6 +187,7 @@ impl Gate {
             if gated.counts() || !patient {
                 return Ok(gated);
             }
+            repeats += 1;
             self.retries += 1;
         }
     }

@@ -108,7 +108,7 @@ impl Process {
     }
 
     /// How long its threads were ready to run and had to wait for a core so far.
-    fn waited(&self) -> Result<Duration> {
+    fn waits(&self) -> Result<Duration> {
         Ok(self.threads("schedstat")?.iter().map(|text| schedstat(text, 1)).sum())
     }
 
@@ -179,10 +179,15 @@ fn schedstat(text: &str, field: usize) -> Duration {
 
 /// Watches whether this thread and a program had their cores for themselves: on a machine that does other work as well,
 /// a run that had to wait measures that work.
+///
+/// To be started and asked while the program is frozen: only of a thread that does not run are the kernel's numbers up
+/// to date.
 #[derive(Debug)]
 pub struct Watch {
     since: Instant,
-    waited: Duration,
+    own_waits: Duration,
+    waits: Duration,
+    cpu: Duration,
 }
 
 impl Watch {
@@ -191,7 +196,8 @@ impl Watch {
     /// # Errors
     /// The program has ended.
     pub fn start(process: Option<&Process>) -> Result<Self> {
-        Ok(Self { waited: waited(process)?, since: Instant::now() })
+        let (waits, cpu) = waits_and_cpu(process)?;
+        Ok(Self { own_waits: own_waits(), waits, cpu, since: Instant::now() })
     }
 
     /// The share of the time since then that was lost in waiting for a core, by the same thread and program.
@@ -199,12 +205,19 @@ impl Watch {
     /// # Errors
     /// The program has ended.
     pub fn share(&self, process: Option<&Process>) -> Result<f64> {
-        let waited = waited(process)?.saturating_sub(self.waited);
-        Ok(waited.as_secs_f64() / self.since.elapsed().as_secs_f64().max(1e-9))
+        let elapsed = self.since.elapsed();
+        let (waits, cpu) = waits_and_cpu(process)?;
+        // A program's threads may wait for each other on its one core: no more was lost than the core did not give it.
+        let lost = waits.saturating_sub(self.waits).min(elapsed.saturating_sub(cpu.saturating_sub(self.cpu)));
+        let lost = own_waits().saturating_sub(self.own_waits) + lost;
+        Ok(lost.as_secs_f64() / elapsed.as_secs_f64().max(1e-9))
     }
 }
 
-fn waited(process: Option<&Process>) -> Result<Duration> {
-    let own = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    Ok(schedstat(&own, 1) + process.map_or(Ok(Duration::ZERO), Process::waited)?)
+fn own_waits() -> Duration {
+    schedstat(&std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default(), 1)
+}
+
+fn waits_and_cpu(process: Option<&Process>) -> Result<(Duration, Duration)> {
+    process.map_or(Ok((Duration::ZERO, Duration::ZERO)), |process| Ok((process.waits()?, process.cpu_time()?)))
 }

@@ -74,14 +74,13 @@ pub(super) fn neighbours(bench: &mut Bench) -> Result<()> {
 fn one_run(bench: &mut Bench, daemon: &mut Sidecored, client: &mut BlkClient, work: &Work) -> Result<(Sample, bool)> {
     let (clock, warm_up) = (&bench.clock, Work { duration: bench.plan.warm_up, ..*work });
     let gated = bench.gate.run(|_| {
+        let watch = Watch::start(Some(&daemon.process))?;
         daemon.process.thaw()?;
         let queue = client.queue(0).context("no queue")?;
         load::run(queue, &warm_up, clock)?;
-        let watch = Watch::start(Some(&daemon.process))?;
         let sample = load::run(queue, work, clock)?;
-        let waited = watch.share(Some(&daemon.process))?;
         daemon.process.freeze()?;
-        Ok((sample, waited))
+        Ok((sample, watch.share(Some(&daemon.process))?))
     })?;
     let counts = gated.counts();
     Ok((gated.result, counts))

@@ -164,14 +164,13 @@ impl Bench {
                 let warm_up = Work { duration: self.plan.warm_up, ..*work };
                 let clock = &self.clock;
                 let gated = self.gate.run(|_| {
+                    let watch = Watch::start(Some(process))?;
                     process.thaw()?;
                     let queue = client.queue(0).context("no queue")?;
                     load::run(queue, &warm_up, clock)?;
-                    let watch = Watch::start(Some(process))?;
                     let sample = load::run(queue, work, clock)?;
-                    let waited = watch.share(Some(process))?;
                     process.freeze()?;
-                    Ok((sample, waited))
+                    Ok((sample, watch.share(Some(process))?))
                 });
                 let gated = gated.with_context(|| format!("measuring {}", system.name))?;
                 system.lines_ns.extend([gated.before_ns, gated.after_ns]);

@@ -85,10 +85,15 @@ impl BlockChannel for RamChannel {
     fn submit(&mut self, batch: &mut Batch) {
         let room = self.depth.saturating_sub(self.done.len()).min(batch.len());
         let mut rest = batch.get_mut(..room).unwrap_or_default();
+        let mut wrote = false;
         while let Some((request, later)) = rest.split_first_mut() {
             let next = later.first().map_or(std::ptr::null(), |next| self.source(next));
             request.result = self.carry_out(request, next);
+            wrote |= request.operation.is_write();
             rest = later;
+        }
+        if wrote {
+            self.arena.settle();
         }
         self.done.extend(batch.drain(..room));
     }

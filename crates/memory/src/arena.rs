@@ -104,6 +104,8 @@ impl Arena {
     /// Copies all of `segments` to `offset_bytes`, and meanwhile fetches `next`,
     /// where the copy that follows will read from. False, and nothing done, if
     /// that is not inside the arena.
+    ///
+    /// Other cores see it after [`settle`](Self::settle).
     #[must_use]
     #[inline]
     pub fn write(&self, offset_bytes: u64, segments: &Segments, next: *const u8) -> bool {
@@ -121,6 +123,13 @@ impl Arena {
             next = next.wrapping_add(len);
         }
         true
+    }
+
+    /// Orders all writes so far before whatever tells others about them. To be
+    /// called once a batch, on the thread that wrote.
+    #[inline]
+    pub fn settle(&self) {
+        copy::settle();
     }
 
     /// Writes zeros. False, and nothing done, if that is not inside the arena.

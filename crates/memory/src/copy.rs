@@ -93,13 +93,13 @@ pub unsafe fn zero(to: *mut u8, len_bytes: usize) {
 
 /// Defines a copy that fetches as many bytes at `next` into the second-level
 /// cache meanwhile, a line of each in turn. They differ in the instruction
-/// that stores and in the one that ends the copy.
+/// that stores.
 ///
 /// Into the second level, because the first one's miss buffers are what bounds
 /// a copy from DRAM: measured, fetching ahead into the first level gains a
 /// sixth, and into the second two fifths.
 macro_rules! copy_and_fetch {
-    ($(#[$documentation:meta])* $name:ident, $store:literal, $end:literal, $align_bytes:literal) => {
+    ($(#[$documentation:meta])* $name:ident, $store:literal, $align_bytes:literal) => {
         $(#[$documentation])*
         ///
         /// # Safety
@@ -126,7 +126,6 @@ macro_rules! copy_and_fetch {
                         "add {next}, 64",
                         "dec {lines}",
                         "jnz 2b",
-                        $end,
                         "vzeroupper",
                         from = inout(reg) from => _,
                         to = inout(reg) to => _,
@@ -152,7 +151,7 @@ macro_rules! copy_and_fetch {
 copy_and_fetch! {
     /// Copies `len_bytes` from a random place of an arena to where the data is
     /// wanted next, and meanwhile fetches the source of the copy after it.
-    copy_out, "vmovdqu", "", 1
+    copy_out, "vmovdqu", 1
 }
 
 copy_and_fetch! {
@@ -160,7 +159,20 @@ copy_and_fetch! {
     /// lines there are written whole, so there is no point in fetching them
     /// first, and nobody wants them next. Meanwhile fetches the source of the
     /// copy after it.
-    copy_in, "vmovntdq", "sfence", 32
+    ///
+    /// Such stores are visible to other cores only after [`settle`].
+    copy_in, "vmovntdq", 32
+}
+
+/// Makes what [`copy_in`] has stored visible to other cores before anything
+/// that is stored from now on: once a batch, because it waits for the memory.
+#[inline]
+pub fn settle() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a fence; SSE is part of x86-64.
+    unsafe {
+        core::arch::x86_64::_mm_sfence();
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

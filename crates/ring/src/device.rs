@@ -86,9 +86,9 @@ impl DeviceRing {
     ///
     /// # Errors
     /// As [`pop`](Self::pop).
-    pub fn arm_kicks(&mut self) -> Result<bool, RingError> {
+    pub fn arm_kicks(&mut self, memory: &GuestMemory) -> Result<bool, RingError> {
         match &mut self.format {
-            Format::Split(ring) => ring.arm_kicks(),
+            Format::Split(ring) => ring.arm_kicks(memory, &mut self.hint),
             Format::Packed(ring) => Ok(ring.arm_kicks()),
         }
     }

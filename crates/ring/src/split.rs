@@ -95,7 +95,7 @@ impl SplitDevice {
 
     /// Whether there is something to take, looking at the ring if need be.
     #[inline]
-    fn has_available(&mut self) -> Result<bool, RingError> {
+    fn has_available(&mut self, memory: &GuestMemory, hint: &mut RegionHint) -> Result<bool, RingError> {
         if self.next_avail != self.seen_avail {
             return Ok(true);
         }
@@ -120,6 +120,12 @@ impl SplitDevice {
             });
         }
         self.seen_avail = idx;
+        if offered > 1 {
+            // `pop` fetches further headers as it comes closer to them.
+            for ahead in 0..PREFETCH_DISTANCE.min(offered) {
+                self.prefetch_header(ahead, memory, hint);
+            }
+        }
         Ok(true)
     }
 
@@ -130,10 +136,10 @@ impl SplitDevice {
         chain: &mut Chain,
         hint: &mut RegionHint,
     ) -> Result<Option<Token>, RingError> {
-        if !self.has_available()? {
+        if !self.has_available(memory, hint)? {
             return Ok(None);
         }
-        self.prefetch_ahead(memory, hint);
+        self.prefetch_header(PREFETCH_DISTANCE, memory, hint);
         let head = self.head(self.next_avail);
         self.walk(head, memory, chain, hint)?;
         self.next_avail = self.next_avail.wrapping_add(1);
@@ -146,17 +152,15 @@ impl SplitDevice {
         self.avail.get(self.avail_word(index)).map_or(0, |entry| u16::from_le(entry.load(Ordering::Relaxed)))
     }
 
-    /// Fetches the header of a request that is a few places ahead. What is
-    /// read here is a hint and nothing else: it is read again, and checked,
-    /// when that request is taken.
+    /// Fetches the header of the request `ahead` places from here, if there is
+    /// one. What is read here is a hint and nothing else: it is read again, and
+    /// checked, when that request is taken.
     #[inline]
-    fn prefetch_ahead(&self, memory: &GuestMemory, hint: &mut RegionHint) {
-        let ahead = self.next_avail.wrapping_add(PREFETCH_DISTANCE);
-        let left = self.seen_avail.wrapping_sub(self.next_avail);
-        if left <= PREFETCH_DISTANCE {
+    fn prefetch_header(&self, ahead: u16, memory: &GuestMemory, hint: &mut RegionHint) {
+        if self.seen_avail.wrapping_sub(self.next_avail) <= ahead {
             return;
         }
-        let word = usize::from(self.head(ahead)).wrapping_mul(2);
+        let word = usize::from(self.head(self.next_avail.wrapping_add(ahead))).wrapping_mul(2);
         if let Some(address) = self.descriptors.get(word) {
             let address = GuestAddress(u64::from_le(address.load(Ordering::Relaxed)));
             // For writing, because the status byte is mostly on the header's
@@ -235,7 +239,7 @@ impl SplitDevice {
         }
     }
 
-    pub(crate) fn arm_kicks(&mut self) -> Result<bool, RingError> {
+    pub(crate) fn arm_kicks(&mut self, memory: &GuestMemory, hint: &mut RegionHint) -> Result<bool, RingError> {
         if self.event_idx {
             self.set_avail_event(self.next_avail);
         } else if let Some(flags) = self.used.get(0) {
@@ -244,7 +248,7 @@ impl SplitDevice {
         // Arm, then look again: a request offered before the driver could see
         // the wish would otherwise sleep with us (2.7.10.2).
         fence(Ordering::SeqCst);
-        self.has_available()
+        self.has_available(memory, hint)
     }
 
     pub(crate) fn suppress_kicks(&mut self) {

@@ -155,13 +155,13 @@ fn kicks_come_when_asked_for_and_only_then() {
             for lap in 0..200_000 {
                 assert!(!round(&mut rig, &mut driver), "{format:?} event_idx {event_idx} lap {lap}");
             }
-            assert!(!rig.device.arm_kicks().unwrap(), "nothing is there yet");
+            assert!(!rig.device.arm_kicks(&rig.memory).unwrap(), "nothing is there yet");
             assert!(round(&mut rig, &mut driver), "{format:?} event_idx {event_idx}");
             rig.device.suppress_kicks();
             assert!(!round(&mut rig, &mut driver));
             driver.push(0).unwrap();
             driver.publish();
-            assert!(rig.device.arm_kicks().unwrap(), "what came before arming is seen by it");
+            assert!(rig.device.arm_kicks(&rig.memory).unwrap(), "what came before arming is seen by it");
         }
     }
 }

@@ -28,7 +28,7 @@ fuzz_target!(|input: &[u8]| {
                 }
                 ring.publish();
                 ring.take_call();
-                if ring.arm_kicks().is_err() {
+                if ring.arm_kicks(&memory).is_err() {
                     return;
                 }
                 ring.suppress_kicks();

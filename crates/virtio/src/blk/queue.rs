@@ -422,7 +422,7 @@ impl Pollable for BlkQueue {
         if self.kick.is_none() {
             return Arm::CannotSleep;
         }
-        match self.ring.arm_kicks() {
+        match self.ring.arm_kicks(&self.memory) {
             Ok(false) => Arm::Armed,
             Ok(true) => {
                 self.ring.suppress_kicks();
