@@ -57,6 +57,8 @@ pub struct BlkQueue {
     /// Takes nothing more from the ring: broken or stopping.
     halted: bool,
     stopping: Option<StopReply>,
+    /// Whether the ring holds completions that the guest cannot see yet.
+    unpublished: bool,
     /// Turns since something was published that no call was considered for.
     call_delay: Option<u32>,
     /// Completed in the turn they were taken in: when that was, and how many.
@@ -124,6 +126,7 @@ impl BlkQueue {
             // The guest may have missed a call before a stop or a takeover;
             // one too many does no harm.
             call_delay: Some(0),
+            unpublished: false,
             unmeasured: None,
         })
     }
@@ -298,6 +301,7 @@ impl BlkQueue {
         if let Err(error) = written {
             self.break_with(&error);
         }
+        self.unpublished = true;
         self.call_delay.get_or_insert(0);
     }
 
@@ -329,7 +333,7 @@ impl BlkQueue {
             self.channel.submit(&mut self.waiting);
         }
         let reaped = self.reap(now);
-        if reaped > 0 || self.call_delay == Some(0) {
+        if std::mem::take(&mut self.unpublished) {
             self.ring.publish();
         }
         reaped
