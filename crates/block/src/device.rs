@@ -90,14 +90,6 @@ pub trait BlockChannel {
         Ok(())
     }
 
-    /// How many requests it likes to be given at once, if there are as many.
-    ///
-    /// A channel that enters the kernel wants many. One that copies wants few:
-    /// its stores then drain while the next requests are being parsed.
-    fn preferred_batch(&self) -> usize {
-        usize::MAX
-    }
-
     /// Takes requests from the front of `batch`, in order, as many as it has
     /// room for; what is left there did not fit, and is offered again after
     /// the next `poll`. A channel always takes as many as its depth allows.

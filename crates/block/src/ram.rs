@@ -43,8 +43,6 @@ impl BlockDevice for RamStore {
             arena: Arc::clone(&self.arena),
             read_only: self.geometry.read_only,
             depth,
-            held: None,
-            unsettled: false,
             done: Batch::with_capacity(depth),
         }))
     }
@@ -54,11 +52,6 @@ struct RamChannel {
     arena: Arc<Arena>,
     read_only: bool,
     depth: usize,
-    /// The latest request, not carried out yet: when the next one comes, its
-    /// memory is fetched during this one's copy.
-    held: Option<Box<BlockRequest>>,
-    /// Whether stores may not be visible to other cores yet.
-    unsettled: bool,
     done: Batch,
 }
 
@@ -73,7 +66,7 @@ impl RamChannel {
         }
     }
 
-    fn execute(&self, request: &BlockRequest, next: *const u8) -> Result<(), BlockError> {
+    fn carry_out(&self, request: &BlockRequest, next: *const u8) -> Result<(), BlockError> {
         if self.read_only && request.operation.is_write() {
             return Err(BlockError::ReadOnly);
         }
@@ -86,40 +79,30 @@ impl RamChannel {
         };
         if in_bounds { Ok(()) } else { Err(BlockError::OutOfBounds) }
     }
-
-    /// Carries the held request out, and meanwhile fetches `next`.
-    #[inline]
-    fn carry_out(&mut self, next: *const u8) {
-        if let Some(mut request) = self.held.take() {
-            request.result = self.execute(&request, next);
-            self.unsettled |= request.operation.is_write();
-            self.done.push(request);
-        }
-    }
 }
 
 impl BlockChannel for RamChannel {
-    fn preferred_batch(&self) -> usize {
-        1
-    }
-
     fn submit(&mut self, batch: &mut Batch) {
-        let room = self.depth.saturating_sub(self.in_flight()).min(batch.len());
-        for request in batch.drain(..room) {
-            self.carry_out(self.source(&request));
-            self.held = Some(request);
+        let room = self.depth.saturating_sub(self.done.len()).min(batch.len());
+        let mut rest = batch.get_mut(..room).unwrap_or_default();
+        let mut wrote = false;
+        while let Some((request, later)) = rest.split_first_mut() {
+            let next = later.first().map_or(std::ptr::null(), |next| self.source(next));
+            request.result = self.carry_out(request, next);
+            wrote |= request.operation.is_write();
+            rest = later;
         }
+        if wrote {
+            self.arena.settle();
+        }
+        self.done.extend(batch.drain(..room));
     }
 
     fn poll(&mut self, _now: Nanos, completed: &mut Batch) {
-        self.carry_out(std::ptr::null());
-        if std::mem::take(&mut self.unsettled) {
-            self.arena.settle();
-        }
         completed.append(&mut self.done);
     }
 
     fn in_flight(&self) -> usize {
-        self.done.len().saturating_add(usize::from(self.held.is_some()))
+        self.done.len()
     }
 }

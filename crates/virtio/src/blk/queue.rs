@@ -44,7 +44,6 @@ pub struct BlkQueue {
     rules: RequestRules,
     hint: RegionHint,
     channel: Box<dyn BlockChannel>,
-    preferred_batch: usize,
     /// Requests at rest: as many as the ring can have in flight.
     pool: Batch,
     /// Taken and not yet accepted by the channel.
@@ -112,7 +111,6 @@ impl BlkQueue {
             ring,
             chain: Chain::with_limit(max_segments),
             hint: RegionHint::default(),
-            preferred_batch: channel.preferred_batch(),
             channel,
             pool: (0..depth).map(|_| BlockRequest::blank(max_segments)).collect(),
             waiting: Batch::with_capacity(depth),
@@ -200,9 +198,6 @@ impl BlkQueue {
                 Ok(Verdict::Submit) => {
                     request.tag = Some(Tag::from_bits(token.into_bits() | self.flush_after(request.operation)));
                     self.waiting.push(request);
-                    if self.waiting.len() >= self.preferred_batch {
-                        self.channel.submit(&mut self.waiting);
-                    }
                 }
                 Ok(Verdict::Done(status, written_bytes)) => {
                     if status != Status::Ok
