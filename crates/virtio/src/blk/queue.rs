@@ -17,7 +17,7 @@ use crate::{QueueResources, StartError};
 /// Requests taken, submitted and published together. Small enough that the
 /// guest prepares new ones while the rest is served, large enough that the
 /// store can fetch ahead.
-const BATCH: usize = 8;
+const BATCH: usize = 16;
 
 /// Descriptors in a chain beyond its data: header, status, and some grace for
 /// drivers that cut them up.
