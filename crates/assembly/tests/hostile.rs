@@ -1,6 +1,8 @@
 //! Guests and VMMs that lie, stall or vanish, against a whole assembly: their device stops with a reason that an
 //! operator can read, the neighbour on the same sidecore goes on, and a reset brings the device back.
 
+mod common;
+
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -9,10 +11,12 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::{DeviceReport, DeviceState};
-use sidecore_assembly::spec::{DeviceSpec, IdleMode, Nanos, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{DeviceSpec, Nanos, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use sidecore_block::dropped_tags;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Status};
 use sidecore_ring::driver::{Buffer, RawDescriptor, flags};
+
+use common::device;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const DISK_BYTES: u64 = 1 << 20;
@@ -24,20 +28,7 @@ const NEEDS_RESET: u8 = 0x40;
 
 /// Three disks on one sidecore; the third takes a millisecond for each request.
 fn spec(directory: &Path) -> Spec {
-    let device = |name: &str| DeviceSpec {
-        name: name.to_owned(),
-        store: name.to_owned(),
-        socket: directory.join(format!("{name}.sock")),
-        queues: 4,
-        queue_size_max: 256,
-        sidecores: vec!["sc0".to_owned()],
-        idle: IdleMode::Adaptive { spin: Nanos::from_micros(50) },
-        packed: true,
-        read_only: false,
-        seg_max: Some(16),
-        size_max_bytes: None,
-        serial: None,
-    };
+    let device = |name| DeviceSpec { queues: 4, seg_max: Some(16), ..device(directory, name) };
     let ram = || StoreKind::Ram { size_bytes: DISK_BYTES, block_bytes: 512 };
     let store = |name: &str, kind| StoreSpec { name: name.to_owned(), kind };
     Spec {

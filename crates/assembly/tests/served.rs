@@ -1,15 +1,18 @@
 //! An assembly served to guest drivers in this process.
 
+mod common;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sidecore_assembly::report::{DeviceReport, DeviceState};
 use sidecore_assembly::spec::{
-    Affected, DeviceSpec, Fault, FaultPlan, FaultRule, FileOptions, IdleMode, Nanos, Sector, SidecoreSpec, Spec,
-    StoreKind, StoreSpec, When,
+    Affected, Fault, FaultPlan, FaultRule, FileOptions, Nanos, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec, When,
 };
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, BlkQueue, ClientError, ClientOptions, Completion, Status};
+
+use common::device;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -19,23 +22,9 @@ fn ram(size_bytes: u64) -> StoreKind {
 
 /// Stores by name, and a device of the same name in front of each.
 fn spec(directory: &Path, stores: Vec<(&str, StoreKind)>) -> Spec {
-    let device = |name: &str| DeviceSpec {
-        name: name.to_owned(),
-        store: name.to_owned(),
-        socket: directory.join(format!("{name}.sock")),
-        queues: 1,
-        queue_size_max: 256,
-        sidecores: vec!["sc0".to_owned()],
-        idle: IdleMode::Adaptive { spin: Nanos::from_micros(50) },
-        packed: false,
-        read_only: false,
-        seg_max: None,
-        size_max_bytes: None,
-        serial: None,
-    };
     Spec {
         sidecores: ["sc0", "sc1"].map(|name| SidecoreSpec { name: name.to_owned(), cpu: None }).to_vec(),
-        devices: stores.iter().map(|(name, _)| device(name)).collect(),
+        devices: stores.iter().map(|(name, _)| device(directory, name)).collect(),
         stores: stores.into_iter().map(|(name, kind)| StoreSpec { name: name.to_owned(), kind }).collect(),
     }
 }

@@ -28,6 +28,7 @@ mod chain;
 mod device;
 pub mod driver;
 mod error;
+mod indirect;
 mod layout;
 mod packed;
 mod split;

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 
 use crate::cell::Words;
-use crate::chain::{DESCRIPTOR_BYTES, PackedTail, flags};
+use crate::chain::{PackedTail, flags};
+use crate::indirect::IndirectTable;
 use crate::layout::MAX_QUEUE_SIZE;
-use crate::split::{need_event, read_descriptor};
+use crate::split::need_event;
 use crate::{Chain, Descriptor, RingError, RingLayout, RingState, Token};
 
 /// Event suppression flags (2.8.10).
@@ -147,7 +148,8 @@ impl PackedDevice {
                     // 2.8.19: an indirect descriptor stands alone.
                     return Err(RingError::IndirectWithNext);
                 }
-                walk_indirect(GuestAddress(address), tail.len_bytes, memory, chain, hint)?;
+                let table = IndirectTable::new(GuestAddress(address), tail.len_bytes)?;
+                walk_indirect(table, memory, chain, hint)?;
             } else {
                 let descriptor = Descriptor { address: GuestAddress(address), len_bytes: tail.len_bytes };
                 chain.push(descriptor, tail.flags & flags::WRITE != 0)?;
@@ -231,30 +233,18 @@ impl PackedDevice {
 
 /// Reads an indirect table: all of it, in order (2.8.7).
 fn walk_indirect(
-    table: GuestAddress,
-    len_bytes: u32,
+    table: IndirectTable,
     memory: &GuestMemory,
     chain: &mut Chain,
     hint: &mut RegionHint,
 ) -> Result<(), RingError> {
-    if len_bytes == 0 || !len_bytes.is_multiple_of(DESCRIPTOR_BYTES) {
-        return Err(RingError::IndirectSize { len_bytes });
-    }
-    let count = len_bytes / DESCRIPTOR_BYTES;
-    for index in 0..count {
-        let offset = u64::from(index).wrapping_mul(u64::from(DESCRIPTOR_BYTES));
-        let at = table
-            .0
-            .checked_add(offset)
-            .map(GuestAddress)
-            .ok_or(RingError::DescriptorOutOfRange { index, size: count })?;
-        let [address, tail] = read_descriptor(memory, at, hint)?;
+    for index in 0..table.count() {
+        let (address, tail) = table.read(index, memory, hint)?;
         let tail = PackedTail::from_word(tail);
         if tail.flags & flags::INDIRECT != 0 {
             return Err(RingError::NestedIndirect);
         }
-        let descriptor = Descriptor { address: GuestAddress(u64::from_le(address)), len_bytes: tail.len_bytes };
-        chain.push(descriptor, tail.flags & flags::WRITE != 0)?;
+        chain.push(Descriptor { address, len_bytes: tail.len_bytes }, tail.flags & flags::WRITE != 0)?;
     }
     Ok(())
 }

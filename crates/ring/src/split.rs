@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, copy};
 
 use crate::cell::Words;
-use crate::chain::{DESCRIPTOR_BYTES, SplitTail, flags};
+use crate::chain::{SplitTail, flags};
+use crate::indirect::IndirectTable;
 use crate::layout::MAX_QUEUE_SIZE;
 use crate::{Chain, Descriptor, RingError, RingLayout, RingState, Token};
 
@@ -190,7 +191,7 @@ impl SplitDevice {
                     return Err(RingError::IndirectWithNext);
                 }
                 // 2.7.5.3.2: the WRITE flag of this descriptor is ignored.
-                return walk_indirect(address, tail.len_bytes, memory, chain, hint);
+                return walk_indirect(IndirectTable::new(address, tail.len_bytes)?, memory, chain, hint);
             }
             let descriptor = Descriptor { address, len_bytes: tail.len_bytes };
             chain.push(descriptor, tail.flags & flags::WRITE != 0)?;
@@ -278,54 +279,25 @@ impl SplitDevice {
 
 /// Follows an indirect table (2.7.5.3).
 fn walk_indirect(
-    table: GuestAddress,
-    len_bytes: u32,
+    table: IndirectTable,
     memory: &GuestMemory,
     chain: &mut Chain,
     hint: &mut RegionHint,
 ) -> Result<(), RingError> {
-    if len_bytes == 0 || !len_bytes.is_multiple_of(DESCRIPTOR_BYTES) {
-        return Err(RingError::IndirectSize { len_bytes });
-    }
-    let count = len_bytes / DESCRIPTOR_BYTES;
     let mut index = 0_u32;
     loop {
-        if index >= count {
-            return Err(RingError::DescriptorOutOfRange { index, size: count });
-        }
-        let offset = u64::from(index).wrapping_mul(u64::from(DESCRIPTOR_BYTES));
-        let at = table
-            .0
-            .checked_add(offset)
-            .map(GuestAddress)
-            .ok_or(RingError::DescriptorOutOfRange { index, size: count })?;
-        let [address, tail] = read_descriptor(memory, at, hint)?;
+        let (address, tail) = table.read(index, memory, hint)?;
         let tail = SplitTail::from_word(tail);
         if tail.flags & flags::INDIRECT != 0 {
             return Err(RingError::NestedIndirect);
         }
-        let descriptor = Descriptor { address: GuestAddress(u64::from_le(address)), len_bytes: tail.len_bytes };
         // The chain's own limit ends a loop in the table.
-        chain.push(descriptor, tail.flags & flags::WRITE != 0)?;
+        chain.push(Descriptor { address, len_bytes: tail.len_bytes }, tail.flags & flags::WRITE != 0)?;
         if tail.flags & flags::NEXT == 0 {
             return Ok(());
         }
         index = u32::from(tail.next);
     }
-}
-
-/// Reads the two words of a descriptor in an indirect table, once; in the
-/// ring's byte order, as words of a ring are.
-pub(crate) fn read_descriptor(
-    memory: &GuestMemory,
-    at: GuestAddress,
-    hint: &mut RegionHint,
-) -> Result<[u64; 2], RingError> {
-    let bytes: [u8; 16] = memory.read_array(at, hint)?;
-    let both = u128::from_le_bytes(bytes);
-    #[allow(clippy::cast_possible_truncation)] // taking the two halves apart
-    let words = [both as u64, (both >> 64) as u64];
-    Ok(words.map(u64::to_le))
 }
 
 /// Whether going from `old` to `new` passes `event` (2.7.7.2, 2.7.10.1).
