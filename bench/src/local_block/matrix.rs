@@ -138,7 +138,10 @@ impl Bench {
             system.lines_ns.clear();
             system.waited.clear();
         }
-        for _ in 0..self.plan.rounds {
+        for round in 0..self.plan.rounds {
+            if round > 0 && self.begin.elapsed() > self.plan.budget {
+                break;
+            }
             for system in &mut *systems {
                 self.round(system, &work)?;
             }
@@ -178,7 +181,7 @@ impl Bench {
                 system.samples.push((gated.result.clone(), gated.counts()));
             }
             Kind::Copies => {
-                let gated = self.copy_once(work.write)?;
+                let gated = self.copy_once(work.write, false)?;
                 let (ns, how) = gated.result;
                 system.params.insert("how".to_owned(), how.into());
                 system.samples.push((Sample { iops: 1e9 / ns, ..Sample::default() }, gated.counts()));

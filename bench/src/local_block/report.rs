@@ -61,7 +61,7 @@ fn smaller(records: &Records) -> String {
             let _ = writeln!(rows, "| {name} | {} {} |", number(measure.value), measure.unit);
         }
     };
-    row("256 idle devices on the same sidecore add to a request", idle::NEIGHBOURS, OURS, "added_latency");
+    row("idle devices (256) on the same sidecore add to a request", idle::NEIGHBOURS, OURS, "added_latency");
     row("an idle adaptive daemon uses of a core", idle::CPU, OURS, "cpu_share");
     row("the first request after a sleep takes", idle::WAKE, OURS, "latency_p50");
     row("floor: round trip of a cache line", "floor/one-line", FLOOR, "round_trip");
@@ -70,6 +70,8 @@ fn smaller(records: &Records) -> String {
     row("floor: round trip by eventfds, blocking", "floor/eventfd-blocking", FLOOR, "round_trip");
     row("floor: copy of 4 KiB out of the arena", "floor/copy-out-of-arena", FLOOR, "copy");
     row("floor: copy of 4 KiB into the arena", "floor/copy-into-arena", FLOOR, "copy");
+    row("the same by the ram store's own loop: out", "floor/copy-out-of-arena", FLOOR, "store_copy");
+    row("the same by the ram store's own loop: into", "floor/copy-into-arena", FLOOR, "store_copy");
     for record in records.all() {
         if let Record::Measure(measure) = record
             && measure.case.starts_with("breakdown/")

@@ -84,7 +84,10 @@ impl Machine<'_> {
         add("-smp", "2".to_owned());
         add("-kernel", text(self.kernel)?.to_owned());
         add("-initrd", text(self.initramfs)?.to_owned());
-        add("-append", format!("console=ttyS1 quiet maxcpus=1 panic=-1 mitigations=off {}", self.settings));
+        // An emulated CPU that a busy host held up for a moment must not make the kernel doubt its timers: it would fall
+        // back to slow ones.
+        let kernel = "console=ttyS1 quiet maxcpus=1 panic=-1 mitigations=off no_timer_check tsc=reliable";
+        add("-append", format!("{kernel} {}", self.settings));
         add("-display", "none".to_owned());
         add("-chardev", "stdio,id=dialogue,signal=off".to_owned());
         add("-serial", "chardev:dialogue".to_owned());
