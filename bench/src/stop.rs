@@ -2,39 +2,29 @@
 //! other failure.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, bail};
-use tokio::signal::unix::{SignalKind, signal};
+use signal_hook::consts::{SIGINT, SIGTERM};
 
-static STOP: AtomicBool = AtomicBool::new(false);
+static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// Starts to listen for SIGINT and SIGTERM.
 ///
 /// # Errors
 /// The kernel does not let us.
 pub fn listen() -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    let (mut interrupt, mut terminate) =
-        runtime.block_on(async { anyhow::Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)) })?;
-    std::thread::Builder::new()
-        .name("signals".to_owned())
-        .spawn(move || {
-            runtime.block_on(async {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => {}
-                }
-            });
-            STOP.store(true, Ordering::Relaxed);
-        })
-        .context("cannot listen for signals")?;
+    let stop = STOP.get_or_init(Arc::default);
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(stop)).context("cannot listen for signals")?;
+    }
     Ok(())
 }
 
 /// Whether to end.
 #[must_use]
 pub fn is_wanted() -> bool {
-    STOP.load(Ordering::Relaxed)
+    STOP.get().is_some_and(|stop| stop.load(Ordering::Relaxed))
 }
 
 /// Fails if the experiment is to end.

@@ -33,6 +33,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("bin/sidecore", Only(&["control"])),
     ("verify/alloc", Only(&[])),
     ("verify/guest", Anything),
+    ("verify/sim", Anything),
     ("bench", Anything),
     ("xtask", Only(&["verify/guest"])),
 ];

@@ -63,8 +63,8 @@ pub(crate) struct PackedDevice {
     next_used: Position,
     /// `next_used` when a call was last considered.
     called_used: u16,
-    /// Whether anything was completed since.
-    uncalled: bool,
+    /// Entries given back since.
+    uncalled_entries: u16,
     /// Descriptors taken and not yet given back.
     in_flight_entries: u16,
     in_flight: u16,
@@ -93,7 +93,7 @@ impl PackedDevice {
             next_avail,
             next_used,
             called_used: next_used.index,
-            uncalled: false,
+            uncalled_entries: 0,
             in_flight_entries: 0,
             in_flight: 0,
         })
@@ -181,14 +181,15 @@ impl PackedDevice {
         self.next_used.advance(token.entries, self.size);
         self.in_flight_entries = self.in_flight_entries.saturating_sub(token.entries);
         self.in_flight = self.in_flight.saturating_sub(1);
-        self.uncalled = true;
+        self.uncalled_entries = self.uncalled_entries.saturating_add(token.entries);
     }
 
     pub(crate) fn take_call(&mut self) -> bool {
         // As in the split ring: completions first, then the driver's wish.
         fence(Ordering::SeqCst);
         let old = std::mem::replace(&mut self.called_used, self.next_used.index);
-        if !std::mem::take(&mut self.uncalled) {
+        let entries = std::mem::take(&mut self.uncalled_entries);
+        if entries == 0 {
             return false;
         }
         let load =
@@ -196,6 +197,11 @@ impl PackedDevice {
         let wish = load(1);
         if wish != EVENT_DESCRIPTOR || !self.event_idx {
             return wish != EVENT_DISABLE;
+        }
+        if entries >= self.size {
+            // A lap or more: wherever the event is, it was passed. Positions
+            // alone could not tell.
+            return true;
         }
         // Bring the event and the old position onto the lap of the new one.
         let event = Position::from_bits(load(0));

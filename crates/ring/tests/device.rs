@@ -196,6 +196,28 @@ fn calls_are_raised_when_asked_for_and_only_then() {
     }
 }
 
+/// A device that considers calls seldom may have gone round a packed ring more than once meanwhile.
+#[test]
+fn a_call_is_not_lost_over_laps() {
+    for format in FORMATS {
+        let mut rig = Rig::new(layout(format, 4, true, false));
+        let mut driver = rig.driver(2, 2);
+        driver.describe(0, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)]).unwrap();
+        for rounds in 1..20 {
+            assert!(!driver.arm_calls());
+            for _ in 0..rounds {
+                driver.push(0).unwrap();
+                driver.publish();
+                let token = rig.pop().unwrap().unwrap();
+                rig.device.complete(token, 1);
+                rig.device.publish();
+                driver.pop().unwrap().unwrap();
+            }
+            assert!(rig.device.take_call(), "{format:?}, {rounds} rounds");
+        }
+    }
+}
+
 /// A lie, what it is told with, and the reason that the device gives for stopping.
 type Lie = (&'static str, fn(&RawRing, &GuestMemory), fn(&RingError) -> bool);
 

@@ -1,0 +1,27 @@
+//! A sidecore and its guests in one thread, under a simulated clock, all of it from one seed.
+//!
+//! # What is real and what is not
+//!
+//! The reactor, the block queues, the rings, the stores and the eventfds are the production code. Simulated are time, the
+//! guests, and who runs when: the sidecore takes turns, and between its turns, or while it sleeps, guests take steps of a
+//! random kind and number. A guest submits, kicks *if the ring says that a kick is wanted*, and looks for completions;
+//! half of the guests do that only when they were called.
+//!
+//! # What can go wrong
+//!
+//! * A kick or a call that is not sent when it was needed: the sidecore sleeps with requests in the ring, or a guest sleeps
+//!   with completions in it. The run then stands still, which is noticed.
+//! * A completion that is lost, doubled, or of the wrong request; a status that no fault explains; data that is not what
+//!   the guest last wrote there.
+//! * A queue that is stopped in mid-flight and started again from the state it handed back, and loses something over it.
+//!
+//! Not simulated is the order in which two cores see each other's stores: the rings' fences are argued for in
+//! `crates/ring` and exercised on real cores by the driver's tests.
+#![forbid(unsafe_code)]
+
+mod guest;
+mod random;
+mod world;
+
+pub use random::Random;
+pub use world::{Outcome, run};
