@@ -165,6 +165,10 @@ for pair in $(echo "$SIDECORE_DISKS" | tr ',' ' '); do
     find_disk "${pair##*:}"
     say "disk $disk $dev $virtio $(cat "/sys/block/$dev/queue/io_poll")"
     [ "$(cat "/sys/block/$dev/queue/io_poll")" = "$polled" ] || fail "/dev/$dev has no queue to poll: $(dmesg | grep "$virtio" | tail -n 3)"
+    # Feature bits are a string of digits, the lowest first: bit 34 is VIRTIO_F_RING_PACKED.
+    packed=$(cut -c 35 "/sys/block/$dev/device/features")
+    case $disk in "$SIDECORE_PACKED") expected=1 ;; *) expected=0 ;; esac
+    [ "$packed" = "$expected" ] || fail "/dev/$dev has the wrong ring format: packed is $packed, not $expected"
     check_filesystem
     check_blocks
     measure

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 /// The disks by the names of their stores; the guest and the report use the same names.
 pub(crate) const DISKS: [&str; 2] = ["file", "ram"];
+
+/// The disk with packed rings; the other has split ones, so that a real guest's driver is met with both.
+pub(crate) const PACKED_DISK: &str = "ram";
 /// One queue that interrupts and one that the guest may poll.
 pub(crate) const QUEUES: u16 = 2;
 
@@ -116,9 +119,11 @@ fn configuration(
             "file" => format!("path = {}", quoted(image)?),
             _ => format!("size = \"{DISK_MIB}MiB\""),
         };
+        let packed = disk == PACKED_DISK;
         config.push_str(&format!(
             "\n[[store]]\nname = \"disk-{disk}\"\ntype = \"{disk}\"\n{content}\n\n[[device]]\nname = \"{device}\"\n\
-             store = \"disk-{disk}\"\nsocket = {socket}\nqueues = {QUEUES}\nsidecore = \"sc0\"\nidle = \"{idle}\"\n"
+             store = \"disk-{disk}\"\nsocket = {socket}\nqueues = {QUEUES}\npacked = {packed}\n\
+             sidecore = \"sc0\"\nidle = \"{idle}\"\n"
         ));
     }
     Ok(config)

@@ -63,7 +63,7 @@ fn converse(
         .iter()
         .zip(&sockets)
         .zip(FIRST_SLOT..)
-        .map(|((name, socket), slot)| Disk { name, socket, slot })
+        .map(|((name, socket), slot)| Disk { name, socket, slot, packed: *name == daemon::PACKED_DISK })
         .collect();
     let slots: Vec<String> = disks.iter().map(|disk| format!("{}:{:02x}", disk.name, disk.slot)).collect();
     let machine = Machine {
@@ -74,8 +74,9 @@ fn converse(
         disks: &disks,
         queues: daemon::QUEUES,
         settings: format!(
-            "SIDECORE_MODE={mode} SIDECORE_DISKS={} SIDECORE_SECONDS={}",
+            "SIDECORE_MODE={mode} SIDECORE_DISKS={} SIDECORE_PACKED={} SIDECORE_SECONDS={}",
             slots.join(","),
+            daemon::PACKED_DISK,
             boot.window.as_secs().max(1)
         ),
     };

@@ -43,6 +43,8 @@ pub(crate) struct Disk<'a> {
     pub(crate) socket: &'a Path,
     /// The PCI slot, by which the guest tells its disks apart.
     pub(crate) slot: u8,
+    /// Whether its rings are packed ones.
+    pub(crate) packed: bool,
 }
 
 pub(crate) struct Machine<'a> {
@@ -96,7 +98,9 @@ impl Machine<'_> {
             let name = disk.name;
             add("-chardev", format!("socket,id=socket-{name},path={}", text(disk.socket)?));
             let (queues, slot) = (self.queues, disk.slot);
-            add("-device", format!("vhost-user-blk-pci,chardev=socket-{name},num-queues={queues},addr={slot:#x}"));
+            let packed = if disk.packed { "on" } else { "off" };
+            let device = format!("vhost-user-blk-pci,chardev=socket-{name},num-queues={queues},packed={packed}");
+            add("-device", format!("{device},addr={slot:#x}"));
         }
         arguments.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(str::to_owned));
         Ok(arguments.into_iter().map(OsString::from).collect())
@@ -117,7 +121,7 @@ mod tests {
 
     #[test]
     fn each_disk_gets_a_socket_and_a_slot() {
-        let disks = [Disk { name: "ram", socket: Path::new("/t/ram.sock"), slot: 6 }];
+        let disks = [Disk { name: "ram", socket: Path::new("/t/ram.sock"), slot: 6, packed: true }];
         let machine = Machine {
             accelerator: Accelerator::Tcg,
             kernel: Path::new("/k"),
@@ -130,7 +134,7 @@ mod tests {
         let arguments = machine.arguments().unwrap();
         let has = |text: &str| arguments.iter().any(|argument| argument.to_str() == Some(text));
         assert!(has("socket,id=socket-ram,path=/t/ram.sock"));
-        assert!(has("vhost-user-blk-pci,chardev=socket-ram,num-queues=2,addr=0x6"));
+        assert!(has("vhost-user-blk-pci,chardev=socket-ram,num-queues=2,packed=on,addr=0x6"));
         assert!(has("tcg"));
     }
 }
