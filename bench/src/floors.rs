@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::EventfdFlags;
 use rustix::fs::{FallocateFlags, MemfdFlags};
-use sidecore_memory::{Arena, GuestAddress, GuestMemory, PageKind, RegionHint, RegionSpec, Segments, UserAddress};
+use sidecore_memory::{
+    Arena, GuestAddress, GuestMemory, PageKind, Part, RegionHint, RegionSpec, Segments, UserAddress,
+};
 use sidecore_ring::driver::{CopyHow, SharedMemory};
 
 use crate::cores::Partner;
@@ -155,6 +157,7 @@ impl CopyFloor {
 
     fn measure(&self, how: How, write: bool, duration: Duration) -> Result<f64> {
         let block = u64::from(BLOCK_BYTES);
+        let whole_block = Part { skip_bytes: 0, len_bytes: BLOCK_BYTES as usize };
         let mut segments = Segments::with_capacity(1);
         let mut hint = RegionHint::default();
         let mut places = Places::new(self.blocks);
@@ -177,7 +180,11 @@ impl CopyFloor {
                         segments.push(GuestAddress(GUEST_BASE + buffer * block), block, &mut hint)?;
                         // Told to fetch what it is about to copy anyway.
                         let next = self.arena.address_of(at);
-                        if write { self.arena.write(at, &segments, next) } else { self.arena.read(at, &segments, next) }
+                        if write {
+                            self.arena.write(at, &segments, whole_block, next)
+                        } else {
+                            self.arena.read(at, &segments, whole_block, next)
+                        }
                     }
                 };
                 anyhow::ensure!(copied, "a copy outside of the arena");

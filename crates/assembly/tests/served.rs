@@ -102,6 +102,22 @@ fn a_disk_waits_runs_and_waits_again_and_keeps_its_contents_and_counters() {
 }
 
 #[test]
+fn a_disk_of_sixty_four_queues_serves_each_of_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path(), vec![("mem", ram(1 << 20))]);
+    spec.devices[0].queues = 64;
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut client = connect(&spec, 0);
+    for index in 0..64 {
+        let queue = client.queue(index).unwrap();
+        assert_eq!(write(queue, u64::from(index) * 8, index as u8), Status::Ok);
+        assert_eq!(read(queue, u64::from(index) * 8), (Status::Ok, index as u8));
+    }
+    let report = until(&assembly, 0, |report| report.counters.requests == 128);
+    assert_eq!(report.queues_running, 64);
+}
+
+#[test]
 fn queues_go_round_the_sidecores() {
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path(), vec![("mem", ram(1 << 20))]);

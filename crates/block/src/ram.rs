@@ -1,12 +1,18 @@
 //! A disk in memory: one copy per request, between the guest and the arena.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use sidecore_memory::{Arena, PageKind};
+use sidecore_memory::{Arena, PageKind, Part};
 use sidecore_units::{CoreId, Nanos};
 
 use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation};
+
+/// How much of one request is done in one go: some tens of microseconds. A
+/// larger one is continued from poll to poll, and neighbours are served in
+/// between.
+const SLICE_BYTES: usize = 256 << 10;
 
 /// A store in huge pages if there are any, else in plain memory.
 #[derive(Debug)]
@@ -43,6 +49,7 @@ impl BlockDevice for RamStore {
             arena: Arc::clone(&self.arena),
             read_only: self.geometry.read_only,
             depth,
+            large: VecDeque::with_capacity(depth),
             done: Batch::with_capacity(depth),
         }))
     }
@@ -52,6 +59,8 @@ struct RamChannel {
     arena: Arc<Arena>,
     read_only: bool,
     depth: usize,
+    /// Requests of more than a slice, and how many bytes of each are done.
+    large: VecDeque<(Box<BlockRequest>, u64)>,
     done: Batch,
 }
 
@@ -66,43 +75,76 @@ impl RamChannel {
         }
     }
 
-    fn carry_out(&self, request: &BlockRequest, next: *const u8) -> Result<(), BlockError> {
+    /// Does `part` of the request.
+    #[inline]
+    fn carry_out(&self, request: &BlockRequest, part: Part, next: *const u8) -> Result<(), BlockError> {
         if self.read_only && request.operation.is_write() {
             return Err(BlockError::ReadOnly);
         }
         let arena = &self.arena;
+        // A sum that overflows is outside of the arena as well.
+        let offset_bytes = request.offset_bytes.saturating_add(part.skip_bytes);
         let in_bounds = match request.operation {
-            Operation::Read => arena.read(request.offset_bytes, &request.segments, next),
-            Operation::Write => arena.write(request.offset_bytes, &request.segments, next),
+            Operation::Read => arena.read(offset_bytes, &request.segments, part, next),
+            Operation::Write => arena.write(offset_bytes, &request.segments, part, next),
             Operation::Flush => true,
-            Operation::Discard | Operation::WriteZeroes { .. } => arena.zero(request.offset_bytes, request.len_bytes),
+            Operation::Discard | Operation::WriteZeroes { .. } => arena.zero(offset_bytes, part.len_bytes as u64),
         };
         if in_bounds { Ok(()) } else { Err(BlockError::OutOfBounds) }
+    }
+
+    /// Carries the first large request on by a slice.
+    fn continue_large(&mut self) {
+        let Some((mut request, done_bytes)) = self.large.pop_front() else {
+            return;
+        };
+        let left_bytes = request.len_bytes.saturating_sub(done_bytes);
+        let len_bytes = usize::try_from(left_bytes).unwrap_or(usize::MAX).min(SLICE_BYTES);
+        request.result = self.carry_out(&request, Part { skip_bytes: done_bytes, len_bytes }, std::ptr::null());
+        if request.operation.is_write() {
+            self.arena.settle();
+        }
+        let done_bytes = done_bytes.saturating_add(len_bytes as u64);
+        if request.result.is_ok() && done_bytes < request.len_bytes {
+            self.large.push_front((request, done_bytes));
+        } else {
+            self.done.push(request);
+        }
     }
 }
 
 impl BlockChannel for RamChannel {
     fn submit(&mut self, batch: &mut Batch) {
-        let room = self.depth.saturating_sub(self.done.len()).min(batch.len());
-        let mut rest = batch.get_mut(..room).unwrap_or_default();
+        let room = self.depth.saturating_sub(self.in_flight()).min(batch.len());
         let mut wrote = false;
-        while let Some((request, later)) = rest.split_first_mut() {
-            let next = later.first().map_or(std::ptr::null(), |next| self.source(next));
-            request.result = self.carry_out(request, next);
+        let mut requests = batch.drain(..room).peekable();
+        while let Some(mut request) = requests.next() {
+            let len_bytes = usize::try_from(request.len_bytes).unwrap_or(usize::MAX);
+            if len_bytes > SLICE_BYTES {
+                self.large.push_back((request, 0));
+                continue;
+            }
+            let next = requests.peek().map_or(std::ptr::null(), |next| self.source(next));
+            request.result = self.carry_out(&request, Part { skip_bytes: 0, len_bytes }, next);
             wrote |= request.operation.is_write();
-            rest = later;
+            self.done.push(request);
         }
         if wrote {
             self.arena.settle();
         }
-        self.done.extend(batch.drain(..room));
     }
 
     fn poll(&mut self, _now: Nanos, completed: &mut Batch) {
+        self.continue_large();
         completed.append(&mut self.done);
     }
 
     fn in_flight(&self) -> usize {
-        self.done.len()
+        self.done.len().saturating_add(self.large.len())
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        // As soon as possible: nothing but polling carries it on.
+        (!self.large.is_empty()).then_some(Nanos::ZERO)
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sidecore_block::{
-    BlockDevice, DelayStore, FaultPlan, FaultStore, Geometry, NullStore, RamStore, contract, dropped_tags,
+    BlockDevice, DelayStore, FaultPlan, FaultStore, Geometry, NullStore, RamStore, Tag, contract, dropped_tags,
 };
 use sidecore_units::Nanos;
 
@@ -33,6 +33,43 @@ fn ram_in_large_blocks_keeps_the_contract() {
 #[test]
 fn read_only_ram_keeps_the_contract() {
     check(&|| Arc::new(RamStore::new(Geometry { read_only: true, ..GEOMETRY }).unwrap()));
+}
+
+/// A request of many slices is carried on from poll to poll, in pieces that do not end where slices do, and small ones
+/// overtake it.
+#[test]
+fn ram_serves_small_requests_while_a_large_one_is_under_way() {
+    let device = ram();
+    let mut harness = contract::Harness::new(&device, 8);
+    let bytes = contract::pattern(1, 1 << 20);
+    let (at, cut) = (0x10_0000, 699_900);
+    harness.poke(at, &bytes);
+    let pieces = [(at, cut), (at + cut, (1 << 20) - cut)];
+    let mut channel = device.open_channel(None, 8).unwrap();
+    let mut large = harness.request(sidecore_block::Operation::Write, 4096, &pieces);
+    large.private = 1;
+    let mut small = harness.range_request(sidecore_block::Operation::Discard, 0, 4096);
+    small.private = 2;
+    channel.submit(&mut vec![large, small]);
+    let (mut order, mut polls) = (Vec::new(), 0);
+    while channel.in_flight() > 0 {
+        assert!(polls < 100);
+        polls += 1;
+        let mut completed = Vec::new();
+        channel.poll(Nanos(polls), &mut completed);
+        for mut request in completed {
+            assert_eq!(request.result, Ok(()));
+            order.push((request.private, polls));
+            request.tag.take().map(Tag::into_bits);
+        }
+        assert_eq!(channel.deadline().is_some(), channel.in_flight() > 0, "it has to be polled on");
+    }
+    assert_eq!(order, [(2, 1), (1, 4)], "a slice is 256 KiB");
+    assert_eq!(harness.load(4096, 1 << 20), bytes);
+    let mut zero = harness.range_request(sidecore_block::Operation::WriteZeroes { may_unmap: false }, 4096, 1 << 20);
+    zero.private = 3;
+    assert_eq!(harness.run(vec![zero]), [Ok(())]);
+    assert!(harness.load(4096, 1 << 20).iter().all(|byte| *byte == 0));
 }
 
 #[test]

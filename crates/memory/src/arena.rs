@@ -18,6 +18,15 @@ pub enum PageKind {
     Plain,
 }
 
+/// A stretch of a request's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Where in the request it starts, in bytes.
+    pub skip_bytes: u64,
+    /// Its size in bytes.
+    pub len_bytes: usize,
+}
+
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A zeroed piece of private memory, faulted in when it is made, so that no
@@ -77,51 +86,49 @@ impl Arena {
         self.at(offset_bytes, 0).map_or(std::ptr::null(), <*mut u8>::cast_const)
     }
 
-    /// Copies the arena's bytes at `offset_bytes` to all of `segments`, and
+    /// Copies the arena's bytes at `offset_bytes` to `part` of `segments`, and
     /// meanwhile fetches `next`, where the copy that follows will read from.
     /// False, and nothing done, if that is not inside the arena.
     #[must_use]
     #[inline]
-    pub fn read(&self, offset_bytes: u64, segments: &Segments, next: *const u8) -> bool {
-        let Some(mut from) = self.at(offset_bytes, segments.len_bytes()) else {
+    pub fn read(&self, offset_bytes: u64, segments: &Segments, part: Part, next: *const u8) -> bool {
+        let Some(mut from) = self.at(offset_bytes, part.len_bytes as u64) else {
             return false;
         };
         let mut next = next;
-        for piece in segments.pieces() {
-            let len = piece.len_bytes();
-            // SAFETY: `at` checked that the arena holds the sum of the
-            // pieces; a piece is valid while its list is borrowed; guest
-            // memory and the arena are distinct mappings.
+        segments.for_each_run(part.skip_bytes, part.len_bytes, |to, len| {
+            // SAFETY: `at` checked that the arena holds the whole part; a piece
+            // is valid while its list is borrowed; guest memory and the arena
+            // are distinct mappings.
             unsafe {
-                copy::copy_out(piece.as_ptr(), from, len, next);
+                copy::copy_out(to, from, len, next);
                 from = from.add(len);
             }
             next = next.wrapping_add(len);
-        }
+        });
         true
     }
 
-    /// Copies all of `segments` to `offset_bytes`, and meanwhile fetches `next`,
-    /// where the copy that follows will read from. False, and nothing done, if
-    /// that is not inside the arena.
+    /// Copies `part` of `segments` to `offset_bytes`, and meanwhile fetches
+    /// `next`, where the copy that follows will read from. False, and nothing
+    /// done, if that is not inside the arena.
     ///
     /// Other cores see it after [`settle`](Self::settle).
     #[must_use]
     #[inline]
-    pub fn write(&self, offset_bytes: u64, segments: &Segments, next: *const u8) -> bool {
-        let Some(mut to) = self.at(offset_bytes, segments.len_bytes()) else {
+    pub fn write(&self, offset_bytes: u64, segments: &Segments, part: Part, next: *const u8) -> bool {
+        let Some(mut to) = self.at(offset_bytes, part.len_bytes as u64) else {
             return false;
         };
         let mut next = next;
-        for piece in segments.pieces() {
-            let len = piece.len_bytes();
+        segments.for_each_run(part.skip_bytes, part.len_bytes, |from, len| {
             // SAFETY: as in `read`.
             unsafe {
-                copy::copy_in(to, piece.as_ptr(), len, next);
+                copy::copy_in(to, from, len, next);
                 to = to.add(len);
             }
             next = next.wrapping_add(len);
-        }
+        });
         true
     }
 

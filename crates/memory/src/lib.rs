@@ -40,7 +40,7 @@ pub mod sigbus;
 mod table;
 mod window;
 
-pub use arena::{Arena, PageKind};
+pub use arena::{Arena, PageKind, Part};
 pub use segments::{Segment, Segments};
 pub use table::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, RegionHint, RegionSpec, UserAddress};
 pub use window::Window;

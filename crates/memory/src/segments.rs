@@ -158,7 +158,10 @@ impl Segments {
         }
     }
 
-    fn for_each_run(&self, offset_bytes: u64, len_bytes: usize, mut visit: impl FnMut(*mut u8, usize)) {
+    /// Calls `visit` for each contiguous piece of the `len_bytes` from byte
+    /// `offset_bytes` on, as far as there are any.
+    #[inline]
+    pub(crate) fn for_each_run(&self, offset_bytes: u64, len_bytes: usize, mut visit: impl FnMut(*mut u8, usize)) {
         let Ok(mut skip) = usize::try_from(offset_bytes) else {
             return;
         };

@@ -476,6 +476,30 @@ fn stopping_waits_for_what_is_in_flight_and_takes_nothing_new() {
     assert_eq!(rig.driver.pop().unwrap().unwrap().slot, 0);
 }
 
+/// A guest with large requests does not keep the others on its sidecore waiting for all of them.
+#[test]
+fn a_poll_takes_so_many_bytes_and_no_more() {
+    // The limit is 512 KiB, and the request that passes it is still taken.
+    for (len_bytes, at_once) in [(300 << 10, 2), (600 << 10, 1)] {
+        let (store, log) = slow(None);
+        let mut rig = Rig::new(Setup { store, ..Setup::default() });
+        for slot in 0..2 {
+            let header = HEADER + u64::from(slot) * 0x100;
+            rig.write(header, &OUT.to_le_bytes());
+            rig.write(header + 4, &[0; 12]);
+            let status = Buffer::from_device(STATUS + u64::from(slot), 1);
+            let chain = [Buffer::to_device(header, 16), Buffer::to_device(DATA, len_bytes), status];
+            rig.driver.describe(slot, &chain).unwrap();
+            rig.driver.push(slot).unwrap();
+        }
+        rig.driver.publish();
+        rig.poll();
+        assert_eq!(log.lock().unwrap().len(), at_once, "requests of {len_bytes} bytes");
+        rig.poll();
+        assert_eq!(log.lock().unwrap().len(), 2);
+    }
+}
+
 #[test]
 fn a_queue_that_cannot_be_started_says_why() {
     let (memory, _file) = memory();

@@ -19,6 +19,10 @@ use crate::{QueueResources, StartError};
 /// store can fetch ahead.
 const BATCH: usize = 16;
 
+/// Bytes of requests that a poll takes before the next queue has its turn, but
+/// for the last request's.
+const POLL_BYTES: u64 = 512 << 10;
+
 /// Descriptors in a chain beyond its data: header, status, and some grace for
 /// drivers that cut them up.
 const FRAMING_DESCRIPTORS: usize = 4;
@@ -171,11 +175,12 @@ impl BlkQueue {
         }
     }
 
-    /// Takes up to [`BATCH`] requests from the ring; how many there were.
+    /// Takes up to [`BATCH`] requests from the ring, or fewer if they are of
+    /// `room_bytes`, which becomes less; how many there were.
     #[inline]
-    fn take(&mut self, now: Nanos) -> usize {
+    fn take(&mut self, now: Nanos, room_bytes: &mut u64) -> usize {
         let mut taken = 0_usize;
-        while taken < BATCH {
+        while taken < BATCH && *room_bytes > 0 {
             let Some(mut request) = self.pool.pop() else {
                 break;
             };
@@ -196,6 +201,7 @@ impl BlkQueue {
             let verdict = self.rules.parse(&self.memory, &self.chain, &mut self.hint, &mut request);
             match verdict {
                 Ok(Verdict::Submit) => {
+                    *room_bytes = room_bytes.saturating_sub(request.len_bytes);
                     request.tag = Some(Tag::from_bits(token.into_bits() | self.flush_after(request.operation)));
                     self.waiting.push(request);
                 }
@@ -269,21 +275,31 @@ impl BlkQueue {
             }
             Ok(()) => (Status::Ok, 0),
             Err(error) => {
-                if let Some(stats) = Self::stats(&self.device, self.index) {
-                    stats.errors.add(1);
-                }
-                tracing::warn!(
-                    device = self.device.name(),
-                    queue = self.index,
-                    operation = ?request.operation,
-                    offset_bytes = request.offset_bytes,
-                    len_bytes = request.len_bytes,
-                    "the store failed a request: {error}"
-                );
+                self.note_error(&request, error);
                 (status_of(error), 0)
             }
         };
         self.answer(Token::from_bits(bits), request, status, written_bytes);
+    }
+
+    /// Counts what the store failed, and logs it each time that the count has
+    /// doubled: a failing disk must not turn the sidecore into a log writer.
+    #[cold]
+    fn note_error(&self, request: &BlockRequest, error: BlockError) {
+        let Some(stats) = Self::stats(&self.device, self.index) else { return };
+        stats.errors.add(1);
+        let errors = stats.errors.get();
+        if errors.is_power_of_two() {
+            tracing::warn!(
+                device = self.device.name(),
+                queue = self.index,
+                operation = ?request.operation,
+                offset_bytes = request.offset_bytes,
+                len_bytes = request.len_bytes,
+                errors,
+                "the store failed a request: {error}"
+            );
+        }
     }
 
     /// Writes the status and gives the request back to the ring and the pool.
@@ -365,8 +381,9 @@ impl Pollable for BlkQueue {
             work = self.exchange(now);
         }
         let mut taken = 0_usize;
+        let mut room_bytes = POLL_BYTES;
         while !self.halted && taken < budget {
-            let batch = self.take(now);
+            let batch = self.take(now, &mut room_bytes);
             if batch == 0 {
                 break;
             }
