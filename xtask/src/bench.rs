@@ -1,15 +1,27 @@
 //! The experiments: the bench is a program of its own, because it must be built in release mode.
 
+use std::process::Command;
+
 use anyhow::Result;
 
 use crate::shell;
 
-/// Runs the bench with these arguments.
+/// Every experiment there is.
+const EXPERIMENTS: [&str; 1] = ["local-block"];
+
+/// Runs the bench with these arguments; without any, all experiments one after the other.
 pub fn run(arguments: &[String]) -> Result<()> {
     build_what_ships()?;
-    shell::run(
-        shell::cargo().args(["run", "--release", "--quiet", "--package", "sidecore-bench", "--"]).args(arguments),
-    )
+    if arguments.is_empty() {
+        return EXPERIMENTS.iter().try_for_each(|experiment| shell::run(bench().arg(experiment)));
+    }
+    shell::run(bench().args(arguments))
+}
+
+fn bench() -> Command {
+    let mut command = shell::cargo();
+    command.args(["run", "--release", "--quiet", "--package", "sidecore-bench", "--"]);
+    command
 }
 
 /// Builds the daemon and the command line tool in release mode: what is measured and shown is what ships.
