@@ -231,8 +231,13 @@ mod tests {
         let sidecore = thread.sidecore().clone();
         assert!(!sidecore.is_lost());
         assert_eq!(sidecore.ask(|_| panic!("this panic is part of a test")), Err::<(), _>(Closed));
+        // The answer is refused while the thread is still unwinding.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !sidecore.is_lost() {
+            assert!(std::time::Instant::now() < deadline, "nobody noticed");
+            std::thread::yield_now();
+        }
         drop(thread);
-        assert!(sidecore.is_lost());
     }
 
     #[test]
