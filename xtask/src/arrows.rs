@@ -28,7 +28,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("linux", Only(&["reactor", "block", "memory", "units"])),
     ("assembly", Only(&["linux", "vhost-user", "virtio", "block", "reactor", "ring", "memory", "units"])),
     ("control", Only(&["assembly"])),
-    ("driver", Only(&["vhost-user", "linux", "ring", "memory", "units"])),
+    ("driver", Only(&["ring", "memory", "units"])),
     ("bin/sidecored", Only(&["control", "assembly", "linux"])),
     ("bin/sidecore", Only(&["control"])),
     ("verify/alloc", Only(&[])),

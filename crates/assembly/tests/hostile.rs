@@ -10,15 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sidecore_assembly::Assembly;
-use sidecore_assembly::report::{DeviceReport, DeviceState};
+use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{DeviceSpec, Nanos, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use sidecore_block::dropped_tags;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Status};
 use sidecore_ring::driver::{Buffer, RawDescriptor, flags};
 
-use common::device;
+use common::{PATIENCE, device, until};
 
-const PATIENCE: Duration = Duration::from_secs(10);
 const DISK_BYTES: u64 = 1 << 20;
 const VICTIM: usize = 0;
 const NEIGHBOUR: usize = 1;
@@ -49,18 +48,6 @@ fn options(packed: bool) -> ClientOptions {
 
 fn connect(spec: &Spec, device: usize, options: &ClientOptions) -> BlkClient {
     BlkClient::connect(&spec.devices[device].socket, options).unwrap()
-}
-
-fn until(assembly: &Assembly, device: usize, like: impl Fn(&DeviceReport) -> bool) -> DeviceReport {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let report = assembly.devices().swap_remove(device);
-        if like(&report) {
-            return report;
-        }
-        assert!(Instant::now() < deadline, "{report:?}");
-        std::thread::yield_now();
-    }
 }
 
 fn complete(queue: &mut BlkQueue, count: usize) -> Vec<Completion> {

@@ -5,16 +5,14 @@ mod common;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sidecore_assembly::report::{DeviceReport, DeviceState};
+use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
     Affected, Fault, FaultPlan, FaultRule, FileOptions, Nanos, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec, When,
 };
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, BlkQueue, ClientError, ClientOptions, Completion, Status};
 
-use common::device;
-
-const PATIENCE: Duration = Duration::from_secs(10);
+use common::{PATIENCE, device, until};
 
 fn ram(size_bytes: u64) -> StoreKind {
     StoreKind::Ram { size_bytes, block_bytes: 512 }
@@ -59,19 +57,6 @@ fn read(queue: &mut BlkQueue, sector: u64) -> (Status, u8) {
     queue.read_data(slot, 0, &mut data);
     assert!(data.iter().all(|byte| *byte == data[0]));
     (status, data[0])
-}
-
-/// Waits until the device's report is like this; it follows the socket's thread.
-fn until(assembly: &Assembly, device: usize, like: impl Fn(&DeviceReport) -> bool) -> DeviceReport {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let report = assembly.devices().swap_remove(device);
-        if like(&report) {
-            return report;
-        }
-        assert!(Instant::now() < deadline, "{report:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use sidecore_assembly::spec::{FaultPlan, FileOptions, Nanos, Sector, SidecoreSpe
 use sidecore_counting_alloc::{CountingAllocator, allocations, process_allocations};
 use sidecore_driver::{BlkClient, ClientOptions, Completion, Status};
 
-use common::device;
+use common::{device, until};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -90,9 +90,7 @@ fn a_hundred_thousand_requests_allocate_nothing() {
             assert_eq!(daemon_allocations() - before, 0, "store {}, packed {packed}", device.name);
             drop(client);
             // Ending a connection allocates, and must not be counted against the next one.
-            while assembly.devices()[index].state != DeviceState::Waiting {
-                std::thread::yield_now();
-            }
+            until(&assembly, index, |report| report.state == DeviceState::Waiting);
         }
     }
     assembly.drain();

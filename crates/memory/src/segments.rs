@@ -70,12 +70,6 @@ impl Segments {
         self.len_bytes = 0;
     }
 
-    /// Empties the list and lets go of the memory.
-    pub fn release(&mut self) {
-        self.clear();
-        self.memory = None;
-    }
-
     /// Appends `len_bytes` at guest `address`, split where regions meet.
     ///
     /// # Errors
@@ -113,12 +107,6 @@ impl Segments {
         self.len_bytes
     }
 
-    /// Most pieces the list can hold.
-    #[must_use]
-    pub fn max_segments(&self) -> usize {
-        self.max_segments
-    }
-
     /// Copies out of guest memory from byte `offset_bytes` of the request into
     /// `to`; returns how many bytes there were.
     pub fn copy_to_slice(&self, offset_bytes: u64, to: &mut [u8]) -> usize {
@@ -148,14 +136,6 @@ impl Segments {
             }
         });
         copied
-    }
-
-    /// Fills all of the request's memory with zeros.
-    pub fn fill_zero(&self) {
-        for piece in &self.pieces {
-            // SAFETY: the piece is valid while `self` holds its memory.
-            unsafe { copy::zero(piece.as_ptr(), piece.len_bytes) };
-        }
     }
 
     /// Calls `visit` for each contiguous piece of the `len_bytes` from byte

@@ -22,6 +22,7 @@ fn nothing_is_lost_whoever_runs_when() {
         total.calls += outcome.calls;
         total.sleeps += outcome.sleeps;
         total.restarts += outcome.restarts;
+        total.duration_ns += outcome.duration_ns;
     }
     println!("{total:?}");
     // A simulation in which nothing happens would pass as well.

@@ -1,8 +1,14 @@
 //! What the tests of a whole assembly share.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use sidecore_assembly::Assembly;
+use sidecore_assembly::report::DeviceReport;
 use sidecore_assembly::spec::{DeviceSpec, IdleMode, Nanos};
+
+/// How long anything may take before a test gives up.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A disk in front of the store of the same name, with its socket in `directory`, on the sidecore `sc0`.
 pub fn device(directory: &Path, name: &str) -> DeviceSpec {
@@ -19,5 +25,18 @@ pub fn device(directory: &Path, name: &str) -> DeviceSpec {
         seg_max: None,
         size_max_bytes: None,
         serial: None,
+    }
+}
+
+/// Waits until the device's report is like this; it follows the socket's thread.
+pub fn until(assembly: &Assembly, device: usize, like: impl Fn(&DeviceReport) -> bool) -> DeviceReport {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let report = assembly.devices().swap_remove(device);
+        if like(&report) {
+            return report;
+        }
+        assert!(Instant::now() < deadline, "{report:?}");
+        std::thread::yield_now();
     }
 }
