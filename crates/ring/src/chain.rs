@@ -71,7 +71,8 @@ impl Chain {
 
 /// A request taken from a ring and owed to it: its name there, and how many
 /// descriptors it holds. Give it back to
-/// [`DeviceRing::complete`](crate::DeviceRing::complete).
+/// [`DeviceRing::complete`](crate::DeviceRing::complete) or, unanswered, to
+/// [`DeviceRing::abandon`](crate::DeviceRing::abandon).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Token {

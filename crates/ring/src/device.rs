@@ -61,6 +61,16 @@ impl DeviceRing {
         }
     }
 
+    /// Forgets a request without answering it: the driver broke the rules with
+    /// it, and an answer without a status could be taken for a good one.
+    #[allow(clippy::needless_pass_by_value)] // abandoning ends the token
+    pub fn abandon(&mut self, token: Token) {
+        match &mut self.format {
+            Format::Split(ring) => ring.abandon(),
+            Format::Packed(ring) => ring.abandon(&token),
+        }
+    }
+
     /// Makes all completions visible to the driver.
     #[inline]
     pub fn publish(&mut self) {

@@ -184,6 +184,11 @@ impl PackedDevice {
         self.uncalled_entries = self.uncalled_entries.saturating_add(token.entries);
     }
 
+    pub(crate) fn abandon(&mut self, token: &Token) {
+        self.in_flight_entries = self.in_flight_entries.saturating_sub(token.entries);
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
     pub(crate) fn take_call(&mut self) -> bool {
         // As in the split ring: completions first, then the driver's wish.
         fence(Ordering::SeqCst);

@@ -214,6 +214,10 @@ impl SplitDevice {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
+    pub(crate) fn abandon(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
     #[inline]
     pub(crate) fn publish(&mut self) {
         if let Some(idx) = self.used.get(1) {

@@ -52,6 +52,8 @@ struct Rig {
     call: EventFd,
     err: EventFd,
     now: u64,
+    /// Requests that came back.
+    answered: u32,
 }
 
 fn duplicate(event: &EventFd) -> Option<OwnedFd> {
@@ -108,7 +110,7 @@ impl Rig {
         let channel = setup.store.open_channel(None, SIZE.into()).unwrap();
         let state = RingState::fresh(setup.format);
         let queue = BlkQueue::new(&device, 0, resources, state, channel, setup.mode).unwrap();
-        Self { memory, file, device, queue, driver, layout, kick, call, err, now: 0 }
+        Self { memory, file, device, queue, driver, layout, kick, call, err, now: 0, answered: 0 }
     }
 
     fn write(&self, address: u64, bytes: &[u8]) {
@@ -142,6 +144,7 @@ impl Rig {
             self.poll();
         }
         let used = self.driver.pop().unwrap()?;
+        self.answered += 1;
         Some((self.read(STATUS, 1)[0], used.written_bytes))
     }
 
@@ -317,6 +320,7 @@ fn a_lying_driver_breaks_its_device_and_a_reset_brings_it_back() {
         let reason = rig.device.broken().unwrap_or_else(|| panic!("{name}: the device goes on"));
         assert!(reason.contains(word), "{name}: {reason}");
         assert_eq!(rig.err.drain(), 1, "{name}: the guest is told");
+        assert_eq!(rig.answered, 0, "{name}: an answer without a status could pass for a good one");
         for _ in 0..3 {
             assert_eq!(rig.poll(), Polled::Idle, "{name}: it has stopped");
         }

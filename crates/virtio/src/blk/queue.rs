@@ -214,8 +214,7 @@ impl BlkQueue {
                     self.answer(token, request, status, written_bytes);
                 }
                 Err(error) => {
-                    // The ring owes the driver nothing any more.
-                    self.ring.complete(token, 0);
+                    self.ring.abandon(token);
                     self.pool.push(request);
                     self.break_with(&error);
                     break;
@@ -307,11 +306,12 @@ impl BlkQueue {
     fn answer(&mut self, token: Token, request: Box<BlockRequest>, status: Status, written_bytes: u32) {
         let address = GuestAddress(request.private);
         self.pool.push(request);
-        let written = self.memory.write_slice(address, &[status as u8], &mut self.hint);
-        self.ring.complete(token, written_bytes.saturating_add(1));
-        if let Err(error) = written {
+        if let Err(error) = self.memory.write_slice(address, &[status as u8], &mut self.hint) {
+            self.ring.abandon(token);
             self.break_with(&error);
+            return;
         }
+        self.ring.complete(token, written_bytes.saturating_add(1));
         self.unpublished = true;
         self.call_delay.get_or_insert(0);
     }
