@@ -1,5 +1,6 @@
 //! The peer: qemu-storage-daemon's vhost-user-blk export, as new as this machine can get it and at its best settings.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -217,7 +218,8 @@ impl StorageDaemon {
         let options = ["--object", &object, "--blockdev", &blockdev, "--export", &export].map(str::to_owned);
         let command: Vec<String> = program.command.iter().cloned().chain(options).collect();
         let mut process = Process::start(name, &[cores::SERVER], &command, directory)?;
-        process.wait_until(|_| socket.exists())?;
+        // The socket's file is there before anybody listens on it.
+        process.wait_until(|_| UnixStream::connect(&socket).is_ok())?;
         Ok(Self { process, socket, settings: settings.describe(disk) })
     }
 

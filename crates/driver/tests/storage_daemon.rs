@@ -1,6 +1,7 @@
 //! The driver against qemu-storage-daemon's vhost-user-blk export: somebody else's device, and so a check of the
 //! driver that shares nothing with this project's own devices.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -42,7 +43,8 @@ impl Daemon {
             .unwrap();
         let daemon = Self { child, directory };
         let end = Instant::now() + Duration::from_secs(10);
-        while !daemon.socket().exists() {
+        // The socket's file is there before anybody listens on it.
+        while UnixStream::connect(daemon.socket()).is_err() {
             assert!(Instant::now() < end, "the storage daemon does not start");
             std::thread::sleep(Duration::from_millis(5));
         }
