@@ -1,12 +1,23 @@
-//! The command line: `sidecore list|stats|top|check`. See docs/sidecore.md.
+//! The command line: `sidecore list|stats|top|device|volume|controller|check`. See docs/sidecore.md.
 #![forbid(unsafe_code)]
 
+mod controller;
+mod device;
+mod disk;
+mod export;
+mod image;
+mod import;
+mod interrupt;
 mod list;
+mod pick;
+mod progress;
+mod qemu;
 mod stats;
 mod table;
 mod terminal;
 mod top;
 mod units;
+mod volume;
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -18,10 +29,10 @@ use clap::{Parser, Subcommand};
 use sidecore_control::config::DEFAULT_CONTROL_SOCKET;
 use sidecore_control::{Client, Config, Depth};
 
-/// The configuration has faults.
+/// What was checked has faults.
 const FAULTS: u8 = 2;
 
-/// Looks at a running sidecored, and checks configurations.
+/// Looks at a running sidecored, manages its devices and volumes, and checks configurations.
 #[derive(Parser)]
 #[command(name = "sidecore", version, after_help = AFTER_HELP)]
 struct Arguments {
@@ -36,7 +47,7 @@ const AFTER_HELP: &str = "\
 Exit codes:
   0  done
   1  no daemon answers, or something else went wrong; the message says what to do
-  2  `check` found faults, or the command line is wrong
+  2  a check found faults, or the command line is wrong
 
 Examples:
   sidecore list                                what is served, and to whom
@@ -45,6 +56,11 @@ Examples:
   sidecore top --interval 0.5                  live; q quits
   sidecore --socket /tmp/control.sock list     a daemon that was told another socket
   sidecore check disks.toml                    before starting a daemon with it
+  sidecore volume create root 20GiB
+  sidecore volume import debian.qcow2 base
+  sidecore volume clone base guest7
+  sidecore device add vd7 /run/sidecore/vd7.sock --volume guest7
+  sidecore controller show                     space, translation, functions, events
 ";
 
 #[derive(Subcommand)]
@@ -74,6 +90,12 @@ enum Command {
         #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = interval)]
         interval: Duration,
     },
+    /// Add and remove disks while the daemon runs.
+    Device(device::Arguments),
+    /// Make, copy, change, check, import and export volumes.
+    Volume(volume::Arguments),
+    /// Look at controllers, and do what concerns all of their volumes.
+    Controller(controller::Arguments),
     /// Check a configuration without starting anything, and list all that is wrong with it.
     Check {
         /// The configuration file.
@@ -96,6 +118,12 @@ fn main() -> ExitCode {
             with(&arguments.socket, |client| stats::run(client, json, device.as_deref()))
         }
         Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),
+        Command::Device(device) => with(&arguments.socket, |client| device::run(client, device)),
+        Command::Controller(controller) => controller::run(&arguments.socket, controller),
+        Command::Volume(volume) => match volume::run(&arguments.socket, volume) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -129,6 +157,11 @@ fn interval(text: &str) -> Result<Duration, String> {
         Ok(seconds) if (0.1..=60.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("expected seconds, from 0.1 to 60".to_owned()),
     }
+}
+
+/// Writes something as JSON to the standard output.
+fn print_json(thing: &impl serde::Serialize) -> Result<()> {
+    Ok(print(&(serde_json::to_string_pretty(thing)? + "\n"))?)
 }
 
 /// Writes to the standard output. Whoever reads may have had enough, as `head` has; that is no failure.

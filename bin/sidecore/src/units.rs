@@ -22,6 +22,53 @@ pub(crate) fn short(number: f64) -> String {
     }
 }
 
+/// A size of three digits, with a unit of a power of two: `1.23GiB`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let Some((unit, power)) = units.into_iter().find(|(_, power)| bytes >> power > 0) else {
+        return format!("{bytes}B");
+    };
+    let scaled = bytes as f64 / (1_u64 << power) as f64;
+    match scaled {
+        n if n.fract() == 0.0 || n >= 100.0 => format!("{n:.0}{unit}"),
+        n if n < 10.0 => format!("{n:.2}{unit}"),
+        n => format!("{n:.1}{unit}"),
+    }
+}
+
+/// The share of `whole` that `part` is, for people.
+pub(crate) fn percent(part: u64, whole: u64) -> String {
+    match whole {
+        0 => "-".to_owned(),
+        whole => format!("{:.1}%", part as f64 / whole as f64 * 100.0),
+    }
+}
+
+/// A point in time, in seconds since 1970, as a date and time in UTC.
+pub(crate) fn time(unix_s: u64) -> String {
+    let (days, seconds) = (unix_s / 86_400, unix_s % 86_400);
+    let (year, month, day) = date(days);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+/// Year, month and day of a day since 1970, in the Gregorian calendar.
+fn date(days: u64) -> (u64, u64, u64) {
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    // A broken clock may say anything; no calendar is needed for that.
+    let (mut year, mut left) = (1970, days.min(3_000_000));
+    while left >= 365 + u64::from(leap(year)) {
+        left -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let months = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 0;
+    while left >= months[month] {
+        left -= months[month];
+        month += 1;
+    }
+    (year, month as u64 + 1, left + 1)
+}
+
 /// Nanoseconds as microseconds, which is what a request takes.
 pub(crate) fn micros(ns: f64) -> String {
     let us = ns / 1e3;
@@ -60,6 +107,38 @@ mod tests {
         for (ns, text) in [(0.0, "-"), (310.0, "0.31"), (15_900.0, "15.9"), (1_500_000.0, "1500")] {
             assert_eq!(micros(ns), text);
         }
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        for (size, text) in [
+            (0, "0B"),
+            (1023, "1023B"),
+            (1024, "1KiB"),
+            (1536, "1.50KiB"),
+            (10 << 20, "10MiB"),
+            (12_900_000, "12.3MiB"),
+            (200_000_000_000, "186GiB"),
+            (1 << 48, "256TiB"),
+        ] {
+            assert_eq!(bytes(size), text);
+        }
+        assert_eq!((percent(1, 8).as_str(), percent(1, 0).as_str()), ("12.5%", "-"));
+    }
+
+    #[test]
+    fn times_are_dates() {
+        for (unix_s, text) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_399, "2000-02-28 23:59:59"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (951_868_800, "2000-03-01 00:00:00"),
+            (1_767_225_599, "2025-12-31 23:59:59"),
+            (4_107_542_400, "2100-03-01 00:00:00"),
+        ] {
+            assert_eq!(time(unix_s), text);
+        }
+        assert!(time(u64::MAX).len() < 30);
     }
 
     #[test]

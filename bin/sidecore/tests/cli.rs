@@ -1,12 +1,10 @@
 //! The command line against a running daemon, and without one.
 
-use std::path::Path;
-use std::process::{Command, Output};
-use std::sync::Arc;
+mod common;
 
-use sidecore_assembly::Assembly;
-use sidecore_control::{Api, Config, Depth, Socket};
-use tempfile::TempDir;
+use std::path::Path;
+
+use common::{Daemon, directory, failure, stdout};
 
 const CONFIG: &str = r#"
 control_socket = "control.sock"
@@ -29,66 +27,26 @@ read_only = true
 idle = "poll"
 "#;
 
-/// All of a daemon but its process.
-struct Daemon {
-    _api: Api,
-    directory: TempDir,
-}
-
 fn daemon() -> Daemon {
-    let directory = directory();
-    let config = Config::load(&directory.path().join("disks.toml"), Depth::Machine).unwrap();
-    let socket = Socket::bind(&config.control_socket).unwrap();
-    let assembly = Arc::new(Assembly::start(&config.spec).unwrap());
-    Daemon { _api: Api::start(socket, assembly, || {}).unwrap(), directory }
-}
-
-fn directory() -> TempDir {
-    let directory = tempfile::tempdir().unwrap();
-    std::fs::write(directory.path().join("disks.toml"), CONFIG).unwrap();
-    directory
-}
-
-fn sidecore(directory: &Path, arguments: &[&str]) -> Output {
-    let socket = directory.join("control.sock");
-    Command::new(env!("CARGO_BIN_EXE_sidecore"))
-        .current_dir(directory)
-        .arg("--socket")
-        .arg(socket)
-        .args(arguments)
-        .output()
-        .unwrap()
-}
-
-/// What it printed, if it was content.
-fn stdout(directory: &Path, arguments: &[&str]) -> String {
-    let output = sidecore(directory, arguments);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// What it complained about, and its exit code.
-fn failure(directory: &Path, arguments: &[&str]) -> (Option<i32>, String) {
-    let output = sidecore(directory, arguments);
-    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    Daemon::start(directory(CONFIG))
 }
 
 #[test]
 fn list_shows_every_device() {
     let daemon = daemon();
-    let text = stdout(daemon.directory.path(), &["list"]);
+    let text = stdout(daemon.path(), &["list"]);
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0][..2], ["NAME", "STATE"]);
     assert_eq!(rows[1][..7], ["vd0", "waiting", "mem", "ram", "1MiB", "0/2", "adaptive"]);
     assert_eq!(rows[2][..8], ["vd1", "waiting", "mem", "ram", "1MiB", "ro", "0/1", "poll"]);
-    let json: serde_json::Value = serde_json::from_str(&stdout(daemon.directory.path(), &["list", "--json"])).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&stdout(daemon.path(), &["list", "--json"])).unwrap();
     assert_eq!(json["devices"][1]["name"], "vd1");
 }
 
 #[test]
 fn stats_are_json_or_a_table_of_one_or_all() {
     let daemon = daemon();
-    let path = daemon.directory.path();
+    let path = daemon.path();
     let json: serde_json::Value = serde_json::from_str(&stdout(path, &["stats", "--json"])).unwrap();
     assert_eq!(json["sidecores"][0]["name"], "sc0");
     assert_eq!(json["devices"][0]["queues"][1]["index"], 1);
@@ -106,16 +64,16 @@ fn stats_are_json_or_a_table_of_one_or_all() {
 #[test]
 fn top_without_a_terminal_prints_once() {
     let daemon = daemon();
-    let text = stdout(daemon.directory.path(), &["top", "--interval", "0.1"]);
+    let text = stdout(daemon.path(), &["top", "--interval", "0.1"]);
     assert!(text.starts_with("SIDECORE"), "{text}");
     assert!(text.contains("vd1     waiting      0"), "{text}");
     assert!(!text.contains('\u{1b}'), "{text}");
-    assert_eq!(failure(daemon.directory.path(), &["top", "--interval", "0"]).0, Some(2));
+    assert_eq!(failure(daemon.path(), &["top", "--interval", "0"]).0, Some(2));
 }
 
 #[test]
 fn check_agrees_with_the_daemon() {
-    let directory = directory();
+    let directory = directory(CONFIG);
     assert!(stdout(directory.path(), &["check", "disks.toml"]).contains("fine, 2 devices"));
     std::fs::write(directory.path().join("bad.toml"), CONFIG.replace("queues = 2", "queues = 0")).unwrap();
     let (code, message) = failure(directory.path(), &["check", "bad.toml"]);
@@ -123,15 +81,15 @@ fn check_agrees_with_the_daemon() {
     assert!(message.starts_with("bad.toml:13:10: [[device]] \"vd0\": "), "{message}");
     // What a daemon runs with is in use, which only a look at the machine tells.
     let daemon = daemon();
-    let (code, message) = failure(daemon.directory.path(), &["check", "disks.toml"]);
+    let (code, message) = failure(daemon.path(), &["check", "disks.toml"]);
     assert_eq!(code, Some(2));
     assert!(message.contains("vd0.sock already"), "{message}");
-    stdout(daemon.directory.path(), &["check", "--text-only", "disks.toml"]);
+    stdout(daemon.path(), &["check", "--text-only", "disks.toml"]);
 }
 
 #[test]
 fn without_a_daemon_every_command_says_what_to_do() {
-    let directory = directory();
+    let directory = directory(CONFIG);
     for arguments in [&["list"][..], &["stats"], &["stats", "--json"], &["top"]] {
         let (code, message) = failure(directory.path(), arguments);
         assert_eq!(code, Some(1));

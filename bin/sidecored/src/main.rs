@@ -32,8 +32,8 @@ The configuration is checked to the end before anything is started, and every fa
 remedy. When all sockets listen, the line `ready: N devices` appears on the standard output. The log goes to the \
 standard error.
 
-SIGTERM and SIGINT end the daemon in order: no more connections, queues stopped when what is in flight is done, files \
-flushed, sockets removed. The same signal once more ends it at once.
+SIGTERM and SIGINT end the daemon in order: no more connections, queues stopped when what is in flight is done, volumes' \
+metadata written, files flushed, sockets removed. The same signal once more ends it at once.
 
 Environment:
   RUST_LOG   how much to log: error, warn, info (the default), debug; or by part, as in `warn,sidecore_vhost_user=debug`

@@ -7,8 +7,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sidecore_control::Client;
 use sidecore_control::report::DeviceState;
+use sidecore_control::{Client, CreateVolume, NewDevice, NewFunction};
 use tempfile::TempDir;
 
 struct Daemon {
@@ -154,6 +154,43 @@ fn a_killed_daemons_sockets_and_files_do_not_stand_in_the_way_of_the_next() {
     let (status, log) = daemon.wait();
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(log.contains("flushed"), "{log}");
+}
+
+/// A controller on a file, which is formatted if it is blank.
+const POOL: &str = "[[store]]\nname = \"pool-file\"\ntype = \"file\"\npath = \"pool.img\"\n\
+    [[controller]]\nname = \"pool\"\nstore = \"pool-file\"\nformat = \"blank\"\n";
+
+#[test]
+fn volumes_outlive_a_killed_daemon_and_devices_that_were_added_do_not() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::File::create(directory.path().join("pool.img")).unwrap().set_len(64 << 20).unwrap();
+    let text = config(1) + POOL;
+    let mut daemon = Daemon::start(directory, &text);
+    let client = daemon.client();
+    let new = |name: &str| CreateVolume { name: name.to_owned(), size_bytes: 1 << 20, quota_bytes: None };
+    client.create_volume("pool", &new("root")).unwrap();
+    client.snapshot_volume("pool", "root", "monday").unwrap();
+    let volume = NewFunction { controller: "pool".to_owned(), volume: "root".to_owned(), ..NewFunction::default() };
+    let socket = daemon.directory.path().join("root.sock");
+    let device = NewDevice { name: "root".to_owned(), socket, volume: Some(volume), ..NewDevice::default() };
+    client.add_device(&device).unwrap();
+    assert_eq!(client.devices().unwrap().len(), 2);
+
+    daemon.child.kill().unwrap();
+    daemon.wait();
+    let directory = std::mem::replace(&mut daemon.directory, tempfile::tempdir().unwrap());
+    let mut daemon = Daemon::start(directory, &text);
+    let client = daemon.client();
+    let names: Vec<String> = client.volumes("pool").unwrap().into_iter().map(|volume| volume.name).collect();
+    assert_eq!(names, ["root", "monday"]);
+    assert!(client.check_controller("pool").unwrap().clean);
+    assert_eq!(client.devices().unwrap().len(), 1);
+    // Its socket was left behind, and is replaced.
+    client.add_device(&device).unwrap();
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(sockets(daemon.directory.path()).is_empty());
 }
 
 #[test]

@@ -1,48 +1,41 @@
-//! The running graph: started from its spec, asked how it fares, drained.
+//! The running graph: started from its spec, changed while it runs, asked how it fares, drained.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_linux::Clock;
-use sidecore_reactor::IdleMode;
 use sidecore_units::Nanos;
-use sidecore_vhost_user::Server;
-use sidecore_virtio::VirtioDevice;
-use sidecore_virtio::blk::{BlkDevice, BlkOptions, QueueStats};
 
 use crate::AssemblyError;
-use crate::report::{DeviceReport, DeviceState, DeviceStats, Latency, QueueCounters, Stats};
-use crate::served::ServedBlk;
+use crate::controllers::{ControllerHandle, Controllers};
+use crate::disk::Disk;
+use crate::report::{DeviceReport, Stats};
 use crate::sidecore::{Sidecore, SidecoreThread};
-use crate::spec::{DeviceSpec, Spec};
-use crate::stores::{CachedStore, Stores};
+use crate::spec::{DeviceSpec, Spec, StoreKind, StoreSpec};
+use crate::stores::Stores;
 
-/// A daemon's sidecores, stores and devices. Dropping it drains it.
+/// A daemon's sidecores, stores, controllers and devices. Dropping it drains it.
 pub struct Assembly {
     clock: Clock,
     started_at: Nanos,
     sidecores: Vec<Sidecore>,
-    disks: Vec<Disk>,
-    /// What is taken apart when it is drained, in this order.
-    running: Mutex<Running>,
+    /// Locked for as long as it takes to look at the list, and by no sidecore.
+    disks: Mutex<Vec<Arc<Disk>>>,
+    controllers: Controllers,
+    /// Locked for as long as a change takes: the opening of a store, for instance.
+    graph: Mutex<Graph>,
 }
 
-/// A device, and what reports say about it besides its counters.
-struct Disk {
-    spec: DeviceSpec,
-    store_type: &'static str,
-    served: Arc<ServedBlk>,
-}
-
-#[derive(Default)]
-struct Running {
-    /// One for each disk, in the same order.
-    servers: Vec<Server>,
-    cached: Vec<CachedStore>,
+/// What only changes take.
+struct Graph {
+    stores: Stores,
     threads: Vec<SidecoreThread>,
+    /// It has been drained, or is about to be: nothing is added any more.
+    ends: bool,
 }
 
 impl Assembly {
-    /// Opens the stores, starts the sidecores, and serves each device on its socket.
+    /// Opens the stores and the controllers, starts the sidecores, and serves each device on its socket.
     ///
     /// # Errors
     /// The first thing that cannot be had; what was started until then is stopped again.
@@ -50,49 +43,105 @@ impl Assembly {
         let clock = Clock::new();
         let mut stores = Stores::new(&spec.stores);
         // Stores first: they take longest, and fail most often.
-        let mut opened = Vec::new();
+        let controllers = Controllers::open(&spec.controllers, &mut stores)?;
         for device in &spec.devices {
-            opened.push(stores.open(&device.store, &format!("device \"{}\"", device.name))?);
+            stores.open(&device.store, &subject(device), &controllers)?;
         }
-        let mut running = Running::default();
+        let mut threads = Vec::new();
         for sidecore in &spec.sidecores {
-            running.threads.push(SidecoreThread::start(sidecore, &clock)?);
+            threads.push(SidecoreThread::start(sidecore, &clock)?);
         }
-        let sidecores: Vec<Sidecore> = running.threads.iter().map(|thread| thread.sidecore().clone()).collect();
-        let mut disks = Vec::new();
-        for (device, store) in spec.devices.iter().zip(opened) {
-            let serving = sidecores_of(device, &sidecores)?;
-            let blk = BlkDevice::new(&device.name, options(device)?, store.geometry());
-            let served = ServedBlk::new(blk, store, device.idle, device.queue_size_max, serving.into_iter());
-            let store_type = stores.kind(&device.store).unwrap_or_default();
-            disks.push(Disk { spec: device.clone(), store_type, served: Arc::new(served) });
-        }
-        running.cached = stores.into_cached();
-        for disk in &disks {
-            let server = Server::start(&disk.spec.socket, Arc::clone(&disk.served) as Arc<dyn VirtioDevice>);
-            let server = server.map_err(|error| AssemblyError::Server { name: disk.spec.name.clone(), error })?;
-            running.servers.push(server);
-        }
+        let sidecores = threads.iter().map(|thread| thread.sidecore().clone()).collect();
         let started_at = clock.now();
-        Ok(Self { clock, started_at, sidecores, disks, running: Mutex::new(running) })
+        let graph = Mutex::new(Graph { stores, threads, ends: false });
+        let assembly = Self { clock, started_at, sidecores, disks: Mutex::default(), controllers, graph };
+        {
+            let mut graph = assembly.graph();
+            for device in &spec.devices {
+                let disk = assembly.disk(device, &mut graph)?;
+                assembly.disks().push(Arc::new(disk));
+            }
+        }
+        for disk in assembly.all_disks() {
+            disk.serve()?;
+        }
+        Ok(assembly)
     }
 
-    /// Ends it in order: no more connections, queues stopped when what is in flight is done, files flushed, sidecores
-    /// ended. Reports go on to be answered. The second call does nothing.
+    /// Serves one more device, on sidecores that are there already; one that names none is served by the sidecore with
+    /// the fewest queues. `store`, if given, comes with it: it is forgotten when no device leads to it any more.
+    ///
+    /// This opens stores and may take a while; reports go on to be answered.
+    ///
+    /// # Errors
+    /// A name or a socket is taken, something that is named is not there or cannot be had, a second device would write
+    /// to the same file or volume, or the assembly is coming to its end. Nothing has changed then.
+    pub fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError> {
+        let mut graph = self.graph();
+        if graph.ends {
+            return Err(AssemblyError::Ending);
+        }
+        let mut device = device.clone();
+        if device.sidecores.is_empty() {
+            device.sidecores.extend(self.least_loaded());
+        }
+        if let Some(store) = store {
+            graph.stores.add(store)?;
+        }
+        let added = self.disk(&device, &mut graph).and_then(|disk| disk.serve().map(|()| disk));
+        match added {
+            Ok(disk) => {
+                self.disks().push(Arc::new(disk));
+                tracing::info!(device = device.name, socket = %device.socket.display(), "device added");
+                Ok(())
+            }
+            Err(error) => {
+                self.close_unused(&mut graph);
+                Err(error)
+            }
+        }
+    }
+
+    /// Serves a device no longer: its socket is removed, its queues stop when what is in flight is done, and a store
+    /// that nothing else leads to is closed, which for one in memory means that its contents are gone.
+    ///
+    /// This waits for the device's requests; reports go on to be answered.
+    ///
+    /// # Errors
+    /// There is no such device, or somebody else is removing it.
+    pub fn remove_device(&self, name: &str) -> Result<(), AssemblyError> {
+        let unknown = || AssemblyError::NoDevice { name: name.to_owned() };
+        let disk = self.disks().iter().find(|disk| disk.spec.name == name).cloned().ok_or_else(unknown)?;
+        if !disk.stop() {
+            return Err(unknown());
+        }
+        disk.close();
+        let mut graph = self.graph();
+        self.disks().retain(|other| !Arc::ptr_eq(other, &disk));
+        self.close_unused(&mut graph);
+        tracing::info!(device = name, "device removed");
+        Ok(())
+    }
+
+    /// Ends it in order: no more connections, queues stopped when what is in flight is done, controllers' metadata
+    /// written, files flushed, sidecores ended. Reports go on to be answered. The second call does nothing.
     pub fn drain(&self) {
-        let Running { servers, cached, threads } = std::mem::take(&mut *self.running());
+        let mut graph = self.graph();
+        if std::mem::replace(&mut graph.ends, true) {
+            return;
+        }
+        let disks = self.all_disks();
         // Side by side, because each waits for its own guest's requests.
         std::thread::scope(|scope| {
-            for server in servers {
-                scope.spawn(|| server.shutdown());
+            for disk in &disks {
+                scope.spawn(|| disk.stop());
             }
         });
-        std::thread::scope(|scope| {
-            for store in &cached {
-                scope.spawn(|| store.flush());
-            }
-        });
-        drop(threads);
+        disks.iter().for_each(|disk| disk.close());
+        graph.stores.close_functions();
+        self.controllers.shutdown();
+        graph.stores.close_all();
+        graph.threads.clear();
     }
 
     /// All counters as of now.
@@ -102,20 +151,75 @@ impl Assembly {
         Stats {
             uptime_ns: now.since(self.started_at).0,
             sidecores: self.sidecores.iter().map(|sidecore| sidecore.report(now)).collect(),
-            devices: self.disks.iter().map(Disk::stats).collect(),
+            devices: self.all_disks().iter().map(|disk| disk.stats()).collect(),
         }
     }
 
     /// The devices as of now.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceReport> {
-        let connected: Vec<bool> = self.running().servers.iter().map(Server::is_connected).collect();
-        let report = |(index, disk): (usize, &Disk)| disk.report(connected.get(index).copied().unwrap_or(false));
-        self.disks.iter().enumerate().map(report).collect()
+        self.all_disks().iter().map(|disk| disk.report()).collect()
     }
 
-    fn running(&self) -> MutexGuard<'_, Running> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The controllers, in the order of the configuration.
+    #[must_use]
+    pub fn controllers(&self) -> &[Arc<ControllerHandle>] {
+        self.controllers.all()
+    }
+
+    /// The controller of this name.
+    #[must_use]
+    pub fn controller(&self, name: &str) -> Option<Arc<ControllerHandle>> {
+        self.controllers.all().iter().find(|controller| controller.name() == name).cloned()
+    }
+
+    /// A device's disk, if nothing is in its way. It is not served yet.
+    fn disk(&self, device: &DeviceSpec, graph: &mut Graph) -> Result<Disk, AssemblyError> {
+        let disks = self.all_disks();
+        let name = || device.name.clone();
+        if disks.iter().any(|other| other.spec.name == device.name) {
+            return Err(AssemblyError::Duplicate { kind: "device", name: name() });
+        }
+        if let Some(other) = disks.iter().find(|other| same_path(&other.spec.socket, &device.socket)) {
+            let (socket, other) = (device.socket.clone(), other.spec.name.clone());
+            return Err(AssemblyError::SocketTaken { name: name(), socket, other });
+        }
+        let store = graph.stores.open(&device.store, &subject(device), &self.controllers)?;
+        let unknown = || AssemblyError::Unknown { user: subject(device), kind: "store", name: device.store.clone() };
+        let kind = graph.stores.kind(&device.store).ok_or_else(unknown)?;
+        let bottom = graph.stores.bottom(&device.store).ok_or_else(unknown)?.clone();
+        let disk = Disk::new(device, store, (kind, bottom), &self.sidecores)?;
+        let writes_too = |other: &&Arc<Disk>| both_write(disk.writes_to(), other.writes_to());
+        if let Some(other) = disks.iter().find(writes_too) {
+            let (store, other) = (device.store.clone(), other.spec.name.clone());
+            return Err(AssemblyError::SecondWriter { name: name(), store, other });
+        }
+        Ok(disk)
+    }
+
+    /// The sidecore that the fewest queues were given to, the first of several.
+    fn least_loaded(&self) -> Option<String> {
+        let disks = self.all_disks();
+        let load = |sidecore: &&Sidecore| disks.iter().map(|disk| disk.queues_on(sidecore.name())).sum::<usize>();
+        self.sidecores.iter().min_by_key(load).map(|sidecore| sidecore.name().to_owned())
+    }
+
+    fn close_unused(&self, graph: &mut Graph) {
+        let disks = self.all_disks();
+        let used = disks.iter().map(|disk| disk.spec.store.clone()).chain(self.controllers.stores());
+        graph.stores.close_unused(used);
+    }
+
+    fn all_disks(&self) -> Vec<Arc<Disk>> {
+        self.disks().clone()
+    }
+
+    fn disks(&self) -> MutexGuard<'_, Vec<Arc<Disk>>> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn graph(&self) -> MutexGuard<'_, Graph> {
+        self.graph.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -125,114 +229,24 @@ impl Drop for Assembly {
     }
 }
 
-/// A sidecore for each of the device's queues.
-fn sidecores_of(device: &DeviceSpec, sidecores: &[Sidecore]) -> Result<Vec<Sidecore>, AssemblyError> {
-    let find = |name: &String| {
-        sidecores.iter().find(|sidecore| sidecore.name() == name).ok_or_else(|| AssemblyError::Unknown {
-            user: format!("device \"{}\"", device.name),
-            kind: "sidecore",
-            name: name.clone(),
-        })
-    };
-    let named = device.sidecores.iter().map(find).collect::<Result<Vec<_>, _>>()?;
-    if named.is_empty() {
-        return Err(AssemblyError::Device { name: device.name.clone(), why: "it has no sidecore" });
-    }
-    Ok(named.into_iter().cycle().take(usize::from(device.queues)).cloned().collect())
+/// What messages call a device.
+fn subject(device: &DeviceSpec) -> String {
+    format!("device \"{}\"", device.name)
 }
 
-fn options(device: &DeviceSpec) -> Result<BlkOptions, AssemblyError> {
-    let usual = BlkOptions::default();
-    if !(1..=crate::spec::QUEUES_MAX).contains(&device.queues) {
-        return Err(AssemblyError::Device { name: device.name.clone(), why: "it needs 1 to 64 queues" });
-    }
-    // A serial number longer than there is room for is cut: what differs is more often in front.
-    let serial = device.serial.as_ref().unwrap_or(&device.name);
-    Ok(BlkOptions {
-        queues: device.queues,
-        seg_max: device.seg_max.unwrap_or(usual.seg_max),
-        size_max_bytes: device.size_max_bytes,
-        serial: serial.chars().take(crate::spec::SERIAL_MAX_BYTES).collect(),
-        packed: device.packed,
-        read_only: device.read_only,
-    })
-}
-
-impl Disk {
-    fn stats(&self) -> DeviceStats {
-        let device = self.served.device();
-        let queue = |index| device.queue_stats(index).map(|stats| counters(index, stats));
-        DeviceStats { name: self.spec.name.clone(), queues: (0..self.spec.queues).filter_map(queue).collect() }
-    }
-
-    fn report(&self, connected: bool) -> DeviceReport {
-        let (spec, geometry) = (&self.spec, self.served.device().geometry());
-        let broken = self.served.device().broken();
-        let lost = |name| format!("sidecore \"{name}\" has ended, the log says why; restart the daemon");
-        let needs_reset = broken.is_some();
-        let reason = self.served.lost_sidecore().map(lost).or(broken);
-        let queues_running = self.served.running_count();
-        let state = match (&reason, queues_running, connected) {
-            (Some(_), ..) => DeviceState::Broken,
-            (None, 1.., _) => DeviceState::Running,
-            (None, 0, true) => DeviceState::Connected,
-            (None, 0, false) => DeviceState::Waiting,
-        };
-        DeviceReport {
-            name: spec.name.clone(),
-            store: spec.store.clone(),
-            store_type: self.store_type.to_owned(),
-            socket: spec.socket.display().to_string(),
-            capacity_bytes: geometry.capacity_bytes,
-            block_bytes: geometry.block_bytes,
-            read_only: geometry.read_only,
-            queues: spec.queues,
-            queues_running,
-            sidecores: spec.sidecores.clone(),
-            idle: match spec.idle {
-                IdleMode::Poll => "poll",
-                IdleMode::Adaptive { .. } => "adaptive",
-                IdleMode::Interrupt => "interrupt",
-            }
-            .to_owned(),
-            state,
-            reason,
-            needs_reset,
-            counters: self.stats().total(),
+/// Whether both are the same file or volume. In memory nothing is lost that the end would not take as well.
+fn both_write(one: Option<&StoreSpec>, other: Option<&StoreSpec>) -> bool {
+    let (Some(one), Some(other)) = (one, other) else { return false };
+    match (&one.kind, &other.kind) {
+        (StoreKind::File(_), StoreKind::File(_)) => one.name == other.name,
+        (StoreKind::Volume(one), StoreKind::Volume(other)) => {
+            (&one.controller, &one.volume) == (&other.controller, &other.volume)
         }
+        _ => false,
     }
 }
 
-fn counters(index: u16, stats: &QueueStats) -> QueueCounters {
-    let (bytes_read, bytes_written) = (stats.bytes_read.get(), stats.bytes_written.get());
-    let latency = stats.latency.summary();
-    QueueCounters {
-        index,
-        kicks: stats.kicks.get(),
-        calls: stats.calls.get(),
-        polls: stats.polls.get(),
-        empty_polls: stats.empty_polls.get(),
-        batches: stats.batches.get(),
-        requests: stats.requests.get(),
-        reads: stats.reads.get(),
-        writes: stats.writes.get(),
-        flushes: stats.flushes.get(),
-        discards: stats.discards.get(),
-        write_zeroes: stats.write_zeroes.get(),
-        errors: stats.errors.get(),
-        rejected: stats.rejected.get(),
-        bytes_read,
-        bytes_written,
-        bytes: bytes_read.saturating_add(bytes_written),
-        latency_ns: Latency {
-            count: latency.count,
-            mean: latency.mean_ns as f64,
-            p50: latency.p50_ns,
-            p90: latency.p90_ns,
-            p99: latency.p99_ns,
-            p99_9: latency.p99_9_ns,
-            p99_99: latency.p99_99_ns,
-            max: latency.max_ns,
-        },
-    }
+/// Whether two sockets are one file, as far as their names tell; the kernel tells the rest.
+fn same_path(one: &Path, other: &Path) -> bool {
+    one.components().eq(other.components())
 }

@@ -1,12 +1,16 @@
-//! Why an assembly cannot be started.
+//! Why an assembly cannot be started, or not be changed.
 
 use std::io;
+use std::path::PathBuf;
 
 use sidecore_linux::FileError;
 use sidecore_linux::cpu::PinError;
 use sidecore_vhost_user::ServerError;
 
-/// Why [`Assembly::start`](crate::Assembly::start) refused. Whatever was started until then has been stopped again.
+use crate::operation::{ErrorKind, OperationError};
+
+/// Why [`Assembly::start`](crate::Assembly::start) or a change refused. Whatever was started until then has been stopped
+/// again.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AssemblyError {
@@ -20,6 +24,62 @@ pub enum AssemblyError {
         /// The name.
         name: String,
     },
+    /// The name is another's.
+    #[error("there is a {kind} \"{name}\" already; choose another name")]
+    Duplicate {
+        /// What is to have the name.
+        kind: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// The socket is another device's.
+    #[error("device \"{name}\": {} is the socket of device \"{other}\"; give each its own", socket.display())]
+    SocketTaken {
+        /// The device that asks for it.
+        name: String,
+        /// The socket.
+        socket: PathBuf,
+        /// The device that has it.
+        other: String,
+    },
+    /// Two guests would write to one filesystem.
+    #[error(
+        "device \"{name}\": device \"{other}\" writes to store \"{store}\" too, which would destroy it; set `read_only` \
+         on all of them but one"
+    )]
+    SecondWriter {
+        /// The device.
+        name: String,
+        /// Its store.
+        store: String,
+        /// The device that writes already.
+        other: String,
+    },
+    /// There is no device of this name.
+    #[error("there is no device \"{name}\"")]
+    NoDevice {
+        /// The name.
+        name: String,
+    },
+    /// A controller refuses to be opened, or to open a function.
+    #[error("{user}: {error}")]
+    Controller {
+        /// Who asked.
+        user: String,
+        /// Why it refuses.
+        error: OperationError,
+    },
+    /// The physical function was not allowed.
+    #[error("{user}: controller \"{controller}\" has `physical_function = false`")]
+    NoPhysicalFunction {
+        /// Who asked.
+        user: String,
+        /// The controller.
+        controller: String,
+    },
+    /// The assembly is being drained.
+    #[error("the daemon is coming to its end")]
+    Ending,
     /// A store is put in front of itself.
     #[error("store \"{name}\" is put in front of itself")]
     Cycle {
@@ -76,4 +136,23 @@ pub enum AssemblyError {
         /// Why.
         error: ServerError,
     },
+}
+
+impl AssemblyError {
+    /// What kind of refusal of a change it is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoDevice { .. } => ErrorKind::NotFound,
+            Self::Duplicate { .. } | Self::SocketTaken { .. } | Self::SecondWriter { .. } => ErrorKind::Conflict,
+            Self::Server { error: ServerError::InUse { .. }, .. } => ErrorKind::Conflict,
+            Self::File { error: FileError::Busy { .. }, .. } => ErrorKind::Conflict,
+            Self::Unknown { .. } | Self::Cycle { .. } | Self::Device { .. } => ErrorKind::Invalid,
+            Self::NoPhysicalFunction { .. } | Self::Server { .. } | Self::File { .. } => ErrorKind::Invalid,
+            Self::Controller { error, .. } => error.kind,
+            Self::Memory { .. } => ErrorKind::NoSpace,
+            Self::Pin { .. } | Self::Sidecore { .. } => ErrorKind::Failed,
+            Self::Ending => ErrorKind::Ending,
+        }
+    }
 }

@@ -7,21 +7,32 @@
 //! socket. A device's queues are spread over the sidecores that it names; a queue is started when the guest's driver
 //! starts it, and until then costs nothing but its counters.
 //!
+//! A store may be owned by a controller, which divides it into volumes; a virtual function of it is a store like any
+//! other. Devices come and go while the assembly runs ([`Assembly::add_device`], [`Assembly::remove_device`]), and volumes
+//! are managed through a [`ControllerHandle`].
+//!
 //! # Threads
 //!
 //! The sidecores' threads do I/O and nothing else. The servers' threads follow their VMMs; starting and stopping a
 //! queue crosses from them to a sidecore by mail and waits for the acknowledgement. Whoever asks for a
-//! [`report`] reads counters and crosses over nowhere.
+//! [`report`] reads counters and crosses over nowhere. Controllers have threads of their own, for what their functions
+//! miss and for commits; whoever manages volumes waits for those.
 //!
 //! # Errors
 //!
-//! Starting is all or nothing ([`AssemblyError`]). Afterwards a device that its guest or its store breaks stops alone,
-//! and its report says why.
+//! Starting is all or nothing, and so is each change afterwards ([`AssemblyError`], [`OperationError`]). A device that its
+//! guest or its store breaks stops alone, and its report says why.
 #![forbid(unsafe_code)]
 
 mod assembly;
+mod controllers;
+mod convert;
+mod disk;
 mod error;
+mod flush;
 pub mod machine;
+pub mod offline;
+mod operation;
 pub mod report;
 mod served;
 mod sidecore;
@@ -29,4 +40,6 @@ pub mod spec;
 mod stores;
 
 pub use assembly::Assembly;
+pub use controllers::{BlocksOf, ControllerHandle};
 pub use error::AssemblyError;
+pub use operation::{ErrorKind, OperationError};

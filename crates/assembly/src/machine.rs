@@ -1,9 +1,13 @@
 //! What this machine has: looked at before anything is started.
 
 use std::io;
+use std::sync::Arc;
 
+use sidecore_block::BlockDevice;
+use sidecore_controller::PhysicalDisk;
 use sidecore_linux::{FileError, FileOptions, FileStore, cpu};
 use sidecore_units::CoreId;
+use sidecore_volume::Content;
 
 /// The CPUs that this process may use.
 ///
@@ -19,6 +23,32 @@ pub fn allowed_cpus() -> io::Result<Vec<CoreId>> {
 /// Why it cannot be served.
 pub fn try_file(options: &FileOptions) -> Result<(), FileError> {
     FileStore::open(options).map(drop)
+}
+
+/// The same for a file that a controller is to own: whether it has volumes, or is blank if it may be formatted.
+/// Writes nothing.
+///
+/// # Errors
+/// Why it cannot be served, and what to do.
+pub fn try_controller(options: &FileOptions, may_format: bool) -> Result<(), String> {
+    let path = options.path.display();
+    let store: Arc<dyn BlockDevice> = Arc::new(FileStore::open(options).map_err(|error| error.to_string())?);
+    let mut disk = PhysicalDisk::open(&store).map_err(|error| format!("{path}: {error}"))?;
+    let format = format!("`sidecore controller format {path}`");
+    match sidecore_volume::probe(&mut disk).map_err(|error| format!("{path} cannot be read: {error}"))? {
+        Content::Ours => Ok(()),
+        Content::Blank if may_format => Ok(()),
+        Content::Blank => {
+            Err(format!("{path} is blank; format it with {format}, or set `format = \"blank\"` in its controller"))
+        }
+        Content::Foreign(what) => Err(format!(
+            "{path} holds {what}; choose another file, or use `--force` with {format} if that is not needed any more"
+        )),
+        Content::Unknown => Err(format!(
+            "{path} holds something that is no volumes; choose another file, or use `--force` with {format} if that is \
+             not needed any more"
+        )),
+    }
 }
 
 /// Memory that can be had without taking it from anybody, free huge pages included; `None` if the kernel does not say.

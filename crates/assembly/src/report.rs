@@ -3,7 +3,14 @@
 //!
 //! Counters start at zero with the daemon and never go back, whatever guests come and go.
 
+mod controller;
+
 use serde::{Deserialize, Serialize};
+
+pub use controller::{
+    CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport, SpaceReport,
+    TranslationReport, TreeMemoryReport, TreeReport, VolumeReport,
+};
 
 /// All counters, read without stopping anything: two of them may be a few requests apart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -177,6 +184,12 @@ pub struct DeviceReport {
     /// That store's type.
     #[serde(rename = "type")]
     pub store_type: String,
+    /// The controller whose virtual or physical function that store is, or is put in front of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub controller: Option<String>,
+    /// The volume that its virtual function shows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
     /// The socket that it is served on.
     pub socket: String,
     /// Size in bytes.

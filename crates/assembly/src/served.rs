@@ -22,7 +22,8 @@ const STOP_PATIENCE: Duration = Duration::from_secs(5);
 /// A disk that is being served.
 pub(crate) struct ServedBlk {
     device: Arc<BlkDevice>,
-    store: Arc<dyn BlockDevice>,
+    /// `None` once it is closed.
+    store: Mutex<Option<Arc<dyn BlockDevice>>>,
     idle: IdleMode,
     queue_size_max: u16,
     queues: Vec<Queue>,
@@ -53,7 +54,17 @@ impl ServedBlk {
         sidecores: impl Iterator<Item = Sidecore>,
     ) -> Self {
         let queues = sidecores.map(|sidecore| Queue { sidecore, running: Mutex::new(None) }).collect();
+        let store = Mutex::new(Some(store));
         Self { device: Arc::new(device), store, idle, queue_size_max, queues, running_count: AtomicU16::new(0) }
+    }
+
+    /// Lets go of the store: no queue can be started any more.
+    pub(crate) fn close(&self) {
+        *self.store() = None;
+    }
+
+    fn store(&self) -> MutexGuard<'_, Option<Arc<dyn BlockDevice>>> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What all its queues share.
@@ -64,6 +75,11 @@ impl ServedBlk {
     /// How many of its queues are running.
     pub(crate) fn running_count(&self) -> u16 {
         self.running_count.load(Ordering::Relaxed)
+    }
+
+    /// How many queues the sidecore of this name was given.
+    pub(crate) fn queues_on(&self, sidecore: &str) -> usize {
+        self.queues.iter().filter(|queue| queue.sidecore.name() == sidecore).count()
     }
 
     /// A sidecore of its queues that has ended by itself.
@@ -110,8 +126,8 @@ impl VirtioDevice for ServedBlk {
         if running.is_some() {
             return refuse("it is running already".to_owned());
         }
-        let (device, store, idle, cpu) =
-            (Arc::clone(&self.device), Arc::clone(&self.store), self.idle, queue.sidecore.cpu());
+        let Some(store) = self.store().clone() else { return refuse("the device is gone".to_owned()) };
+        let (device, idle, cpu) = (Arc::clone(&self.device), self.idle, queue.sidecore.cpu());
         let started = queue.sidecore.ask(move |reactor| {
             let io_error = |error| StartError::Io { index, error };
             let channel = store.open_channel(cpu, usize::from(size)).map_err(io_error)?;

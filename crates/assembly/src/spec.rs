@@ -4,6 +4,7 @@
 //! but the friendly checks, which know the place in the file, are made where the file is read.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub use sidecore_block::{Affected, Fault, FaultPlan, FaultRule, When};
 pub use sidecore_linux::FileOptions;
@@ -16,6 +17,9 @@ pub const SERIAL_MAX_BYTES: usize = 20;
 /// The most request queues that a device may have.
 pub const QUEUES_MAX: u16 = 64;
 
+/// The size of the largest volume, in bytes.
+pub const VOLUME_MAX_BYTES: u64 = sidecore_volume::MAX_VOLUME_BYTES;
+
 /// All that one daemon runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spec {
@@ -23,6 +27,8 @@ pub struct Spec {
     pub sidecores: Vec<SidecoreSpec>,
     /// Where blocks end up.
     pub stores: Vec<StoreSpec>,
+    /// What divides a store into volumes.
+    pub controllers: Vec<ControllerSpec>,
     /// The disks that guests see.
     pub devices: Vec<DeviceSpec>,
 }
@@ -43,6 +49,127 @@ pub struct StoreSpec {
     pub name: String,
     /// What it is.
     pub kind: StoreKind,
+}
+
+/// A controller: a store divided into volumes, each of them seen through a virtual function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerSpec {
+    /// Its name.
+    pub name: String,
+    /// The store that it owns.
+    pub store: String,
+    /// How to format the store if it is blank; `None` refuses a blank store.
+    pub format: Option<FormatSpec>,
+    /// Entries of each sidecore's translation buffer (BTLB); 0 for none.
+    pub btlb_entries: usize,
+    /// What the extent trees of all its virtual functions may take of memory, in bytes.
+    pub tree_memory_bytes: u64,
+    /// The longest that changed metadata waits to be written.
+    pub commit_interval: Duration,
+    /// Whether a device may be put in front of its physical function: the whole store, metadata and all.
+    pub physical_function: bool,
+}
+
+impl ControllerSpec {
+    /// Entries of a translation buffer unless told otherwise.
+    pub const BTLB_ENTRIES: usize = 8;
+    /// Memory for trees unless told otherwise.
+    pub const TREE_MEMORY_BYTES: u64 = 64 << 20;
+    /// The commit interval unless told otherwise.
+    pub const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
+    /// The granularity unless told otherwise, in bytes.
+    pub const BLOCK_BYTES: u32 = 1024;
+
+    /// A controller that owns `store`, with the usual settings: a blank store is refused.
+    #[must_use]
+    pub fn new(name: impl Into<String>, store: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            store: store.into(),
+            format: None,
+            btlb_entries: Self::BTLB_ENTRIES,
+            tree_memory_bytes: Self::TREE_MEMORY_BYTES,
+            commit_interval: Self::COMMIT_INTERVAL,
+            physical_function: false,
+        }
+    }
+}
+
+/// What a blank store becomes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormatSpec {
+    /// The unit of translation in bytes: 512, 1024 or 4096.
+    pub block_bytes: u32,
+    /// What people call it.
+    pub label: String,
+}
+
+impl Default for FormatSpec {
+    fn default() -> Self {
+        Self { block_bytes: ControllerSpec::BLOCK_BYTES, label: String::new() }
+    }
+}
+
+/// A virtual function: which volume of which controller, and how much of the controller's time it gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeSpec {
+    /// The controller's name.
+    pub controller: String,
+    /// The volume's name.
+    pub volume: String,
+    /// The size in bytes that it is created with if it does not exist; `None` if it must exist.
+    pub size_bytes: Option<u64>,
+    /// The most that it may take of the store, in bytes; `None` leaves it as it is.
+    pub quota_bytes: Option<u64>,
+    /// Its share among the virtual functions that want to be served at the same time, 1 to 1000.
+    pub weight: u32,
+    /// What it may do at most.
+    pub limits: LimitsSpec,
+    /// Whether it may only be read.
+    pub read_only: bool,
+}
+
+impl VolumeSpec {
+    /// The weight unless told otherwise.
+    pub const WEIGHT: u32 = 100;
+    /// The largest weight.
+    pub const WEIGHT_MAX: u32 = 1000;
+
+    /// An existing volume, with no limits.
+    #[must_use]
+    pub fn new(controller: impl Into<String>, volume: impl Into<String>) -> Self {
+        Self {
+            controller: controller.into(),
+            volume: volume.into(),
+            size_bytes: None,
+            quota_bytes: None,
+            weight: Self::WEIGHT,
+            limits: LimitsSpec::default(),
+            read_only: false,
+        }
+    }
+}
+
+/// The most that a virtual function may do, by kind; `None` for no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitsSpec {
+    /// Reads.
+    pub read_iops: Option<LimitSpec>,
+    /// Writes.
+    pub write_iops: Option<LimitSpec>,
+    /// Bytes read.
+    pub read_bps: Option<LimitSpec>,
+    /// Bytes written.
+    pub write_bps: Option<LimitSpec>,
+}
+
+/// A limit: so many a second in the long run, and `burst` at once after a rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitSpec {
+    /// A second.
+    pub per_s: u64,
+    /// At once.
+    pub burst: u64,
 }
 
 /// What a store is.
@@ -78,6 +205,13 @@ pub enum StoreKind {
         /// Which failures.
         plan: FaultPlan,
     },
+    /// A virtual function of a controller.
+    Volume(VolumeSpec),
+    /// A controller's physical function: its whole store, past all translation.
+    PhysicalFunction {
+        /// The controller's name.
+        controller: String,
+    },
 }
 
 impl StoreKind {
@@ -90,6 +224,8 @@ impl StoreKind {
             Self::File(_) => "file",
             Self::Delay { .. } => "delay",
             Self::Fault { .. } => "fault",
+            Self::Volume(_) => "volume",
+            Self::PhysicalFunction { .. } => "pf",
         }
     }
 
@@ -98,7 +234,28 @@ impl StoreKind {
     pub fn inner(&self) -> Option<&str> {
         match self {
             Self::Delay { store, .. } | Self::Fault { store, .. } => Some(store),
-            Self::Null { .. } | Self::Ram { .. } | Self::File(_) => None,
+            Self::Null { .. } | Self::Ram { .. } | Self::File(_) | Self::Volume(_) | Self::PhysicalFunction { .. } => {
+                None
+            }
+        }
+    }
+
+    /// The controller that it is a function of.
+    #[must_use]
+    pub fn controller(&self) -> Option<&str> {
+        match self {
+            Self::Volume(volume) => Some(&volume.controller),
+            Self::PhysicalFunction { controller } => Some(controller),
+            _ => None,
+        }
+    }
+
+    /// What it says if it is a virtual function.
+    #[must_use]
+    pub fn volume(&self) -> Option<&VolumeSpec> {
+        match self {
+            Self::Volume(volume) => Some(volume),
+            _ => None,
         }
     }
 }

@@ -1,137 +1,156 @@
-//! Opens stores, those below first, and flushes them in the end.
+//! Opens stores, those below first, and closes them, those above first, when nothing leads to them any more.
 
-use std::collections::HashMap;
-use std::io;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use sidecore_block::{
-    Batch, BlockDevice, BlockRequest, DelayStore, FaultStore, Geometry, NullStore, Operation, RamStore, Tag,
-};
-use sidecore_linux::{Clock, FileStore};
+use sidecore_block::{BlockDevice, DelayStore, FaultStore, Geometry, NullStore, RamStore};
+use sidecore_linux::FileStore;
 
 use crate::AssemblyError;
-use crate::spec::{StoreKind, StoreSpec};
+use crate::controllers::Controllers;
+use crate::flush::flush;
+use crate::spec::{FileOptions, StoreKind, StoreSpec};
 
-/// Longer than any disk takes for a flush that it will ever finish.
-const FLUSH_PATIENCE: Duration = Duration::from_secs(60);
-
-/// The open stores by their names. A store that no device leads to is not opened: it would only take memory.
-pub(crate) struct Stores<'a> {
-    specs: HashMap<&'a str, &'a StoreSpec>,
-    open: HashMap<&'a str, Arc<dyn BlockDevice>>,
-    /// The stores that something has to be written back to.
-    cached: Vec<CachedStore>,
+/// The stores that are known by name, and those of them that are open. A store that nothing leads to is not opened: it
+/// would only take memory.
+#[derive(Default)]
+pub(crate) struct Stores {
+    known: HashMap<String, Known>,
+    open: HashMap<String, Arc<dyn BlockDevice>>,
 }
 
-/// A store whose completed writes may still be in a cache.
-pub(crate) struct CachedStore {
-    name: String,
-    device: Arc<dyn BlockDevice>,
+struct Known {
+    spec: StoreSpec,
+    /// It came with a device, and is forgotten with the last one that leads to it.
+    passing: bool,
 }
 
-impl<'a> Stores<'a> {
-    pub(crate) fn new(specs: &'a [StoreSpec]) -> Self {
-        let specs = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
-        Self { specs, open: HashMap::new(), cached: Vec::new() }
+impl Stores {
+    pub(crate) fn new(specs: &[StoreSpec]) -> Self {
+        let known = specs.iter().map(|spec| (spec.name.clone(), Known { spec: spec.clone(), passing: false }));
+        Self { known: known.collect(), open: HashMap::new() }
+    }
+
+    /// Gets to know a store that comes with a device.
+    pub(crate) fn add(&mut self, spec: &StoreSpec) -> Result<(), AssemblyError> {
+        if self.known.contains_key(&spec.name) {
+            return Err(AssemblyError::Duplicate { kind: "store", name: spec.name.clone() });
+        }
+        self.known.insert(spec.name.clone(), Known { spec: spec.clone(), passing: true });
+        Ok(())
     }
 
     /// The type of the store of this name.
     pub(crate) fn kind(&self, name: &str) -> Option<&'static str> {
-        self.specs.get(name).map(|spec| spec.kind.word())
+        self.known.get(name).map(|known| known.spec.kind.word())
+    }
+
+    /// The store at the bottom of those that the one of this name is put in front of.
+    pub(crate) fn bottom(&self, name: &str) -> Option<&StoreSpec> {
+        let last = self.chain(name).pop()?;
+        self.known.get(&last).map(|known| &known.spec)
+    }
+
+    /// This store and those that it is put in front of, from the top down; ends where a cycle closes.
+    fn chain(&self, name: &str) -> Vec<String> {
+        let mut chain = Vec::new();
+        let mut next = self.known.get(name);
+        while let Some(known) = next
+            && !chain.contains(&known.spec.name)
+        {
+            chain.push(known.spec.name.clone());
+            next = known.spec.kind.inner().and_then(|inner| self.known.get(inner));
+        }
+        chain
     }
 
     /// The store that `user` asks for by its name, and all below it, opened once.
-    pub(crate) fn open(&mut self, name: &str, user: &str) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
-        self.open_below(name, user, &mut Vec::new())
+    pub(crate) fn open(
+        &mut self,
+        name: &str,
+        user: &str,
+        controllers: &Controllers,
+    ) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+        self.open_below(name, user, controllers, &mut Vec::new())
     }
 
     fn open_below(
         &mut self,
         name: &str,
         user: &str,
-        above: &mut Vec<&'a str>,
+        controllers: &Controllers,
+        above: &mut Vec<String>,
     ) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
         if let Some(store) = self.open.get(name) {
             return Ok(Arc::clone(store));
         }
         let unknown = || AssemblyError::Unknown { user: user.to_owned(), kind: "store", name: name.to_owned() };
-        let spec = *self.specs.get(name).ok_or_else(unknown)?;
-        if above.contains(&name) {
+        let kind = self.known.get(name).ok_or_else(unknown)?.spec.kind.clone();
+        if above.iter().any(|above| above == name) {
             return Err(AssemblyError::Cycle { name: name.to_owned() });
         }
-        above.push(&spec.name);
+        above.push(name.to_owned());
         let user = format!("store \"{name}\"");
-        let store: Arc<dyn BlockDevice> = match &spec.kind {
+        let mut inner = |store: &String| self.open_below(store, &user, controllers, above);
+        let store: Arc<dyn BlockDevice> = match &kind {
+            StoreKind::Delay { store, delay } => Arc::new(DelayStore::new(inner(store)?, *delay)),
+            StoreKind::Fault { store, plan } => Arc::new(FaultStore::new(inner(store)?, plan.clone())),
+            StoreKind::Volume(volume) => controllers.open_function(&user, volume)?,
+            StoreKind::PhysicalFunction { controller } => controllers.physical_function(&user, controller)?,
+            StoreKind::Ram { size_bytes, block_bytes } => ram(name, *size_bytes, *block_bytes)?,
+            StoreKind::File(options) => file(name, options)?,
             StoreKind::Null { size_bytes, block_bytes } => {
                 Arc::new(NullStore::new(Geometry::new(*size_bytes, *block_bytes)))
             }
-            StoreKind::Ram { size_bytes, block_bytes } => {
-                let store = RamStore::new(Geometry::new(*size_bytes, *block_bytes));
-                let store = store.map_err(|error| AssemblyError::Memory {
-                    name: name.to_owned(),
-                    size_bytes: *size_bytes,
-                    error,
-                })?;
-                tracing::info!(store = name, pages = ?store.pages(), "memory is ready");
-                Arc::new(store)
-            }
-            StoreKind::File(options) => {
-                let store =
-                    FileStore::open(options).map_err(|error| AssemblyError::File { name: name.to_owned(), error })?;
-                Arc::new(store)
-            }
-            StoreKind::Delay { store, delay } => {
-                Arc::new(DelayStore::new(self.open_below(store, &user, above)?, *delay))
-            }
-            StoreKind::Fault { store, plan } => {
-                Arc::new(FaultStore::new(self.open_below(store, &user, above)?, plan.clone()))
-            }
         };
         above.pop();
-        if matches!(spec.kind, StoreKind::File(_)) && !store.geometry().read_only {
-            self.cached.push(CachedStore { name: name.to_owned(), device: Arc::clone(&store) });
-        }
-        self.open.insert(&spec.name, Arc::clone(&store));
+        self.open.insert(name.to_owned(), Arc::clone(&store));
         Ok(store)
     }
 
-    /// The stores to flush in the end.
-    pub(crate) fn into_cached(self) -> Vec<CachedStore> {
-        self.cached
+    /// Closes every open store that none of `used` leads to, and forgets those that came with a device.
+    pub(crate) fn close_unused(&mut self, used: impl Iterator<Item = String>) {
+        let used: HashSet<String> = used.flat_map(|name| self.chain(&name)).collect();
+        let unused: Vec<String> = self.open.keys().filter(|name| !used.contains(*name)).cloned().collect();
+        self.close(unused);
+        self.known.retain(|name, known| !known.passing || used.contains(name));
+    }
+
+    /// Closes the functions of controllers, and whatever is in front of them.
+    pub(crate) fn close_functions(&mut self) {
+        let of_controller = |name: &&String| self.bottom(name).is_some_and(|bottom| bottom.kind.controller().is_some());
+        let functions: Vec<String> = self.open.keys().filter(of_controller).cloned().collect();
+        self.close(functions);
+    }
+
+    /// Closes what is still open.
+    pub(crate) fn close_all(&mut self) {
+        let all: Vec<String> = self.open.keys().cloned().collect();
+        self.close(all);
+    }
+
+    /// Flushes, side by side, what may still be in a cache, and lets go of all.
+    fn close(&mut self, names: Vec<String>) {
+        let stores: Vec<_> = names.into_iter().filter_map(|name| self.open.remove_entry(&name)).collect();
+        std::thread::scope(|scope| {
+            for (name, store) in &stores {
+                let is_file = self.kind(name) == Some("file");
+                if is_file && !store.geometry().read_only {
+                    scope.spawn(move || flush(name, store.as_ref()));
+                }
+            }
+        });
     }
 }
 
-impl CachedStore {
-    /// Makes everything that was written survive a power cut.
-    pub(crate) fn flush(&self) {
-        match flush(self.device.as_ref()) {
-            Ok(()) => tracing::info!(store = self.name, "flushed"),
-            Err(error) => tracing::error!(store = self.name, "the last flush failed, writes may be lost: {error}"),
-        }
-    }
+fn ram(name: &str, size_bytes: u64, block_bytes: u32) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    let refused = |error| AssemblyError::Memory { name: name.to_owned(), size_bytes, error };
+    let store = RamStore::new(Geometry::new(size_bytes, block_bytes)).map_err(refused)?;
+    tracing::info!(store = name, pages = ?store.pages(), "memory is ready");
+    Ok(Arc::new(store))
 }
 
-fn flush(device: &dyn BlockDevice) -> io::Result<()> {
-    let mut channel = device.open_channel(None, 1)?;
-    let mut request = BlockRequest::blank(0);
-    request.operation = Operation::Flush;
-    request.tag = Some(Tag::from_bits(0));
-    let (mut batch, mut completed) = (vec![request], Batch::new());
-    let (clock, started) = (Clock::new(), Instant::now());
-    let mut result = Ok(());
-    loop {
-        channel.submit(&mut batch);
-        channel.poll(clock.now(), &mut completed);
-        if let Some(mut request) = completed.pop() {
-            request.tag.take().map(Tag::into_bits);
-            return result.and(request.result.map_err(io::Error::other));
-        }
-        // The disk owns the request until it hands it back: there is nothing to do but to say so and go on waiting.
-        if started.elapsed() > FLUSH_PATIENCE && result.is_ok() {
-            tracing::warn!("the last flush takes long");
-            result = Err(io::Error::from(io::ErrorKind::TimedOut));
-        }
-        std::thread::sleep(Duration::from_micros(100));
-    }
+fn file(name: &str, options: &FileOptions) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    let refused = |error| AssemblyError::File { name: name.to_owned(), error };
+    Ok(Arc::new(FileStore::open(options).map_err(refused)?))
 }

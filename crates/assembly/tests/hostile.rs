@@ -38,6 +38,7 @@ fn spec(directory: &Path) -> Spec {
             store("below", ram()),
             store("slow", StoreKind::Delay { store: "below".to_owned(), delay: Nanos::from_millis(1) }),
         ],
+        controllers: Vec::new(),
         devices: vec![device("victim"), device("neighbour"), device("slow")],
     }
 }

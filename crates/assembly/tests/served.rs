@@ -24,6 +24,7 @@ fn spec(directory: &Path, stores: Vec<(&str, StoreKind)>) -> Spec {
         sidecores: ["sc0", "sc1"].map(|name| SidecoreSpec { name: name.to_owned(), cpu: None }).to_vec(),
         devices: stores.iter().map(|(name, _)| device(directory, name)).collect(),
         stores: stores.into_iter().map(|(name, kind)| StoreSpec { name: name.to_owned(), kind }).collect(),
+        controllers: Vec::new(),
     }
 }
 

@@ -1,5 +1,11 @@
-//! The control API: HTTP/1.1 over a Unix socket, read-only. Here is the only async runtime, on a thread of its own,
-//! where nothing that it does can hold a sidecore up.
+//! The control API: HTTP/1.1 over a Unix socket. Here is the only async runtime, on a thread of its own, where nothing
+//! that it does can hold a sidecore up; what may wait for a disk is done on threads beside it, so that it holds up no
+//! other question either.
+
+mod answer;
+mod new_device;
+mod requests;
+mod volumes;
 
 use std::io;
 use std::os::unix::fs::FileTypeExt as _;
@@ -7,18 +13,27 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use axum::extract::State;
-use axum::http::{StatusCode, Uri, header};
+use axum::extract::{Path as UrlPath, Request, State};
+use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::routing::{delete, get};
 use axum::{Json, Router};
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
-use sidecore_assembly::report::{DeviceReport, SidecoreReport, Stats};
+use sidecore_assembly::AssemblyError;
+use sidecore_assembly::report::{ControllerReport, DeviceReport, SidecoreReport, Stats, VolumeReport};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::{Source, metrics};
+
+use answer::{Refusal, apart, body};
+
+pub use new_device::{NewDevice, NewFunction};
+pub use requests::{CreateVolume, ExtentsQuery, Named, Place, Prune, Quota, Resize, Share};
 
 /// The answer to `GET /v1/devices`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,10 +49,34 @@ pub struct Sidecores {
     pub sidecores: Vec<SidecoreReport>,
 }
 
+/// The answer to `GET /v1/controllers`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Controllers {
+    /// In the order of the configuration.
+    pub controllers: Vec<ControllerReport>,
+}
+
+/// The answer to `GET /v1/controllers/{controller}/volumes`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Volumes {
+    /// In the order in which they were made.
+    pub volumes: Vec<VolumeReport>,
+}
+
+/// Changes that are made side by side; more of them wait for their turn.
+const CHANGES_AT_ONCE: usize = 16;
+
+/// The metrics do without controllers that take longer than this to answer.
+const REPORT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
 /// The paths there are.
 pub(crate) const DEVICES_PATH: &str = "/v1/devices";
 pub(crate) const SIDECORES_PATH: &str = "/v1/sidecores";
 pub(crate) const STATS_PATH: &str = "/v1/stats";
+pub(crate) const CONTROLLERS_PATH: &str = "/v1/controllers";
 pub(crate) const METRICS_PATH: &str = "/metrics";
 
 /// The control API's socket. Binding it comes before anything else that a daemon starts, because that is how a second
@@ -83,7 +122,7 @@ impl Socket {
     /// See [`BindError`].
     pub fn bind(path: &Path) -> Result<Self, BindError> {
         let refused = |error| BindError::Refused { path: path.to_owned(), error };
-        let listener = match UnixListener::bind(path) {
+        let listener = match listen_at(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 match UnixStream::connect(path) {
                     Ok(_) => return Err(BindError::Taken(path.to_owned())),
@@ -91,7 +130,7 @@ impl Socket {
                     Err(_) => return Err(refused(error)),
                 }
                 std::fs::remove_file(path).map_err(refused)?;
-                UnixListener::bind(path)
+                listen_at(path)
             }
             result => result,
         };
@@ -100,6 +139,17 @@ impl Socket {
         listener.set_nonblocking(true).map_err(refused)?;
         Ok(Self { listener, file })
     }
+}
+
+/// A listening socket for this user alone: whoever may connect may delete volumes.
+fn listen_at(path: &Path) -> io::Result<UnixListener> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // The file inherits the socket's mode, so that at no time it is there with another one.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
 }
 
 /// Connecting to a plain file is refused as well.
@@ -127,7 +177,8 @@ impl Api {
         signalled: impl FnMut() + Send + 'static,
     ) -> io::Result<Self> {
         let (stop, stopped) = oneshot::channel();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.max_blocking_threads(CHANGES_AT_ONCE).enable_all().build()?;
         let (listener, signals) = {
             let _context = runtime.enter();
             (tokio::net::UnixListener::from_std(socket.listener)?, Signals::new()?)
@@ -184,16 +235,40 @@ impl Signals {
 
 fn router(source: Arc<dyn Source>) -> Router {
     Router::new()
-        .route(DEVICES_PATH, get(devices))
+        .route(DEVICES_PATH, get(devices).post(add_device))
+        .route("/v1/devices/{device}", delete(remove_device))
         .route(SIDECORES_PATH, get(sidecores))
         .route(STATS_PATH, get(stats))
         .route(METRICS_PATH, get(prometheus))
+        .merge(volumes::router())
         .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
         .with_state(source)
 }
 
 async fn devices(State(source): State<Arc<dyn Source>>) -> Json<Devices> {
     Json(Devices { devices: source.devices() })
+}
+
+async fn add_device(
+    State(source): State<Arc<dyn Source>>,
+    request: Request,
+) -> Result<(StatusCode, Json<DeviceReport>), Refusal> {
+    let (device, store) = body::<NewDevice>(request).await?.settle().map_err(Refusal::invalid)?;
+    let add = move || -> Result<_, AssemblyError> {
+        source.add_device(&device, store.as_ref())?;
+        Ok(source.devices().into_iter().find(|report| report.name == device.name))
+    };
+    let report = apart(add).await?;
+    let gone = || Refusal::not_found("the device was added, and removed again by somebody else");
+    Ok((StatusCode::CREATED, Json(report.ok_or_else(gone)?)))
+}
+
+async fn remove_device(
+    State(source): State<Arc<dyn Source>>,
+    UrlPath(device): UrlPath<String>,
+) -> Result<StatusCode, Refusal> {
+    apart(move || source.remove_device(&device)).await.map(|()| StatusCode::NO_CONTENT)
 }
 
 async fn sidecores(State(source): State<Arc<dyn Source>>) -> Json<Sidecores> {
@@ -205,11 +280,24 @@ async fn stats(State(source): State<Arc<dyn Source>>) -> Json<Stats> {
 }
 
 async fn prometheus(State(source): State<Arc<dyn Source>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::render(&source.stats(), &source.devices()))
+    let reports = {
+        let source = Arc::clone(&source);
+        move || Ok::<_, Refusal>(source.controllers().iter().map(|controller| controller.report()).collect())
+    };
+    // A controller that hangs must not hide what the others and the sidecores do.
+    let controllers: Vec<ControllerReport> = match tokio::time::timeout(REPORT_PATIENCE, apart(reports)).await {
+        Ok(Ok(controllers)) => controllers,
+        Ok(Err(_)) | Err(_) => Vec::new(),
+    };
+    let page = metrics::render(&source.stats(), &source.devices(), &controllers);
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page)
 }
 
-async fn unknown(uri: Uri) -> impl IntoResponse {
-    let paths = [DEVICES_PATH, SIDECORES_PATH, STATS_PATH, METRICS_PATH].join(", ");
-    let error = format!("there is no {}; there are {paths}", uri.path());
-    (StatusCode::NOT_FOUND, Json(serde_json::json!({ "error": error })))
+async fn unknown(uri: Uri) -> Refusal {
+    let paths = [DEVICES_PATH, SIDECORES_PATH, STATS_PATH, CONTROLLERS_PATH, METRICS_PATH].join(", ");
+    Refusal::not_found(format!("there is no {}; there are {paths}", uri.path()))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> Refusal {
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, format!("there is no {method} of {}", uri.path()))
 }

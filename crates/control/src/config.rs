@@ -1,10 +1,13 @@
 //! The configuration file: read, checked to the end, and turned into what an assembly runs.
 
 mod check;
+mod controller;
 mod draft;
+mod functions;
 mod machine;
 mod nearest;
 mod problem;
+pub(crate) mod rules;
 mod section;
 mod settle;
 pub mod size;

@@ -8,8 +8,9 @@
 //!
 //! # Control API
 //!
-//! [`Api`] serves HTTP over a Unix socket, read-only: `/v1/devices`, `/v1/sidecores`, `/v1/stats` in JSON and `/metrics`
-//! for Prometheus. It reads counters that the sidecores write without being asked, so that asking costs them nothing.
+//! [`Api`] serves HTTP over a Unix socket: `/v1/devices`, `/v1/sidecores`, `/v1/stats` and `/v1/controllers` in JSON and
+//! `/metrics` for Prometheus. It reads counters that the sidecores write without being asked, so that asking costs them
+//! nothing; devices are added and removed, and volumes managed, while they work.
 //! [`Client`] is the other side. Both hide the async runtime that they use, which is the only one in the project.
 //!
 //! # Errors
@@ -36,9 +37,14 @@ pub mod config;
 mod metrics;
 mod source;
 
-pub use api::{Api, BindError, Devices, Sidecores, Socket};
+pub use api::{
+    Api, BindError, Controllers, CreateVolume, Devices, ExtentsQuery, Named, NewDevice, NewFunction, Place, Prune,
+    Quota, Resize, Share, Sidecores, Socket, Volumes,
+};
 pub use client::{Client, ClientError};
 pub use config::{Config, Depth, Problem, Problems};
+/// What is done to a store while no daemon has it.
+pub use sidecore_assembly::offline;
 /// What a running assembly says about itself: the JSON of the API.
 pub use sidecore_assembly::report;
 pub use source::Source;

@@ -1,8 +1,10 @@
 //! The counters in Prometheus' text format. docs/metrics.md lists them for people; a test compares the two.
 
+mod controllers;
+
 use std::fmt::{self, Write as _};
 
-use sidecore_assembly::report::{DeviceReport, DeviceState, QueueCounters, SidecoreReport, Stats};
+use sidecore_assembly::report::{ControllerReport, DeviceReport, DeviceState, QueueCounters, SidecoreReport, Stats};
 
 /// What Prometheus expects to be told.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -77,7 +79,7 @@ const QUEUES: &[Metric<QueueCounters>] = &[
 ];
 
 /// All metrics of this moment.
-pub(crate) fn render(stats: &Stats, devices: &[DeviceReport]) -> String {
+pub(crate) fn render(stats: &Stats, devices: &[DeviceReport], controllers: &[ControllerReport]) -> String {
     let mut page = Page(String::new());
     page.family("sidecore_build_info", "gauge", "Always 1; the version is the label.");
     page.sample("sidecore_build_info", &[("version", env!("CARGO_PKG_VERSION"))], Value::Whole(1));
@@ -91,6 +93,7 @@ pub(crate) fn render(stats: &Stats, devices: &[DeviceReport]) -> String {
     }
     page.devices(devices);
     page.queues(stats);
+    page.controllers(controllers);
     page.0
 }
 

@@ -1,17 +1,36 @@
 //! Where the control API gets what it tells.
 
-use sidecore_assembly::Assembly;
-use sidecore_assembly::report::{DeviceReport, Stats};
+use std::sync::Arc;
 
-/// Something that is running and can be asked how it fares: the assembly, or a stand-in of a test.
+use sidecore_assembly::report::{DeviceReport, Stats};
+use sidecore_assembly::spec::{DeviceSpec, StoreSpec};
+use sidecore_assembly::{Assembly, AssemblyError, ControllerHandle};
+
+/// Something that is running and can be asked how it fares, and be changed: the assembly, or a stand-in of a test.
 ///
 /// It is asked from the API's thread and must not wait for a sidecore: a sidecore that hangs is what one wants to see.
+/// Changes may wait, and so may everything that is asked of a controller; they come from other threads.
 pub trait Source: Send + Sync + 'static {
     /// All counters as of now.
     fn stats(&self) -> Stats;
 
     /// The disks as of now.
     fn devices(&self) -> Vec<DeviceReport>;
+
+    /// The controllers.
+    fn controllers(&self) -> &[Arc<ControllerHandle>];
+
+    /// Serves one more device; a store that is given comes and goes with it.
+    ///
+    /// # Errors
+    /// It cannot be had; then nothing has changed.
+    fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError>;
+
+    /// Serves a device no longer.
+    ///
+    /// # Errors
+    /// There is no such device.
+    fn remove_device(&self, name: &str) -> Result<(), AssemblyError>;
 }
 
 impl Source for Assembly {
@@ -21,5 +40,17 @@ impl Source for Assembly {
 
     fn devices(&self) -> Vec<DeviceReport> {
         Self::devices(self)
+    }
+
+    fn controllers(&self) -> &[Arc<ControllerHandle>] {
+        Self::controllers(self)
+    }
+
+    fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError> {
+        Self::add_device(self, device, store)
+    }
+
+    fn remove_device(&self, name: &str) -> Result<(), AssemblyError> {
+        Self::remove_device(self, name)
     }
 }

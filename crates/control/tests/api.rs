@@ -5,6 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use sidecore_assembly::spec::{DeviceSpec, StoreSpec};
+use sidecore_assembly::{AssemblyError, ControllerHandle};
 use sidecore_control::report::{DeviceReport, DeviceState, DeviceStats, QueueCounters, SidecoreReport, Stats};
 use sidecore_control::{Api, BindError, Client, ClientError, Socket, Source};
 
@@ -29,6 +31,8 @@ impl Source for StandIn {
             name: "vd0".to_owned(),
             store: "mem".to_owned(),
             store_type: "ram".to_owned(),
+            controller: None,
+            volume: None,
             socket: "/run/vd0.sock".to_owned(),
             capacity_bytes: 1 << 20,
             block_bytes: 512,
@@ -42,6 +46,18 @@ impl Source for StandIn {
             needs_reset: true,
             counters: queue(),
         }]
+    }
+
+    fn controllers(&self) -> &[Arc<ControllerHandle>] {
+        &[]
+    }
+
+    fn add_device(&self, _: &DeviceSpec, _: Option<&StoreSpec>) -> Result<(), AssemblyError> {
+        Err(AssemblyError::Ending)
+    }
+
+    fn remove_device(&self, name: &str) -> Result<(), AssemblyError> {
+        Err(AssemblyError::NoDevice { name: name.to_owned() })
     }
 }
 
@@ -99,7 +115,57 @@ fn the_wire_is_what_the_manual_says() {
     assert!(raw(&path, "GET /metrics").contains("content-type: text/plain; version=0.0.4"));
     assert!(raw(&path, "GET /v2").starts_with("HTTP/1.1 404 "));
     assert!(raw(&path, "GET /v2").contains("there are /v1/devices"));
-    assert!(raw(&path, "POST /v1/devices").starts_with("HTTP/1.1 405 "));
+    assert!(raw(&path, "POST /v1/stats").starts_with("HTTP/1.1 405 "));
+    assert!(raw(&path, "POST /v1/stats").contains("there is no POST of /v1/stats"));
+}
+
+#[test]
+fn what_cannot_be_done_has_a_status_and_a_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let _api = serve(&path);
+    let device = "{\"name\":\"x\",\"store\":\"mem\",\"socket\":\"/run/x.sock\"}";
+    for (request, body, status, reason) in [
+        ("GET /v1/controllers/c", "", 404, "there is no controller \\\"c\\\"; there are none"),
+        ("POST /v1/controllers/c/volumes", "nonsense", 404, "there is no controller"),
+        ("GET /v1/controllers/c/volumes/v/extents?from=x", "", 400, "from"),
+        ("GET /v1/controllers/c/volumes/v/extents?max=0", "", 400, "from 1 to 65536"),
+        ("DELETE /v1/devices/y", "", 404, "there is no device \\\"y\\\""),
+        ("DELETE /v1/devices/%2e%2e%2fy", "", 404, "there is no device \\\"../y\\\""),
+        ("DELETE /v1/devices/%ff", "", 400, ""),
+        ("POST /v1/devices", "", 400, "a name has 1 to 64"),
+        ("POST /v1/devices", "{", 400, "makes no sense"),
+        ("POST /v1/devices", "[1]", 400, "makes no sense"),
+        ("POST /v1/devices", "{\"colour\":1}", 400, "unknown field `colour`"),
+        ("POST /v1/devices", &device.replace('/', "r"), 400, "absolute path"),
+        ("POST /v1/devices", device, 503, "coming to its end"),
+        ("POST /v1/devices", &" ".repeat(1 << 20), 413, "at most 65536 bytes"),
+        ("PUT /v1/devices", "", 405, "there is no PUT"),
+    ] {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        let length = body.len();
+        write!(stream, "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n")
+            .unwrap();
+        // It may have answered before it was told everything.
+        let _ = stream.write_all(body.as_bytes());
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request} {body:.40}: {answer}");
+        assert!(answer.contains(reason), "{request}: {answer}");
+    }
+    let error = Client::new(&path).unwrap().remove_device("..").unwrap_err();
+    assert!(matches!(error, ClientError::Denied { status: 404, .. }), "{error:?}");
+    assert_eq!(error.to_string(), "there is no device \"..\"");
+}
+
+#[test]
+fn the_socket_is_for_its_owner_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let _api = serve(&path);
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use sidecore_control::{Config, Depth, Problems};
+use sidecore_control::{Config, Depth, Problems, offline};
 use tempfile::TempDir;
 
 /// A configuration without faults, to put faults into.
@@ -28,12 +28,51 @@ socket = "vd0.sock"
 sidecore = "sc0"
 "#;
 
+/// Controllers and their functions without faults, to add to it.
+const CONTROLLERS: &str = r#"
+[[controller]]
+name = "usual"
+store = "disk"
+[[store]]
+name = "m"
+type = "ram"
+size = "1MiB"
+[[controller]]
+name = "own"
+store = "m"
+format = "blank"
+block_size = "4KiB"
+label = "the fast one"
+btlb = 0
+tree_memory = "8MiB"
+commit_interval_ms = 100
+physical_function = true
+[[store]]
+name = "v"
+type = "volume"
+controller = "own"
+volume = "v"
+size = "10GiB"
+quota = "1GiB"
+weight = 300
+read_iops = 1000
+write_bps = "100MiB"
+write_bps_burst = "1MiB"
+[[store]]
+name = "p"
+type = "pf"
+controller = "own"
+"#;
+
 /// A directory with what the configurations name.
 fn directory() -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     for (name, bytes) in [("disk.img", 1 << 20), ("empty.img", 0), ("odd.img", 1000)] {
         std::fs::File::create(directory.path().join(name)).unwrap().set_len(bytes).unwrap();
     }
+    offline::format(&directory.path().join("disk.img"), &offline::FormatSpec::default(), false).unwrap();
+    std::fs::File::create(directory.path().join("blank.img")).unwrap().set_len(1 << 20).unwrap();
+    std::fs::write(directory.path().join("used.img"), vec![1; 1 << 20]).unwrap();
     std::os::unix::fs::symlink("disk.img", directory.path().join("alias.img")).unwrap();
     directory
 }
@@ -77,7 +116,7 @@ const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "an unknown type",
         "[[store]]\nname = \"x\"\ntype = \"tape\"\n",
         "3:8",
-        &["\"tape\" is not one of \"null\", \"ram\", \"file\", \"delay\", \"fault\""],
+        &["\"tape\" is not one of \"null\", \"ram\", \"file\", \"delay\", \"fault\", \"volume\", \"pf\""],
     ),
     (
         "a device without store",
@@ -304,6 +343,145 @@ const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "12:9",
         &["[[device]] \"x\" writes to the file of store \"disk\" too", "read_only = true"],
     ),
+    // Controllers and their functions.
+    (
+        "a controller without store",
+        "[[controller]]\nname = \"x\"\n",
+        "1:1",
+        &["[[controller]] \"x\"", "`store` is missing"],
+    ),
+    (
+        "a controller of an unknown store",
+        "[[controller]]\nname = \"x\"\nstore = \"dsk\"\n",
+        "3:9",
+        &["there is no store \"dsk\"", "did you mean \"disk\"?"],
+    ),
+    (
+        "two controllers of a name",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"m\"\ntype = \"ram\"\nsize = \"1MiB\"\n[[controller]]\nname = \"x\"\nstore = \"m\"\nformat = \"blank\"\n",
+        "9:8",
+        &["another [[controller]] of this name"],
+    ),
+    (
+        "two controllers on a store",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[controller]]\nname = \"y\"\nstore = \"disk\"\n",
+        "6:9",
+        &["[[controller]] \"y\"", "store \"disk\" belongs to [[controller]] \"x\" already"],
+    ),
+    (
+        "two controllers on a store, one in disguise",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"slow\"\ntype = \"delay\"\nstore = \"disk\"\ndelay_us = 1\n[[controller]]\nname = \"y\"\nstore = \"slow\"\n",
+        "11:9",
+        &["store \"disk\" belongs to [[controller]] \"x\" already"],
+    ),
+    (
+        "a controller on a store that keeps nothing",
+        "[[store]]\nname = \"n\"\ntype = \"null\"\nsize = \"1MiB\"\n[[controller]]\nname = \"x\"\nstore = \"n\"\n",
+        "7:9",
+        &["store \"n\" keeps nothing"],
+    ),
+    (
+        "a controller on a function",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n[[controller]]\nname = \"y\"\nstore = \"v\"\n",
+        "11:9",
+        &["store \"v\" is itself a function of a controller"],
+    ),
+    (
+        "a device past its controller",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[device]]\nname = \"y\"\nstore = \"disk\"\nsocket = \"y.sock\"\n",
+        "6:9",
+        &["[[device]] \"y\"", "store \"disk\" belongs to [[controller]] \"x\"", "type = \"volume\""],
+    ),
+    (
+        "a volume of an unknown controller",
+        "[[controller]]\nname = \"main\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"mian\"\nvolume = \"v\"\n",
+        "7:14",
+        &["there is no controller \"mian\"", "did you mean \"main\"?"],
+    ),
+    (
+        "a physical function that is not allowed",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"p\"\ntype = \"pf\"\ncontroller = \"x\"\n",
+        "7:14",
+        &["every block of every volume", "`physical_function = true`"],
+    ),
+    (
+        "a volume twice",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n[[store]]\nname = \"w\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n",
+        "13:10",
+        &["that of [[store]] \"v\" already"],
+    ),
+    (
+        "two writers of a volume",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n[[device]]\nname = \"y\"\nstore = \"v\"\nsocket = \"y.sock\"\n[[device]]\nname = \"z\"\nstore = \"v\"\nsocket = \"z.sock\"\n",
+        "15:9",
+        &["[[device]] \"y\" writes to volume \"v\" too", "clone the volume"],
+    ),
+    (
+        "a volume in part of a block",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\nformat = \"blank\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\nsize = 1536\n",
+        "10:8",
+        &["1536B is not a multiple", "block size of 1KiB"],
+    ),
+    (
+        "a volume's odd name",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"a/b\"\n",
+        "8:10",
+        &["\"a/b\" is no name for a volume", "letters, digits"],
+    ),
+    (
+        "a granularity of its own",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\nformat = \"blank\"\nblock_size = \"2KiB\"\n",
+        "5:14",
+        &["2KiB is none of 512, \"1KiB\" and \"4KiB\""],
+    ),
+    (
+        "a granularity that is never used",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\nblock_size = \"4KiB\"\n",
+        "4:14",
+        &["`block_size` is of use only where a store is formatted", "`format = \"blank\"`"],
+    ),
+    (
+        "a blank file that may not be formatted",
+        "[[controller]]\nname = \"x\"\nstore = \"b\"\n[[store]]\nname = \"b\"\ntype = \"file\"\npath = \"blank.img\"\n",
+        "7:8",
+        &["blank.img is blank", "`sidecore controller format /", "`format = \"blank\"`"],
+    ),
+    (
+        "a file with something on it",
+        "[[controller]]\nname = \"x\"\nstore = \"b\"\nformat = \"blank\"\n[[store]]\nname = \"b\"\ntype = \"file\"\npath = \"used.img\"\n",
+        "8:8",
+        &["used.img holds something", "`--force`"],
+    ),
+    (
+        "memory that may not be formatted",
+        "[[store]]\nname = \"m\"\ntype = \"ram\"\nsize = \"1MiB\"\n[[controller]]\nname = \"x\"\nstore = \"m\"\n",
+        "7:9",
+        &["blank at every start", "`format = \"blank\"`"],
+    ),
+    (
+        "an unknown way to format",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\nformat = \"always\"\n",
+        "4:10",
+        &["\"always\" is not one of \"never\", \"blank\""],
+    ),
+    (
+        "no memory for trees",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\ntree_memory = 4096\n",
+        "4:15",
+        &["less than 4MiB"],
+    ),
+    (
+        "a burst of no rate",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\nread_bps_burst = \"1MiB\"\n",
+        "9:18",
+        &["no meaning without `read_bps`"],
+    ),
+    (
+        "a weight of 1001",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\nweight = 1001\n",
+        "9:10",
+        &["from 1 to 1000", "not 1001"],
+    ),
 ];
 
 #[test]
@@ -360,6 +538,26 @@ fn the_good_one_is_good_and_means_what_it_says() {
 }
 
 #[test]
+fn controllers_and_volumes_mean_what_they_say() {
+    use sidecore_assembly::spec::{FormatSpec, LimitSpec, LimitsSpec, StoreKind};
+    let directory = directory();
+    let config = parse(directory.path(), &format!("{GOOD}{CONTROLLERS}"), Depth::Machine).unwrap();
+    let [usual, own] = &config.spec.controllers[..] else { panic!("{config:?}") };
+    assert_eq!((usual.format.clone(), usual.btlb_entries, usual.tree_memory_bytes), (None, 8, 64 << 20));
+    assert_eq!((usual.commit_interval.as_millis(), usual.physical_function), (5000, false));
+    assert_eq!(own.format, Some(FormatSpec { block_bytes: 4096, label: "the fast one".to_owned() }));
+    assert_eq!((own.btlb_entries, own.commit_interval.as_millis(), own.physical_function), (0, 100, true));
+    let StoreKind::Volume(volume) = &config.spec.stores[3].kind else { panic!("{config:?}") };
+    assert_eq!((volume.size_bytes, volume.quota_bytes, volume.weight), (Some(10 << 30), Some(1 << 30), 300));
+    let limits = LimitsSpec {
+        read_iops: Some(LimitSpec { per_s: 1000, burst: 1000 }),
+        write_bps: Some(LimitSpec { per_s: 100 << 20, burst: 1 << 20 }),
+        ..LimitsSpec::default()
+    };
+    assert_eq!(volume.limits, limits);
+}
+
+#[test]
 fn the_text_can_be_checked_without_the_machine() {
     let nowhere = Path::new("/no/such");
     assert!(parse(nowhere, GOOD, Depth::Machine).is_err());
@@ -408,12 +606,14 @@ fn what_is_no_configuration_is_refused_and_never_panics() {
     std::fs::write(&file, [0xff, 0xfe]).unwrap();
     assert!(Config::load(&file, Depth::Text).unwrap_err().to_string().contains("cannot be read"));
     assert!(Config::load(directory.path(), Depth::Text).is_err());
-    // Every prefix of the good one, every byte of it replaced, and some nonsense.
-    for end in 0..GOOD.len() {
-        let _ = parse(directory.path(), &GOOD[..end], Depth::Text);
-        for byte in ["\"", "[", "=", "\u{e9}"] {
-            let text = format!("{}{byte}{}", &GOOD[..end], &GOOD[end + 1..]);
-            let _ = parse(directory.path(), &text, Depth::Text);
+    // Every prefix of good ones, every byte of them replaced, and some nonsense.
+    for good in [GOOD, CONTROLLERS] {
+        for end in 0..good.len() {
+            let _ = parse(directory.path(), &good[..end], Depth::Text);
+            for byte in ["\"", "[", "=", "\u{e9}"] {
+                let text = format!("{}{byte}{}", &good[..end], &good[end + 1..]);
+                let _ = parse(directory.path(), &text, Depth::Text);
+            }
         }
     }
     for text in [
@@ -447,6 +647,9 @@ fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
         ("### type = \"file\"", "[[store]]\ntype = \"file\""),
         ("### type = \"delay\"", "[[store]]\ntype = \"delay\""),
         ("### type = \"fault\"", "[[store]]\ntype = \"fault\""),
+        ("### type = \"volume\"", "[[store]]\ntype = \"volume\""),
+        ("### type = \"pf\"", "[[store]]\ntype = \"pf\""),
+        ("## [[controller]]", "[[controller]]"),
         ("## [[device]]", "[[device]]"),
     ] {
         let (_, chapter) = manual.split_once(&format!("{heading}\n")).unwrap();

@@ -28,6 +28,7 @@ mod slot;
 mod target;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -38,6 +39,9 @@ pub use error::FileError;
 
 use channel::FileChannel;
 use target::Target;
+
+pub(crate) use channel::ZEROS;
+pub(crate) use target::{Owner, lock_whole};
 
 /// What to open, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +79,14 @@ impl FileStore {
     /// a size that is not a whole number of blocks.
     pub fn open(options: &FileOptions) -> Result<Self, FileError> {
         Ok(Self { target: Arc::new(Target::open(options)?) })
+    }
+
+    /// A store over a descriptor that was opened with `O_DIRECT` and that
+    /// `owner` holds; nothing is opened or locked, and `options` say what it is
+    /// called and whether writes are refused. It does not discard, and leaves
+    /// nothing in the page cache.
+    pub(crate) fn over(file: OwnedFd, owner: Arc<dyn Owner>, options: &FileOptions) -> Result<Self, FileError> {
+        Ok(Self { target: Arc::new(Target::over(file, owner, options)?) })
     }
 
     /// Whether I/O goes around the page cache: false if that was not asked for

@@ -3,6 +3,8 @@
 //!
 //! * [`FileStore`]: blocks in a file or a block device, through one io_uring
 //!   per queue.
+//! * [`HostFile`]: where the blocks of a file lie on the device below its
+//!   filesystem, for as long as nobody else opens the file.
 //! * [`EpollSleeper`]: where a sidecore sleeps.
 //! * [`cpu`]: which cores there are, and staying on one of them.
 //! * [`Clock`]: the time, for the price of reading a register.
@@ -16,8 +18,12 @@ mod clock;
 pub mod cpu;
 mod epoll;
 mod file;
+mod host_file;
+mod pin;
 
 pub use clock::Clock;
 pub use epoll::EpollSleeper;
 
 pub use file::{FileError, FileOptions, FileStore};
+pub use host_file::{ExtentFlaw, HostExtent, HostFile, HostFileError, HostFileOptions, LeaseState, lease_break_time};
+pub use pin::pin_memory;

@@ -93,6 +93,45 @@ impl Segments {
         Ok(())
     }
 
+    /// Makes the list a part of `whole`: `len_bytes` from byte `skip_bytes` on,
+    /// or as much of that as `whole` has and this list has room for. Returns
+    /// how many bytes that is.
+    #[inline]
+    pub fn bind_part(&mut self, whole: &Self, skip_bytes: u64, len_bytes: u64) -> u64 {
+        match &whole.memory {
+            Some(memory) => self.bind(memory),
+            None => self.release(),
+        }
+        let (pieces, max_segments) = (&mut self.pieces, self.max_segments);
+        let mut bound = 0_u64;
+        whole.for_each_run(skip_bytes, usize::try_from(len_bytes).unwrap_or(usize::MAX), |host, count| {
+            if pieces.len() < max_segments
+                && let Some(host) = NonNull::new(host)
+            {
+                pieces.push(Segment { host, len_bytes: count });
+                bound = bound.saturating_add(count as u64);
+            }
+        });
+        self.len_bytes = bound;
+        bound
+    }
+
+    /// Empties the list and lets go of its memory.
+    #[inline]
+    pub fn release(&mut self) {
+        self.clear();
+        self.memory = None;
+    }
+
+    /// Zeroes `len_bytes` of guest memory from byte `offset_bytes` of the
+    /// request on, as far as there are any.
+    pub fn zero(&self, offset_bytes: u64, len_bytes: u64) {
+        self.for_each_run(offset_bytes, usize::try_from(len_bytes).unwrap_or(usize::MAX), |host, count| {
+            // SAFETY: `host` is valid for `count` bytes while `self` holds its memory.
+            unsafe { copy::zero(host, count) };
+        });
+    }
+
     /// The pieces, in the order of the request's bytes.
     #[must_use]
     #[inline]

@@ -87,6 +87,28 @@ impl Sector {
     }
 }
 
+/// A block's number as a virtual function sees it: the *virtual LBA* of NeSC
+/// (thesis 5.2), in units of the controller's granularity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Vlba(pub u64);
+
+/// A block's number on the physical store: the *physical LBA* of NeSC (thesis
+/// 5.2), in units of the controller's granularity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Plba(pub u64);
+
+impl fmt::Display for Vlba {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Plba {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,22 +6,23 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 
 use super::draft::{DEFAULT_CONTROL_SOCKET, Draft, Head, KindDraft, StoreDraft};
+use super::functions;
 use super::nearest;
 use super::problem::Collector;
-
-/// A socket's address holds this many bytes of path, and a zero byte (unix(7)).
-const SOCKET_PATH_MAX: usize = 107;
+use super::rules;
 
 /// Reports everything that does not fit.
 pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     unique_names("sidecore", draft.sidecores.iter().map(|sidecore| &sidecore.head), problems);
     unique_names("store", draft.stores.iter().map(|store| &store.head), problems);
+    unique_names("controller", draft.controllers.iter().map(|controller| &controller.head), problems);
     unique_names("device", draft.devices.iter().map(|device| &device.head), problems);
     sidecores(draft, problems);
     stores(draft, problems);
     devices(draft, problems);
     sockets(draft, problems);
     writers(draft, problems);
+    functions::check(draft, problems);
 }
 
 fn unique_names<'a>(kind: &str, heads: impl Iterator<Item = &'a Head>, problems: &mut Collector<'_>) {
@@ -63,7 +64,7 @@ fn stores(draft: &Draft, problems: &mut Collector<'_>) {
             let names: Vec<_> =
                 below.iter().filter_map(|below| Some(below.head.name.as_ref()?.get_ref().as_str())).collect();
             let message = format!(
-                "it is put in front of itself (through {}); end the chain in a null, ram or file store",
+                "it is put in front of itself (through {}); end the chain in a null, ram, file or volume store",
                 names.join(", ")
             );
             problems.add(inner.span(), &store.head.subject, message);
@@ -112,10 +113,7 @@ fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
 }
 
 fn short_enough(socket: &Spanned<PathBuf>, subject: &str, problems: &mut Collector<'_>) {
-    let bytes = socket.get_ref().as_os_str().len();
-    if bytes > SOCKET_PATH_MAX {
-        let message =
-            format!("a socket's path holds {SOCKET_PATH_MAX} bytes and this one has {bytes}; use a shorter directory");
+    if let Err(message) = rules::short_enough(socket.get_ref()) {
         problems.add(socket.span(), subject, message);
     }
 }
@@ -144,7 +142,7 @@ fn writers(draft: &Draft, problems: &mut Collector<'_>) {
 }
 
 /// Reports a name that leads nowhere.
-fn known<'a>(
+pub(super) fn known<'a>(
     kind: &str,
     wanted: &Spanned<String>,
     names: impl Iterator<Item = &'a str> + Clone,
@@ -161,12 +159,12 @@ fn known<'a>(
     problems.add(wanted.span(), subject, format!("there is no {kind} \"{}\"; {remedy}", wanted.get_ref()));
 }
 
-fn by_name(stores: &[StoreDraft]) -> HashMap<&str, &StoreDraft> {
+pub(super) fn by_name(stores: &[StoreDraft]) -> HashMap<&str, &StoreDraft> {
     stores.iter().filter_map(|store| Some((store.head.name()?, store))).collect()
 }
 
 /// The store of this name and those that it is put in front of, from the top down; ends where a cycle closes.
-fn chain<'a>(by_name: &HashMap<&str, &'a StoreDraft>, top: &str) -> Vec<&'a StoreDraft> {
+pub(super) fn chain<'a>(by_name: &HashMap<&str, &'a StoreDraft>, top: &str) -> Vec<&'a StoreDraft> {
     let mut chain: Vec<&StoreDraft> = Vec::new();
     let mut next = by_name.get(top).copied();
     while let Some(store) = next {

@@ -10,31 +10,18 @@ use sidecore_assembly::spec::{
 use toml::Spanned;
 use toml::de::DeTable;
 
+use super::controller::{self, ControllerDraft, VolumeDraft};
 use super::problem::Collector;
+use super::rules::{
+    MINUTE_US, QUEUE_SIZE_DEFAULT, QUEUE_SIZE_LIMIT, SEG_MAX_LIMIT, SIZE_MAX_LEAST, about_names, is_name, is_serial,
+};
 use super::section::Section;
 
 /// Where sidecored listens for its control API unless told otherwise.
 pub const DEFAULT_CONTROL_SOCKET: &str = "/run/sidecore/control.sock";
 
-/// The largest ring that a device may accept (virtio 1.2, 2.7).
-const QUEUE_SIZE_LIMIT: u16 = 32768;
-
 /// The rarest failure.
 const MILLION: u32 = 1_000_000;
-
-const QUEUE_SIZE_DEFAULT: u16 = 1024;
-
-/// The most segments in a request: each entry of a running ring has room for as many.
-const SEG_MAX_LIMIT: u32 = 1022;
-
-/// Drivers refuse disks whose segments hold less than a page.
-const SIZE_MAX_LEAST: u32 = 4096;
-
-/// Longest name, in characters.
-const NAME_MAX: usize = 64;
-
-/// A minute: longer spinning or delaying than this is a slip of the unit.
-const MINUTE_US: u64 = 60_000_000;
 
 /// What every section has.
 pub(super) struct Head {
@@ -57,6 +44,7 @@ pub(super) struct Draft {
     pub(super) control_socket: Option<Spanned<PathBuf>>,
     pub(super) sidecores: Vec<SidecoreDraft>,
     pub(super) stores: Vec<StoreDraft>,
+    pub(super) controllers: Vec<ControllerDraft>,
     pub(super) devices: Vec<DeviceDraft>,
 }
 
@@ -79,6 +67,8 @@ pub(super) enum KindDraft {
     File(Spanned<FileOptions>),
     Delay { store: Spanned<String>, delay_us: u64 },
     Fault { store: Spanned<String>, plan: FaultPlan },
+    Volume(VolumeDraft),
+    PhysicalFunction { controller: Spanned<String> },
 }
 
 impl KindDraft {
@@ -86,7 +76,16 @@ impl KindDraft {
     pub(super) fn inner(&self) -> Option<&Spanned<String>> {
         match self {
             Self::Delay { store, .. } | Self::Fault { store, .. } => Some(store),
-            Self::Null { .. } | Self::Ram { .. } | Self::File(_) => None,
+            _ => None,
+        }
+    }
+
+    /// The controller that it is a function of.
+    pub(super) fn controller(&self) -> Option<&Spanned<String>> {
+        match self {
+            Self::Volume(volume) => Some(&volume.controller),
+            Self::PhysicalFunction { controller } => Some(controller),
+            _ => None,
         }
     }
 }
@@ -123,12 +122,14 @@ pub(super) fn read(text: &str, base: &Path, problems: &mut Collector<'_>) -> Opt
     let control_socket = top.path("control_socket", base);
     let sidecores = top.tables("sidecore");
     let stores = top.tables("store");
+    let controllers = top.tables("controller");
     let devices = top.tables("device");
     top.finish();
     Some(Draft {
         control_socket,
         sidecores: sidecores.into_iter().map(|(at, table)| sidecore(table, at, problems)).collect(),
         stores: stores.into_iter().map(|(at, table)| store(table, at, base, problems)).collect(),
+        controllers: controllers.into_iter().map(|(at, table)| controller::controller(table, at, problems)).collect(),
         devices: devices.into_iter().map(|(at, table)| device(table, at, base, problems)).collect(),
     })
 }
@@ -146,7 +147,7 @@ fn sidecore(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>)
 
 fn store(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Collector<'_>) -> StoreDraft {
     let (mut section, head) = open("store", table, at, problems);
-    let word = section.word("type", &["null", "ram", "file", "delay", "fault"]);
+    let word = section.word("type", &["null", "ram", "file", "delay", "fault", "volume", "pf"]);
     let word = section.required("type", word, "\"file\"").map(Spanned::into_inner);
     let kind = match word {
         Some("null") => memory(&mut section)
@@ -155,6 +156,8 @@ fn store(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Coll
         Some("file") => file(&mut section, base),
         Some("delay") => delay(&mut section),
         Some("fault") => fault(&mut section),
+        Some("volume") => controller::volume(&mut section),
+        Some("pf") => controller::physical_function(&mut section),
         // Without the type nobody knows which keys belong here.
         _ => return StoreDraft { head, kind: None },
     };
@@ -315,20 +318,19 @@ fn sidecores(section: &mut Section<'_, '_, '_>, queues: u16) -> Vec<Spanned<Stri
 
 fn serial(section: &mut Section<'_, '_, '_>) -> Option<String> {
     let serial = section.string("serial")?;
-    let text = serial.get_ref();
-    if text.len() > SERIAL_MAX_BYTES || !text.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
+    if !is_serial(serial.get_ref()) {
         section.complain(serial.span(), format!("`serial` is more than {SERIAL_MAX_BYTES} bytes, or not plain ASCII"));
         return None;
     }
     Some(serial.into_inner())
 }
 
-fn flag(section: &mut Section<'_, '_, '_>, key: &'static str, default: bool) -> bool {
+pub(super) fn flag(section: &mut Section<'_, '_, '_>, key: &'static str, default: bool) -> bool {
     section.flag(key).map_or(default, Spanned::into_inner)
 }
 
 /// Starts to read a section of this kind: every one has a name.
-fn open<'t, 'c, 'p>(
+pub(super) fn open<'t, 'c, 'p>(
     kind: &str,
     table: &'t DeTable<'t>,
     at: Range<usize>,
@@ -341,17 +343,9 @@ fn open<'t, 'c, 'p>(
     let name = section.required("name", name, "\"some name\"").filter(|name| {
         let fine = is_name(name.get_ref());
         if !fine {
-            let message =
-                format!("a name has 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`, without umlauts or spaces");
-            section.complain(name.span(), message);
+            section.complain(name.span(), about_names());
         }
         fine
     });
     (section, Head { name, subject, heading: at })
-}
-
-/// Names are labels in metrics, arguments of commands and names of threads.
-fn is_name(name: &str) -> bool {
-    let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    (1..=NAME_MAX).contains(&name.len()) && name.chars().all(fine)
 }

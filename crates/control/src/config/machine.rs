@@ -10,6 +10,7 @@ use sidecore_assembly::machine;
 use toml::Spanned;
 
 use super::draft::{DEFAULT_CONTROL_SOCKET, Draft, KindDraft, StoreDraft};
+use super::functions;
 use super::problem::Collector;
 use super::size;
 
@@ -82,8 +83,13 @@ fn files(draft: &Draft, problems: &mut Collector<'_>) {
             }
             None => drop(seen.insert(identity, (store, options.read_only))),
         }
-        if let Err(error) = machine::try_file(options) {
-            problems.add(span, subject, error.to_string());
+        let owner = functions::owner(draft, store);
+        let tried = match owner {
+            Some(owner) => machine::try_controller(options, owner.format.is_some()),
+            None => machine::try_file(options).map_err(|error| error.to_string()),
+        };
+        if let Err(message) = tried {
+            problems.add(span, subject, message);
         }
     }
 }

@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 
-use sidecore_assembly::spec::{CoreId, DeviceSpec, IdleMode, Nanos, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{
+    ControllerSpec, CoreId, DeviceSpec, IdleMode, Nanos, SidecoreSpec, Spec, StoreKind, StoreSpec,
+};
 use toml::Spanned;
 
 use super::Config;
+use super::controller::{ControllerDraft, VolumeDraft};
 use super::draft::{DEFAULT_CONTROL_SOCKET, DeviceDraft, Draft, KindDraft, StoreDraft};
 
 /// How long adaptive devices spin when nothing says otherwise.
@@ -26,7 +29,21 @@ pub(super) fn settle(draft: Draft) -> Config {
         Some(SidecoreSpec { name: sidecore.head.name?.into_inner(), cpu })
     });
     let stores = draft.stores.into_iter().filter_map(settle_store);
-    Config { control_socket, spec: Spec { sidecores: sidecores.collect(), stores: stores.collect(), devices } }
+    let controllers = draft.controllers.into_iter().filter_map(settle_controller).collect();
+    let (sidecores, stores) = (sidecores.collect(), stores.collect());
+    Config { control_socket, spec: Spec { sidecores, stores, controllers, devices } }
+}
+
+fn settle_controller(controller: ControllerDraft) -> Option<ControllerSpec> {
+    Some(ControllerSpec {
+        name: controller.head.name?.into_inner(),
+        store: controller.store?.into_inner(),
+        format: controller.format,
+        btlb_entries: controller.btlb_entries,
+        tree_memory_bytes: controller.tree_memory_bytes,
+        commit_interval: controller.commit_interval,
+        physical_function: controller.physical_function,
+    })
 }
 
 fn settle_store(store: StoreDraft) -> Option<StoreSpec> {
@@ -40,6 +57,10 @@ fn settle_store(store: StoreDraft) -> Option<StoreSpec> {
             StoreKind::Delay { store: store.into_inner(), delay: Nanos::from_micros(delay_us) }
         }
         KindDraft::Fault { store, plan } => StoreKind::Fault { store: store.into_inner(), plan },
+        KindDraft::Volume(volume) => StoreKind::Volume(VolumeDraft::settle(volume)),
+        KindDraft::PhysicalFunction { controller } => {
+            StoreKind::PhysicalFunction { controller: controller.into_inner() }
+        }
     };
     Some(StoreSpec { name: store.head.name?.into_inner(), kind })
 }

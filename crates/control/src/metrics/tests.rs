@@ -1,6 +1,8 @@
 use std::collections::BTreeSet;
 
-use sidecore_assembly::report::{DeviceStats, Latency};
+use sidecore_assembly::report::{
+    DeviceStats, FunctionReport, Latency, SpaceReport, TranslationReport, TreeMemoryReport, TreeReport,
+};
 
 use super::*;
 
@@ -50,6 +52,8 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         name: "vd0".to_owned(),
         store: "disk".to_owned(),
         store_type: "ram".to_owned(),
+        controller: None,
+        volume: None,
         socket: "/run/vd0.sock".to_owned(),
         capacity_bytes: 1 << 30,
         block_bytes: 512,
@@ -71,10 +75,54 @@ fn example() -> (Stats, Vec<DeviceReport>) {
     (stats, vec![device])
 }
 
+/// The same for a controller with a function.
+fn controllers() -> Vec<ControllerReport> {
+    let space = SpaceReport {
+        total_bytes: 28,
+        free_bytes: 1,
+        data_bytes: 2,
+        metadata_bytes: 4,
+        reserved_bytes: 5,
+        granted_bytes: 6,
+        pending_bytes: 10,
+    };
+    let function = FunctionReport {
+        id: 7,
+        volume: "root".to_owned(),
+        weight: 100,
+        channels: 2,
+        tree: TreeReport { depth: 3, nodes: 40, extents: 50, mapped_bytes: 60, pruned_ranges: 70, pruned_bytes: 0 },
+        last_hits: 71,
+        translations: 72,
+        splits: 73,
+        misses: 74,
+        prune_misses: 75,
+        rewalks: 76,
+        throttled: 77,
+        stalled: 78,
+        ..FunctionReport::default()
+    };
+    vec![ControllerReport {
+        name: "pool".to_owned(),
+        store: "file".to_owned(),
+        block_bytes: 1024,
+        damage: vec!["a node".to_owned()],
+        space,
+        volumes: 80,
+        extents: 81,
+        tree_memory: TreeMemoryReport { used_bytes: 82, max_bytes: 83 },
+        translation: TranslationReport { btlb_hits: 84, walks: 85, nodes_visited: 86, ..Default::default() },
+        commits: 87,
+        pruned_nodes: 88,
+        functions: vec![function],
+        ..ControllerReport::default()
+    }]
+}
+
 #[test]
 fn numbers_carry_their_labels_and_units() {
     let (stats, devices) = example();
-    let page = render(&stats, &devices);
+    let page = render(&stats, &devices, &controllers());
     for line in [
         "sidecore_uptime_seconds 2",
         "sidecore_reactor_turns_total{sidecore=\"sc0\"} 16",
@@ -87,6 +135,12 @@ fn numbers_carry_their_labels_and_units() {
         "sidecore_queue_written_bytes_total{device=\"vd0\",queue=\"3\"} 15",
         "sidecore_queue_latency_seconds{device=\"vd0\",queue=\"3\",quantile=\"0.9999\"} 0.000005",
         "sidecore_queue_latency_seconds_count{device=\"vd0\",queue=\"3\"} 4",
+        "sidecore_controller_info{controller=\"pool\",store=\"file\",block_bytes=\"1024\"} 1",
+        "sidecore_controller_space_bytes{controller=\"pool\",use=\"pending\"} 10",
+        "sidecore_controller_damaged{controller=\"pool\"} 1",
+        "sidecore_controller_walk_nodes_total{controller=\"pool\"} 86",
+        "sidecore_function_last_extent_hits_total{controller=\"pool\",function=\"7\",volume=\"root\"} 71",
+        "sidecore_function_stalled{controller=\"pool\",function=\"7\",volume=\"root\"} 78",
     ] {
         assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
     }
@@ -95,7 +149,7 @@ fn numbers_carry_their_labels_and_units() {
 #[test]
 fn every_sample_belongs_to_a_family_that_was_announced_once() {
     let (stats, devices) = example();
-    let page = render(&stats, &devices);
+    let page = render(&stats, &devices, &controllers());
     let families: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     assert_eq!(families.len(), families.iter().collect::<BTreeSet<_>>().len());
     for line in page.lines().filter(|line| !line.starts_with('#')) {
@@ -109,7 +163,7 @@ fn every_sample_belongs_to_a_family_that_was_announced_once() {
 #[test]
 fn the_documented_metrics_are_those_there_are() {
     let (stats, devices) = example();
-    let page = render(&stats, &devices);
+    let page = render(&stats, &devices, &controllers());
     let rendered: BTreeSet<(&str, &str)> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
     let manual = include_str!("../../../../docs/metrics.md");

@@ -27,8 +27,8 @@ const MAX_DEPTH: usize = 32768;
 
 /// What zeros are written from.
 #[repr(align(4096))]
-struct Zeros([u8; 64 << 10]);
-static ZEROS: Zeros = Zeros([0; 64 << 10]);
+pub(crate) struct Zeros(pub [u8; 64 << 10]);
+pub(crate) static ZEROS: Zeros = Zeros([0; 64 << 10]);
 
 /// Pieces of zeros in one submission: 1 MiB.
 const MAX_ZERO_PIECES: usize = 16;
@@ -107,6 +107,7 @@ impl FileChannel {
             Operation::Read | Operation::Write => Way::Transfer,
             Operation::Flush => Way::Sync,
             Operation::Discard => Way::Punch,
+            Operation::WriteZeroes { .. } if self.target.zero_by_writing => Way::WriteZeros,
             Operation::WriteZeroes { may_unmap } if may_unmap && self.target.geometry.discard => Way::Punch,
             Operation::WriteZeroes { .. } => Way::ZeroRange,
         }

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -30,11 +31,26 @@ impl Alignment {
 pub(super) struct Target {
     /// What I/O goes to.
     file: OwnedFd,
-    _claim: Claim,
+    _hold: Hold,
     pub geometry: Geometry,
     /// `None` if I/O goes through the page cache.
     pub direct: Option<Alignment>,
+    /// Whether zeroing is writing zeros: the filesystem's own ways zero parts
+    /// of its blocks in the page cache, which go to the device later.
+    pub zero_by_writing: bool,
 }
+
+/// What makes the file ours for as long as there is I/O to it.
+#[derive(Debug)]
+enum Hold {
+    /// A lock of this store's own.
+    Claim(#[expect(dead_code, reason = "held, not used")] Claim),
+    /// What whoever opened the file holds.
+    Owner(#[expect(dead_code, reason = "held, not used")] Arc<dyn Owner>),
+}
+
+/// What must live as long as a store over somebody else's descriptor.
+pub(crate) trait Owner: std::fmt::Debug + Send + Sync {}
 
 impl AsFd for Target {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -46,18 +62,25 @@ impl Target {
     pub fn open(options: &FileOptions) -> Result<Self, FileError> {
         let path = options.path.as_path();
         let wrap = |action| move |source: Errno| FileError::Kernel { action, path: path.into(), source: source.into() };
-        let wanted = options.block_bytes.unwrap_or(SECTOR_BYTES as u32);
-        if !wanted.is_power_of_two() || !(SECTOR_BYTES as u32..=1 << 16).contains(&wanted) {
-            return Err(FileError::BadBlockSize { block_bytes: wanted });
-        }
-        let is_device = match FileType::from_raw_mode(rustix::fs::stat(path).map_err(wrap("find"))?.st_mode) {
-            FileType::RegularFile => false,
-            FileType::BlockDevice => true,
-            _ => return Err(FileError::NotAFile { path: path.into() }),
-        };
-        let claim = Claim::new(options, is_device)?;
+        wanted_block_bytes(options)?;
+        let stat = rustix::fs::stat(path).map_err(wrap("find"))?;
+        let claim = Claim::new(options, is_device(&stat, path)?)?;
         let (file, direct) = reopen(&claim, options)?;
+        Self::new(file, direct, Hold::Claim(claim), options)
+    }
 
+    /// Over a descriptor that was opened with `O_DIRECT`, and that `owner`
+    /// holds for this store.
+    pub fn over(file: OwnedFd, owner: Arc<dyn Owner>, options: &FileOptions) -> Result<Self, FileError> {
+        let direct = alignment_of(&file);
+        Self::new(file, direct, Hold::Owner(owner), options)
+    }
+
+    fn new(file: OwnedFd, direct: Option<Alignment>, hold: Hold, options: &FileOptions) -> Result<Self, FileError> {
+        let path = options.path.as_path();
+        let wrap = |action| move |source: Errno| FileError::Kernel { action, path: path.into(), source: source.into() };
+        let wanted = wanted_block_bytes(options)?;
+        let is_device = is_device(&rustix::fs::fstat(&file).map_err(wrap("inspect"))?, path)?;
         let size_bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(wrap("measure"))?;
         if size_bytes == 0 {
             return Err(FileError::Empty { path: path.into() });
@@ -81,6 +104,7 @@ impl Target {
         if !size_bytes.is_multiple_of(u64::from(block_bytes)) {
             return Err(FileError::PartialBlock { path: path.into(), size_bytes, block_bytes });
         }
+        let is_ours = matches!(hold, Hold::Claim(_));
         let geometry = Geometry {
             capacity_bytes: size_bytes,
             block_bytes,
@@ -88,10 +112,29 @@ impl Target {
             read_only: options.read_only,
             volatile_cache: true,
             discard: !options.read_only
+                && is_ours
                 && if is_device { device_zeroes(&file) } else { punches_holes(&file, size_bytes) },
             write_zeroes: !options.read_only,
         };
-        Ok(Self { file, _claim: claim, geometry, direct })
+        Ok(Self { file, _hold: hold, geometry, direct, zero_by_writing: !is_ours && !is_device })
+    }
+}
+
+/// The block size asked for, or the smallest.
+fn wanted_block_bytes(options: &FileOptions) -> Result<u32, FileError> {
+    let wanted = options.block_bytes.unwrap_or(SECTOR_BYTES as u32);
+    if !wanted.is_power_of_two() || !(SECTOR_BYTES as u32..=1 << 16).contains(&wanted) {
+        return Err(FileError::BadBlockSize { block_bytes: wanted });
+    }
+    Ok(wanted)
+}
+
+/// Whether it is a block device, not a regular file.
+fn is_device(stat: &rustix::fs::Stat, path: &Path) -> Result<bool, FileError> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(false),
+        FileType::BlockDevice => Ok(true),
+        _ => Err(FileError::NotAFile { path: path.into() }),
     }
 }
 
@@ -101,6 +144,20 @@ impl Target {
 /// its own disks in use.
 #[derive(Debug)]
 struct Claim(OwnedFd);
+
+/// Sets or lifts a lock of the open file description, from the start to the
+/// end of the file.
+pub(crate) fn lock_whole(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
+    // SAFETY: all-zero is a valid flock.
+    let mut whole: libc::flock = unsafe { std::mem::zeroed() };
+    whole.l_type = kind as libc::c_short;
+    whole.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: the descriptor is open and the structure outlives the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
 
 impl Claim {
     /// Opens the file and makes it this store's own.
@@ -121,7 +178,7 @@ impl Claim {
             Err(error) => return Err(FileError::Kernel { action: "open", path: path.clone(), source: error.into() }),
             Ok(file) => Self(file),
         };
-        match claim.lock(if options.read_only { libc::F_RDLCK } else { libc::F_WRLCK }) {
+        match lock_whole(claim.0.as_fd(), if options.read_only { libc::F_RDLCK } else { libc::F_WRLCK }) {
             Ok(()) => Ok(claim),
             Err(source) if matches!(source.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
                 Err(FileError::Busy { path: path.clone() })
@@ -129,26 +186,13 @@ impl Claim {
             Err(source) => Err(FileError::Kernel { action: "lock", path: path.clone(), source }),
         }
     }
-
-    /// Sets or lifts the lock, from the start to the end of the file.
-    fn lock(&self, kind: libc::c_int) -> io::Result<()> {
-        // SAFETY: all-zero is a valid flock.
-        let mut whole: libc::flock = unsafe { std::mem::zeroed() };
-        whole.l_type = kind as libc::c_short;
-        whole.l_whence = libc::SEEK_SET as libc::c_short;
-        // SAFETY: the descriptor is open and the structure outlives the call.
-        if unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
-    }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
         // Closing would lift it, but not while a child that is just being
         // forked has a copy of the descriptor.
-        let _ = self.lock(libc::F_UNLCK);
+        let _ = lock_whole(self.0.as_fd(), libc::F_UNLCK);
     }
 }
 

@@ -38,6 +38,51 @@ fn bytes_cross_from_one_region_into_the_next() {
 }
 
 #[test]
+fn a_part_of_a_list_is_cut_and_bounded_and_keeps_the_memory() {
+    let memory = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000)]).unwrap();
+    let mut hint = RegionHint::default();
+    memory.write_slice(GuestAddress(0x1000), b"abcdefghij", &mut hint).unwrap();
+    let mut whole = Segments::with_capacity(3);
+    whole.bind(&memory);
+    for (address, len_bytes) in [(0x1000, 4), (0x1006, 4), (0x1004, 2)] {
+        whole.push(GuestAddress(address), len_bytes, &mut hint).unwrap();
+    }
+    let text = |part: &Segments| {
+        let mut bytes = vec![0; part.len_bytes() as usize];
+        assert_eq!(part.copy_to_slice(0, &mut bytes), bytes.len());
+        String::from_utf8(bytes).unwrap()
+    };
+    let mut part = Segments::with_capacity(2);
+    assert_eq!((part.bind_part(&whole, 2, 5), text(&part)), (5, "cdghi".to_owned()));
+    // Three pieces, and room for two; then past the end.
+    assert_eq!((part.bind_part(&whole, 3, 7), text(&part)), (5, "dghij".to_owned()));
+    assert_eq!((part.bind_part(&whole, 9, 7), text(&part)), (1, "f".to_owned()));
+    assert_eq!(part.bind_part(&whole, 10, 7), 0);
+    assert_eq!(part.bind_part(&whole, 1, 3), 3);
+    drop((whole, memory));
+    assert_eq!(text(&part), "bcd");
+    part.release();
+    assert_eq!((part.len_bytes(), part.pieces().len()), (0, 0));
+}
+
+#[test]
+fn zeroing_stays_inside_the_list() {
+    let memory = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000)]).unwrap();
+    let mut hint = RegionHint::default();
+    memory.write_slice(GuestAddress(0x1000), &[7; 16], &mut hint).unwrap();
+    let mut segments = Segments::with_capacity(2);
+    segments.bind(&memory);
+    segments.push(GuestAddress(0x1001), 3, &mut hint).unwrap();
+    segments.push(GuestAddress(0x1008), 4, &mut hint).unwrap();
+    segments.zero(2, 3);
+    let bytes: [u8; 16] = memory.read_array(GuestAddress(0x1000), &mut hint).unwrap();
+    assert_eq!(bytes, [7, 7, 7, 0, 7, 7, 7, 7, 0, 0, 7, 7, 7, 7, 7, 7]);
+    segments.zero(6, u64::MAX);
+    let bytes: [u8; 16] = memory.read_array(GuestAddress(0x1000), &mut hint).unwrap();
+    assert_eq!(bytes, [7, 7, 7, 0, 7, 7, 7, 7, 0, 0, 7, 0, 7, 7, 7, 7]);
+}
+
+#[test]
 fn the_last_byte_is_in_and_the_next_is_out() {
     let memory = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000)]).unwrap();
     let mut hint = RegionHint::default();

@@ -1,0 +1,210 @@
+//! A volume as a disk of this program: the daemon serves it on a socket of its own for a while.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use sidecore_control::report::{DeviceReport, DeviceState};
+use sidecore_control::{Client, NewDevice, NewFunction};
+use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Notify, Slot, Status};
+use sidecore_units::Sector;
+
+use crate::interrupt::Interrupt;
+
+/// Requests under way.
+const DEPTH: u16 = 16;
+
+/// The most that one request moves, in bytes.
+pub(crate) const REQUEST_BYTES: u32 = 256 << 10;
+
+/// How often a signal is looked for while nothing completes.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// After this long without an answer the daemon is asked whether it is still there.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A device that is there for one command. Dropping it has it removed.
+pub(crate) struct TemporaryDevice<'a> {
+    client: &'a Client,
+    report: DeviceReport,
+    served: bool,
+}
+
+impl<'a> TemporaryDevice<'a> {
+    /// Has a volume served beside the control socket, where the daemon may make sockets.
+    pub(crate) fn serve(client: &'a Client, control_socket: &Path, function: NewFunction) -> Result<Self> {
+        let control_socket = std::path::absolute(control_socket)?;
+        let directory = control_socket.parent().unwrap_or(Path::new("/"));
+        let name = format!("transfer-{}", std::process::id());
+        let socket: PathBuf = directory.join(format!("{name}.sock"));
+        let read_only = function.read_only;
+        let device = NewDevice { name, socket, volume: Some(function), read_only, ..NewDevice::default() };
+        let report = client.add_device(&device).context("the volume cannot be served to this command")?;
+        Ok(Self { client, report, served: true })
+    }
+
+    /// The unit of reads and writes, in bytes.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.report.block_bytes.into()
+    }
+
+    /// Connects to it.
+    pub(crate) fn connect(&self, interrupt: &Interrupt) -> Result<Disk<'_>> {
+        let options = ClientOptions {
+            slots: DEPTH,
+            slot_bytes: REQUEST_BYTES,
+            notify: Notify::Interrupt,
+            huge_pages: false,
+            ..ClientOptions::default()
+        };
+        let mut client = BlkClient::connect(&self.report.socket, &options)
+            .with_context(|| format!("cannot use {}; run this as the user of sidecored", self.report.socket))?;
+        let queue = client.take_queue(0).context("the device has no queue")?;
+        Ok(Disk {
+            queue,
+            _client: client,
+            device: self,
+            under_way: vec![None; usize::from(DEPTH)],
+            completed: Vec::new(),
+            interrupt: interrupt.clone(),
+        })
+    }
+
+    /// Has it removed.
+    pub(crate) fn remove(mut self) -> Result<()> {
+        self.served = false;
+        Ok(self.client.remove_device(&self.report.name)?)
+    }
+
+    /// Fails if the device will never answer.
+    fn still_there(&self) -> Result<()> {
+        let devices = self.client.devices().context("the daemon stopped in mid-transfer")?;
+        match devices.into_iter().find(|device| device.name == self.report.name) {
+            None => bail!("the device \"{}\" was removed in mid-transfer", self.report.name),
+            Some(device) if device.state == DeviceState::Broken => {
+                bail!("the transfer broke: {}", device.reason.unwrap_or_default())
+            }
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+impl Drop for TemporaryDevice<'_> {
+    fn drop(&mut self) {
+        if self.served
+            && let Err(error) = self.client.remove_device(&self.report.name)
+        {
+            eprintln!("sidecore: the device \"{}\" is still there: {error}", self.report.name);
+        }
+    }
+}
+
+/// What a request under way is about: where it is on the disk, and how long.
+type Place = (u64, u32);
+
+/// A connected disk, with several requests under way.
+pub(crate) struct Disk<'a> {
+    queue: BlkQueue,
+    _client: BlkClient,
+    device: &'a TemporaryDevice<'a>,
+    /// By slot.
+    under_way: Vec<Option<Place>>,
+    completed: Vec<Completion>,
+    interrupt: Interrupt,
+}
+
+impl Disk<'_> {
+    /// Writes, at some time before [`flush`](Self::flush) returns.
+    pub(crate) fn write(&mut self, offset_bytes: u64, data: &[u8]) -> Result<()> {
+        let slot = self.slot(&mut |_, _| Ok(()))?;
+        let len_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        self.queue.write_data(slot, 0, data);
+        self.queue.submit_write(slot, sector(offset_bytes), len_bytes)?;
+        self.sent(slot, (offset_bytes, len_bytes))
+    }
+
+    /// Asks for a piece; pieces that have come, in whatever order, go to `take` with their places.
+    pub(crate) fn read(
+        &mut self,
+        offset_bytes: u64,
+        len_bytes: u32,
+        take: &mut impl FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let slot = self.slot(take)?;
+        self.queue.submit_read(slot, sector(offset_bytes), len_bytes)?;
+        self.sent(slot, (offset_bytes, len_bytes))
+    }
+
+    /// Waits for all that was asked for.
+    pub(crate) fn finish(&mut self, take: &mut impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+        while self.queue.in_flight() > 0 {
+            self.wait(take)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all that was written, and makes it durable.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        let take = &mut |_, _: &[u8]| Ok(());
+        self.finish(take)?;
+        let slot = self.slot(take)?;
+        self.queue.submit_flush(slot)?;
+        self.sent(slot, (0, 0))?;
+        self.finish(take)
+    }
+
+    fn sent(&mut self, slot: Slot, place: Place) -> Result<()> {
+        self.under_way[slot.index()] = Some(place);
+        Ok(self.queue.publish()?)
+    }
+
+    fn slot(&mut self, take: &mut impl FnMut(u64, &[u8]) -> Result<()>) -> Result<Slot> {
+        loop {
+            if let Some(slot) = self.queue.take_slot() {
+                return Ok(slot);
+            }
+            self.wait(take)?;
+        }
+    }
+
+    /// Waits until at least one request has completed.
+    fn wait(&mut self, take: &mut impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+        let mut asked = Instant::now();
+        while self.queue.poll_completions(&mut self.completed)? == 0 {
+            self.interrupt.check()?;
+            if !self.queue.wait(LOOK)? && asked.elapsed() > PATIENCE {
+                self.device.still_there()?;
+                asked = Instant::now();
+            }
+        }
+        self.interrupt.check()?;
+        for completion in std::mem::take(&mut self.completed) {
+            let (offset_bytes, len_bytes) = self.under_way[completion.slot.index()].take().unwrap_or((0, 0));
+            if completion.status != Status::Ok {
+                bail!("the volume refuses bytes {offset_bytes}+{len_bytes}: {}", why(completion.status));
+            }
+            if completion.written_bytes > 1 {
+                let mut data = vec![0; len_bytes as usize];
+                self.queue.read_data(completion.slot, 0, &mut data);
+                take(offset_bytes, &data)?;
+            }
+            self.queue.release_slot(completion.slot);
+        }
+        Ok(())
+    }
+}
+
+/// In words.
+fn why(status: Status) -> &'static str {
+    match status {
+        Status::IoError => {
+            "an I/O error; `sidecore controller show` may say why (a full store, a quota that is used up)"
+        }
+        Status::Unsupported => "it does not support that",
+        _ => "it gives no reason",
+    }
+}
+
+fn sector(offset_bytes: u64) -> Sector {
+    Sector(offset_bytes / sidecore_units::SECTOR_BYTES)
+}

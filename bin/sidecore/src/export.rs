@@ -1,0 +1,179 @@
+//! `sidecore volume export`.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use sidecore_control::report::VolumeReport;
+use sidecore_control::{Client, NewFunction};
+
+use crate::disk::{Disk, REQUEST_BYTES, TemporaryDevice};
+use crate::image::{self, Segment, Workplace};
+use crate::interrupt::Interrupt;
+use crate::progress::Progress;
+use crate::units::bytes;
+use crate::{print, print_json, qemu, volume};
+
+/// What to export, into what.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The volume or snapshot. Of a volume, what is in it at this moment: guests may go on.
+    volume: String,
+    /// The image to make.
+    image: PathBuf,
+    /// Its format, by qemu-img's name for it (qcow2, vmdk, vdi, ...).
+    #[arg(long, value_name = "FORMAT", default_value = "raw")]
+    format: String,
+    /// Replace an image that is there.
+    #[arg(long)]
+    force: bool,
+    /// Also look for zeros in the volume, and leave holes for them.
+    #[arg(long)]
+    skip_zeroes: bool,
+    /// Where to keep a raw image meanwhile: $TMPDIR, or the image's directory, unless given.
+    #[arg(long, value_name = "DIRECTORY")]
+    temporary: Option<PathBuf>,
+}
+
+/// A snapshot for as long as the export takes, so that what is exported is of one moment.
+struct Moment<'a> {
+    client: &'a Client,
+    report: VolumeReport,
+    temporary: bool,
+}
+
+impl<'a> Moment<'a> {
+    fn of(client: &'a Client, controller: &str, name: &str) -> Result<Self> {
+        let report = client.volume(controller, name)?;
+        if report.read_only {
+            return Ok(Self { client, report, temporary: false });
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let snapshot = format!("export-{}-{now}", std::process::id());
+        let report = client.snapshot_volume(controller, name, &snapshot)?;
+        Ok(Self { client, report, temporary: true })
+    }
+}
+
+impl Drop for Moment<'_> {
+    fn drop(&mut self) {
+        if self.temporary
+            && let Err(error) = self.client.delete_volume(&self.report.controller, &self.report.name)
+        {
+            eprintln!("sidecore: the snapshot \"{}\" is still there: {error}", self.report.name);
+        }
+    }
+}
+
+pub(crate) fn run(socket: &Path, client: &Client, controller: &str, arguments: &Arguments, json: bool) -> Result<()> {
+    let interrupt = Interrupt::listen()?;
+    let started = Instant::now();
+    let shown = arguments.image.display();
+    refuse_what_is_there(&arguments.image, arguments.force)?;
+    let beside = match arguments.image.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    // Made where it is to be, so that it takes its place at once, and whole.
+    let place = Workplace::new(beside)?;
+    let made = place.file("image");
+    let (raw_place, raw) = if arguments.format == "raw" {
+        (None, made.clone())
+    } else {
+        let elsewhere = Workplace::new(&image::temporary_directory(arguments.temporary.as_deref(), &arguments.image))?;
+        let raw = elsewhere.file("image.raw");
+        (Some(elsewhere), raw)
+    };
+
+    let moment = Moment::of(client, controller, &arguments.volume)?;
+    let report = &moment.report;
+    let extents = volume::all_extents(client, controller, &report.name)?;
+    let block_bytes = u64::from(report.block_bytes);
+    let mapped: Vec<Segment> =
+        extents.iter().map(|extent| (extent.first * block_bytes, extent.count * block_bytes)).collect();
+    let function = NewFunction {
+        controller: controller.to_owned(),
+        volume: report.name.clone(),
+        read_only: true,
+        ..NewFunction::default()
+    };
+    let device = TemporaryDevice::serve(client, socket, function)?;
+    let file = File::options().read(true).write(true).create_new(true).open(&raw)?;
+    file.set_len(report.size_bytes).with_context(|| format!("{} cannot be made", raw.display()))?;
+    let copied = {
+        let mut disk = device.connect(&interrupt)?;
+        let segments = image::widened(&mapped, device.block_bytes(), report.size_bytes);
+        copy(&mut disk, &segments, &file, arguments.skip_zeroes)?
+    };
+    device.remove()?;
+    file.sync_all()?;
+    let size_bytes = report.size_bytes;
+    drop(moment);
+    if raw_place.is_some() {
+        let options = ["-f", "raw", "-O", &arguments.format].map(AsRef::as_ref);
+        let arguments = options.into_iter().chain([raw.as_os_str(), made.as_os_str()]);
+        qemu::convert(arguments, "converting", size_bytes, &interrupt)?;
+        File::open(&made)?.sync_all()?;
+    }
+    // Somebody may have made one meanwhile.
+    refuse_what_is_there(&arguments.image, arguments.force)?;
+    std::fs::rename(&made, &arguments.image).with_context(|| format!("{shown} cannot be put in its place"))?;
+
+    let seconds = started.elapsed().as_secs_f64();
+    if json {
+        return print_json(&serde_json::json!({
+            "volume": arguments.volume,
+            "controller": controller,
+            "image": arguments.image,
+            "format": arguments.format,
+            "size_bytes": size_bytes,
+            "copied_bytes": copied,
+            "skipped_bytes": size_bytes.saturating_sub(copied),
+            "seconds": seconds,
+        }));
+    }
+    Ok(print(&format!(
+        "exported: \"{}\" as {shown} ({}), {} of data in {seconds:.1} s\n",
+        arguments.volume,
+        arguments.format,
+        bytes(copied)
+    ))?)
+}
+
+fn refuse_what_is_there(path: &Path, force: bool) -> Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("{} cannot be looked at", path.display())),
+        Ok(metadata) if !metadata.is_file() => bail!("{} is there and is no regular file", path.display()),
+        Ok(_) if !force => bail!("{} is there already; say --force to replace it", path.display()),
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Reads the segments into the file; how many bytes were written there.
+fn copy(disk: &mut Disk<'_>, segments: &[Segment], file: &File, skip_zeroes: bool) -> Result<u64> {
+    let mut progress = Progress::new("exporting", image::total(segments));
+    let mut copied = 0;
+    let mut take = |offset: u64, data: &[u8]| -> Result<()> {
+        if !(skip_zeroes && image::is_zero(data)) {
+            file.write_all_at(data, offset).context("the image cannot be written")?;
+            copied += data.len() as u64;
+        }
+        progress.add(data.len() as u64);
+        Ok(())
+    };
+    for (first, len) in segments {
+        let (mut at, end) = (*first, first + len);
+        while at < end {
+            let count = (end - at).min(u64::from(REQUEST_BYTES)) as u32;
+            disk.read(at, count, &mut take)?;
+            at += u64::from(count);
+        }
+    }
+    disk.finish(&mut take)?;
+    progress.finish();
+    Ok(copied)
+}

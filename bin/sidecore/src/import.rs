@@ -1,0 +1,180 @@
+//! `sidecore volume import`.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use sidecore_control::config::size;
+use sidecore_control::report::{ControllerReport, VolumeReport};
+use sidecore_control::{Client, CreateVolume, NewFunction};
+
+use crate::disk::{Disk, REQUEST_BYTES, TemporaryDevice};
+use crate::image::{self, Workplace};
+use crate::interrupt::Interrupt;
+use crate::progress::Progress;
+use crate::units::bytes;
+use crate::{print, print_json, qemu};
+
+/// What to import, as what.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The image: a file or a block device.
+    image: PathBuf,
+    /// The name of the volume that is made.
+    volume: String,
+    /// The image's format, by qemu-img's name for it (raw, qcow2, vmdk, vdi, ...); found out unless given.
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<String>,
+    /// The volume's size, at least the image's; that of the image unless given.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    size: Option<u64>,
+    /// The most that the volume may take of the store.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    quota: Option<u64>,
+    /// Also look for zeros in the image that are no holes, and leave them out.
+    #[arg(long)]
+    skip_zeroes: bool,
+    /// Where to keep a converted image meanwhile: $TMPDIR, or the image's directory, unless given.
+    #[arg(long, value_name = "DIRECTORY")]
+    temporary: Option<PathBuf>,
+}
+
+/// A volume that is not kept unless it is said.
+struct NewVolume<'a> {
+    client: &'a Client,
+    report: VolumeReport,
+    kept: bool,
+}
+
+impl Drop for NewVolume<'_> {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        if let Err(error) = self.client.delete_volume(&self.report.controller, &self.report.name) {
+            eprintln!("sidecore: the unfinished volume \"{}\" is still there: {error}", self.report.name);
+        }
+    }
+}
+
+pub(crate) fn run(
+    socket: &Path,
+    client: &Client,
+    controller: &ControllerReport,
+    arguments: &Arguments,
+    json: bool,
+) -> Result<()> {
+    let interrupt = Interrupt::listen()?;
+    let started = Instant::now();
+    let shown = arguments.image.display();
+    let source = File::open(&arguments.image).with_context(|| format!("{shown} cannot be opened"))?;
+    if source.metadata()?.is_dir() {
+        bail!("{shown} is a directory");
+    }
+    let format = match &arguments.format {
+        Some(format) => format.clone(),
+        None => image::format(&source)?.to_owned(),
+    };
+    let mut workplace = None;
+    let raw = if format == "raw" {
+        source
+    } else {
+        let directory = image::temporary_directory(arguments.temporary.as_deref(), &arguments.image);
+        let place = workplace.insert(Workplace::new(&directory)?);
+        convert(&arguments.image, &format, &place.file("image.raw"), &interrupt)?
+    };
+    let image_bytes = image::size(&raw)?;
+    if image_bytes == 0 {
+        bail!("{shown} is empty");
+    }
+    let block_bytes = u64::from(controller.block_bytes).max(1);
+    let least = image_bytes.checked_next_multiple_of(block_bytes).context("the image is too large")?;
+    let size_bytes = arguments.size.unwrap_or(least);
+    if size_bytes < image_bytes {
+        bail!("{} is less than the image has: {}", size::show(size_bytes), size::show(image_bytes));
+    }
+    let data = image::data(&raw, image_bytes)?;
+    let (needed, free) = (image::total(&data), controller.space.free_bytes);
+    if needed > free && !arguments.skip_zeroes {
+        let (needed, free) = (bytes(needed), bytes(free));
+        bail!("{shown} has {needed} of data, and {free} are free on controller \"{}\"", controller.name);
+    }
+    let new = CreateVolume { name: arguments.volume.clone(), size_bytes, quota_bytes: arguments.quota };
+    let report = client.create_volume(&controller.name, &new)?;
+    let mut volume = NewVolume { client, report, kept: false };
+
+    let function =
+        NewFunction { controller: controller.name.clone(), volume: arguments.volume.clone(), ..NewFunction::default() };
+    let device = TemporaryDevice::serve(client, socket, function)?;
+    let copied = {
+        let mut disk = device.connect(&interrupt)?;
+        // Filesystems tell of holes by pages; blocks that are partly data are data.
+        let unit = device.block_bytes().max(4096);
+        let segments = image::widened(&data, unit, size_bytes);
+        let copied = copy(&raw, &segments, &mut disk, arguments.skip_zeroes, &interrupt)?;
+        disk.flush()?;
+        copied
+    };
+    device.remove()?;
+    volume.kept = true;
+    let report = client.volume(&controller.name, &arguments.volume)?;
+    let seconds = started.elapsed().as_secs_f64();
+    if json {
+        return print_json(&serde_json::json!({
+            "volume": report,
+            "image": arguments.image,
+            "format": format,
+            "image_bytes": image_bytes,
+            "copied_bytes": copied,
+            "skipped_bytes": image_bytes.saturating_sub(copied),
+            "seconds": seconds,
+        }));
+    }
+    Ok(print(&format!(
+        "imported: {shown} ({format}) as \"{}\" of {} on controller \"{}\": {} of data in {seconds:.1} s\n",
+        report.name,
+        size::show(report.size_bytes),
+        report.controller,
+        bytes(copied)
+    ))?)
+}
+
+/// Makes a raw image of one that is not, with its holes.
+fn convert(image: &Path, format: &str, raw: &Path, interrupt: &Interrupt) -> Result<File> {
+    let arguments = ["-f".as_ref(), format.as_ref(), "-O".as_ref(), "raw".as_ref(), image.as_os_str(), raw.as_os_str()];
+    let size_bytes = std::fs::metadata(image)?.len();
+    qemu::convert(arguments, "converting", size_bytes, interrupt)?;
+    Ok(File::open(raw)?)
+}
+
+/// Writes the segments to the disk; how many bytes that were.
+fn copy(
+    raw: &File,
+    segments: &[image::Segment],
+    disk: &mut Disk<'_>,
+    skip_zeroes: bool,
+    interrupt: &Interrupt,
+) -> Result<u64> {
+    let mut progress = Progress::new("importing", image::total(segments));
+    let mut buffer = vec![0; REQUEST_BYTES as usize];
+    let mut copied = 0;
+    for (first, len) in segments {
+        let (mut at, end) = (*first, first + len);
+        while at < end {
+            let count = (end - at).min(u64::from(REQUEST_BYTES)) as usize;
+            let piece = &mut buffer[..count];
+            interrupt.check()?;
+            image::read(raw, at, piece)?;
+            if !(skip_zeroes && image::is_zero(piece)) {
+                disk.write(at, piece)?;
+                copied += count as u64;
+            }
+            at += count as u64;
+            progress.add(count as u64);
+        }
+    }
+    progress.finish();
+    Ok(copied)
+}

@@ -1,0 +1,311 @@
+//! The controllers of an assembly: opened with it, and managed while it runs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sidecore_block::BlockDevice;
+use sidecore_controller::{Controller, ControllerError, ControllerOptions, FunctionOptions, Limit, Limits};
+use sidecore_extent::BlockRange;
+use sidecore_units::Vlba;
+use sidecore_volume::{FormatOptions, OpenError, VolumeId, VolumeInfo, VolumeState};
+
+use crate::AssemblyError;
+use crate::convert;
+use crate::operation::OperationError;
+use crate::report::{CheckReport, ControllerReport, ExtentReport, ExtentsReport, VolumeReport};
+use crate::spec::{ControllerSpec, FormatSpec, LimitSpec, LimitsSpec, VolumeSpec};
+use crate::stores::Stores;
+
+/// The controllers, in the order of their specs.
+#[derive(Default)]
+pub(crate) struct Controllers(Vec<Arc<ControllerHandle>>);
+
+impl Controllers {
+    /// Opens them, and the stores that they own.
+    pub(crate) fn open(specs: &[ControllerSpec], stores: &mut Stores) -> Result<Self, AssemblyError> {
+        let mut controllers = Self::default();
+        for spec in specs {
+            let user = format!("controller \"{}\"", spec.name);
+            let store = stores.open(&spec.store, &user, &controllers)?;
+            let pin: sidecore_controller::PinNodes = Box::new(sidecore_linux::pin_memory);
+            let controller = Controller::open(&spec.name, store, &options(spec), Some(pin))
+                .map_err(|error| AssemblyError::Controller { user, error: refused_to_open(spec, error) })?;
+            controllers.0.push(Arc::new(ControllerHandle { controller, spec: spec.clone() }));
+        }
+        Ok(controllers)
+    }
+
+    pub(crate) fn all(&self) -> &[Arc<ControllerHandle>] {
+        &self.0
+    }
+
+    /// The stores that they own.
+    pub(crate) fn stores(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(|controller| controller.spec.store.clone())
+    }
+
+    /// A virtual function for `user`; its volume is made if the spec says so.
+    pub(crate) fn open_function(&self, user: &str, spec: &VolumeSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+        let controller = self.find(user, &spec.controller)?;
+        let function = controller.open_function(spec);
+        function.map_err(|error| AssemblyError::Controller { user: user.to_owned(), error })
+    }
+
+    /// A physical function for `user`.
+    pub(crate) fn physical_function(&self, user: &str, name: &str) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+        let controller = self.find(user, name)?;
+        if !controller.spec.physical_function {
+            let (user, controller) = (user.to_owned(), name.to_owned());
+            return Err(AssemblyError::NoPhysicalFunction { user, controller });
+        }
+        Ok(controller.controller.physical_function())
+    }
+
+    fn find(&self, user: &str, name: &str) -> Result<&ControllerHandle, AssemblyError> {
+        let found = self.0.iter().find(|controller| controller.name() == name);
+        found.map(AsRef::as_ref).ok_or_else(|| AssemblyError::Unknown {
+            user: user.to_owned(),
+            kind: "controller",
+            name: name.to_owned(),
+        })
+    }
+
+    /// Makes everything durable and ends them, side by side. No function is in use any more.
+    pub(crate) fn shutdown(&self) {
+        std::thread::scope(|scope| {
+            for controller in &self.0 {
+                scope.spawn(|| controller.controller.shutdown());
+            }
+        });
+    }
+}
+
+fn options(spec: &ControllerSpec) -> ControllerOptions {
+    ControllerOptions {
+        btlb_entries: spec.btlb_entries,
+        tree_memory_bytes: spec.tree_memory_bytes,
+        format: spec.format.as_ref().map(|format| format_options(format, false)),
+        commit_interval: spec.commit_interval,
+    }
+}
+
+/// How a store is formatted, with a number of its own.
+pub(crate) fn format_options(spec: &FormatSpec, force: bool) -> FormatOptions {
+    let mut uuid = [0; 16];
+    // Too few random bytes make a number that is less unlikely to be another's; nothing depends on it.
+    let _ = rustix::rand::getrandom(&mut uuid, rustix::rand::GetRandomFlags::empty());
+    FormatOptions { block_bytes: spec.block_bytes, label: spec.label.clone(), uuid, force }
+}
+
+/// Says what to do about a store that is not a controller's.
+fn refused_to_open(spec: &ControllerSpec, error: ControllerError) -> OperationError {
+    let remedy = match &error {
+        ControllerError::Open(OpenError::NotFormatted(_)) if spec.format.is_none() => {
+            "; if it may be formatted, do that with `sidecore controller format PATH`, or set `format = \"blank\"`"
+        }
+        ControllerError::Open(OpenError::NotFormatted(_)) => {
+            "; only a blank store is formatted without being asked: use `sidecore controller format --force PATH` if \
+             nothing on it is needed any more"
+        }
+        _ => "",
+    };
+    let mut error = OperationError::from(error);
+    error.message.push_str(remedy);
+    error
+}
+
+/// Blocks of a volume, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlocksOf<'a> {
+    /// The volume.
+    pub volume: &'a str,
+    /// The first block.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// A controller of a running assembly, for whoever manages its volumes.
+///
+/// Every method waits: for the disk, for a grace period, for a commit. It is to be called where waiting is allowed.
+pub struct ControllerHandle {
+    controller: Arc<Controller>,
+    spec: ControllerSpec,
+}
+
+/// Every method fails as [`OperationError`] says; then nothing has changed.
+#[allow(clippy::missing_errors_doc)]
+impl ControllerHandle {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// What it is and how it fares.
+    #[must_use]
+    pub fn report(&self) -> ControllerReport {
+        convert::controller(self.controller.report(), &self.spec.store, &self.controller.volumes())
+    }
+
+    /// Its volumes and snapshots, in the order in which they were made.
+    pub fn volumes(&self) -> Result<Vec<VolumeReport>, OperationError> {
+        let volumes = self.controller.volumes();
+        let names: HashMap<VolumeId, String> = volumes.iter().map(|info| (info.id, info.name.clone())).collect();
+        Ok(volumes.iter().map(|info| self.volume_report(info, |id| names.get(&id).cloned())).collect())
+    }
+
+    /// A volume.
+    pub fn volume(&self, name: &str) -> Result<VolumeReport, OperationError> {
+        self.controller.volume(name).map(|info| self.one(&info)).map_err(OperationError::from)
+    }
+
+    fn one(&self, info: &VolumeInfo) -> VolumeReport {
+        self.volume_report(info, |id| {
+            self.controller.volumes().into_iter().find(|volume| volume.id == id).map(|volume| volume.name)
+        })
+    }
+
+    fn volume_report(&self, info: &VolumeInfo, name_of: impl Fn(VolumeId) -> Option<String>) -> VolumeReport {
+        let block_bytes = self.controller.block_bytes();
+        let bytes = |blocks: u64| blocks.saturating_mul(block_bytes.into());
+        VolumeReport {
+            id: info.id.0,
+            name: info.name.clone(),
+            controller: self.spec.name.clone(),
+            size_bytes: bytes(info.blocks),
+            block_bytes,
+            quota_bytes: info.quota_blocks.map(bytes),
+            allocated_bytes: bytes(info.allocated_blocks),
+            extents: info.extents,
+            read_only: info.read_only,
+            origin: info.origin.map(|id| id.0),
+            origin_name: info.origin.and_then(name_of),
+            created_at_unix_s: info.created_at_unix_s,
+            damaged: info.state == VolumeState::Damaged,
+        }
+    }
+
+    /// Makes a volume that takes no space yet.
+    pub fn create_volume(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        quota_bytes: Option<u64>,
+    ) -> Result<VolumeReport, OperationError> {
+        Ok(self.one(&self.controller.create_volume(name, size_bytes, quota_bytes)?))
+    }
+
+    /// Makes a read-only copy of a volume as it is now, at once and without copying.
+    pub fn snapshot_volume(&self, volume: &str, name: &str) -> Result<VolumeReport, OperationError> {
+        Ok(self.one(&self.controller.snapshot_volume(volume, name)?))
+    }
+
+    /// Makes a writable copy of a volume or snapshot as it is now, at once and without copying.
+    pub fn clone_volume(&self, origin: &str, name: &str) -> Result<VolumeReport, OperationError> {
+        Ok(self.one(&self.controller.clone_volume(origin, name)?))
+    }
+
+    /// Gives a volume another size.
+    pub fn resize_volume(&self, volume: &str, size_bytes: u64) -> Result<VolumeReport, OperationError> {
+        Ok(self.one(&self.controller.resize_volume(volume, size_bytes)?))
+    }
+
+    /// Gives a volume another name.
+    pub fn rename_volume(&self, volume: &str, name: &str) -> Result<VolumeReport, OperationError> {
+        Ok(self.one(&self.controller.rename_volume(volume, name)?))
+    }
+
+    /// Gives a volume another quota; `None` for none.
+    pub fn set_quota(&self, volume: &str, quota_bytes: Option<u64>) -> Result<VolumeReport, OperationError> {
+        Ok(self.one(&self.controller.set_quota(volume, quota_bytes)?))
+    }
+
+    /// Deletes a volume or snapshot that is not served.
+    pub fn delete_volume(&self, volume: &str) -> Result<(), OperationError> {
+        Ok(self.controller.delete_volume(volume)?)
+    }
+
+    /// What is mapped in a volume from a block on, at most so many extents.
+    pub fn extents(&self, volume: &str, from_block: u64, max: usize) -> Result<ExtentsReport, OperationError> {
+        let blocks = self.controller.volume(volume)?.blocks;
+        let (extents, covered) = self.controller.volume_extents(volume, Vlba(from_block), max)?;
+        let extent = |extent: &sidecore_extent::Extent| ExtentReport {
+            first: extent.first.0,
+            count: extent.count,
+            physical: extent.physical.0,
+            shared: extent.shared,
+        };
+        let end = covered.end().map_or(blocks, |end| end.0);
+        Ok(ExtentsReport {
+            block_bytes: self.controller.block_bytes(),
+            extents: extents.iter().map(extent).collect(),
+            next: Some(end).filter(|end| *end < blocks && !covered.is_empty()),
+        })
+    }
+
+    /// Reads all of its metadata and accounts for every block, while it works.
+    pub fn check(&self) -> Result<CheckReport, OperationError> {
+        Ok(convert::check(self.controller.check()?))
+    }
+
+    /// Drops the extent trees of one volume or of all from memory; they are read again as they are needed.
+    pub fn prune(&self, volume: Option<&str>) -> Result<(), OperationError> {
+        Ok(self.controller.prune(volume)?)
+    }
+
+    /// Empties the sidecores' buffers of translations.
+    pub fn flush_btlb(&self) -> Result<(), OperationError> {
+        self.controller.flush_btlb();
+        Ok(())
+    }
+
+    /// Lets the blocks of `to` be those of `from`, if they hold the same.
+    pub fn share(&self, from: BlocksOf<'_>, to: BlocksOf<'_>) -> Result<(), OperationError> {
+        let range = BlockRange { first: Vlba(from.first), count: from.count };
+        Ok(self.controller.share_blocks((from.volume, range), (to.volume, Vlba(to.first)))?)
+    }
+
+    fn open_function(&self, spec: &VolumeSpec) -> Result<Arc<dyn BlockDevice>, OperationError> {
+        match (self.controller.volume(&spec.volume), spec.size_bytes) {
+            (Err(ControllerError::NoSuchVolume(_)), Some(size_bytes)) => {
+                self.controller.create_volume(&spec.volume, size_bytes, spec.quota_bytes)?;
+                tracing::info!(controller = self.spec.name, volume = spec.volume, size_bytes, "volume made");
+            }
+            (Err(error @ ControllerError::NoSuchVolume(_)), None) => {
+                let mut error = OperationError::from(error);
+                let (volume, controller) = (&spec.volume, &self.spec.name);
+                error.message.push_str(&format!(
+                    " on controller \"{controller}\"; make it with `sidecore volume create {volume} SIZE`"
+                ));
+                return Err(error);
+            }
+            (Err(error), _) => return Err(error.into()),
+            (Ok(info), _) => {
+                let block_bytes = u64::from(self.controller.block_bytes());
+                let quota_bytes = info.quota_blocks.map(|blocks| blocks.saturating_mul(block_bytes));
+                if spec.quota_bytes.is_some() && spec.quota_bytes != quota_bytes {
+                    self.controller.set_quota(&spec.volume, spec.quota_bytes)?;
+                }
+            }
+        }
+        let options = FunctionOptions {
+            volume: spec.volume.clone(),
+            weight: spec.weight,
+            limits: limits(&spec.limits),
+            read_only: spec.read_only,
+        };
+        let function: Arc<dyn BlockDevice> = self.controller.open_function(&options)?;
+        Ok(function)
+    }
+}
+
+fn limits(spec: &LimitsSpec) -> Limits {
+    let limit = |limit: Option<LimitSpec>| limit.map(|LimitSpec { per_s, burst }| Limit { per_s, burst });
+    Limits {
+        read_iops: limit(spec.read_iops),
+        write_iops: limit(spec.write_iops),
+        read_bytes_per_s: limit(spec.read_bps),
+        write_bytes_per_s: limit(spec.write_bps),
+    }
+}

@@ -1,0 +1,42 @@
+//! The last flush of a store.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use sidecore_block::{Batch, BlockDevice, BlockRequest, Operation, Tag};
+use sidecore_linux::Clock;
+
+/// Longer than any disk takes for a flush that it will ever finish.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Makes everything that was written survive a power cut, and says in the log how that went.
+pub(crate) fn flush(name: &str, device: &dyn BlockDevice) {
+    match try_flush(device) {
+        Ok(()) => tracing::info!(store = name, "flushed"),
+        Err(error) => tracing::error!(store = name, "the last flush failed, writes may be lost: {error}"),
+    }
+}
+
+fn try_flush(device: &dyn BlockDevice) -> io::Result<()> {
+    let mut channel = device.open_channel(None, 1)?;
+    let mut request = BlockRequest::blank(0);
+    request.operation = Operation::Flush;
+    request.tag = Some(Tag::from_bits(0));
+    let (mut batch, mut completed) = (vec![request], Batch::new());
+    let (clock, started) = (Clock::new(), Instant::now());
+    let mut result = Ok(());
+    loop {
+        channel.submit(&mut batch);
+        channel.poll(clock.now(), &mut completed);
+        if let Some(mut request) = completed.pop() {
+            request.tag.take().map(Tag::into_bits);
+            return result.and(request.result.map_err(io::Error::other));
+        }
+        // The disk owns the request until it hands it back: there is nothing to do but to say so and go on waiting.
+        if started.elapsed() > PATIENCE && result.is_ok() {
+            tracing::warn!("the last flush takes long");
+            result = Err(io::Error::from(io::ErrorKind::TimedOut));
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}

@@ -1,0 +1,90 @@
+//! What is done to a controller's store while no daemon has it: on the file or block device itself, claimed as a store
+//! claims it, so that nothing else can use it meanwhile.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sidecore_block::BlockDevice;
+use sidecore_controller::PhysicalDisk;
+use sidecore_linux::{FileError, FileOptions, FileStore};
+use sidecore_volume::{FormatError, OpenError, Volumes};
+
+use crate::controllers::format_options;
+use crate::convert;
+use crate::report::CheckReport;
+
+pub use crate::spec::FormatSpec;
+
+/// Why it could not be done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OfflineError {
+    /// The file cannot be had.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It cannot be read or written.
+    #[error("{}: {error}", path.display())]
+    Disk {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel says.
+        error: std::io::Error,
+    },
+    /// It cannot be formatted.
+    #[error("{}: {error}{}", path.display(), remedy(error))]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: FormatError,
+    },
+    /// There are no volumes that could be checked.
+    #[error("{}: {error}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: OpenError,
+    },
+}
+
+fn remedy(error: &FormatError) -> &'static str {
+    match error {
+        FormatError::NotBlank(_) => " (--force, if nothing on it is needed any more)",
+        _ => "",
+    }
+}
+
+/// Makes an empty controller's store of a file or block device. What is on it is refused unless `force`; then it is lost.
+///
+/// # Errors
+/// It is in use, holds something, or cannot be formatted like that.
+pub fn format(path: &Path, spec: &FormatSpec, force: bool) -> Result<(), OfflineError> {
+    let mut disk = claim(path, false)?;
+    sidecore_volume::format(&mut disk, &format_options(spec, force))
+        .map_err(|error| OfflineError::Format { path: path.to_owned(), error })
+}
+
+/// Reads all metadata in a controller's store and accounts for every block. Writes nothing.
+///
+/// # Errors
+/// It is in use, or no controller's store.
+pub fn check(path: &Path) -> Result<CheckReport, OfflineError> {
+    let mut disk = claim(path, true)?;
+    let volumes = Volumes::open(&mut disk).map_err(|error| OfflineError::Open { path: path.to_owned(), error })?;
+    let mut report = convert::check(volumes.check(&mut disk));
+    let known: Vec<String> = volumes.damage().iter().map(ToString::to_string).collect();
+    // A superblock's copy that is damaged is worth a word, though all is whole without it.
+    for damage in known {
+        if !report.problems.contains(&damage) {
+            report.problems.push(damage);
+        }
+    }
+    report.clean = report.problems.is_empty();
+    Ok(report)
+}
+
+fn claim(path: &Path, read_only: bool) -> Result<PhysicalDisk, OfflineError> {
+    let store: Arc<dyn BlockDevice> = Arc::new(FileStore::open(&FileOptions { read_only, ..FileOptions::new(path) })?);
+    PhysicalDisk::open(&store).map_err(|error| OfflineError::Disk { path: path.to_owned(), error })
+}

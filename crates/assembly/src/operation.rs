@@ -1,0 +1,94 @@
+//! Why an operation on a controller's volumes was refused.
+
+use std::fmt;
+
+use sidecore_controller::ControllerError;
+use sidecore_volume::{FormatError, OpenError, VolumeError};
+
+/// What kind of refusal it is: what a control API makes a status of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// What is named is not there.
+    NotFound,
+    /// It cannot be done as things are: a name is taken, a volume is in use.
+    Conflict,
+    /// It can never be done: a size or a name that is none.
+    Invalid,
+    /// There is no room.
+    NoSpace,
+    /// The disk failed, or the metadata on it is damaged.
+    Failed,
+    /// The daemon is coming to its end.
+    Ending,
+}
+
+/// Why an operation was refused. The message says what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperationError {
+    /// What kind of refusal it is.
+    pub kind: ErrorKind,
+    /// For people.
+    pub message: String,
+}
+
+impl OperationError {
+    /// A refusal of this kind.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+}
+
+impl fmt::Display for OperationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for OperationError {}
+
+impl From<ControllerError> for OperationError {
+    fn from(error: ControllerError) -> Self {
+        let kind = match &error {
+            ControllerError::Volume(error) => volume_kind(error),
+            ControllerError::Open(OpenError::NotFormatted(_)) => ErrorKind::Invalid,
+            ControllerError::Format(error) => format_kind(error),
+            ControllerError::NoSuchVolume(_) => ErrorKind::NotFound,
+            ControllerError::InUse { .. } | ControllerError::NoFunction | ControllerError::NotEqual => {
+                ErrorKind::Conflict
+            }
+            ControllerError::Store(_)
+            | ControllerError::BadWeight(_)
+            | ControllerError::BadLimit
+            | ControllerError::PartialBlock { .. }
+            | ControllerError::TreeMemory { .. } => ErrorKind::Invalid,
+            ControllerError::Down => ErrorKind::Ending,
+            _ => ErrorKind::Failed,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+fn volume_kind(error: &VolumeError) -> ErrorKind {
+    match error {
+        VolumeError::NoSuchVolume(_) => ErrorKind::NotFound,
+        VolumeError::NameTaken(_)
+        | VolumeError::TooManyVolumes(_)
+        | VolumeError::VolumeReadOnly(_)
+        | VolumeError::StoreReadOnly(_) => ErrorKind::Conflict,
+        VolumeError::BadName(_)
+        | VolumeError::BadSize { .. }
+        | VolumeError::OutOfRange { .. }
+        | VolumeError::Overlap => ErrorKind::Invalid,
+        VolumeError::NoSpace { .. } | VolumeError::QuotaExceeded { .. } => ErrorKind::NoSpace,
+        VolumeError::Damaged { .. } | VolumeError::Io(_) => ErrorKind::Failed,
+    }
+}
+
+fn format_kind(error: &FormatError) -> ErrorKind {
+    match error {
+        FormatError::NotBlank(_) => ErrorKind::Conflict,
+        FormatError::Io(_) => ErrorKind::Failed,
+        _ => ErrorKind::Invalid,
+    }
+}

@@ -1,0 +1,56 @@
+//! A guest's driver, one request at a time.
+
+use std::path::Path;
+
+use sidecore_driver::{BlkClient, ClientOptions, Slot, Status};
+
+use crate::common::PATIENCE;
+use sidecore_assembly::spec::Sector;
+
+/// What the tests read and write at a time.
+pub const PAGE: usize = 4096;
+
+/// Connects to a disk.
+pub fn connect(socket: &Path) -> BlkClient {
+    BlkClient::connect(socket, &ClientOptions { huge_pages: false, ..ClientOptions::default() }).unwrap()
+}
+
+/// Writes a page full of one byte.
+pub fn write(client: &mut BlkClient, sector: u64, byte: u8) -> Status {
+    run(client, |client, slot| {
+        let queue = client.queue(0).unwrap();
+        queue.write_data(slot, 0, &[byte; PAGE]);
+        queue.submit_write(slot, Sector(sector), PAGE as u32).unwrap();
+    })
+    .1
+}
+
+/// Reads a page that is full of one byte.
+pub fn read(client: &mut BlkClient, sector: u64) -> u8 {
+    let (data, status) =
+        run(client, |client, slot| client.queue(0).unwrap().submit_read(slot, Sector(sector), PAGE as u32).unwrap());
+    assert_eq!(status, Status::Ok);
+    assert!(data.iter().all(|byte| *byte == data[0]), "a page of several bytes");
+    data[0]
+}
+
+/// Makes what was written durable.
+#[allow(dead_code)]
+pub fn flush(client: &mut BlkClient) {
+    assert_eq!(run(client, |client, slot| client.queue(0).unwrap().submit_flush(slot).unwrap()).1, Status::Ok);
+}
+
+fn run(client: &mut BlkClient, submit: impl FnOnce(&mut BlkClient, Slot)) -> (Vec<u8>, Status) {
+    let slot = client.queue(0).unwrap().take_slot().unwrap();
+    submit(client, slot);
+    let queue = client.queue(0).unwrap();
+    queue.publish().unwrap();
+    let mut completions = Vec::new();
+    while queue.poll_completions(&mut completions).unwrap() == 0 {
+        assert!(queue.wait(PATIENCE).unwrap(), "no answer");
+    }
+    let mut data = vec![0; PAGE];
+    queue.read_data(slot, 0, &mut data);
+    queue.release_slot(slot);
+    (data, completions[0].status)
+}

@@ -1,0 +1,178 @@
+//! Controllers and their volumes: `/v1/controllers` and below. Everything here may wait for a disk.
+
+use std::sync::Arc;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, Request, State};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::de::DeserializeOwned;
+use sidecore_assembly::report::{CheckReport, ControllerReport, ExtentsReport, VolumeReport};
+use sidecore_assembly::{BlocksOf, ControllerHandle, OperationError};
+
+use super::answer::{Refusal, apart, body};
+use super::requests::{CreateVolume, ExtentsQuery, Named, Prune, Quota, Resize, Share};
+use super::{Controllers, Volumes};
+use crate::Source;
+
+type Shared = State<Arc<dyn Source>>;
+type Answer<T> = Result<Json<T>, Refusal>;
+type Made = Result<(StatusCode, Json<VolumeReport>), Refusal>;
+type Done = Result<StatusCode, Refusal>;
+/// The controller and the volume that a path names.
+type Pair = Path<(String, String)>;
+
+/// All that is below here.
+pub(super) fn router() -> Router<Arc<dyn Source>> {
+    let controller = Router::new()
+        .route("/", get(show))
+        .route("/volumes", get(volumes).post(create))
+        .route("/volumes/{volume}", get(volume).delete(delete))
+        .route("/volumes/{volume}/snapshot", post(snapshot))
+        .route("/volumes/{volume}/clone", post(clone))
+        .route("/volumes/{volume}/resize", post(resize))
+        .route("/volumes/{volume}/rename", post(rename))
+        .route("/volumes/{volume}/quota", post(quota))
+        .route("/volumes/{volume}/extents", get(extents))
+        .route("/check", post(check))
+        .route("/prune", post(prune))
+        .route("/flush-btlb", post(flush_btlb))
+        .route("/share", post(share));
+    Router::new().route(super::CONTROLLERS_PATH, get(list)).nest("/v1/controllers/{controller}", controller)
+}
+
+/// Does something with the controller of this name, off the API's own thread.
+async fn with<T: Send + 'static>(
+    source: &Arc<dyn Source>,
+    controller: String,
+    work: impl FnOnce(&ControllerHandle) -> Result<T, OperationError> + Send + 'static,
+) -> Result<T, Refusal> {
+    let handle = find(source, &controller)?;
+    apart(move || work(&handle)).await
+}
+
+fn find(source: &Arc<dyn Source>, name: &str) -> Result<Arc<ControllerHandle>, Refusal> {
+    let controllers = source.controllers();
+    controllers.iter().find(|controller| controller.name() == name).cloned().ok_or_else(|| {
+        let names: Vec<String> = controllers.iter().map(|controller| format!("\"{}\"", controller.name())).collect();
+        let there =
+            if names.is_empty() { "there are none".to_owned() } else { format!("there are {}", names.join(", ")) };
+        Refusal::not_found(format!("there is no controller \"{name}\"; {there}"))
+    })
+}
+
+/// Reads the request's body, and makes a volume with it.
+async fn make<T: DeserializeOwned + Send + 'static>(
+    source: &Arc<dyn Source>,
+    (controller, request): (String, Request),
+    work: impl FnOnce(&ControllerHandle, T) -> Result<VolumeReport, OperationError> + Send + 'static,
+) -> Result<Json<VolumeReport>, Refusal> {
+    // A controller that is not there is said before anything else that may be wrong.
+    find(source, &controller)?;
+    let body: T = body(request).await?;
+    with(source, controller, move |handle| work(handle, body)).await.map(Json)
+}
+
+fn created(volume: Json<VolumeReport>) -> (StatusCode, Json<VolumeReport>) {
+    (StatusCode::CREATED, volume)
+}
+
+async fn list(State(source): Shared) -> Answer<Controllers> {
+    let report = move || {
+        let controllers = source.controllers();
+        Ok::<_, Refusal>(controllers.iter().map(|controller| controller.report()).collect())
+    };
+    Ok(Json(Controllers { controllers: apart(report).await? }))
+}
+
+async fn show(State(source): Shared, Path(controller): Path<String>) -> Answer<ControllerReport> {
+    with(&source, controller, |handle| Ok(handle.report())).await.map(Json)
+}
+
+async fn volumes(State(source): Shared, Path(controller): Path<String>) -> Answer<Volumes> {
+    with(&source, controller, ControllerHandle::volumes).await.map(|volumes| Json(Volumes { volumes }))
+}
+
+async fn create(State(source): Shared, Path(controller): Path<String>, request: Request) -> Made {
+    let create =
+        |handle: &ControllerHandle, new: CreateVolume| handle.create_volume(&new.name, new.size_bytes, new.quota_bytes);
+    make(&source, (controller, request), create).await.map(created)
+}
+
+async fn volume(State(source): Shared, Path((controller, volume)): Pair) -> Answer<VolumeReport> {
+    with(&source, controller, move |handle| handle.volume(&volume)).await.map(Json)
+}
+
+async fn delete(State(source): Shared, Path((controller, volume)): Pair) -> Done {
+    with(&source, controller, move |handle| handle.delete_volume(&volume)).await.map(|()| StatusCode::NO_CONTENT)
+}
+
+async fn snapshot(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Made {
+    let take = move |handle: &ControllerHandle, new: Named| handle.snapshot_volume(&volume, &new.name);
+    make(&source, (controller, request), take).await.map(created)
+}
+
+async fn clone(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Made {
+    let clone = move |handle: &ControllerHandle, new: Named| handle.clone_volume(&volume, &new.name);
+    make(&source, (controller, request), clone).await.map(created)
+}
+
+async fn resize(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Answer<VolumeReport> {
+    let resize = move |handle: &ControllerHandle, new: Resize| handle.resize_volume(&volume, new.size_bytes);
+    make(&source, (controller, request), resize).await
+}
+
+async fn rename(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Answer<VolumeReport> {
+    let rename = move |handle: &ControllerHandle, new: Named| handle.rename_volume(&volume, &new.name);
+    make(&source, (controller, request), rename).await
+}
+
+async fn quota(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Answer<VolumeReport> {
+    let quota = move |handle: &ControllerHandle, new: Quota| handle.set_quota(&volume, new.quota_bytes);
+    make(&source, (controller, request), quota).await
+}
+
+async fn extents(
+    State(source): Shared,
+    Path((controller, volume)): Pair,
+    query: Result<Query<ExtentsQuery>, QueryRejection>,
+) -> Answer<ExtentsReport> {
+    let Query(query) = query.map_err(|error| Refusal::invalid(error.body_text()))?;
+    if !(1..=ExtentsQuery::MAX).contains(&query.max) {
+        return Err(Refusal::invalid(format!("`max` is a whole number from 1 to {}", ExtentsQuery::MAX)));
+    }
+    with(&source, controller, move |handle| handle.extents(&volume, query.from, query.max)).await.map(Json)
+}
+
+async fn check(State(source): Shared, Path(controller): Path<String>) -> Answer<CheckReport> {
+    with(&source, controller, ControllerHandle::check).await.map(Json)
+}
+
+async fn prune(State(source): Shared, Path(controller): Path<String>, request: Request) -> Done {
+    act(&source, (controller, request), |handle, what: Prune| handle.prune(what.volume.as_deref())).await
+}
+
+async fn flush_btlb(State(source): Shared, Path(controller): Path<String>) -> Done {
+    with(&source, controller, ControllerHandle::flush_btlb).await.map(|()| StatusCode::NO_CONTENT)
+}
+
+async fn share(State(source): Shared, Path(controller): Path<String>, request: Request) -> Done {
+    let share = |handle: &ControllerHandle, what: Share| {
+        let from = BlocksOf { volume: &what.from.volume, first: what.from.first, count: what.count };
+        let to = BlocksOf { volume: &what.to.volume, first: what.to.first, count: what.count };
+        handle.share(from, to)
+    };
+    act(&source, (controller, request), share).await
+}
+
+/// Reads the request's body, and does something with it that has no answer but that it is done.
+async fn act<T: DeserializeOwned + Send + 'static>(
+    source: &Arc<dyn Source>,
+    (controller, request): (String, Request),
+    work: impl FnOnce(&ControllerHandle, T) -> Result<(), OperationError> + Send + 'static,
+) -> Done {
+    find(source, &controller)?;
+    let body: T = body(request).await?;
+    with(source, controller, move |handle| work(handle, body)).await.map(|()| StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,128 @@
+//! Asks a running daemon about its controllers and volumes, and has it change them.
+
+use hyper::Method;
+use sidecore_assembly::report::{CheckReport, ControllerReport, ExtentsReport, VolumeReport};
+
+use super::{Client, ClientError, DISK_PATIENCE, LONG_PATIENCE, escaped};
+use crate::api::{
+    CONTROLLERS_PATH, Controllers, CreateVolume, ExtentsQuery, Named, Prune, Quota, Resize, Share, Volumes,
+};
+
+fn controller_path(controller: &str) -> String {
+    format!("{CONTROLLERS_PATH}/{}", escaped(controller))
+}
+
+fn volumes_path(controller: &str) -> String {
+    format!("{}/volumes", controller_path(controller))
+}
+
+fn volume_path(controller: &str, volume: &str) -> String {
+    format!("{}/{}", volumes_path(controller), escaped(volume))
+}
+
+/// Every method fails as [`ClientError`] says; a refusal by the daemon is [`ClientError::Denied`], in its words.
+#[allow(clippy::missing_errors_doc)]
+impl Client {
+    /// The controllers.
+    pub fn controllers(&self) -> Result<Vec<ControllerReport>, ClientError> {
+        let body = self.ask(Method::GET, CONTROLLERS_PATH, None, DISK_PATIENCE)?;
+        self.parse::<Controllers>(&body).map(|answer| answer.controllers)
+    }
+
+    /// A controller.
+    pub fn controller(&self, controller: &str) -> Result<ControllerReport, ClientError> {
+        let body = self.ask(Method::GET, &controller_path(controller), None, DISK_PATIENCE)?;
+        self.parse(&body)
+    }
+
+    /// A controller's volumes.
+    pub fn volumes(&self, controller: &str) -> Result<Vec<VolumeReport>, ClientError> {
+        let body = self.ask(Method::GET, &volumes_path(controller), None, DISK_PATIENCE)?;
+        self.parse::<Volumes>(&body).map(|answer| answer.volumes)
+    }
+
+    /// A volume.
+    pub fn volume(&self, controller: &str, volume: &str) -> Result<VolumeReport, ClientError> {
+        let body = self.ask(Method::GET, &volume_path(controller, volume), None, DISK_PATIENCE)?;
+        self.parse(&body)
+    }
+
+    /// Makes a volume.
+    pub fn create_volume(&self, controller: &str, new: &CreateVolume) -> Result<VolumeReport, ClientError> {
+        self.post(&volumes_path(controller), new, DISK_PATIENCE)
+    }
+
+    /// Deletes a volume.
+    pub fn delete_volume(&self, controller: &str, volume: &str) -> Result<(), ClientError> {
+        self.ask(Method::DELETE, &volume_path(controller, volume), None, DISK_PATIENCE).map(drop)
+    }
+
+    /// Makes a snapshot.
+    pub fn snapshot_volume(&self, controller: &str, volume: &str, name: &str) -> Result<VolumeReport, ClientError> {
+        self.of_volume(controller, volume, "snapshot", &Named { name: name.to_owned() })
+    }
+
+    /// Makes a volume of its own out of a volume or a snapshot.
+    pub fn clone_volume(&self, controller: &str, volume: &str, name: &str) -> Result<VolumeReport, ClientError> {
+        self.of_volume(controller, volume, "clone", &Named { name: name.to_owned() })
+    }
+
+    /// Gives a volume another size.
+    pub fn resize_volume(&self, controller: &str, volume: &str, size_bytes: u64) -> Result<VolumeReport, ClientError> {
+        self.of_volume(controller, volume, "resize", &Resize { size_bytes })
+    }
+
+    /// Gives a volume another name.
+    pub fn rename_volume(&self, controller: &str, volume: &str, name: &str) -> Result<VolumeReport, ClientError> {
+        self.of_volume(controller, volume, "rename", &Named { name: name.to_owned() })
+    }
+
+    /// Gives a volume another quota, or none.
+    pub fn set_quota(
+        &self,
+        controller: &str,
+        volume: &str,
+        quota_bytes: Option<u64>,
+    ) -> Result<VolumeReport, ClientError> {
+        self.of_volume(controller, volume, "quota", &Quota { quota_bytes })
+    }
+
+    fn of_volume(
+        &self,
+        controller: &str,
+        volume: &str,
+        what: &str,
+        body: &impl serde::Serialize,
+    ) -> Result<VolumeReport, ClientError> {
+        self.post(&format!("{}/{what}", volume_path(controller, volume)), body, DISK_PATIENCE)
+    }
+
+    /// What is mapped in a volume from a block on, up to a number of extents.
+    pub fn extents(&self, controller: &str, volume: &str, query: ExtentsQuery) -> Result<ExtentsReport, ClientError> {
+        let path = format!("{}/extents?from={}&max={}", volume_path(controller, volume), query.from, query.max);
+        let body = self.ask(Method::GET, &path, None, DISK_PATIENCE)?;
+        self.parse(&body)
+    }
+
+    /// Checks all of a controller's metadata, while it works.
+    pub fn check_controller(&self, controller: &str) -> Result<CheckReport, ClientError> {
+        self.post(&format!("{}/check", controller_path(controller)), &serde_json::json!({}), LONG_PATIENCE)
+    }
+
+    /// Drops extent trees from memory.
+    pub fn prune(&self, controller: &str, volume: Option<&str>) -> Result<(), ClientError> {
+        let body = Prune { volume: volume.map(str::to_owned) };
+        self.tell(&format!("{}/prune", controller_path(controller)), &body, DISK_PATIENCE).map(drop)
+    }
+
+    /// Empties the buffers of translations.
+    pub fn flush_btlb(&self, controller: &str) -> Result<(), ClientError> {
+        self.tell(&format!("{}/flush-btlb", controller_path(controller)), &serde_json::json!({}), DISK_PATIENCE)
+            .map(drop)
+    }
+
+    /// Lets equal blocks be one.
+    pub fn share(&self, controller: &str, blocks: &Share) -> Result<(), ClientError> {
+        self.tell(&format!("{}/share", controller_path(controller)), blocks, LONG_PATIENCE).map(drop)
+    }
+}

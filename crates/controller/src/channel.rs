@@ -1,0 +1,473 @@
+//! One queue's way through its function's tree to the store.
+//!
+//! A request that lies in one extent goes through whole: its offset is replaced,
+//! and put back when it completes. Any other is kept in a slot and goes in
+//! [parts](parts), one for each extent, or waits for the hypervisor side and goes
+//! on from where it stopped. Only that request waits (thesis 5.3).
+//!
+//! The vLBA queue of thesis 6.3 is `queued`, the pLBA queue is `outgoing`.
+
+mod parts;
+mod slot;
+mod stores;
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+
+use rustix::event::epoll;
+use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Operation, Tag};
+use sidecore_extent::{BlockRange, LastExtent};
+use sidecore_memory::GuestMemory;
+use sidecore_reactor::EventFd;
+use sidecore_units::{Nanos, Plba, Vlba};
+
+use crate::function::{Function, Opening, Ports};
+use crate::grace::Quiescence;
+use crate::mail::{Answer, Line, Question, Slot};
+use crate::multiplexer::Multiplexer;
+use crate::shares::{Place, Start};
+use crate::stats::ChannelStats;
+use slot::{Label, Parts, Slots, Stage, Whole};
+use stores::Outgoing;
+pub(crate) use stores::Stores;
+
+/// A queue of a virtual function.
+pub(crate) struct FunctionChannel {
+    function: Arc<Function>,
+    multiplexer: Rc<RefCell<Multiplexer>>,
+    place: Place,
+    stores: Stores,
+    last: LastExtent,
+    quiescence: Quiescence,
+    line: Line,
+    /// Readable when the store or the hypervisor side has something for us.
+    wake: OwnedFd,
+    depth: usize,
+    /// Waiting to be translated; reads apart from the rest, because their limits
+    /// are.
+    queued: [VecDeque<Box<BlockRequest>>; 2],
+    /// When the limits let the first of each go on.
+    not_before: [Nanos; 2],
+    slots: Slots,
+    /// Slots that want boxes for parts.
+    starved: VecDeque<Slot>,
+    /// Slots that wait for the hypervisor side.
+    asked: usize,
+    /// Translated, not yet taken by the store.
+    outgoing: Outgoing,
+    /// Of the outgoing and of those in the store.
+    under_way: usize,
+    /// Back from the store.
+    returned: Batch,
+    done: Batch,
+    now: Nanos,
+    stats: Arc<ChannelStats>,
+    /// Dropped last.
+    _opening: Option<Arc<Opening>>,
+}
+
+const READS: usize = 0;
+const WRITES: usize = 1;
+
+impl FunctionChannel {
+    pub(crate) fn new(
+        (function, opening): (Arc<Function>, Option<Arc<Opening>>),
+        ports: &Ports,
+        multiplexer: Rc<RefCell<Multiplexer>>,
+        stores: Stores,
+        depth: usize,
+    ) -> io::Result<Self> {
+        let wake_up = Arc::new(EventFd::new()?);
+        let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&wake, wake_up.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        stores.watch(&wake)?;
+        let (reply_sender, replies) = mpsc::channel();
+        let line = Line {
+            function: function.id,
+            to_hypervisor: ports.to_hypervisor.clone(),
+            replies,
+            reply_sender,
+            wake: wake_up,
+        };
+        let place = multiplexer.borrow_mut().shares.join(function.weight);
+        let stats = function.stats.open();
+        Ok(Self {
+            function,
+            _opening: opening,
+            multiplexer,
+            place,
+            stores,
+            last: LastExtent::default(),
+            quiescence: Quiescence::new(&ports.epochs),
+            line,
+            wake,
+            depth,
+            queued: [VecDeque::with_capacity(depth), VecDeque::with_capacity(depth)],
+            not_before: [Nanos::ZERO; 2],
+            slots: Slots::new(depth),
+            starved: VecDeque::with_capacity(depth),
+            asked: 0,
+            outgoing: Outgoing::with_capacity(depth.saturating_add(Multiplexer::PARTS)),
+            under_way: 0,
+            returned: Batch::with_capacity(depth.saturating_add(Multiplexer::PARTS)),
+            done: Batch::with_capacity(depth),
+            now: Nanos::ZERO,
+            stats,
+        })
+    }
+
+    /// The blocks that a request touches.
+    #[inline]
+    fn blocks(&self, offset_bytes: u64, len_bytes: u64) -> BlockRange {
+        let shift = self.function.block_shift;
+        let first = offset_bytes.checked_shr(shift).unwrap_or(0);
+        let last = offset_bytes.saturating_add(len_bytes.saturating_sub(1)).checked_shr(shift).unwrap_or(0);
+        BlockRange { first: Vlba(first), count: last.saturating_sub(first).saturating_add(1) }
+    }
+
+    /// The physical byte that byte `offset_bytes` of the function lies at, if the
+    /// block `first` lies at `physical`.
+    #[inline]
+    fn displace(&self, offset_bytes: u64, first: Vlba, physical: Plba) -> u64 {
+        let shift = self.function.block_shift;
+        let start = first.0.checked_shl(shift).unwrap_or(u64::MAX);
+        physical.0.checked_shl(shift).unwrap_or(u64::MAX).saturating_add(offset_bytes.saturating_sub(start))
+    }
+
+    /// Starts a request that neither limits nor others' shares hold back.
+    #[inline]
+    fn start(&mut self, multiplexer: &mut Multiplexer, request: Box<BlockRequest>) {
+        multiplexer.shares.started(self.place, request.len_bytes, self.now);
+        if matches!(request.operation, Operation::Read | Operation::Write) {
+            let range = self.blocks(request.offset_bytes, request.len_bytes);
+            if let Some((physical, shared)) = self.last.hit(&self.function.root, range)
+                && !(shared && request.operation == Operation::Write)
+            {
+                self.stats.last_hits.add(1);
+                let offset_bytes = self.displace(request.offset_bytes, range.first, physical);
+                self.send_whole(multiplexer, request, offset_bytes, false);
+                return;
+            }
+        }
+        self.start_slowly(multiplexer, request);
+    }
+
+    /// Sends a request to a store as it is, but for its offset.
+    #[inline]
+    fn send_whole(
+        &mut self,
+        multiplexer: &mut Multiplexer,
+        mut request: Box<BlockRequest>,
+        offset_bytes: u64,
+        through: bool,
+    ) {
+        let whole = Whole { tag: request.tag.take(), offset_bytes: request.offset_bytes };
+        match self.slots.insert_whole(whole) {
+            Ok(slot) => {
+                request.offset_bytes = offset_bytes;
+                let parity = self.quiescence.began();
+                request.tag = Some(Label { slot, part: false, parity }.into_tag());
+                self.outgoing.push(request, through);
+                self.under_way = self.under_way.saturating_add(1);
+                multiplexer.shares.went(1);
+            }
+            Err(whole) => {
+                request.tag = whole.tag;
+                self.finish(request, Err(BlockError::EIO));
+            }
+        }
+    }
+
+    fn finish(&mut self, mut request: Box<BlockRequest>, result: Result<(), BlockError>) {
+        request.result = result;
+        self.done.push(request);
+    }
+
+    /// Starts what is not simply a read or write in the last extent.
+    fn start_slowly(&mut self, multiplexer: &mut Multiplexer, request: Box<BlockRequest>) {
+        if self.function.geometry.read_only && request.operation.is_write() {
+            return self.finish(request, Err(BlockError::ReadOnly));
+        }
+        if request.operation == Operation::Flush {
+            return self.start_flush(multiplexer, request);
+        }
+        let capacity_blocks = self.function.root.blocks();
+        let end_bytes = request.offset_bytes.checked_add(request.len_bytes);
+        let end_blocks = end_bytes.map(|end| self.blocks(0, end).count);
+        if request.len_bytes == 0 || end_blocks.is_none_or(|end| end > capacity_blocks) {
+            let empty = request.len_bytes == 0;
+            return self.finish(request, if empty { Ok(()) } else { Err(BlockError::OutOfBounds) });
+        }
+        match self.slots.insert_parts(Parts::new(request)) {
+            Ok(slot) => self.go_on(multiplexer, slot),
+            Err(parts) => self.finish(parts.request, Err(BlockError::EIO)),
+        }
+    }
+
+    /// A flush covers the mappings of what it covers: if some of this volume's are
+    /// not durable yet, the hypervisor side commits them, which flushes the store on
+    /// the way.
+    fn start_flush(&mut self, multiplexer: &mut Multiplexer, request: Box<BlockRequest>) {
+        if !self.function.volume.is_uncommitted() {
+            let through = self.function.goes_through();
+            return self.send_whole(multiplexer, request, 0, through);
+        }
+        match self.slots.insert_parts(Parts::new(request)) {
+            Ok(slot) => self.ask(slot, Question::Commit),
+            Err(parts) => self.finish(parts.request, Err(BlockError::EIO)),
+        }
+    }
+
+    /// Asks the hypervisor side for `slot`, which waits for the answer.
+    fn ask(&mut self, slot: Slot, question: Question) {
+        if let Question::Regenerate { range } | Question::Allocate { range, .. } = &question {
+            self.function.stats.miss_address.store(range.first.0, Ordering::Relaxed);
+            self.function.stats.miss_size.store(range.count, Ordering::Relaxed);
+        }
+        if self.line.ask(slot, question) {
+            self.asked = self.asked.saturating_add(1);
+            self.stats.stalled.store(self.asked as u64, Ordering::Relaxed);
+            if let Some(parts) = self.slots.parts(slot)
+                && parts.stage != Stage::Linking
+            {
+                parts.stage = Stage::Asked;
+            }
+        } else {
+            self.fail(slot, BlockError::EIO);
+        }
+    }
+
+    /// Ends the request in `slot` with `error` once its parts are back.
+    fn fail(&mut self, slot: Slot, error: BlockError) {
+        if let Some(parts) = self.slots.parts(slot) {
+            parts.stage = Stage::Finishing;
+            parts.result = parts.result.and(Err(error));
+        }
+        self.finish_if_done(slot);
+    }
+
+    fn finish_if_done(&mut self, slot: Slot) {
+        if self.slots.parts(slot).is_some_and(|parts| parts.is_finished())
+            && let Some(parts) = self.slots.take_parts(slot)
+        {
+            self.finish(parts.request, parts.result);
+        }
+    }
+
+    /// Takes what the hypervisor side has said.
+    fn read_answers(&mut self, multiplexer: &mut Multiplexer) {
+        if self.asked == 0 {
+            return;
+        }
+        let mut drained = false;
+        while let Ok(reply) = self.line.replies.try_recv() {
+            if !std::mem::replace(&mut drained, true) {
+                // Before the rest is taken: a signal that comes now is for one that
+                // this loop may miss.
+                self.line.wake.drain();
+            }
+            self.asked = self.asked.saturating_sub(1);
+            self.stats.stalled.store(self.asked as u64, Ordering::Relaxed);
+            self.hear(multiplexer, reply.slot, reply.answer);
+        }
+    }
+
+    fn hear(&mut self, multiplexer: &mut Multiplexer, slot: Slot, answer: Answer) {
+        match answer {
+            Answer::Rewalk => {
+                self.stats.rewalks.add(1);
+                if let Some(parts) = self.slots.parts(slot) {
+                    if parts.stage == Stage::Linking {
+                        parts.next_bytes = parts.grant_start_bytes;
+                    }
+                    parts.stage = Stage::Ready;
+                }
+                self.go_on(multiplexer, slot);
+            }
+            Answer::Grant { grant, range, extents } => self.use_grant(multiplexer, slot, grant, range, extents),
+            Answer::Done => self.hear_done(multiplexer, slot),
+            Answer::Failed(error) => self.fail(slot, error),
+        }
+    }
+
+    /// Takes what came back from the store; whole requests go to `completed`.
+    #[inline]
+    fn take_back(&mut self, multiplexer: &mut Multiplexer, completed: &mut Batch) {
+        let mut returned = std::mem::take(&mut self.returned);
+        multiplexer.shares.came_back(returned.len());
+        self.under_way = self.under_way.saturating_sub(returned.len());
+        for mut request in returned.drain(..) {
+            let Some(bits) = request.tag.take().map(Tag::into_bits) else { continue };
+            let label = Label::from_bits(bits);
+            self.quiescence.ended(label.parity);
+            if label.part {
+                self.take_back_part(multiplexer, label.slot, request);
+                continue;
+            }
+            let whole = self.slots.take_whole(label.slot);
+            request.tag = whole.tag;
+            request.offset_bytes = whole.offset_bytes;
+            completed.push(request);
+        }
+        self.returned = returned;
+    }
+
+    /// Starts what is queued, as far as limits and shares allow.
+    fn start_queued(&mut self, multiplexer: &mut Multiplexer) {
+        for direction in [READS, WRITES] {
+            while let Some(request) = self.queued.get(direction).and_then(VecDeque::front) {
+                let (len_bytes, operation) = (request.len_bytes, request.operation);
+                if !self.may_start(multiplexer, direction, operation, len_bytes) {
+                    break;
+                }
+                let Some(request) = self.queued.get_mut(direction).and_then(VecDeque::pop_front) else { break };
+                self.start(multiplexer, request);
+            }
+        }
+        let waiting = self.queued.iter().any(|queue| !queue.is_empty());
+        multiplexer.shares.set_waiting(self.place, waiting && self.throttled_until().is_none());
+    }
+
+    fn may_start(
+        &mut self,
+        multiplexer: &mut Multiplexer,
+        direction: usize,
+        operation: Operation,
+        len_bytes: u64,
+    ) -> bool {
+        let Some(not_before) = self.not_before.get_mut(direction) else { return false };
+        if *not_before > self.now {
+            return false;
+        }
+        *not_before = Nanos::ZERO;
+        if multiplexer.shares.may_start(self.place, self.now) != Start::Now {
+            return false;
+        }
+        let gate = if direction == READS { &self.function.reads } else { &self.function.writes };
+        // A flush moves nothing and keeps others' data safe: it is never held back.
+        if operation == Operation::Flush || gate.is_open() {
+            return true;
+        }
+        // What is only unmapped or zeroed moves no bytes either.
+        let bytes = if operation == Operation::Write || operation == Operation::Read { len_bytes } else { 0 };
+        match gate.pass(self.now, bytes) {
+            Ok(()) => true,
+            Err(at) => {
+                self.stats.throttled.add(1);
+                *not_before = at;
+                false
+            }
+        }
+    }
+
+    /// When the limits let something go on, if only they hold things up.
+    fn throttled_until(&self) -> Option<Nanos> {
+        let mut until = None;
+        for (queue, not_before) in self.queued.iter().zip(self.not_before) {
+            if queue.is_empty() {
+                continue;
+            }
+            if not_before == Nanos::ZERO {
+                return None;
+            }
+            until = Some(until.map_or(not_before, |earlier: Nanos| earlier.min(not_before)));
+        }
+        until
+    }
+
+    #[inline]
+    fn hand_over(&mut self) {
+        self.stores.submit(&mut self.outgoing);
+    }
+}
+
+impl BlockChannel for FunctionChannel {
+    fn attach_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
+        self.stores.attach_memory(memory)
+    }
+
+    fn submit(&mut self, batch: &mut Batch) {
+        let room = self.depth.saturating_sub(self.in_flight()).min(batch.len());
+        if room == 0 {
+            return;
+        }
+        let multiplexer = Rc::clone(&self.multiplexer);
+        let multiplexer = &mut *multiplexer.borrow_mut();
+        self.quiescence.enter();
+        let free =
+            self.function.is_unlimited() && multiplexer.shares.is_calm() && self.queued.iter().all(VecDeque::is_empty);
+        for request in batch.drain(..room) {
+            if free {
+                self.start(multiplexer, request);
+            } else {
+                self.now = self.now.max(request.taken_at);
+                let direction = if request.operation == Operation::Read { READS } else { WRITES };
+                if let Some(queue) = self.queued.get_mut(direction) {
+                    queue.push_back(request);
+                }
+            }
+        }
+        if !free {
+            self.start_queued(multiplexer);
+        }
+        self.hand_over();
+        self.quiescence.leave();
+    }
+
+    fn poll(&mut self, now: Nanos, completed: &mut Batch) {
+        self.now = self.now.max(now);
+        let multiplexer = Rc::clone(&self.multiplexer);
+        let multiplexer = &mut *multiplexer.borrow_mut();
+        self.quiescence.enter();
+        if self.under_way > 0 {
+            self.stores.poll(now, &mut self.returned);
+            if !self.returned.is_empty() {
+                self.take_back(multiplexer, completed);
+            }
+        }
+        self.read_answers(multiplexer);
+        if !self.starved.is_empty() {
+            self.feed_starved(multiplexer);
+        }
+        if self.queued.iter().any(|queue| !queue.is_empty()) {
+            self.start_queued(multiplexer);
+        }
+        self.hand_over();
+        self.quiescence.leave();
+        completed.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        let queued = self.queued.iter().map(VecDeque::len).fold(0, usize::saturating_add);
+        queued.saturating_add(self.slots.len()).saturating_add(self.done.len())
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.wake.as_fd())
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        let queued = self.queued.iter().any(|queue| !queue.is_empty());
+        let stores = self.stores.deadline();
+        if !self.done.is_empty() || !self.outgoing.is_empty() || !self.starved.is_empty() {
+            return Some(Nanos::ZERO);
+        }
+        let throttled = if queued { Some(self.throttled_until().unwrap_or(Nanos::ZERO)) } else { None };
+        stores.into_iter().chain(throttled).min()
+    }
+}
+
+impl Drop for FunctionChannel {
+    fn drop(&mut self) {
+        let mut multiplexer = self.multiplexer.borrow_mut();
+        multiplexer.shares.leave(self.place);
+        multiplexer.shares.came_back(self.under_way);
+        self.function.stats.close(&self.stats);
+    }
+}

@@ -1,0 +1,97 @@
+//! Where a channel's translated requests go: the physical store, and for a host file
+//! that is not ours alone, the file.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::event::epoll;
+use sidecore_block::{Batch, BlockChannel, BlockRequest};
+use sidecore_memory::GuestMemory;
+use sidecore_units::Nanos;
+
+/// The channels below a function's.
+pub(crate) struct Stores {
+    /// To the store that extents lie on.
+    pub(crate) physical: Box<dyn BlockChannel>,
+    /// To the same blocks through a filesystem.
+    pub(crate) through: Option<Box<dyn BlockChannel>>,
+}
+
+/// Requests that go to each of them.
+pub(super) struct Outgoing {
+    physical: Batch,
+    through: Batch,
+}
+
+impl Outgoing {
+    pub(super) fn with_capacity(count: usize) -> Self {
+        Self { physical: Batch::with_capacity(count), through: Batch::new() }
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, request: Box<BlockRequest>, through: bool) {
+        if through { self.through.push(request) } else { self.physical.push(request) }
+    }
+
+    /// Takes the last one back.
+    pub(super) fn pop(&mut self, through: bool) -> Option<Box<BlockRequest>> {
+        if through { self.through.pop() } else { self.physical.pop() }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.physical.is_empty() && self.through.is_empty()
+    }
+}
+
+impl Stores {
+    /// Has `wake` become readable when one of them has something to hand back.
+    pub(super) fn watch(&self, wake: &OwnedFd) -> io::Result<()> {
+        for store in self.all() {
+            if let Some(fd) = store.wake_fd() {
+                epoll::add(wake, fd, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn all(&self) -> impl Iterator<Item = &dyn BlockChannel> {
+        std::iter::once(&*self.physical).chain(self.through.as_deref())
+    }
+
+    pub(super) fn attach_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
+        if let Some(through) = &mut self.through {
+            through.attach_memory(memory)?;
+        }
+        self.physical.attach_memory(memory)
+    }
+
+    #[inline]
+    pub(super) fn submit(&mut self, outgoing: &mut Outgoing) {
+        if !outgoing.physical.is_empty() {
+            self.physical.submit(&mut outgoing.physical);
+        }
+        if let Some(through) = &mut self.through
+            && !outgoing.through.is_empty()
+        {
+            through.submit(&mut outgoing.through);
+        }
+    }
+
+    #[inline]
+    pub(super) fn poll(&mut self, now: Nanos, returned: &mut Batch) {
+        self.physical.poll(now, returned);
+        if let Some(through) = &mut self.through {
+            through.poll(now, returned);
+        }
+    }
+
+    /// When one of them must be polled next though nothing wakes it.
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        let of = |store: &dyn BlockChannel| {
+            let unwoken = store.in_flight() > 0 && store.wake_fd().is_none();
+            store.deadline().or(unwoken.then_some(Nanos::ZERO))
+        };
+        self.all().filter_map(of).min()
+    }
+}

@@ -1,0 +1,369 @@
+//! The controller: owner of one physical store.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use sidecore_block::{BlockDevice, Geometry};
+use sidecore_extent::{Content, ExtentTree, FunctionId, NODE_BYTES, Node, NodeMemory};
+use sidecore_volume::{Disk, VolumeId, Volumes};
+
+use crate::function::{Function, Opening, Ports, VirtualFunction, VolumeState};
+use crate::hypervisor::{Hypervisor, OpenVolume, State};
+use crate::physical::PhysicalDisk;
+use crate::threads::{Inbox, Mail, Threads};
+use crate::{
+    ControllerError, ControllerOptions, ControllerReport, FUNCTIONS_MAX, FunctionOptions, FunctionReport, Limits,
+    WEIGHT_MAX,
+};
+
+/// Pins a chunk of the trees' memory.
+pub type PinNodes = Box<dyn Fn(&[Node]) + Send + Sync>;
+
+/// The least that makes sense: some thousand extents, whoever they belong to.
+const NODES_MIN: usize = 256;
+
+static NEXT_CONTROLLER: AtomicU64 = AtomicU64::new(0);
+
+/// A number that no other controller of this process has.
+pub(crate) fn next_controller() -> u64 {
+    NEXT_CONTROLLER.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A physical store, cut up into virtual functions (thesis 5).
+pub struct Controller {
+    pub(crate) hypervisor: Arc<Hypervisor>,
+    ports: Ports,
+    block_shift: u32,
+    mail: Sender<Mail>,
+    running: Mutex<Running>,
+    myself: Weak<Self>,
+}
+
+#[derive(Default)]
+struct Running {
+    threads: Threads,
+    /// Without threads, whoever steps the controller takes mail from here.
+    inbox: Option<Inbox>,
+    down: bool,
+}
+
+impl Controller {
+    /// Opens the volumes on `store` and starts the threads that serve misses.
+    ///
+    /// # Errors
+    /// The store is blank (and may not be formatted), foreign, damaged beyond use,
+    /// or does not suit.
+    pub fn open(
+        name: &str,
+        store: Arc<dyn BlockDevice>,
+        options: &ControllerOptions,
+        pin: Option<PinNodes>,
+    ) -> Result<Arc<Self>, ControllerError> {
+        let mut disk = PhysicalDisk::open(&store)?;
+        let controller = Self::without_threads(name, store, options, pin, &mut disk)?;
+        let mut running = controller.running();
+        if let Some(inbox) = running.inbox.take() {
+            let (hypervisor, store) = (&controller.hypervisor, &controller.ports.store);
+            running.threads = Threads::start(hypervisor, inbox, store, options.commit_interval)?;
+        }
+        drop(running);
+        Ok(controller)
+    }
+
+    /// Opens it without any thread: it does its hypervisor side's work when it is
+    /// [stepped](Self::step). For simulations, where `disk` is another way to
+    /// `store`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn without_threads(
+        name: &str,
+        store: Arc<dyn BlockDevice>,
+        options: &ControllerOptions,
+        pin: Option<PinNodes>,
+        disk: &mut dyn Disk,
+    ) -> Result<Arc<Self>, ControllerError> {
+        let min_bytes = NODES_MIN.saturating_mul(NODE_BYTES) as u64;
+        if options.tree_memory_bytes < min_bytes {
+            return Err(ControllerError::TreeMemory { bytes: options.tree_memory_bytes, min_bytes });
+        }
+        if let Some(format) = &options.format
+            && sidecore_volume::probe(disk)? == sidecore_volume::Content::Blank
+        {
+            sidecore_volume::format(disk, format)?;
+        }
+        let volumes = Volumes::open(disk)?;
+        let block_bytes = volumes.block_bytes();
+        if store.geometry().block_bytes > block_bytes {
+            return Err(ControllerError::Store("its own blocks are larger than the controller's"));
+        }
+        for damage in volumes.damage() {
+            tracing::error!(controller = name, "damaged metadata: {damage}");
+        }
+        let nodes = usize::try_from(options.tree_memory_bytes).unwrap_or(usize::MAX) / NODE_BYTES;
+        let memory = match pin {
+            Some(pin) => NodeMemory::with_pin(nodes, pin),
+            None => NodeMemory::new(nodes),
+        };
+        let hypervisor = Arc::new(Hypervisor::new(name, volumes, memory));
+        let (mail, messages) = mpsc::channel();
+        let ports = Ports {
+            controller: next_controller(),
+            store,
+            memory: Arc::clone(&hypervisor.memory),
+            btlb_entries: options.btlb_entries,
+            epochs: Arc::clone(&hypervisor.epochs),
+            units: Arc::default(),
+            to_hypervisor: mail.clone(),
+        };
+        let running = Running { inbox: Some(Inbox::new(messages)), ..Running::default() };
+        Ok(Arc::new_cyclic(|myself| Self {
+            hypervisor,
+            ports,
+            block_shift: block_bytes.trailing_zeros(),
+            mail,
+            running: Mutex::new(running),
+            myself: Weak::clone(myself),
+        }))
+    }
+
+    fn running(&self) -> std::sync::MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.hypervisor.name
+    }
+
+    /// The granularity of extents, in bytes.
+    #[must_use]
+    pub fn block_bytes(&self) -> u32 {
+        1_u32.checked_shl(self.block_shift).unwrap_or(0)
+    }
+
+    /// The physical function as a disk: the whole store, untranslated (thesis 5.1).
+    /// It bypasses the translation, so that no stalled function delays it (6.3).
+    /// Whoever has it can read and destroy everything.
+    #[must_use]
+    pub fn physical_function(&self) -> Arc<dyn BlockDevice> {
+        Arc::clone(&self.ports.store)
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn BlockDevice> {
+        &self.ports.store
+    }
+
+    pub(crate) fn is_down(&self) -> bool {
+        self.running().down
+    }
+
+    /// Makes a virtual function that shows a volume.
+    ///
+    /// # Errors
+    /// There is no such volume, or it is damaged, or all functions are taken, or the
+    /// options say what cannot be.
+    pub fn open_function(&self, options: &FunctionOptions) -> Result<Arc<VirtualFunction>, ControllerError> {
+        check(options)?;
+        if self.running().down {
+            return Err(ControllerError::Down);
+        }
+        let mut state = self.hypervisor.state();
+        let state = &mut *state;
+        let volume = state.volumes.find(&options.volume);
+        let volume = volume.ok_or_else(|| ControllerError::NoSuchVolume(options.volume.clone()))?;
+        let (volume_id, blocks) = (volume.id, volume.blocks);
+        let read_only = options.read_only || volume.read_only || state.volumes.read_only().is_some();
+        if volume.state == sidecore_volume::VolumeState::Damaged {
+            let what = state.volumes.damage().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+            return Err(sidecore_volume::VolumeError::Damaged { id: volume_id, what }.into());
+        }
+        let id = (1_u32..).take(FUNCTIONS_MAX).find(|id| !state.functions.contains_key(id));
+        let id = FunctionId(id.ok_or(ControllerError::NoFunction)?);
+        let open = self.open_volume(state, volume_id, blocks)?;
+        let geometry = self.function_geometry(read_only);
+        let function =
+            Arc::new(Function::new(id, options, open.tree.root(), Arc::clone(&open.state), geometry, self.block_shift));
+        open.functions.push(id);
+        state.functions.insert(id.0, (volume_id, Arc::clone(&function)));
+        let controller = self.myself.upgrade().ok_or(ControllerError::Down)?;
+        let opening = Some(Opening::new(controller, id));
+        Ok(Arc::new(VirtualFunction { function, ports: self.ports.clone(), opening }))
+    }
+
+    /// The volume's tree, made when its first function opens: all pruned, so that
+    /// mappings come from the metadata as they are needed.
+    fn open_volume<'a>(
+        &self,
+        state: &'a mut State,
+        id: VolumeId,
+        blocks: u64,
+    ) -> Result<&'a mut OpenVolume, ControllerError> {
+        if !state.open.contains_key(&id) {
+            let out_of_nodes = || ControllerError::Store("no memory is left for extent trees: raise tree_memory");
+            let new = || ExtentTree::new(Arc::clone(&self.hypervisor.memory), blocks, Content::Pruned);
+            let tree = new().or_else(|_| {
+                self.hypervisor.make_room(state);
+                new().map_err(|_| out_of_nodes())
+            })?;
+            let durable = Arc::clone(&self.hypervisor.durable);
+            // What was changed before it was opened may not be durable yet.
+            let volume = Arc::new(VolumeState { changed: AtomicU64::new(state.transaction), durable });
+            let open = OpenVolume {
+                tree,
+                state: volume,
+                functions: Vec::new(),
+                grants: Default::default(),
+                blocked: Vec::new(),
+            };
+            state.open.insert(id, open);
+        }
+        state.open.get_mut(&id).ok_or(ControllerError::Down)
+    }
+
+    fn function_geometry(&self, read_only: bool) -> Geometry {
+        let store = self.ports.store.geometry();
+        Geometry {
+            // Asked for when it is needed: volumes grow.
+            capacity_bytes: 0,
+            block_bytes: store.block_bytes,
+            physical_block_bytes: store.physical_block_bytes.max(self.block_bytes()),
+            read_only: read_only || store.read_only,
+            // Mappings of fresh blocks are durable only after a flush, whatever the
+            // store does.
+            volatile_cache: true,
+            discard: !read_only,
+            write_zeroes: !read_only && store.write_zeroes,
+        }
+    }
+
+    /// Nobody uses a function any more.
+    pub(crate) fn close_function(&self, id: FunctionId) {
+        let mut state = self.hypervisor.state();
+        let state = &mut *state;
+        let Some((volume_id, _)) = state.functions.remove(&id.0) else { return };
+        let Some(open) = state.open.get_mut(&volume_id) else { return };
+        open.functions.retain(|function| *function != id);
+        if !open.functions.is_empty() {
+            return;
+        }
+        if let Some(mut open) = state.open.remove(&volume_id) {
+            for grant in open.grants.take_all() {
+                state.volumes.release(grant);
+            }
+            state.limbo.retire(open.tree.dismantle(), &self.hypervisor.epochs);
+        }
+        let gone = |message: &crate::mail::Message| message.function != id;
+        state.for_space.retain(gone);
+        state.for_nodes.retain(gone);
+    }
+
+    /// Does a piece of the hypervisor side's work, if there is any: for a controller
+    /// [without threads](Self::without_threads).
+    pub fn step(&self, disk: &mut dyn Disk) -> bool {
+        let message = self.running().inbox.as_mut().and_then(Inbox::try_next);
+        match message {
+            Some(message) => {
+                self.hypervisor.serve(message, disk);
+                true
+            }
+            None => {
+                let _ = self.hypervisor.reuse_blocks(disk);
+                self.hypervisor.retry_for_nodes(disk);
+                false
+            }
+        }
+    }
+
+    /// Whether somebody waits for a commit: for a controller [without
+    /// threads](Self::without_threads).
+    #[must_use]
+    pub fn wants_commit(&self) -> bool {
+        use crate::hypervisor::NextCommit;
+        self.hypervisor.commits.wait(Duration::MAX, Some(Duration::ZERO)) == NextCommit::Now
+    }
+
+    /// Commits on the calling thread: for a controller [without
+    /// threads](Self::without_threads).
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn commit_on(&self, disk: &mut dyn Disk) -> std::io::Result<()> {
+        self.hypervisor.commit(disk)?;
+        self.hypervisor.reuse_blocks(disk)?;
+        Ok(())
+    }
+
+    /// How it fares.
+    #[must_use]
+    pub fn report(&self) -> ControllerReport {
+        let state = self.hypervisor.state();
+        let functions = state.functions.values().map(|(volume, function)| {
+            let (stats, tree) = (&function.stats, state.open.get(volume).map(|open| open.tree.shape()));
+            FunctionReport {
+                id: function.id.0,
+                volume: state.name_of(*volume),
+                weight: function.weight,
+                limits: function.limits,
+                read_only: function.geometry.read_only,
+                tree: tree.unwrap_or_default(),
+                stats: stats.total(),
+                miss_address: stats.miss_address.load(Ordering::Relaxed),
+                miss_size: stats.miss_size.load(Ordering::Relaxed),
+            }
+        });
+        let memory = &self.hypervisor.memory;
+        ControllerReport {
+            name: self.name().to_owned(),
+            label: state.volumes.label().to_owned(),
+            store: self.ports.store.geometry(),
+            block_bytes: self.block_bytes(),
+            space: state.volumes.space(),
+            read_only: state.volumes.read_only().map(str::to_owned),
+            damage: state.volumes.damage().to_vec(),
+            functions: functions.collect(),
+            translation: self.ports.units.total(),
+            tree_bytes: memory.used_nodes().saturating_mul(NODE_BYTES) as u64,
+            tree_bytes_max: memory.max_nodes().saturating_mul(NODE_BYTES) as u64,
+            commits: self.hypervisor.commit_count.load(Ordering::Relaxed),
+            pruned_nodes: self.hypervisor.prune_count.load(Ordering::Relaxed),
+            events: self.hypervisor.events.list(),
+        }
+    }
+
+    /// Ends it: what was changed is made durable, the threads end. Functions still in
+    /// use fail what they cannot do without the hypervisor side. The second call does
+    /// nothing.
+    pub fn shutdown(&self) {
+        let mut threads = {
+            let mut running = self.running();
+            running.down = true;
+            std::mem::take(&mut running.threads)
+        };
+        let _ = self.mail.send(Mail::Stop);
+        threads.join_servers();
+        self.hypervisor.commits.stop();
+        threads.join_committer();
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+fn check(options: &FunctionOptions) -> Result<(), ControllerError> {
+    if !(1..=WEIGHT_MAX).contains(&options.weight) {
+        return Err(ControllerError::BadWeight(options.weight));
+    }
+    let Limits { read_iops, write_iops, read_bytes_per_s, write_bytes_per_s } = options.limits;
+    let mut limits = [read_iops, write_iops, read_bytes_per_s, write_bytes_per_s].into_iter().flatten();
+    if limits.any(|limit| limit.per_s == 0 || limit.burst == 0) {
+        return Err(ControllerError::BadLimit);
+    }
+    Ok(())
+}

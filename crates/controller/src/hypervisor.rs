@@ -1,0 +1,166 @@
+//! The hypervisor side of a controller: the root filesystem and the trees made
+//! from it (thesis 5.2, 5.3).
+//!
+//! Sidecores never come here. They send [questions](crate::mail::Question), and
+//! the threads of [`threads`](crate::threads) answer them with this module. All state is
+//! behind one lock, which is held for work in memory and for reading metadata that
+//! is not cached; guest data is copied, and transactions are written, without it.
+
+mod commit;
+mod grants;
+mod miss;
+mod reclaim;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sidecore_block::BlockError;
+use sidecore_extent::{BlockRange, ExtentTree, FunctionId, NodeMemory};
+use sidecore_volume::{Disk, VolumeError, VolumeId, Volumes};
+
+pub(crate) use commit::{CommitQueue, NextCommit};
+use grants::Grants;
+pub(crate) use reclaim::Limbo;
+
+use crate::events::Events;
+use crate::function::{Function, VolumeState};
+use crate::grace::Epochs;
+use crate::mail::{Answer, Message, Question};
+
+/// What the trees, the volumes and the functions are.
+pub(crate) struct Hypervisor {
+    pub(crate) name: String,
+    pub(crate) memory: Arc<NodeMemory>,
+    pub(crate) epochs: Arc<Epochs>,
+    pub(crate) events: Events,
+    pub(crate) commits: CommitQueue,
+    /// The transaction whose changes, and all before, are durable.
+    pub(crate) durable: Arc<AtomicU64>,
+    /// Transactions made durable since the start.
+    pub(crate) commit_count: AtomicU64,
+    /// Subtrees and whole trees pruned for want of memory, and by command.
+    pub(crate) prune_count: AtomicU64,
+    state: Mutex<State>,
+}
+
+/// All that the lock protects.
+pub(crate) struct State {
+    pub(crate) volumes: Volumes,
+    pub(crate) open: HashMap<VolumeId, OpenVolume>,
+    pub(crate) functions: BTreeMap<u32, (VolumeId, Arc<Function>)>,
+    pub(crate) limbo: Limbo,
+    /// The transaction that changes go into.
+    pub(crate) transaction: u64,
+    /// Misses that wait for freed blocks to become usable, and those that wait for
+    /// tree nodes.
+    pub(crate) for_space: Vec<Message>,
+    pub(crate) for_nodes: Vec<Message>,
+}
+
+/// A volume that functions show. They share its tree (thesis 5.2).
+pub(crate) struct OpenVolume {
+    pub(crate) tree: ExtentTree,
+    pub(crate) state: Arc<VolumeState>,
+    pub(crate) functions: Vec<FunctionId>,
+    pub(crate) grants: Grants,
+    /// Questions about blocks that a grant, or an operation, is in the middle of.
+    pub(crate) blocked: Vec<Message>,
+}
+
+impl Hypervisor {
+    pub(crate) fn new(name: &str, volumes: Volumes, memory: NodeMemory) -> Self {
+        Self {
+            name: name.to_owned(),
+            memory: Arc::new(memory),
+            epochs: Arc::new(Epochs::new()),
+            events: Events::default(),
+            commits: CommitQueue::default(),
+            durable: Arc::new(AtomicU64::new(0)),
+            commit_count: AtomicU64::new(0),
+            prune_count: AtomicU64::new(0),
+            state: Mutex::new(State {
+                volumes,
+                open: HashMap::new(),
+                functions: BTreeMap::new(),
+                limbo: Limbo::default(),
+                transaction: 1,
+                for_space: Vec::new(),
+                for_nodes: Vec::new(),
+            }),
+        }
+    }
+
+    /// The state. A thread that panicked in the middle of a change has left it
+    /// unsound: whoever comes after must not write it to the disk.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers one question, and those that waited for what it changed.
+    pub(crate) fn serve(&self, message: Message, disk: &mut dyn Disk) {
+        let mut to_do = vec![message];
+        while let Some(message) = to_do.pop() {
+            match message.question {
+                Question::Regenerate { range } => self.regenerate(message, range, disk),
+                Question::Allocate { range, partial_head, partial_tail } => {
+                    self.allocate(message, range, (partial_head, partial_tail), disk, &mut to_do);
+                }
+                Question::Written { grant, all } => {
+                    self.link(message, grant, all, disk, &mut to_do);
+                }
+                Question::Unmap { range } => self.unmap(message, range, disk),
+                Question::Commit => self.commits.ask(message.reply_to),
+                Question::Retry => {
+                    message.reply_to.reply(Answer::Rewalk);
+                }
+            }
+        }
+        self.reclaim();
+    }
+
+    /// Takes note of what an operator has to act on, and says what the guest is told.
+    fn refuse(&self, volume: &str, error: &VolumeError) -> Answer {
+        match error {
+            VolumeError::NoSpace { .. } | VolumeError::QuotaExceeded { .. } => {
+                self.events.note(&self.name, format!("a write to volume \"{volume}\" failed: {error}"));
+                Answer::Failed(BlockError::NoSpace)
+            }
+            VolumeError::VolumeReadOnly(_) | VolumeError::StoreReadOnly(_) => {
+                self.events.note(&self.name, format!("a write to volume \"{volume}\" failed: {error}"));
+                Answer::Failed(BlockError::ReadOnly)
+            }
+            VolumeError::OutOfRange { .. } => Answer::Failed(BlockError::OutOfBounds),
+            _ => {
+                self.events.note(&self.name, format!("a request to volume \"{volume}\" failed: {error}"));
+                Answer::Failed(BlockError::EIO)
+            }
+        }
+    }
+}
+
+impl State {
+    /// The volume of a function, and its number.
+    pub(crate) fn volume_of(&mut self, function: FunctionId) -> Option<(VolumeId, &mut OpenVolume, &mut Volumes)> {
+        let (id, _) = self.functions.get(&function.0)?;
+        Some((*id, self.open.get_mut(id)?, &mut self.volumes))
+    }
+
+    /// A volume's name, for messages.
+    pub(crate) fn name_of(&self, id: VolumeId) -> String {
+        self.volumes.get(id).map_or_else(|| id.to_string(), |info| info.name.clone())
+    }
+}
+
+impl OpenVolume {
+    /// Takes note that the volume's mappings change in `transaction`. To be called
+    /// before a guest is told.
+    pub(crate) fn changed(&self, transaction: u64) {
+        self.state.changed.store(transaction, Ordering::Release);
+    }
+
+    /// Whether somebody is in the middle of something with blocks of `range`.
+    pub(crate) fn is_busy(&self, range: BlockRange) -> bool {
+        self.grants.conflict(range).is_some()
+    }
+}

@@ -1,0 +1,203 @@
+//! From changes in memory to durable ones. Guests' flushes that come while a
+//! transaction is being written are served together by the next one.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sidecore_block::BlockError;
+use sidecore_volume::Disk;
+
+use super::Hypervisor;
+use crate::mail::{Answer, ReplyTo};
+
+/// Who wants a commit.
+#[derive(Default)]
+pub(crate) struct CommitQueue {
+    inner: Mutex<Wanted>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Wanted {
+    /// Guests' flushes.
+    flushes: Vec<ReplyTo>,
+    /// Operations of the operator's.
+    operations: Vec<SyncSender<Result<(), String>>>,
+    /// Somebody needs the space that it frees.
+    now: bool,
+    /// Somebody waits for tree nodes.
+    attention: bool,
+    /// Since when there is something to commit.
+    dirty_since: Option<Instant>,
+    stop: bool,
+}
+
+/// What the committing thread is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextCommit {
+    /// Commit.
+    Now,
+    /// Nothing for now: look after what waits for a grace period.
+    Later,
+    /// Commit a last time and end.
+    Stop,
+}
+
+impl CommitQueue {
+    fn wanted(&self) -> MutexGuard<'_, Wanted> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A guest flushes. After the end, nobody makes anything durable any more.
+    pub(crate) fn ask(&self, reply_to: ReplyTo) {
+        let mut wanted = self.wanted();
+        if wanted.stop {
+            drop(wanted);
+            reply_to.reply(Answer::Failed(BlockError::EIO));
+            return;
+        }
+        wanted.flushes.push(reply_to);
+        self.changed.notify_all();
+    }
+
+    /// An operation waits for the next commit that begins from now on; after the
+    /// end, its reply is dropped.
+    pub(crate) fn ask_for_operation(&self, reply: SyncSender<Result<(), String>>) {
+        let mut wanted = self.wanted();
+        if !wanted.stop {
+            wanted.operations.push(reply);
+            self.changed.notify_all();
+        }
+    }
+
+    /// A commit is wanted soon.
+    pub(crate) fn want(&self) {
+        self.wanted().now = true;
+        self.changed.notify_all();
+    }
+
+    /// Somebody waits for nodes that a grace period will free.
+    pub(super) fn call(&self) {
+        self.wanted().attention = true;
+        self.changed.notify_all();
+    }
+
+    /// Something has changed that nobody waits for.
+    pub(super) fn note_change(&self) {
+        let mut wanted = self.wanted();
+        if wanted.dirty_since.is_none() {
+            wanted.dirty_since = Some(Instant::now());
+            self.changed.notify_all();
+        }
+    }
+
+    /// Ends the waiting for good.
+    pub(crate) fn stop(&self) {
+        self.wanted().stop = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until there is something to do: a commit that is wanted or overdue by
+    /// `interval`, or at the latest after `patience`.
+    pub(crate) fn wait(&self, interval: Duration, patience: Option<Duration>) -> NextCommit {
+        let mut wanted = self.wanted();
+        loop {
+            if wanted.stop {
+                return NextCommit::Stop;
+            }
+            if wanted.now || !wanted.flushes.is_empty() || !wanted.operations.is_empty() {
+                return NextCommit::Now;
+            }
+            let overdue = wanted.dirty_since.map(|since| interval.saturating_sub(since.elapsed()));
+            if overdue == Some(Duration::ZERO) {
+                return NextCommit::Now;
+            }
+            if std::mem::take(&mut wanted.attention) {
+                return NextCommit::Later;
+            }
+            let timeout = overdue.into_iter().chain(patience).min();
+            wanted = match timeout {
+                None => self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner),
+                Some(timeout) => {
+                    let (next, waited) =
+                        self.changed.wait_timeout(wanted, timeout).unwrap_or_else(PoisonError::into_inner);
+                    if waited.timed_out() && patience.is_some() && overdue.is_none_or(|overdue| overdue > timeout) {
+                        return NextCommit::Later;
+                    }
+                    next
+                }
+            };
+        }
+    }
+}
+
+impl Hypervisor {
+    /// Makes everything durable that was changed until now, and answers everybody
+    /// who asked for that until now. Only one thread may commit.
+    ///
+    /// # Errors
+    /// The store's. Nothing can be changed any more then.
+    pub(crate) fn commit(&self, disk: &mut dyn Disk) -> io::Result<()> {
+        // Whoever asks later waits for the next one.
+        let (flushes, operations) = {
+            let mut wanted = self.commits.wanted();
+            wanted.now = false;
+            wanted.dirty_since = None;
+            (std::mem::take(&mut wanted.flushes), std::mem::take(&mut wanted.operations))
+        };
+        let (commit, transaction) = {
+            let mut state = self.state();
+            let transaction = state.transaction;
+            state.transaction = transaction.saturating_add(1);
+            (state.volumes.begin_commit(), transaction)
+        };
+        let result = match commit {
+            Some(commit) => {
+                let result = commit.write(disk);
+                let told = result.as_ref().map_err(ToString::to_string).copied();
+                let mut state = self.state();
+                let freed = state.volumes.end_commit(commit, result);
+                state.limbo.free_later(freed, &self.epochs);
+                self.commit_count.fetch_add(1, Ordering::Relaxed);
+                told.map_err(io::Error::other)
+            }
+            None => {
+                let refused = self.state().volumes.read_only().map(|why| io::Error::other(why.to_owned()));
+                let pending = self.has_uncommitted(transaction);
+                match refused {
+                    Some(error) if pending => Err(error),
+                    _ => disk.flush(),
+                }
+            }
+        };
+        match &result {
+            Ok(()) => self.durable.store(transaction, Ordering::Release),
+            Err(error) => {
+                let what = format!("the metadata could not be written, nothing changes any more: {error}");
+                self.events.note(&self.name, what);
+            }
+        }
+        for reply_to in flushes {
+            reply_to.reply(match &result {
+                Ok(()) => Answer::Done,
+                Err(_) => Answer::Failed(BlockError::EIO),
+            });
+        }
+        for reply in operations {
+            // Whoever asked may have stopped waiting.
+            let _ = reply.send(result.as_ref().map_err(ToString::to_string).copied());
+        }
+        result
+    }
+
+    /// Whether a volume has changes that no commit has made durable, up to
+    /// `transaction`.
+    fn has_uncommitted(&self, transaction: u64) -> bool {
+        let durable = self.durable.load(Ordering::Acquire);
+        let changed = |changed: u64| changed > durable && changed <= transaction;
+        self.state().open.values().any(|open| changed(open.state.changed.load(Ordering::Acquire)))
+    }
+}

@@ -1,0 +1,139 @@
+//! What was taken away, until nobody uses it any more.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sidecore_extent::{NodeMemory, Retired};
+use sidecore_volume::{Disk, Freed};
+
+use super::{Hypervisor, State};
+use crate::grace::{Epoch, Epochs};
+
+/// Nodes that are retired together: an epoch costs a system call.
+const BATCH_NODES: usize = 128;
+
+/// The share of the trees' memory that is pruned when it is full.
+const PRUNE_SHARE: usize = 8;
+
+/// Retired nodes and freed blocks, in the order of their epochs.
+#[derive(Default)]
+pub(crate) struct Limbo {
+    /// Retired, and of no epoch yet.
+    fresh: Retired,
+    nodes: VecDeque<(Epoch, Retired)>,
+    blocks: VecDeque<(Epoch, Freed)>,
+}
+
+impl Limbo {
+    pub(crate) fn retire(&mut self, retired: Retired, epochs: &Arc<Epochs>) {
+        self.fresh.append(retired);
+        if self.fresh.len() >= BATCH_NODES {
+            self.close(epochs);
+        }
+    }
+
+    /// Gives an epoch to what has none.
+    fn close(&mut self, epochs: &Arc<Epochs>) {
+        if !self.fresh.is_empty() {
+            self.nodes.push_back((epochs.advance(), std::mem::take(&mut self.fresh)));
+        }
+    }
+
+    pub(super) fn free_later(&mut self, freed: Freed, epochs: &Arc<Epochs>) {
+        if !freed.is_empty() {
+            self.blocks.push_back((epochs.advance(), freed));
+        }
+    }
+
+    fn free_nodes(&mut self, memory: &NodeMemory, epochs: &Epochs) {
+        while let Some((epoch, _)) = self.nodes.front() {
+            if !epochs.passed(*epoch) {
+                return;
+            }
+            if let Some((_, retired)) = self.nodes.pop_front() {
+                memory.free(retired);
+            }
+        }
+    }
+
+    fn take_freed(&mut self, epochs: &Epochs) -> Option<Freed> {
+        let (epoch, _) = self.blocks.front()?;
+        if !epochs.passed(*epoch) {
+            return None;
+        }
+        self.blocks.pop_front().map(|(_, freed)| freed)
+    }
+
+    /// Whether blocks wait for their grace period.
+    pub(super) fn holds_blocks(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+}
+
+impl Hypervisor {
+    /// Frees the tree nodes that nobody walks any more.
+    pub(super) fn reclaim(&self) {
+        let mut state = self.state();
+        state.limbo.free_nodes(&self.memory, &self.epochs);
+    }
+
+    /// Makes blocks usable again that nobody reads or writes any more; who waited
+    /// for them goes on. Returns whether some still have to wait.
+    ///
+    /// # Errors
+    /// The store refuses a discard; nothing depends on it.
+    pub(crate) fn reuse_blocks(&self, disk: &mut dyn Disk) -> io::Result<bool> {
+        let mut result = Ok(());
+        loop {
+            let mut state = self.state();
+            let block_bytes = u64::from(state.volumes.block_bytes());
+            let Some(freed) = state.limbo.take_freed(&self.epochs) else {
+                let waiting = state.limbo.holds_blocks();
+                return result.map(|()| waiting);
+            };
+            drop(state);
+            for range in freed.ranges() {
+                let offset_bytes = range.first.0.saturating_mul(block_bytes);
+                result = result.and(disk.discard(offset_bytes, range.count.saturating_mul(block_bytes)));
+            }
+            let mut state = self.state();
+            state.volumes.reuse(freed);
+            let waiting = std::mem::take(&mut state.for_space);
+            drop(state);
+            for message in waiting {
+                self.serve(message, disk);
+            }
+        }
+    }
+
+    /// Lets those go on that waited for tree nodes.
+    pub(crate) fn retry_for_nodes(&self, disk: &mut dyn Disk) -> bool {
+        let mut state = self.state();
+        state.limbo.close(&self.epochs);
+        state.limbo.free_nodes(&self.memory, &self.epochs);
+        let waiting = std::mem::take(&mut state.for_nodes);
+        drop(state);
+        for message in waiting {
+            self.serve(message, disk);
+        }
+        !self.state().for_nodes.is_empty()
+    }
+
+    /// Prunes trees, because they take all of the memory that they may.
+    pub(crate) fn make_room(&self, state: &mut State) {
+        let wanted = self.memory.max_nodes().checked_div(PRUNE_SHARE).unwrap_or(0).max(1);
+        let trees = state.open.len().max(1);
+        let each = wanted.div_ceil(trees).max(1);
+        let mut pruned = 0_usize;
+        for open in state.open.values_mut() {
+            pruned = pruned.saturating_add(open.tree.prune_some(each));
+            let retired = open.tree.take_retired();
+            state.limbo.fresh.append(retired);
+        }
+        self.prune_count.fetch_add(pruned as u64, Ordering::Relaxed);
+        state.limbo.close(&self.epochs);
+        state.limbo.free_nodes(&self.memory, &self.epochs);
+    }
+}

@@ -1,0 +1,87 @@
+//! NeSC's controller: physical and virtual functions over extent trees (thesis 5, 6).
+//!
+//! # Architecture
+//!
+//! A [`Controller`] owns one physical store and keeps its volumes there. Each
+//! [`VirtualFunction`] shows one volume as a whole disk: a
+//! [`BlockDevice`](sidecore_block::BlockDevice) like any other, whose channels
+//! translate every access through the volume's extent tree. The physical function is
+//! the store itself.
+//!
+//! ```text
+//!   front end     front end            front end
+//!      |             |                     |
+//!   VF channel    VF channel  ...       PF channel        on the sidecores
+//!      \_____________/                      |
+//!       multiplexer: shares, BTLB, walk     |
+//!             |  hit             \ miss     |
+//!          the store's channels  |          |
+//!             |                  v          |
+//!             |            hypervisor side: volumes, trees, commits   (threads of its own)
+//!             v                  v          v
+//!   =============== the physical store ================
+//! ```
+//!
+//! # I/O model
+//!
+//! A sidecore translates and submits on its own; nothing is locked. What it cannot
+//! translate it asks the hypervisor side for, by message, and only that request
+//! waits (thesis 5.3). Trees are read while they are changed: each change is
+//! published with one store, and what it replaced is freed after a grace period.
+//!
+//! # Isolation
+//!
+//! A channel reaches the store only at places that its volume's tree maps, and the
+//! tree holds only what the volume's metadata does. A block goes from one volume to
+//! another only after the transaction that freed it is durable, and after all I/O
+//! that may still go to it has ended; and nobody sees a fresh block before the new
+//! owner has written all of it.
+//!
+//! # Errors
+//!
+//! Requests fail as the [block seam](sidecore_block) says; operations with a
+//! [`ControllerError`] that says what to do.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::todo,
+        clippy::unimplemented
+    )
+)]
+
+mod channel;
+mod controller;
+mod error;
+mod events;
+mod function;
+mod grace;
+mod host;
+mod hypervisor;
+mod limits;
+mod mail;
+mod multiplexer;
+mod options;
+mod physical;
+mod report;
+mod shares;
+mod stats;
+mod threads;
+mod volumes;
+
+pub use controller::{Controller, PinNodes};
+pub use error::ControllerError;
+pub use events::Event;
+pub use function::VirtualFunction;
+pub use host::{HostFunction, HostMap};
+pub use limits::{Limit, Limits};
+pub use options::{ControllerOptions, DEFAULT_WEIGHT, FUNCTIONS_MAX, FunctionOptions, WEIGHT_MAX};
+pub use physical::PhysicalDisk;
+pub use report::{ControllerReport, FunctionReport};
+pub use stats::FunctionStats;
+pub use volumes::Change;

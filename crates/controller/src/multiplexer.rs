@@ -1,0 +1,64 @@
+//! What the functions served by one sidecore share (thesis 6.3): the translation
+//! unit with its BTLB, the arbitration between them, and the boxes for parts of
+//! requests that lie in several extents.
+
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use sidecore_block::{Batch, BlockRequest};
+use sidecore_extent::TranslationUnit;
+
+use crate::function::Ports;
+use crate::shares::Shares;
+
+/// Pieces of guest memory in a part; a part that has more becomes two.
+const PART_SEGMENTS: usize = 64;
+
+/// One controller's multiplexer on one sidecore. It belongs to that thread.
+pub(crate) struct Multiplexer {
+    pub(crate) unit: TranslationUnit,
+    pub(crate) shares: Shares,
+    /// Boxes for parts, at rest.
+    pub(crate) parts: Batch,
+}
+
+thread_local! {
+    /// This sidecore's multiplexers, by controller. They live as long as the
+    /// channels that use them.
+    static MULTIPLEXERS: RefCell<Vec<(u64, Weak<RefCell<Multiplexer>>)>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Multiplexer {
+    /// How many parts of split requests may be under way on one sidecore.
+    pub(crate) const PARTS: usize = 64;
+
+    /// The multiplexer of the controller on the calling thread, made if it is the
+    /// first channel here.
+    pub(crate) fn of_this_thread(ports: &Ports) -> Rc<RefCell<Self>> {
+        MULTIPLEXERS.with_borrow_mut(|multiplexers| {
+            multiplexers.retain(|(_, multiplexer)| multiplexer.strong_count() > 0);
+            let found = multiplexers.iter().find(|(controller, _)| *controller == ports.controller);
+            if let Some(multiplexer) = found.and_then(|(_, multiplexer)| multiplexer.upgrade()) {
+                return multiplexer;
+            }
+            let unit = TranslationUnit::new(Arc::clone(&ports.memory), ports.btlb_entries);
+            ports.units.add(unit.stats());
+            let multiplexer = Rc::new(RefCell::new(Self {
+                unit,
+                shares: Shares::default(),
+                parts: (0..Self::PARTS).map(|_| BlockRequest::blank(PART_SEGMENTS)).collect(),
+            }));
+            multiplexers.push((ports.controller, Rc::downgrade(&multiplexer)));
+            multiplexer
+        })
+    }
+
+    /// Gives a part's box back, and lets go of the guest's memory.
+    pub(crate) fn recycle(&mut self, mut part: Box<BlockRequest>) {
+        part.segments.release();
+        if self.parts.len() < Self::PARTS {
+            self.parts.push(part);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The hypervisor side's threads: some that serve misses, and one that commits.
+//! None of them is on the data path; all of them sleep while there is nothing to do.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use sidecore_block::BlockDevice;
+
+use crate::ControllerError;
+use crate::hypervisor::{Hypervisor, NextCommit};
+use crate::mail::Message;
+use crate::physical::PhysicalDisk;
+
+/// Threads that serve misses: while one waits for the store, another goes on.
+const SERVERS: usize = 2;
+
+/// How often those are looked after that wait for a grace period.
+const GRACE_PATIENCE: Duration = Duration::from_millis(1);
+
+/// Questions that wait, by function: taken in turn, so that one function's misses
+/// do not hold up another's.
+pub(crate) struct Inbox {
+    messages: Receiver<Mail>,
+    waiting: BTreeMap<u32, VecDeque<Message>>,
+    last: u32,
+    stopped: bool,
+}
+
+/// What comes to the inbox.
+pub(crate) enum Mail {
+    /// A question.
+    Message(Message),
+    /// No more of them.
+    Stop,
+}
+
+impl Inbox {
+    pub(crate) fn new(messages: Receiver<Mail>) -> Self {
+        Self { messages, waiting: BTreeMap::new(), last: 0, stopped: false }
+    }
+
+    fn put(&mut self, mail: Mail) {
+        match mail {
+            Mail::Message(message) => self.waiting.entry(message.function.0).or_default().push_back(message),
+            Mail::Stop => self.stopped = true,
+        }
+    }
+
+    /// The next question, if there is one.
+    pub(crate) fn try_next(&mut self) -> Option<Message> {
+        while let Ok(mail) = self.messages.try_recv() {
+            self.put(mail);
+        }
+        let after = self.waiting.range(self.last.saturating_add(1)..).next();
+        let (function, _) = after.or_else(|| self.waiting.iter().next())?;
+        let function = *function;
+        self.last = function;
+        let queue = self.waiting.get_mut(&function)?;
+        let message = queue.pop_front();
+        if queue.is_empty() {
+            self.waiting.remove(&function);
+        }
+        message
+    }
+
+    /// The next question; waits for it. `None` when there will be none.
+    fn next(&mut self) -> Option<Message> {
+        loop {
+            if let Some(message) = self.try_next() {
+                return Some(message);
+            }
+            if self.stopped {
+                return None;
+            }
+            match self.messages.recv() {
+                Ok(mail) => self.put(mail),
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+/// The running threads. They end after [`Inbox`] and
+/// [`CommitQueue`](crate::hypervisor::CommitQueue) were told to stop.
+#[derive(Default)]
+pub(crate) struct Threads {
+    servers: Vec<JoinHandle<()>>,
+    committer: Option<JoinHandle<()>>,
+}
+
+impl Threads {
+    /// Starts them, each with a channel of its own to the store.
+    pub(crate) fn start(
+        hypervisor: &Arc<Hypervisor>,
+        inbox: Inbox,
+        store: &Arc<dyn BlockDevice>,
+        commit_interval: Duration,
+    ) -> Result<Self, ControllerError> {
+        let inbox = Arc::new(Mutex::new(inbox));
+        let mut threads = Self::default();
+        for index in 0..SERVERS {
+            let (hypervisor, inbox) = (Arc::clone(hypervisor), Arc::clone(&inbox));
+            let name = format!("miss-{index}");
+            let thread = start(name, store, move |mut disk| serve(&hypervisor, &inbox, &mut disk))?;
+            threads.servers.push(thread);
+        }
+        let committing = Arc::clone(hypervisor);
+        let commit = move |mut disk: PhysicalDisk| commit(&committing, commit_interval, &mut disk);
+        threads.committer = Some(start("commit".to_owned(), store, commit)?);
+        Ok(threads)
+    }
+
+    /// Waits for the threads that serve misses to end.
+    pub(crate) fn join_servers(&mut self) {
+        for thread in self.servers.drain(..) {
+            join(thread);
+        }
+    }
+
+    /// Waits for the last commit.
+    pub(crate) fn join_committer(&mut self) {
+        if let Some(thread) = self.committer.take() {
+            join(thread);
+        }
+    }
+}
+
+fn join(thread: JoinHandle<()>) {
+    if thread.join().is_err() {
+        tracing::error!("a thread of the controller has panicked");
+    }
+}
+
+/// Starts a thread, and waits until it has its channel to the store.
+fn start(
+    name: String,
+    store: &Arc<dyn BlockDevice>,
+    run: impl FnOnce(PhysicalDisk) + Send + 'static,
+) -> Result<JoinHandle<()>, ControllerError> {
+    let (ready, opened): (SyncSender<io::Result<()>>, _) = mpsc::sync_channel(1);
+    let store = Arc::clone(store);
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
+        let disk = match PhysicalDisk::open(&store) {
+            Ok(disk) => disk,
+            Err(error) => return drop(ready.send(Err(error))),
+        };
+        let _ = ready.send(Ok(()));
+        drop(ready);
+        run(disk);
+    })?;
+    match opened.recv() {
+        Ok(Ok(())) => Ok(thread),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => Err(io::Error::other("a thread of the controller has panicked").into()),
+    }
+}
+
+fn serve(hypervisor: &Hypervisor, inbox: &Mutex<Inbox>, disk: &mut PhysicalDisk) {
+    loop {
+        // Held while waiting: the others have nothing to do either.
+        let next = inbox.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let Some(message) = next else { return };
+        hypervisor.serve(message, disk);
+    }
+}
+
+fn commit(hypervisor: &Hypervisor, interval: Duration, disk: &mut PhysicalDisk) {
+    let mut waiting = false;
+    loop {
+        let next = hypervisor.commits.wait(interval, waiting.then_some(GRACE_PATIENCE));
+        if next != NextCommit::Later {
+            // What went wrong is told to whoever asked, and to the operator.
+            let _ = hypervisor.commit(disk);
+        }
+        if next == NextCommit::Stop {
+            return;
+        }
+        let blocks = hypervisor.reuse_blocks(disk).unwrap_or_else(|error| {
+            tracing::debug!("the store refuses a discard: {error}");
+            true
+        });
+        waiting = hypervisor.retry_for_nodes(disk) || blocks;
+    }
+}

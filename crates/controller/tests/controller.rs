@@ -1,0 +1,433 @@
+//! What a controller promises: who waits for whom, what happens when space or memory
+//! or the disk fails, and that everything is accounted for.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{function, guest, in_memory, over};
+use sidecore_block::contract::{Harness, pattern};
+use sidecore_block::{
+    Affected, Batch, BlockDevice, BlockError, Fault, FaultPlan, FaultRule, FaultStore, Geometry, Operation, RamStore,
+    When,
+};
+use sidecore_controller::{
+    Controller, ControllerError, ControllerOptions, FUNCTIONS_MAX, FunctionOptions, Limit, Limits, PhysicalDisk,
+};
+use sidecore_extent::BlockRange;
+use sidecore_units::{Nanos, Vlba};
+
+const MIB: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+
+fn ram(size_bytes: u64) -> Arc<dyn BlockDevice> {
+    Arc::new(RamStore::new(Geometry::new(size_bytes, 512)).unwrap())
+}
+
+fn flush(guest: &mut Harness) -> Result<(), BlockError> {
+    let flush = guest.request(Operation::Flush, 0, &[]);
+    guest.run_one(flush)
+}
+
+fn write(guest: &mut Harness, offset_bytes: u64, len_bytes: u64) -> Result<(), BlockError> {
+    let write = guest.request(Operation::Write, offset_bytes, &[(0x1_0000_0000, len_bytes)]);
+    guest.run_one(write)
+}
+
+/// A controller that does nothing by itself, and a way to its store.
+fn stepped(store: &Arc<dyn BlockDevice>) -> (Arc<Controller>, PhysicalDisk) {
+    // Its volumes are made by one with threads, which is gone then.
+    let mut disk = PhysicalDisk::open(store).unwrap();
+    let options = ControllerOptions::default();
+    (Controller::without_threads("stepped", Arc::clone(store), &options, None, &mut disk).unwrap(), disk)
+}
+
+#[test]
+fn only_the_request_that_misses_waits() {
+    let store = ram(16 * MIB);
+    {
+        let controller = over(&store, 1024);
+        for name in ["a", "b"] {
+            controller.create_volume(name, 4 * MIB, None).unwrap();
+            let (mut guest, _device) = guest(&controller, name);
+            guest.store(0, &pattern(1, PAGE as usize));
+            flush(&mut guest).unwrap();
+        }
+        controller.shutdown();
+    }
+    let (controller, mut disk) = stepped(&store);
+    let (mut a, _a) = guest(&controller, "a");
+    let (mut b, _b) = guest(&controller, "b");
+    let mut completed = Batch::new();
+
+    // What is mapped has to be looked up first: nobody has done that yet.
+    let mut warm = |guest: &mut Harness| {
+        let read = guest.request(Operation::Read, 0, &[(0x1_0000_0000, PAGE)]);
+        guest.channel.submit(&mut vec![read]);
+        guest.channel.poll(Nanos(1), &mut completed);
+        assert!(completed.is_empty());
+        assert!(controller.step(&mut disk));
+        guest.channel.poll(Nanos(2), &mut completed);
+        guest.channel.poll(Nanos(3), &mut completed);
+        assert_eq!(completed.len(), 1);
+        for mut request in completed.drain(..) {
+            request.tag.take().unwrap().into_bits();
+        }
+    };
+    warm(&mut a);
+    warm(&mut b);
+
+    // The hypervisor side does not answer this one for now.
+    let miss = a.request(Operation::Write, MIB, &[(0x1_0000_0000, PAGE)]);
+    a.channel.submit(&mut vec![miss]);
+    a.channel.poll(Nanos(4), &mut completed);
+    assert_eq!(a.channel.in_flight(), 1);
+    assert_eq!(controller.report().functions[0].stats.stalled, 1);
+    assert_eq!((controller.report().functions[0].miss_address, controller.report().functions[0].miss_size), (1024, 4));
+
+    // Others of the same function, another function, and the physical function go on.
+    let pf: Arc<dyn BlockDevice> = controller.physical_function();
+    let mut pf = Harness::new(&pf, 4);
+    for guest in [&mut a, &mut b, &mut pf] {
+        let mut batch = Batch::new();
+        for operation in [Operation::Read, Operation::Write] {
+            batch.push(guest.request(operation, 0, &[(0x1_0000_0000, PAGE)]));
+        }
+        // Not where the metadata is.
+        let read_only_place = guest.geometry.capacity_bytes - PAGE;
+        if guest.geometry.capacity_bytes > 4 * MIB {
+            batch.iter_mut().for_each(|request| request.offset_bytes = read_only_place);
+        }
+        guest.channel.submit(&mut batch);
+        guest.channel.poll(Nanos(5), &mut completed);
+        assert_eq!(completed.len(), 2);
+        for mut request in completed.drain(..) {
+            assert_eq!(request.result, Ok(()));
+            request.tag.take().unwrap().into_bits();
+        }
+    }
+    // And then it is served: allocated, written, mapped.
+    while a.channel.in_flight() > 0 {
+        controller.step(&mut disk);
+        a.channel.poll(Nanos(6), &mut completed);
+    }
+    assert!(completed.pop().map(|mut request| request.tag.take().unwrap().into_bits()).is_some());
+    assert_eq!(controller.report().functions[0].stats.stalled, 0);
+}
+
+#[test]
+fn a_hole_reads_as_zeros_and_takes_no_space() {
+    let (controller, _store) = in_memory(16 * MIB, 1024);
+    let volume = controller.create_volume("v", 1 << 40, None).unwrap();
+    assert_eq!(volume.allocated_blocks, 0);
+    let (mut guest, device) = guest(&controller, "v");
+    assert_eq!(device.geometry().capacity_bytes, 1 << 40);
+    assert_eq!(guest.load((1 << 40) - 65536, 65536), vec![0; 65536]);
+    guest.store((1 << 40) - 512, &pattern(9, 512));
+    assert_eq!(controller.volume("v").unwrap().allocated_blocks, 1);
+    let mut last_block = vec![0; 512];
+    last_block.extend(pattern(9, 512));
+    assert_eq!(guest.load((1 << 40) - 1024, 1024), last_block);
+}
+
+#[test]
+fn what_was_flushed_is_there_without_an_orderly_end() {
+    let store = ram(16 * MIB);
+    let controller = over(&store, 4096);
+    controller.create_volume("v", 8 * MIB, None).unwrap();
+    let (mut guest_before, _device) = guest(&controller, "v");
+    let data = pattern(3, 3 * PAGE as usize + 512);
+    guest_before.store(MIB + 512, &data);
+    flush(&mut guest_before).unwrap();
+    guest_before.store(2 * MIB, &data);
+    // As after a power cut: the first one is still there, and knows nothing of this.
+    let again = over(&store, 4096);
+    let (mut guest_after, _device) = guest(&again, "v");
+    assert_eq!(guest_after.load(MIB + 512, data.len()), data);
+    assert!(again.check().unwrap().is_clean());
+}
+
+#[test]
+fn a_full_store_fails_the_write_tells_the_operator_and_recovers() {
+    let (controller, _store) = in_memory(4 * MIB, 1024);
+    controller.create_volume("big", 16 * MIB, None).unwrap();
+    controller.create_volume("other", MIB, None).unwrap();
+    let (mut other, _other) = guest(&controller, "other");
+    other.store(0, &pattern(5, PAGE as usize));
+    let (mut big, _big) = guest(&controller, "big");
+    let mut written = 0;
+    let error = loop {
+        match write(&mut big, written * 65536, 65536) {
+            Ok(()) => written += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, BlockError::NoSpace);
+    assert!(written > 40, "{written} of 64 KiB in 4 MiB");
+    let events = controller.report().events;
+    assert!(events.iter().any(|event| event.what.contains("volume \"big\"")), "{events:?}");
+    // What is mapped already goes on, for both.
+    assert_eq!(write(&mut other, 0, PAGE), Ok(()));
+    assert_eq!(write(&mut big, 0, 65536), Ok(()));
+    assert_eq!(flush(&mut big), Ok(()));
+    // A discard gives space back, to whoever needs it.
+    let discard = big.range_request(Operation::Discard, 0, MIB);
+    assert_eq!(big.run_one(discard), Ok(()));
+    for at in 0..8 {
+        assert_eq!(write(&mut other, PAGE * (at + 1), PAGE), Ok(()));
+    }
+    assert!(controller.check().unwrap().is_clean());
+}
+
+#[test]
+fn a_quota_holds_and_is_not_charged_for_what_is_discarded() {
+    let (controller, _store) = in_memory(16 * MIB, 1024);
+    controller.create_volume("v", 8 * MIB, Some(MIB)).unwrap();
+    let (mut guest, _device) = guest(&controller, "v");
+    for at in 0..16 {
+        assert_eq!(write(&mut guest, at * 65536, 65536), Ok(()));
+    }
+    assert_eq!(write(&mut guest, MIB, 1024), Err(BlockError::NoSpace));
+    assert_eq!(write(&mut guest, 0, 1024), Ok(()));
+    let discard = guest.range_request(Operation::Discard, 0, 65536);
+    assert_eq!(guest.run_one(discard), Ok(()));
+    assert_eq!(write(&mut guest, MIB, 65536), Ok(()));
+    controller.set_quota("v", None).unwrap();
+    assert_eq!(write(&mut guest, 2 * MIB, 65536), Ok(()));
+}
+
+#[test]
+fn a_thousand_functions_come_and_go_and_every_block_is_accounted_for() {
+    let store = ram(64 * MIB);
+    let controller = over(&store, 1024);
+    let before = controller.check().unwrap();
+    let mut functions = Vec::new();
+    for index in 0..FUNCTIONS_MAX {
+        let name = format!("v{index}");
+        controller.create_volume(&name, MIB, None).unwrap();
+        let device: Arc<dyn BlockDevice> = function(&controller, &name);
+        let mut guest = Harness::new(&device, 2);
+        guest.store(PAGE * 3, &pattern(index as u64, 2048));
+        functions.push((guest, device));
+    }
+    let one_more = controller.open_function(&FunctionOptions::new("v0"));
+    assert!(matches!(one_more, Err(ControllerError::NoFunction)));
+    for index in 0..FUNCTIONS_MAX {
+        controller.snapshot_volume(&format!("v{index}"), &format!("s{index}")).unwrap();
+    }
+    for (index, (guest, _)) in functions.iter_mut().enumerate() {
+        guest.store(PAGE * 3, &pattern(!(index as u64), 1024));
+        let mut expected = pattern(!(index as u64), 1024);
+        expected.extend(&pattern(index as u64, 2048)[1024..]);
+        assert_eq!(guest.load(PAGE * 3, 2048), expected, "v{index}");
+    }
+    let report = controller.check().unwrap();
+    assert!(report.is_clean(), "{:?}", report.problems);
+    assert_eq!(report.data_blocks, 3 * FUNCTIONS_MAX as u64);
+    drop(functions);
+    for index in 0..FUNCTIONS_MAX {
+        controller.delete_volume(&format!("v{index}")).unwrap();
+        controller.delete_volume(&format!("s{index}")).unwrap();
+    }
+    // The last freed blocks become usable after the last grace period.
+    let patience = std::time::Instant::now();
+    while controller.report().space.pending > 0 && patience.elapsed().as_secs() < 10 {
+        std::thread::yield_now();
+    }
+    let after = controller.check().unwrap();
+    assert!(after.is_clean(), "{:?}", after.problems);
+    assert_eq!((after.data_blocks, after.pending_blocks, after.volumes), (0, 0, 0));
+    assert_eq!(after.free_blocks, before.free_blocks);
+}
+
+#[test]
+fn trees_that_outgrow_their_memory_are_pruned_and_come_back() {
+    let store = ram(64 * MIB);
+    // The least memory there is, and volumes whose extents of 24 bytes need more.
+    let options =
+        ControllerOptions { tree_memory_bytes: MIB, format: Some(common::format(512)), ..ControllerOptions::default() };
+    let controller = Controller::open("small", store, &options, None).unwrap();
+    const EXTENTS: u64 = 14_000;
+    let names = ["a", "b", "c", "d"];
+    for name in names {
+        controller.create_volume(name, 64 * MIB, None).unwrap();
+    }
+    let mut guests: Vec<_> = names.iter().map(|name| guest(&controller, name)).collect();
+    // Every other block, so that no two are one extent.
+    for (index, (guest, _)) in guests.iter_mut().enumerate() {
+        let mut first = 0;
+        while first < EXTENTS {
+            let requests = (first..first + 16).map(|extent| {
+                let at = 0x1_0000_0000 + (extent - first) * 512;
+                guest.poke(at, &pattern(extent << 8 | index as u64, 512));
+                guest.request(Operation::Write, extent * 1024, &[(at, 512)])
+            });
+            let requests: Vec<_> = requests.collect();
+            let results = guest.run(requests);
+            assert!(results.iter().all(Result::is_ok), "{results:?}, {:?}", controller.report().events);
+            first += 16;
+        }
+    }
+    let report = controller.report();
+    assert!(report.pruned_nodes > 0, "{report:?}");
+    assert!(report.tree_bytes <= MIB);
+    for (index, (guest, _)) in guests.iter_mut().enumerate() {
+        for extent in (0..EXTENTS).step_by(97) {
+            let expected = pattern(extent << 8 | index as u64, 512);
+            assert_eq!(guest.load(extent * 1024, 512), expected, "extent {extent}");
+        }
+    }
+}
+
+#[test]
+fn equal_blocks_can_be_shared_under_live_guests_and_part_again() {
+    let (controller, _store) = in_memory(16 * MIB, 1024);
+    for name in ["a", "b"] {
+        controller.create_volume(name, 4 * MIB, None).unwrap();
+    }
+    let (mut a, _a) = guest(&controller, "a");
+    let (mut b, _b) = guest(&controller, "b");
+    let data = pattern(1, 64 << 10);
+    a.store(MIB, &data);
+    b.store(2 * MIB, &data);
+    let from = BlockRange { first: Vlba(1024), count: 64 };
+    controller.share_blocks(("a", from), ("b", Vlba(2048))).unwrap();
+    let report = controller.check().unwrap();
+    assert!(report.is_clean(), "{:?}", report.problems);
+    assert_eq!((report.data_blocks, report.shared_data_blocks), (64, 64));
+    b.store(2 * MIB + 1024, &pattern(2, 512));
+    assert_eq!(a.load(MIB, data.len()), data);
+    let mut other = data.clone();
+    other[1024..1536].copy_from_slice(&pattern(2, 512));
+    assert_eq!(b.load(2 * MIB, data.len()), other);
+    assert!(matches!(controller.share_blocks(("a", from), ("b", Vlba(2048))), Err(ControllerError::NotEqual)));
+    let hole = BlockRange { first: Vlba(0), count: 4 };
+    assert!(matches!(controller.share_blocks(("a", hole), ("b", Vlba(0))), Err(ControllerError::NotEqual)));
+    assert!(controller.share_blocks(("a", from), ("nobody", Vlba(0))).is_err());
+}
+
+#[test]
+fn reads_and_writes_are_limited_apart() {
+    let (controller, _store) = in_memory(16 * MIB, 1024);
+    controller.create_volume("v", 4 * MIB, None).unwrap();
+    let limits = Limits { write_iops: Some(Limit { per_s: 100, burst: 4 }), ..Limits::default() };
+    let options = FunctionOptions { limits, ..FunctionOptions::new("v") };
+    let device: Arc<dyn BlockDevice> = controller.open_function(&options).unwrap();
+    {
+        let (mut guest, _device) = guest(&controller, "v");
+        guest.store(0, &pattern(1, PAGE as usize));
+    }
+    let mut guest = Harness::new(&device, 16);
+    assert_eq!(guest.load(0, PAGE as usize), pattern(1, PAGE as usize));
+    let start = guest.now().after(Nanos::from_millis(1000));
+    let mut batch = Batch::new();
+    for index in 0..16 {
+        let operation = if index % 2 == 0 { Operation::Write } else { Operation::Read };
+        let mut request = guest.request(operation, 0, &[(0x1_0000_0000, PAGE)]);
+        request.taken_at = start;
+        batch.push(request);
+    }
+    let mut completed = Batch::new();
+    let mut done = |guest: &mut Harness, at: Nanos| {
+        guest.channel.poll(at, &mut completed);
+        guest.channel.poll(at, &mut completed);
+        let count = |operation| completed.iter().filter(|request| request.operation == operation).count();
+        let counts = (count(Operation::Read), count(Operation::Write));
+        for mut request in completed.drain(..) {
+            request.tag.take().unwrap().into_bits();
+        }
+        counts
+    };
+    guest.channel.submit(&mut batch);
+    assert_eq!(done(&mut guest, start), (8, 4));
+    let next = guest.channel.deadline().unwrap();
+    assert_eq!(next, start.after(Nanos::from_millis(10)));
+    assert_eq!(done(&mut guest, next), (0, 1));
+    assert_eq!(done(&mut guest, start.after(Nanos::from_millis(40))), (0, 3));
+    assert!(controller.report().functions.iter().any(|function| function.stats.throttled > 0));
+}
+
+#[test]
+fn a_disk_that_cannot_flush_makes_the_controller_read_only_and_says_so() {
+    let rules = vec![FaultRule { affected: Affected::Flushes, when: When::EveryNth(40), fault: Fault::Eio }];
+    let store: Arc<dyn BlockDevice> = Arc::new(FaultStore::new(ram(16 * MIB), FaultPlan { seed: 1, rules }));
+    let controller = over(&store, 1024);
+    controller.create_volume("v", 4 * MIB, None).unwrap();
+    let (mut guest, _device) = guest(&controller, "v");
+    let mut flushed = 0;
+    let error = loop {
+        guest.store(flushed * PAGE, &pattern(flushed, PAGE as usize));
+        match flush(&mut guest) {
+            Ok(()) => flushed += 1,
+            Err(error) => break error,
+        }
+        assert!(flushed < 100, "the fault never came");
+    };
+    assert_eq!(error, BlockError::EIO);
+    assert_eq!(write(&mut guest, 2 * MIB, PAGE), Err(BlockError::ReadOnly));
+    assert_eq!(flush(&mut guest), Err(BlockError::EIO), "it is still not durable");
+    assert!(controller.report().read_only.is_some());
+    assert!(matches!(controller.create_volume("w", MIB, None), Err(ControllerError::Volume(_))));
+    for at in 0..flushed {
+        assert_eq!(guest.load(at * PAGE, PAGE as usize), pattern(at, PAGE as usize));
+    }
+}
+
+#[test]
+fn bad_input_is_refused_and_changes_nothing() {
+    let store = ram(8 * MIB);
+    let blank = Controller::open("c", Arc::clone(&store), &ControllerOptions::default(), None);
+    let Err(error) = blank else { panic!("a blank store was opened") };
+    assert!(error.to_string().contains("not formatted"), "{error}");
+
+    let controller = over(&store, 1024);
+    controller.create_volume("v", MIB, None).unwrap();
+    for name in ["", "a/b", "..", "-v", "v", &"x".repeat(65), "ü", "a b"] {
+        let Err(error) = controller.create_volume(name, MIB, None) else { panic!("{name:?} was made") };
+        assert!(!error.to_string().is_empty());
+    }
+    for size_bytes in [0, 1, 1023, 1025, 1 << 60, u64::MAX] {
+        assert!(controller.create_volume("w", size_bytes, None).is_err(), "{size_bytes}");
+    }
+    assert!(controller.snapshot_volume("nobody", "s").is_err());
+    assert!(controller.rename_volume("v", "a/b").is_err());
+    assert!(controller.rename_volume("nobody", "w").is_err());
+    assert!(controller.resize_volume("v", 0).is_err());
+    assert!(controller.delete_volume("nobody").is_err());
+    for weight in [0, 1001] {
+        let options = FunctionOptions { weight, ..FunctionOptions::new("v") };
+        assert!(matches!(controller.open_function(&options), Err(ControllerError::BadWeight(_))));
+    }
+    let limits = Limits { read_iops: Some(Limit { per_s: 0, burst: 1 }), ..Limits::default() };
+    let options = FunctionOptions { limits, ..FunctionOptions::new("v") };
+    assert!(matches!(controller.open_function(&options), Err(ControllerError::BadLimit)));
+    assert!(controller.open_function(&FunctionOptions::new("nobody")).is_err());
+
+    let function = function(&controller, "v");
+    assert!(matches!(controller.delete_volume("v"), Err(ControllerError::InUse { .. })));
+    assert!(matches!(controller.resize_volume("v", MIB / 2), Err(ControllerError::InUse { .. })));
+    assert_eq!(controller.resize_volume("v", 2 * MIB).unwrap().blocks, 2048);
+    assert_eq!(function.geometry().capacity_bytes, 2 * MIB);
+    drop(function);
+    assert_eq!(controller.resize_volume("v", MIB / 2).unwrap().blocks, 512);
+    controller.delete_volume("v").unwrap();
+    assert!(controller.snapshot_volume("v", "s").is_err(), "a snapshot of a deleted volume");
+    assert!(controller.volumes().is_empty());
+    controller.shutdown();
+    assert!(controller.create_volume("v", MIB, None).is_err());
+    controller.shutdown();
+}
+
+#[test]
+fn functions_of_one_volume_share_its_tree() {
+    let (controller, _store) = in_memory(16 * MIB, 1024);
+    controller.create_volume("v", 4 * MIB, None).unwrap();
+    let (mut one, _one) = guest(&controller, "v");
+    let (mut two, _two) = guest(&controller, "v");
+    one.store(0, &pattern(1, PAGE as usize));
+    assert_eq!(two.load(0, PAGE as usize), pattern(1, PAGE as usize));
+    two.store(512, &pattern(2, 512));
+    assert_eq!(one.load(512, 512), pattern(2, 512));
+    let nodes = controller.report().tree_bytes;
+    assert!(nodes <= 64 << 10, "{nodes}");
+}

@@ -1,0 +1,169 @@
+//! A lease on a file (fcntl(2), "Leases"): the kernel's promise that nobody
+//! else has it open, and its word before somebody has.
+//!
+//! A program that opens the file, or truncates it by name, has to wait until
+//! the lease is given up or `/proc/sys/fs/lease-break-time` has passed; the
+//! holder hears of it by a signal. Only the *open file description* that the
+//! lease was taken on may exist, so all I/O through the filesystem goes over
+//! copies of that one descriptor.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sidecore_reactor::EventFd;
+
+use super::watcher::{self, Watcher};
+use crate::file::{Owner, lock_whole};
+
+/// Fcntl commands of linux/fcntl.h that the C library's bindings lack.
+const F_SETSIG: libc::c_int = 10;
+const F_SETOWN_EX: libc::c_int = 15;
+const F_OWNER_TID: libc::c_int = 0;
+
+/// `struct f_owner_ex`.
+#[repr(C)]
+struct OwnerEx {
+    kind: libc::c_int,
+    id: libc::pid_t,
+}
+
+/// How a [`HostFile`](crate::HostFile)'s lease stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseState {
+    /// Nobody else has the file open.
+    Held,
+    /// Somebody is waiting to open or truncate it.
+    Breaking {
+        /// When the kernel lets them, whatever happens; never if `None`.
+        deadline: Option<Instant>,
+    },
+    /// It was given up.
+    Released,
+}
+
+/// How long the kernel lets a program wait for somebody else's lease
+/// (`/proc/sys/fs/lease-break-time`, 45 s by default); for ever if `None`.
+#[must_use]
+pub fn lease_break_time() -> Option<Duration> {
+    let text = std::fs::read_to_string("/proc/sys/fs/lease-break-time").unwrap_or_default();
+    match text.trim().parse::<u64>() {
+        Ok(0) => None,
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        // The kernel's default.
+        Err(_) => Some(Duration::from_secs(45)),
+    }
+}
+
+/// The one open file description, and the lease on it.
+#[derive(Debug)]
+pub(super) struct Lease {
+    file: OwnedFd,
+    /// Held while the kernel's lease is changed, so that nobody compares it
+    /// with this meanwhile.
+    state: Mutex<LeaseState>,
+    /// Signalled once each time the lease ceases to be held.
+    broken: EventFd,
+}
+
+impl Owner for Lease {}
+
+impl Lease {
+    /// Without a lease yet.
+    pub fn new(file: OwnedFd) -> io::Result<Arc<Self>> {
+        let state = Mutex::new(LeaseState::Released);
+        Ok(Arc::new(Self { file, state, broken: EventFd::new()? }))
+    }
+
+    pub fn broken(&self) -> &EventFd {
+        &self.broken
+    }
+
+    /// Locks the whole file, for those who ask for locks and not for leases.
+    pub fn lock(&self, read_only: bool) -> io::Result<()> {
+        lock_whole(self.as_fd(), if read_only { libc::F_RDLCK } else { libc::F_WRLCK })
+    }
+
+    /// Takes the lease; `EAGAIN` if somebody else has the file open.
+    pub fn take(self: &Arc<Self>) -> io::Result<()> {
+        let watcher = Watcher::running()?;
+        watcher.watch(self);
+        let mut state = self.state();
+        if *state != LeaseState::Released {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        // To one thread, and with a signal that queues: see the watcher.
+        fcntl(self.as_fd(), F_SETSIG, watcher::signal())?;
+        let owner = OwnerEx { kind: F_OWNER_TID, id: watcher.thread() };
+        // SAFETY: the descriptor is open and the structure outlives the call.
+        if unsafe { libc::fcntl(self.file.as_raw_fd(), F_SETOWN_EX, &raw const owner) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.broken.drain();
+        // Always for writing, even to read only: under a lease for reading
+        // others could have the file open, and one who may only read it can
+        // still have its blocks shared or exchanged (FIDEDUPERANGE).
+        fcntl(self.as_fd(), libc::F_SETLEASE, libc::F_WRLCK)?;
+        *state = LeaseState::Held;
+        Ok(())
+    }
+
+    /// Gives it up; whoever waits for the file goes on.
+    pub fn release(&self) -> io::Result<()> {
+        let mut state = self.state();
+        if *state == LeaseState::Released {
+            return Ok(());
+        }
+        *state = LeaseState::Released;
+        match fcntl(self.as_fd(), libc::F_SETLEASE, libc::F_UNLCK) {
+            // The kernel has taken it away.
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    /// How it stands, by the kernel's word.
+    pub fn look(&self) -> LeaseState {
+        let mut state = self.state();
+        if *state == LeaseState::Held {
+            // While the lease is being broken, this is what it is going to be.
+            let kind = fcntl(self.as_fd(), libc::F_GETLEASE, 0);
+            if !kind.is_ok_and(|kind| kind == libc::F_WRLCK) {
+                let deadline = lease_break_time().and_then(|time| Instant::now().checked_add(time));
+                *state = LeaseState::Breaking { deadline };
+                self.broken.signal();
+            }
+        }
+        *state
+    }
+
+    fn state(&self) -> MutexGuard<'_, LeaseState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsFd for Lease {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // Closing would do both, but not while a ring that is being taken down
+        // or a child that is just being forked has a copy of the descriptor.
+        let _ = self.release();
+        let _ = lock_whole(self.as_fd(), libc::F_UNLCK);
+    }
+}
+
+/// A command that takes and returns a number.
+fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> io::Result<libc::c_int> {
+    // SAFETY: the descriptor is open, and the commands used here touch no
+    // memory.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } {
+        -1 => Err(io::Error::last_os_error()),
+        answer => Ok(answer),
+    }
+}

@@ -1,0 +1,182 @@
+//! Opening a host file: all that has to be true of it, one after the other.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::device::Device;
+use super::lease::Lease;
+use super::{HostFile, HostFileError, kernel, kind};
+use crate::{FileError, FileOptions, FileStore};
+
+/// For how long a file that is in use is tried again. A process that was
+/// killed has its files open until its io_uring has been taken down, which is
+/// a little later than its end.
+const PATIENCE: Duration = Duration::from_millis(1000);
+
+/// How long to wait between two tries.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What to open, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostFileOptions {
+    /// A regular file on ext4 or xfs.
+    pub path: PathBuf,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
+impl HostFileOptions {
+    /// Writable.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), read_only: false }
+    }
+}
+
+impl HostFile {
+    /// Opens the file and the device below it, takes a lease on the file, and
+    /// checks that its blocks can be accessed there. Blocks the calling thread
+    /// for a second at most where somebody else has the file open, and for as
+    /// long as it takes to write the file's dirty pages.
+    ///
+    /// # Errors
+    /// It says what is wrong with the file, its filesystem or the device, and
+    /// what can be done.
+    pub fn open(options: &HostFileOptions) -> Result<Self, HostFileError> {
+        let path = options.path.as_path();
+        let wrap =
+            |action| move |source: Errno| HostFileError::Kernel { action, path: path.into(), source: source.into() };
+        // Looked at before it is opened: opening has effects.
+        let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(wrap("find"))?;
+        let kind = kind::check_filesystem(found.as_fd(), path)?;
+        kind::check_attributes(found.as_fd(), path)?;
+        check_no_swap(&found, path)?;
+        let file = open_alone(&found, options)?;
+        drop(found);
+        kind::check_flags(file.as_fd(), kind, path)?;
+
+        let stat = rustix::fs::fstat(&file).map_err(wrap("inspect"))?;
+        let block_bytes = rustix::fs::fstatfs(&file).map_err(wrap("inspect"))?.f_bsize;
+        let block_bytes = u32::try_from(block_bytes).unwrap_or(u32::MAX);
+        let size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        if size_bytes == 0 {
+            return Err(FileError::Empty { path: path.into() }.into());
+        }
+        if !size_bytes.is_multiple_of(u64::from(block_bytes)) {
+            return Err(FileError::PartialBlock { path: path.into(), size_bytes, block_bytes }.into());
+        }
+        let device = Device::below(path, stat.st_dev, options.read_only)?;
+
+        let lease = Lease::new(file).map_err(|source| kernel("set up", path, source))?;
+        take_patiently(&lease, options)?;
+        let store = |name: &Path, file: BorrowedFd<'_>| {
+            let file = file.try_clone_to_owned().map_err(|source| kernel("open", name, source))?;
+            let options = FileOptions { read_only: options.read_only, ..FileOptions::new(name) };
+            let store = FileStore::over(file, Arc::clone(&lease) as _, &options)?;
+            if !store.is_direct() {
+                return Err(no_direct_io(name));
+            }
+            Ok(Arc::new(store))
+        };
+        let file_store = store(path, lease.as_fd())?;
+        let device_store = store(&device.path, device.file.as_fd())?;
+        let read_only = options.read_only;
+        let path = path.to_owned();
+        let this = Self { path, read_only, kind, size_bytes, block_bytes, lease, device, device_store, file_store };
+        this.check_mappable()?;
+        Ok(this)
+    }
+}
+
+/// What it means that there is no lease to be had.
+pub(super) fn lease_refusal(path: &Path, error: io::Error) -> HostFileError {
+    let path = path.to_owned();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN) => HostFileError::InUse { path },
+        Some(libc::EACCES) => HostFileError::MayNotLease { path },
+        Some(libc::EINVAL) => HostFileError::NoLeases { path },
+        // It was broken, and was not yet given up.
+        Some(libc::EBUSY) => HostFileError::LeaseGone { path },
+        _ => HostFileError::Kernel { action: "take a lease on", path, source: error },
+    }
+}
+
+/// Fails if the kernel swaps to the file. The lease would be refused as well,
+/// but without saying why.
+fn check_no_swap(found: &OwnedFd, path: &Path) -> Result<(), HostFileError> {
+    let Ok(stat) = rustix::fs::fstat(found) else { return Ok(()) };
+    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let is_it =
+        |name: &str| rustix::fs::stat(name).is_ok_and(|swap| (swap.st_dev, swap.st_ino) == (stat.st_dev, stat.st_ino));
+    if swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(is_it) {
+        let property = "is used as swap space";
+        return Err(HostFileError::Property { path: path.into(), property, remedy: "swapoff it" });
+    }
+    Ok(())
+}
+
+/// Opens what was found for direct I/O, once.
+fn open_alone(found: &OwnedFd, options: &HostFileOptions) -> Result<OwnedFd, HostFileError> {
+    let path = options.path.as_path();
+    let name = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    // Without waiting for somebody else's lease, who may be one that was
+    // killed a moment ago.
+    let flags = access | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let start = Instant::now();
+    let file = loop {
+        match rustix::fs::open(&name, flags, Mode::empty()) {
+            Ok(file) => break file,
+            Err(Errno::AGAIN) if start.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+            Err(Errno::AGAIN | Errno::TXTBSY) => return Err(HostFileError::InUse { path: path.into() }),
+            Err(Errno::INVAL) => return Err(no_direct_io(path)),
+            Err(error) => return Err(kernel("open", path, error.into())),
+        }
+    };
+    // io_uring would otherwise give up where it has to wait.
+    let wrap = |error: Errno| kernel("set up", path, error.into());
+    let flags = rustix::fs::fcntl_getfl(&file).map_err(wrap)?;
+    rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(wrap)?;
+    Ok(file)
+}
+
+fn take_patiently(lease: &Arc<Lease>, options: &HostFileOptions) -> Result<(), HostFileError> {
+    let start = Instant::now();
+    loop {
+        match lease.lock(options.read_only).and_then(|()| lease.take()) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && start.elapsed() < PATIENCE => {
+                std::thread::sleep(PAUSE);
+            }
+            Err(error) => return Err(lease_refusal(&options.path, error)),
+        }
+    }
+}
+
+fn no_direct_io(path: &Path) -> HostFileError {
+    HostFileError::Property { path: path.into(), property: "has no direct I/O", remedy: "serve it as an ordinary file" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_lease_is_explained() {
+        let refusal = |errno| lease_refusal(Path::new("disk"), io::Error::from_raw_os_error(errno));
+        assert!(matches!(refusal(libc::EAGAIN), HostFileError::InUse { .. }));
+        assert!(matches!(refusal(libc::EBUSY), HostFileError::LeaseGone { .. }));
+        for (errno, word) in
+            [(libc::EACCES, "CAP_LEASE"), (libc::EINVAL, "fs.leases-enable"), (libc::ENOLCK, "take a lease")]
+        {
+            let error = refusal(errno);
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Real filesystems for tests: in memory, on loop devices, mounted where
+//! nobody else sees them, and gone when dropped or when the test is killed.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// Runs a program; its output, or `None` and a word if it cannot do it here.
+pub fn run(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = match Command::new(program).args(arguments).output() {
+        Ok(output) => output,
+        Err(error) => {
+            eprintln!("skipped: {program}: {error}");
+            return None;
+        }
+    };
+    if !output.status.success() {
+        eprintln!("skipped: {program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        return None;
+    }
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// How to make a filesystem.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe {
+    pub kind: &'static str,
+    pub size_mib: u64,
+    pub make: &'static [&'static str],
+    pub mount: &'static str,
+}
+
+pub const EXT4: Recipe =
+    Recipe { kind: "ext4", size_mib: 96, make: &["-q", "-b", "4096", "-E", "nodiscard"], mount: "noatime" };
+/// The smallest blocks there are: four in a page.
+pub const EXT4_1K: Recipe = Recipe { make: &["-q", "-b", "1024", "-E", "nodiscard"], ..EXT4 };
+pub const XFS: Recipe = Recipe { kind: "xfs", size_mib: 320, make: &["-q", "-K"], mount: "noatime" };
+
+/// A mounted filesystem.
+pub struct Rig {
+    pub device: PathBuf,
+    directory: TempDir,
+}
+
+impl Rig {
+    /// `None`, and a word about it, if this machine or user cannot.
+    pub fn new(recipe: Recipe) -> Option<Self> {
+        let content = tempfile::tempfile_in("/dev/shm").ok()?;
+        content.set_len(recipe.size_mib << 20).unwrap();
+        Self::over(&content, |device| {
+            let mut arguments = recipe.make.to_vec();
+            arguments.push(device);
+            run(&format!("mkfs.{}", recipe.kind), &arguments).map(drop)
+        })
+        .filter(|rig| rig.mount(recipe.mount))
+    }
+
+    /// What a crash would leave: the device as it is now, mounted anew.
+    pub fn after_a_crash(&self, mount: &str) -> Option<Self> {
+        let content = tempfile::tempfile_in("/dev/shm").ok()?;
+        // Around the device's page cache, where the filesystem keeps what it
+        // has not yet written.
+        let device = rustix::fs::open(&self.device, rustix::fs::OFlags::DIRECT, rustix::fs::Mode::empty())
+            .map(File::from)
+            .unwrap();
+        #[repr(align(4096))]
+        struct Aligned([u8; 1 << 18]);
+        let mut piece = Box::new(Aligned([0; 1 << 18]));
+        let mut at = 0;
+        loop {
+            let read = device.read_at(&mut piece.0, at).unwrap();
+            if read == 0 {
+                break;
+            }
+            if piece.0[..read].iter().any(|byte| *byte != 0) {
+                content.write_all_at(&piece.0[..read], at).unwrap();
+            }
+            at += read as u64;
+        }
+        content.set_len(at).unwrap();
+        Self::over(&content, |_| Some(())).filter(|rig| rig.mount(mount))
+    }
+
+    fn over(content: &File, prepare: impl FnOnce(&str) -> Option<()>) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can mount");
+            return None;
+        }
+        hide_mounts();
+        let name = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(content));
+        let device = PathBuf::from(run("losetup", &["--find", "--show", &name])?);
+        let rig = Self { device, directory: tempfile::tempdir().unwrap() };
+        prepare(rig.device.to_str()?)?;
+        Some(rig)
+    }
+
+    fn mount(&self, options: &str) -> bool {
+        let (device, directory) = (self.device.to_str().unwrap(), self.directory.path().to_str().unwrap());
+        // A detached loop device goes when the last to use it does.
+        run("mount", &["-o", options, device, directory]).is_some() && run("losetup", &["--detach", device]).is_some()
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A file of so many bytes, all hole.
+    pub fn sparse(&self, name: &str, len_bytes: u64) -> PathBuf {
+        let path = self.path(name);
+        File::create(&path).unwrap().set_len(len_bytes).unwrap();
+        path
+    }
+
+    /// A file with these bytes.
+    pub fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        // A ring's files are closed some time after the ring, hence lazily.
+        let _ = Command::new("umount").arg("--lazy").arg(self.directory.path()).output();
+        // In vain if it was detached when it was mounted.
+        let _ = Command::new("losetup").arg("--detach").arg(&self.device).output();
+    }
+}
+
+/// Gives this thread, and the programs it starts, mounts of their own: they go
+/// with it, however it ends.
+fn hide_mounts() {
+    // SAFETY: concerns this thread only, and touches no memory.
+    if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+        return;
+    }
+    // SAFETY: changes the propagation of this thread's own mounts; the names
+    // are constants, and where nothing is mounted, no more are read.
+    unsafe {
+        libc::mount(
+            std::ptr::null(),
+            c"/".as_ptr(),
+            std::ptr::null(),
+            libc::MS_REC | libc::MS_PRIVATE,
+            std::ptr::null(),
+        );
+    }
+}
+
+/// Whether a program says of itself that it is there.
+pub fn has(program: &str) -> bool {
+    let found = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
+        .chain([Path::new("/usr/sbin").into(), Path::new("/sbin").into()])
+        .any(|directory| directory.join(program).exists());
+    if !found {
+        eprintln!("skipped: there is no {program}");
+    }
+    found
+}

@@ -1,0 +1,133 @@
+//! The thread that hears of leases being broken.
+//!
+//! The kernel tells the holder of a lease by a signal and by nothing else. It
+//! is addressed to this one thread (`F_OWNER_TID`), which has all signals
+//! blocked and fetches them with sigtimedwait(2): no handler is installed, no
+//! system call of another thread is interrupted, and whatever else the process
+//! does with signals, ends up in other threads as before.
+//!
+//! The signal only says "look": which leases are being broken is asked of the
+//! kernel (`F_GETLEASE`). So nothing depends on one signal per event. It is a
+//! real-time signal all the same, because where the queue of those is full,
+//! the kernel sends a SIGIO instead, which cannot be lost; and the thread looks
+//! by itself every second, of the forty-five that there are.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
+
+use super::lease::Lease;
+
+/// How often the leases are looked at without a signal.
+static PERIOD: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// Which of the real-time signals: any would do, because it is sent to one
+/// thread only.
+const REAL_TIME_SIGNAL: libc::c_int = 9;
+
+/// The thread, which runs as long as the process once it is needed.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    thread: libc::pid_t,
+    leases: Arc<Mutex<Vec<Weak<Lease>>>>,
+}
+
+/// How many signals there were, for tests: that the leases were looked at does
+/// not show why.
+#[cfg(test)]
+pub(super) static HEARD: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+static RUNNING: Mutex<Option<Arc<Watcher>>> = Mutex::new(None);
+
+impl Watcher {
+    /// The process's one watcher, started if it was not needed before.
+    pub fn running() -> io::Result<Arc<Self>> {
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watcher) = running.as_ref() {
+            return Ok(Arc::clone(watcher));
+        }
+        let watcher = Arc::new(Self::start()?);
+        *running = Some(Arc::clone(&watcher));
+        Ok(watcher)
+    }
+
+    fn start() -> io::Result<Self> {
+        let leases = Arc::new(Mutex::new(Vec::new()));
+        let (send, receive) = mpsc::sync_channel(1);
+        let watched = Arc::clone(&leases);
+        std::thread::Builder::new().name("lease-watcher".to_owned()).spawn(move || {
+            // Before anybody can address a signal to it: unblocked, it would
+            // end the process.
+            let blocked = block_all_signals();
+            // SAFETY: takes nothing, and never fails.
+            let thread = blocked.map(|()| unsafe { libc::gettid() });
+            let is_ready = thread.is_ok();
+            if send.send(thread).is_err() || !is_ready {
+                return;
+            }
+            loop {
+                wait_for_signal();
+                look(&watched);
+            }
+        })?;
+        let thread = receive.recv().map_err(io::Error::other)??;
+        Ok(Self { thread, leases })
+    }
+
+    /// The thread that signals go to.
+    pub fn thread(&self) -> libc::pid_t {
+        self.thread
+    }
+
+    /// Looks at this lease, too, for as long as there is somebody else who
+    /// holds it.
+    pub fn watch(&self, lease: &Arc<Lease>) {
+        let lease = Arc::downgrade(lease);
+        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        if !leases.iter().any(|known| known.ptr_eq(&lease)) {
+            leases.push(lease);
+        }
+    }
+}
+
+/// The signal that it waits for.
+pub(super) fn signal() -> libc::c_int {
+    libc::SIGRTMIN() + REAL_TIME_SIGNAL
+}
+
+fn look(leases: &Mutex<Vec<Weak<Lease>>>) {
+    let mut leases = leases.lock().unwrap_or_else(PoisonError::into_inner);
+    leases.retain(|lease| lease.strong_count() > 0);
+    let live: Vec<_> = leases.iter().filter_map(Weak::upgrade).collect();
+    // This may be the last to drop one.
+    drop(leases);
+    for lease in live {
+        lease.look();
+    }
+}
+
+fn block_all_signals() -> io::Result<()> {
+    // SAFETY: an all-zero set is valid, sigfillset makes it full, and the mask
+    // is this thread's own.
+    let error = unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut())
+    };
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
+/// Until there is a signal or it is time to look anyway.
+fn wait_for_signal() {
+    // SAFETY: an all-zero set is valid; everything outlives the calls; nobody
+    // wants the signal's details.
+    unsafe {
+        let mut awaited: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut awaited);
+        libc::sigaddset(&raw mut awaited, signal());
+        libc::sigaddset(&raw mut awaited, libc::SIGIO);
+        let signal = libc::sigtimedwait(&raw const awaited, std::ptr::null_mut(), &raw const PERIOD);
+        #[cfg(test)]
+        HEARD.fetch_add(u64::from(signal > 0), std::sync::atomic::Ordering::SeqCst);
+        let _ = signal;
+    }
+}

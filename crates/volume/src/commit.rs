@@ -1,0 +1,146 @@
+//! From one durable state to the next.
+//!
+//! # The order
+//!
+//! Between two commits the disk's metadata does not change: nodes of the
+//! transaction are in memory, and everything they replace stays where it is. A
+//! commit then writes
+//!
+//! 1. the new nodes, to blocks that were free, in any order;
+//! 2. a flush;
+//! 3. the two superblock slots of this generation;
+//! 4. a flush.
+//!
+//! Guests' data has been written before that, to blocks that were granted: a
+//! block is linked to a volume only when all of it has been. So the flush of
+//! step 2 makes durable what the superblock of step 3 leads to: nodes, and the
+//! data that they map for the first time. Without it the disk would be free to
+//! write the superblock first, and a power cut would leave trees of stale
+//! blocks, or, worse, trees that are right and map blocks with what a deleted
+//! volume left there. The flush of step 4 is what a guest's flush waits for; and
+//! only after it may a freed block be written again, as until then a power cut
+//! brings back the generation that refers to it.
+//!
+//! # A power cut
+//!
+//! In steps 1 and 2 it leaves the old superblocks, which refer to nothing that
+//! was written. In steps 3 and 4, each slot of the new generation is whole or it
+//! is not, which its checksum tells, however it was torn. If one is whole, so is
+//! all that it leads to, and the new generation is there, complete, although
+//! nobody was told. If none is, the other two slots have not been touched, and
+//! the old generation is there.
+//!
+//! # A damaged slot
+//!
+//! Why two slots for a generation: with one, a flipped bit in the newest could
+//! not be told from a torn commit, and the store would silently go back in
+//! time, to a generation whose freed blocks have been given to others since.
+//! With two, one flipped bit leaves a good copy. If both are bad, it looks like
+//! a torn commit, and is taken for one.
+//!
+//! # A commit that failed
+//!
+//! After an error the disk holds one generation or the other, and which one
+//! cannot be asked: what was "written" may be in a cache that lost it. So
+//! nothing is built on it. The store takes no more changes until it is opened
+//! again, and reads whatever the disk has.
+
+use std::io;
+
+use crate::disk::Disk;
+use crate::geometry::Geometry;
+use crate::grant::PhysicalRange;
+use crate::limits::NODE_BYTES;
+use crate::superblock::{Superblock, slot_offset_bytes, slots_of};
+
+/// Bytes of nodes that lie in a row and are written as one.
+const MAX_WRITE_BYTES: usize = 1 << 20;
+
+/// A transaction on its way to the disk. It has all that it needs: writing it
+/// does not need the [`Volumes`](crate::Volumes).
+#[derive(Debug)]
+#[must_use = "a commit has to be written and ended"]
+pub struct Commit {
+    generation: u64,
+    /// Nodes, by offset in bytes.
+    nodes: Vec<(u64, Vec<u8>)>,
+    /// Superblock slots, likewise.
+    slots: Vec<(u64, Vec<u8>)>,
+}
+
+impl Commit {
+    /// A commit of these nodes (address, contents).
+    pub(crate) fn new(superblock: &Superblock, mut nodes: Vec<(u64, Vec<u8>)>, geometry: &Geometry) -> Self {
+        nodes.sort_unstable_by_key(|(address, _)| *address);
+        let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
+        for (address, bytes) in nodes {
+            let offset = geometry.offset_bytes(address);
+            match runs.last_mut() {
+                Some((start, run))
+                    if start.saturating_add(run.len() as u64) == offset && run.len() < MAX_WRITE_BYTES =>
+                {
+                    run.extend_from_slice(&bytes);
+                }
+                _ => runs.push((offset, bytes)),
+            }
+        }
+        let slots = slots_of(superblock.generation).map(|slot| (slot_offset_bytes(slot), superblock.encode(slot)));
+        Self { generation: superblock.generation, nodes: runs, slots: slots.into() }
+    }
+
+    /// The generation that it makes.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Nodes that it writes.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.nodes.iter().map(|(_, run)| run.len().checked_div(NODE_BYTES).unwrap_or(0)).fold(0, usize::saturating_add)
+    }
+
+    /// Makes it durable: nodes, flush, superblocks, flush.
+    ///
+    /// # Errors
+    /// The disk's. What is durable then is this generation or the one before.
+    pub fn write(&self, disk: &mut dyn Disk) -> io::Result<()> {
+        for (offset_bytes, run) in &self.nodes {
+            disk.write(*offset_bytes, run)?;
+        }
+        disk.flush()?;
+        for (offset_bytes, slot) in &self.slots {
+            disk.write(*offset_bytes, slot)?;
+        }
+        disk.flush()
+    }
+}
+
+/// Blocks that a durable transaction has freed. Nothing on the disk refers to
+/// them any more; I/O of guests that started earlier still may.
+///
+/// Linear: it goes to [`reuse`](crate::Volumes::reuse) when no such I/O is
+/// left. If dropped, its blocks are lost until the store is opened again.
+#[derive(Debug, Default)]
+#[must_use = "freed blocks have to be given to reuse"]
+pub struct Freed {
+    pub(crate) ranges: Vec<PhysicalRange>,
+}
+
+impl Freed {
+    /// The blocks, for a discard on the device.
+    pub fn ranges(&self) -> impl ExactSizeIterator<Item = PhysicalRange> + '_ {
+        self.ranges.iter().copied()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Takes the other's blocks as well: one grace period for several commits.
+    pub fn append(&mut self, mut other: Self) {
+        self.ranges.append(&mut other.ranges);
+    }
+}

@@ -1,0 +1,186 @@
+//! What can go wrong, and where.
+
+use std::fmt;
+use std::io;
+
+use crate::info::VolumeId;
+
+/// A place on the disk, for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// One of the four superblock slots.
+    Superblock(u32),
+    /// The metadata node at this block.
+    Node(u64),
+    /// Blocks from this one on.
+    Block(u64),
+    /// The record of this volume, or what it refers to.
+    Volume(VolumeId),
+    /// The store as a whole.
+    Store,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Superblock(slot) => write!(f, "superblock slot {slot}"),
+            Self::Node(block) => write!(f, "metadata node at block {block}"),
+            Self::Block(block) => write!(f, "block {block}"),
+            Self::Volume(id) => write!(f, "volume {id}"),
+            Self::Store => f.write_str("store"),
+        }
+    }
+}
+
+/// Something on the disk that is not as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Where.
+    pub place: Place,
+    /// What is wrong there.
+    pub what: String,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.what)
+    }
+}
+
+/// Why a disk was not formatted. Nothing was written, except after
+/// [`Io`](Self::Io).
+#[derive(Debug, thiserror::Error)]
+pub enum FormatError {
+    /// There is something on the disk already.
+    #[error("the disk holds {0}; formatting it anyway has to be asked for")]
+    NotBlank(String),
+    /// Not one of [`BLOCK_BYTES`](crate::BLOCK_BYTES).
+    #[error("blocks of {0} bytes: 512, 1024 and 4096 are possible")]
+    BadBlockSize(u32),
+    /// The label is longer than [`MAX_LABEL_BYTES`](crate::MAX_LABEL_BYTES), or not printable.
+    #[error("a label is at most 64 printable bytes")]
+    BadLabel,
+    /// Smaller than [`MIN_STORE_BYTES`](crate::MIN_STORE_BYTES).
+    #[error("the disk has {size_bytes} bytes, and {min_bytes} are needed")]
+    TooSmall {
+        /// The disk's size.
+        size_bytes: u64,
+        /// The least.
+        min_bytes: u64,
+    },
+    /// The disk failed.
+    #[error("the disk cannot be formatted: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Why a store was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No slot holds anything that looks like a superblock.
+    #[error("the disk is not formatted: it holds {0}")]
+    NotFormatted(String),
+    /// Superblocks are there, and every one is damaged.
+    #[error("no superblock is whole: {}", list(.0))]
+    NoSuperblock(Vec<Damage>),
+    /// Written by a later version of this format.
+    #[error("the store has format version {found}, and this program knows {known}")]
+    UnknownVersion {
+        /// On the disk.
+        found: u32,
+        /// In this program.
+        known: u32,
+    },
+    /// Uses features that this program does not know.
+    #[error("the store uses features that this program does not know (bits {0:#x})")]
+    UnknownFeatures(u64),
+    /// The disk ends before the store does.
+    #[error("the disk has {disk_blocks} blocks, and the store on it {store_blocks}")]
+    Shrunk {
+        /// What there is.
+        disk_blocks: u64,
+        /// What there should be.
+        store_blocks: u64,
+    },
+    /// A superblock that is whole says what cannot be.
+    #[error("{0}")]
+    Invalid(Damage),
+    /// The disk cannot be read.
+    #[error("the disk cannot be read: {0}")]
+    Io(#[from] io::Error),
+}
+
+fn list(damage: &[Damage]) -> String {
+    damage.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Why an operation on volumes was refused. Nothing was changed, unless the
+/// operation says otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// No volume has this number.
+    #[error("there is no volume {0}")]
+    NoSuchVolume(VolumeId),
+    /// Another volume has this name.
+    #[error("there is a volume called {0} already")]
+    NameTaken(String),
+    /// Not 1 to 64 of letters, digits, `.`, `_`, `-`, or it begins with `.` or `-`.
+    #[error("{0:?} is no name for a volume: 1 to 64 letters, digits, '.', '_', '-', not beginning with '.' or '-'")]
+    BadName(String),
+    /// A volume has 1 block to 256 TiB.
+    #[error("a volume of {blocks} blocks: 1 to {max_blocks} are possible")]
+    BadSize {
+        /// What was asked for.
+        blocks: u64,
+        /// What is possible.
+        max_blocks: u64,
+    },
+    /// [`MAX_VOLUMES`](crate::MAX_VOLUMES) are there.
+    #[error("there are {0} volumes already, and no more are possible")]
+    TooManyVolumes(usize),
+    /// The blocks lie outside the volume.
+    #[error("blocks {first}+{count} of a volume of {blocks} blocks")]
+    OutOfRange {
+        /// The first block asked for.
+        first: u64,
+        /// How many.
+        count: u64,
+        /// The volume's size.
+        blocks: u64,
+    },
+    /// Blocks of a volume cannot be shared with others that overlap them.
+    #[error("a range cannot be shared with one that overlaps it")]
+    Overlap,
+    /// The store is full.
+    #[error(
+        "no space is left on the store{}",
+        if *.after_commit { " until what was freed can be used again" } else { "" }
+    )]
+    NoSpace {
+        /// Blocks have been freed that a commit, and the caller's grace
+        /// period, will make usable: worth trying again after that.
+        after_commit: bool,
+    },
+    /// The volume may not have more blocks.
+    #[error("the volume's quota of {quota_blocks} blocks is used up")]
+    QuotaExceeded {
+        /// The quota.
+        quota_blocks: u64,
+    },
+    /// Snapshots are read only.
+    #[error("volume {0} is read only")]
+    VolumeReadOnly(VolumeId),
+    /// The store takes no changes, and why.
+    #[error("the store is read only: {0}")]
+    StoreReadOnly(String),
+    /// Metadata of the volume is damaged: no mapping of it can be trusted.
+    #[error("volume {id} is damaged: {what}")]
+    Damaged {
+        /// The volume.
+        id: VolumeId,
+        /// What is wrong, and where.
+        what: String,
+    },
+    /// The disk failed to read metadata.
+    #[error("metadata cannot be read: {0}")]
+    Io(#[from] io::Error),
+}

@@ -1,0 +1,252 @@
+//! Opening a store: finding the newest generation, and looking at all of it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::allocator::Allocator;
+use crate::disk::Disk;
+use crate::error::{Damage, OpenError, Place};
+use crate::forest::{Forest, Tree};
+use crate::format::{Content, probe};
+use crate::geometry::{Geometry, SLOTS};
+use crate::info::{VolumeId, VolumeInfo, VolumeState};
+use crate::limits::{MAX_STORE_BLOCKS, NODE_BYTES};
+use crate::node::{Kind, Node, Pointer};
+use crate::nodes::{Nodes, TreeError, read_node};
+use crate::record::Record;
+use crate::superblock::{SlotError, Superblock, VERSION, slot_offset_bytes, slots_of};
+use crate::volumes::{OpenOptions, Volume, Volumes};
+use crate::walk::{Problems, Source, Walk};
+
+/// The newest superblock that is whole, and what is wrong with its copies.
+pub(crate) struct Newest {
+    pub(crate) superblock: Superblock,
+    pub(crate) damage: Vec<Damage>,
+}
+
+/// Nodes from the disk, nothing else.
+pub(crate) struct FromDisk<'a> {
+    pub(crate) disk: &'a mut dyn Disk,
+    pub(crate) geometry: Geometry,
+}
+
+impl Source for FromDisk<'_> {
+    fn node(&mut self, pointer: Pointer, kind: Kind, level: u8) -> Result<(Arc<Node>, bool), TreeError> {
+        let node = read_node(self.disk, &self.geometry, pointer, kind, level)?;
+        Ok((Arc::new(node), true))
+    }
+}
+
+/// Looks at all slots.
+pub(crate) fn newest(disk: &mut dyn Disk) -> Result<Newest, OpenError> {
+    let mut found: Vec<(u32, Result<Superblock, SlotError>)> = Vec::new();
+    let mut failed = None;
+    for slot in 0..SLOTS {
+        let mut bytes = vec![0; NODE_BYTES];
+        let slot_end = slot_offset_bytes(slot).saturating_add(NODE_BYTES as u64);
+        if disk.size_bytes() < slot_end {
+            found.push((slot, Err(SlotError::NotOurs)));
+            continue;
+        }
+        let read = match disk.read(slot_offset_bytes(slot), &mut bytes) {
+            Ok(()) => Superblock::decode(&bytes, slot),
+            Err(error) => {
+                let unread = Err(SlotError::Damaged(format!("it cannot be read: {error}")));
+                failed = Some(error);
+                unread
+            }
+        };
+        found.push((slot, read));
+    }
+    // A later version is believed before this one: it may have been here last.
+    if let Some(version) = found.iter().find_map(|(_, slot)| match slot {
+        Err(SlotError::Version(version)) => Some(*version),
+        _ => None,
+    }) {
+        return Err(OpenError::UnknownVersion { found: version, known: VERSION });
+    }
+    // Whole, and it cannot be: no torn commit, and no reason to go back.
+    if let Some((slot, what)) = found.iter().find_map(|(slot, content)| match content {
+        Err(SlotError::Invalid(what)) => Some((*slot, what.clone())),
+        _ => None,
+    }) {
+        return Err(OpenError::Invalid(Damage { place: Place::Superblock(slot), what }));
+    }
+    let whole = found.iter().filter_map(|(_, slot)| slot.as_ref().ok());
+    let Some(superblock) = whole.max_by_key(|superblock| superblock.generation).cloned() else {
+        return Err(no_superblock(disk, &found, failed));
+    };
+    let mut damage = Vec::new();
+    for (slot, content) in &found {
+        let ours = slots_of(superblock.generation).contains(slot);
+        match content {
+            // This copy was not written any more before the program or the
+            // power failed, or it was lost.
+            Ok(old) if ours && old.generation != superblock.generation => {
+                let what = format!("it is still of generation {}", old.generation);
+                damage.push(Damage { place: Place::Superblock(*slot), what });
+            }
+            Ok(other) if ours && *other != superblock => {
+                let place = Place::Superblock(*slot);
+                return Err(OpenError::Invalid(Damage { place, what: "it contradicts its copy".to_owned() }));
+            }
+            Err(error) if ours => damage.push(Damage { place: Place::Superblock(*slot), what: describe(error) }),
+            _ => {}
+        }
+    }
+    Ok(Newest { superblock, damage })
+}
+
+fn no_superblock(
+    disk: &mut dyn Disk,
+    found: &[(u32, Result<Superblock, SlotError>)],
+    failed: Option<std::io::Error>,
+) -> OpenError {
+    let ours = |error: &SlotError| !matches!(error, SlotError::Blank | SlotError::NotOurs);
+    let damage: Vec<Damage> = found
+        .iter()
+        .filter_map(|(slot, content)| Some((*slot, content.as_ref().err().filter(|error| ours(error))?)))
+        .map(|(slot, error)| Damage { place: Place::Superblock(slot), what: describe(error) })
+        .collect();
+    match (failed, damage.is_empty()) {
+        (Some(error), _) => OpenError::Io(error),
+        (None, false) => OpenError::NoSuperblock(damage),
+        (None, true) => match probe(disk) {
+            Ok(Content::Blank) => OpenError::NotFormatted("nothing".to_owned()),
+            Ok(Content::Foreign(name)) => OpenError::NotFormatted(name.to_owned()),
+            Ok(Content::Ours | Content::Unknown) => OpenError::NotFormatted("something unknown".to_owned()),
+            Err(error) => OpenError::Io(error),
+        },
+    }
+}
+
+fn describe(error: &SlotError) -> String {
+    match error {
+        SlotError::Blank => "it is empty".to_owned(),
+        SlotError::NotOurs => "it holds something else".to_owned(),
+        SlotError::Damaged(what) | SlotError::Invalid(what) => what.clone(),
+        SlotError::Version(version) => format!("it has version {version}"),
+    }
+}
+
+pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes, OpenError> {
+    let mut read_only = options.read_only.then(|| "it was opened so".to_owned());
+    // What is read now may be known to the disk's cache alone, if the last
+    // program died in the middle of a commit. Everything from here on builds
+    // on it, so it must not be lost any more.
+    if read_only.is_none()
+        && let Err(error) = disk.flush()
+    {
+        read_only = Some(format!("the disk cannot be flushed: {error}"));
+    }
+    let Newest { mut superblock, damage } = newest(disk)?;
+    if superblock.features != 0 {
+        return Err(OpenError::UnknownFeatures(superblock.features));
+    }
+    if superblock.features_to_write != 0 {
+        read_only = Some(format!("it uses unknown features (bits {:#x})", superblock.features_to_write));
+    }
+    let disk_blocks = disk.size_bytes().checked_div(u64::from(superblock.block_bytes)).unwrap_or(0);
+    if disk_blocks < superblock.total_blocks {
+        return Err(OpenError::Shrunk { disk_blocks, store_blocks: superblock.total_blocks });
+    }
+
+    let mut source = FromDisk { disk, geometry: superblock.geometry() };
+    let mut walk = Walk::new(superblock.geometry(), superblock.generation, &mut source);
+    walk.catalogue(superblock.catalogue);
+    let records = std::mem::take(&mut walk.records);
+    check_catalogue(&superblock, &records, &mut walk.problems);
+    let mut healthy: Vec<bool> = records.iter().map(|record| walk.volume(record)).collect();
+    if walk.conflicts() {
+        // Nobody can tell which of the two is right.
+        healthy.iter_mut().for_each(|healthy| *healthy = false);
+    }
+
+    let mut changed = !damage.is_empty();
+    let mut damage = damage;
+    let Problems { list, more } = std::mem::take(&mut walk.problems);
+    if let Some(first) = list.first() {
+        read_only = Some(format!("its metadata is damaged ({first})"));
+    }
+    damage.extend(list);
+    if more > 0 {
+        damage.push(Damage { place: Place::Store, what: format!("{more} more places are damaged") });
+    }
+    if read_only.is_none() && disk_blocks.min(MAX_STORE_BLOCKS) > superblock.total_blocks {
+        superblock.total_blocks = disk_blocks.min(MAX_STORE_BLOCKS);
+        changed = true;
+    }
+
+    let geometry = superblock.geometry();
+    let mut nodes = Nodes::new(geometry, options.cache_nodes);
+    for (address, node) in std::mem::take(&mut walk.catalogue) {
+        nodes.keep(address, node);
+    }
+    let mut used = walk.data.clone();
+    for (address, seen) in &walk.seen {
+        used.cover(*address, geometry.node_blocks());
+        nodes.set_references(*address, seen.references);
+    }
+    let allocator =
+        Allocator::new(geometry, &used, walk.data.blocks(), walk.seen.len() as u64, std::mem::take(&mut walk.shares));
+    let generation = superblock.generation;
+    let forest = Forest { nodes, allocator, generation: generation.saturating_add(1) };
+    let catalogue = Tree { kind: Kind::Catalogue, owner: 0, root: superblock.catalogue };
+
+    let mut volumes = BTreeMap::new();
+    let mut names = HashMap::new();
+    for (record, healthy) in records.into_iter().zip(healthy) {
+        let id = VolumeId(record.id);
+        names.entry(record.name.clone()).or_insert(id);
+        volumes.insert(id, volume_of(record, healthy));
+    }
+    Ok(Volumes {
+        next_volume: superblock.next_volume,
+        superblock,
+        forest,
+        catalogue,
+        volumes,
+        names,
+        touched: BTreeSet::new(),
+        changed,
+        generation,
+        committing: None,
+        read_only,
+        damage,
+    })
+}
+
+/// What can be wrong with the catalogue as a whole.
+fn check_catalogue(superblock: &Superblock, records: &[Record], problems: &mut Problems) {
+    if records.len() as u64 != superblock.volume_count {
+        let what = format!("{} volumes are listed, and there should be {}", records.len(), superblock.volume_count);
+        problems.add(Place::Store, what);
+    }
+    let mut names = BTreeSet::new();
+    for record in records {
+        let place = Place::Volume(VolumeId(record.id));
+        if record.id >= superblock.next_volume || record.origin >= superblock.next_volume {
+            problems.add(place, format!("its number was not given out: the next is {}", superblock.next_volume));
+        }
+        if !names.insert(&record.name) {
+            problems.add(place, format!("another volume is called {} as well", record.name));
+        }
+    }
+}
+
+fn volume_of(record: Record, healthy: bool) -> Volume {
+    let tree = Tree { kind: Kind::Extents, owner: record.id, root: record.root };
+    let info = VolumeInfo {
+        id: VolumeId(record.id),
+        name: record.name,
+        blocks: record.blocks,
+        quota_blocks: record.quota_blocks,
+        allocated_blocks: record.allocated_blocks,
+        extents: record.extents,
+        read_only: record.read_only,
+        origin: (record.origin != 0).then_some(VolumeId(record.origin)),
+        created_at_unix_s: record.created_at_unix_s,
+        state: if healthy { VolumeState::Healthy } else { VolumeState::Damaged },
+    };
+    Volume { info, tree, charged_blocks: 0, changed_in: 0 }
+}

@@ -1,0 +1,296 @@
+//! What is mapped in a volume, and where.
+
+use sidecore_extent::{BlockRange, Extent};
+use sidecore_units::{Plba, Vlba};
+
+use super::Volumes;
+use crate::allocator::{Need, Wish};
+use crate::disk::Disk;
+use crate::error::VolumeError;
+use crate::forest::{Found, Item, MAX_ITEMS};
+use crate::grant::{Grant, Mapped};
+use crate::info::VolumeId;
+use crate::node::Entry;
+
+/// Pieces of one grant.
+const MAX_PIECES: usize = 32;
+/// Pieces of what is mapped already that one grant looks at.
+const MAX_LOOKED_AT: usize = 1024;
+
+impl Volumes {
+    /// What is mapped in `range`, at most `max_extents` of it. Extents are
+    /// clipped to the range and in order; what lies between them is hole.
+    ///
+    /// # Errors
+    /// [`VolumeError`]: no such volume or range, a damaged volume, the disk.
+    pub fn map(
+        &mut self,
+        disk: &mut dyn Disk,
+        id: VolumeId,
+        range: BlockRange,
+        max_extents: usize,
+    ) -> Result<Mapped, VolumeError> {
+        let volume = self.healthy(id)?;
+        let (first, end) = inside(range, volume.info.blocks)?;
+        let tree = volume.tree;
+        let looked = self.forest.look(disk, &tree, first, end, max_extents);
+        let (found, reached) = looked.map_err(|error| self.fail(id, error))?;
+        let covered = BlockRange { first: range.first, count: reached.saturating_sub(first) };
+        Ok(Mapped { extents: found.iter().map(extent).collect(), covered })
+    }
+
+    /// Fresh blocks for `range`, or for its first part if they are scattered:
+    /// behind the blocks in front of the range, if possible. Nothing is mapped
+    /// yet. What is a hole now is charged to the quota.
+    ///
+    /// # Errors
+    /// [`VolumeError`]: no such volume or range, a read-only or damaged volume,
+    /// no space, the quota, the disk.
+    pub fn allocate(&mut self, disk: &mut dyn Disk, id: VolumeId, range: BlockRange) -> Result<Grant, VolumeError> {
+        let volume = self.changeable(id)?;
+        let (first, end) = inside(range, volume.info.blocks)?;
+        let tree = volume.tree;
+        let quota_blocks = volume.info.quota_blocks;
+        let used_blocks = volume.info.allocated_blocks.saturating_add(volume.charged_blocks);
+
+        let looked = self.forest.look(disk, &tree, first, end, MAX_LOOKED_AT);
+        let (mapped, end) = looked.map_err(|error| self.fail(id, error))?;
+        let holes_left = quota_blocks.map_or(u64::MAX, |quota| quota.saturating_sub(used_blocks));
+        let end = end_of_holes(&mapped, first, end, holes_left);
+        if let (true, Some(quota_blocks)) = (end == first && range.count > 0, quota_blocks) {
+            return Err(VolumeError::QuotaExceeded { quota_blocks });
+        }
+
+        let last = self.forest.before(disk, &tree, first).map_err(|error| self.fail(id, error))?;
+        let mut behind = last.filter(|entry| entry.end() <= first).map(|entry| (entry.end(), entry.physical_end()));
+        let row_blocks = last.filter(|entry| entry.end() == first).map_or(0, |entry| entry.count);
+        let after = self.forest.look(disk, &tree, end, u64::MAX, 1).map_err(|error| self.fail(id, error))?;
+        let next = mapped.iter().chain(&after.0).find(|found| found.entry.first > first);
+        let before = next.map(|found| (found.entry.first, found.entry.physical));
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut at = first;
+        while at < end && extents.len() < MAX_PIECES {
+            let wish = Wish { volume: id.0, first: at, count: end.saturating_sub(at), behind, before, row_blocks };
+            let Some((physical, count)) = self.forest.allocator.grant(&wish) else { break };
+            match extents.last_mut() {
+                Some(last) if last.physical.0.saturating_add(last.count) == physical => {
+                    last.count = last.count.saturating_add(count);
+                }
+                _ => extents.push(Extent { first: Vlba(at), count, physical: Plba(physical), shared: false }),
+            }
+            at = at.saturating_add(count);
+            behind = Some((at, physical.saturating_add(count)));
+        }
+        if at == first && range.count > 0 {
+            return Err(VolumeError::NoSpace { after_commit: self.forest.allocator.has_pending() });
+        }
+        let charged_blocks = holes_in(&mapped, first, at);
+        if let Some(volume) = self.volumes.get_mut(&id) {
+            volume.charged_blocks = volume.charged_blocks.saturating_add(charged_blocks);
+        }
+        let range = BlockRange { first: range.first, count: at.saturating_sub(first) };
+        Ok(Grant { volume: id, range, extents, charged_blocks })
+    }
+
+    /// Maps the granted blocks. What was mapped there loses a reference.
+    ///
+    /// The data has to be in them already: with the next commit they are what
+    /// the volume has.
+    ///
+    /// # Errors
+    /// [`VolumeError`]: the volume is gone, smaller, damaged; no space for
+    /// nodes, the disk. The grant's blocks are free again then.
+    pub fn link(&mut self, disk: &mut dyn Disk, grant: Grant) -> Result<(), VolumeError> {
+        let linked = self.link_extents(disk, &grant);
+        match linked {
+            Ok(()) => {
+                for extent in &grant.extents {
+                    self.forest.allocator.use_granted(extent.physical.0, extent.count);
+                }
+                self.uncharge(&grant);
+            }
+            Err(_) => self.release(grant),
+        }
+        linked
+    }
+
+    fn link_extents(&mut self, disk: &mut dyn Disk, grant: &Grant) -> Result<(), VolumeError> {
+        let (first, end) = inside(grant.range, self.changeable(grant.volume)?.info.blocks)?;
+        self.touch(grant.volume, Need::Growth)?;
+        let items = grant.extents.iter().map(|extent| {
+            Item::Extent(Entry { first: extent.first.0, count: extent.count, physical: extent.physical.0 })
+        });
+        self.change(disk, grant.volume, (first, end), items.collect(), Need::Growth)
+    }
+
+    /// Gives granted blocks back. They may be somebody else's at once: nobody
+    /// may write to them any more.
+    pub fn release(&mut self, grant: Grant) {
+        for extent in &grant.extents {
+            self.forest.allocator.release(extent.physical.0, extent.count);
+        }
+        self.uncharge(&grant);
+    }
+
+    fn uncharge(&mut self, grant: &Grant) {
+        if let Some(volume) = self.volumes.get_mut(&grant.volume) {
+            volume.charged_blocks = volume.charged_blocks.saturating_sub(grant.charged_blocks);
+        }
+    }
+
+    /// Makes `range` a hole. Blocks that nobody else refers to are freed with
+    /// the next commit.
+    ///
+    /// # Errors
+    /// [`VolumeError`]: no such volume or range, a read-only or damaged volume,
+    /// the disk; no space if the reserve is used up by unmapping what is
+    /// shared, which takes nodes and frees nothing.
+    pub fn unmap(&mut self, disk: &mut dyn Disk, id: VolumeId, range: BlockRange) -> Result<(), VolumeError> {
+        let volume = self.changeable(id)?;
+        let (first, end) = inside(range, volume.info.blocks)?;
+        let (tree, blocks) = (volume.tree, volume.info.blocks);
+        // A guest that discards the same again changes nothing.
+        let (found, _) = self.forest.look(disk, &tree, first, end, 1).map_err(|error| self.fail(id, error))?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        self.touch(id, Need::Shrink)?;
+        let end = if end == blocks { u64::MAX } else { end };
+        self.change(disk, id, (first, end), Vec::new(), Need::Shrink)
+    }
+
+    /// Maps the blocks that `from` has in its range at `to` as well; what is
+    /// hole there becomes hole here. What was mapped there loses a reference.
+    ///
+    /// The caller knows that this is what is wanted: for deduplication, that
+    /// the contents are equal, and stay so.
+    ///
+    /// # Errors
+    /// [`VolumeError`]: no such volume or range, ranges of a volume that
+    /// overlap, a read-only or damaged volume, the quota, no space, the disk.
+    /// A first part may have been shared then.
+    pub fn share(
+        &mut self,
+        disk: &mut dyn Disk,
+        from: (VolumeId, BlockRange),
+        to: (VolumeId, Vlba),
+    ) -> Result<(), VolumeError> {
+        let source = self.healthy(from.0)?;
+        let (first, end) = inside(from.1, source.info.blocks)?;
+        let target = BlockRange { first: to.1, count: from.1.count };
+        let (to_first, to_end) = inside(target, self.changeable(to.0)?.info.blocks)?;
+        if from.0 == to.0 {
+            if first == to_first || first == end {
+                return Ok(());
+            }
+            if first < to_end && to_first < end {
+                return Err(VolumeError::Overlap);
+            }
+        }
+        let mut at = first;
+        while at < end {
+            // The source may be the target: its tree changes as we go.
+            let tree = self.healthy(from.0)?.tree;
+            let looked = self.forest.look(disk, &tree, at, end, MAX_ITEMS);
+            let (found, reached) = looked.map_err(|error| self.fail(from.0, error))?;
+            let to_at = to_first.saturating_add(at.saturating_sub(first));
+            let to_reached = to_first.saturating_add(reached.saturating_sub(first));
+            let items = found.iter().map(|found| Entry {
+                first: to_first.saturating_add(found.entry.first.saturating_sub(first)),
+                ..found.entry
+            });
+            self.share_part(disk, to.0, (to_at, to_reached), items.collect())?;
+            at = reached.max(at.saturating_add(1));
+        }
+        Ok(())
+    }
+
+    fn share_part(
+        &mut self,
+        disk: &mut dyn Disk,
+        id: VolumeId,
+        (first, end): (u64, u64),
+        entries: Vec<Entry>,
+    ) -> Result<(), VolumeError> {
+        let volume = self.changeable(id)?;
+        let (tree, quota_blocks) = (volume.tree, volume.info.quota_blocks);
+        let used_blocks = volume.info.allocated_blocks.saturating_add(volume.charged_blocks);
+        let looked = self.forest.look(disk, &tree, first, end, usize::MAX.saturating_sub(1));
+        let (mapped, _) = looked.map_err(|error| self.fail(id, error))?;
+        let blocks = |counts: &mut dyn Iterator<Item = u64>| counts.fold(0, u64::saturating_add);
+        let more = blocks(&mut entries.iter().map(|entry| entry.count));
+        let less = blocks(&mut mapped.iter().map(|found| found.entry.count));
+        if let Some(quota_blocks) = quota_blocks
+            && more > less
+            && used_blocks.saturating_add(more).saturating_sub(less) > quota_blocks
+        {
+            return Err(VolumeError::QuotaExceeded { quota_blocks });
+        }
+        self.touch(id, Need::Growth)?;
+        for entry in &entries {
+            self.forest.allocator.refer(entry.physical, entry.count);
+        }
+        let items = entries.iter().copied().map(Item::Extent).collect();
+        let shared = self.change(disk, id, (first, end), items, Need::Growth);
+        if shared.is_err() {
+            for entry in &entries {
+                self.forest.allocator.drop_reference(entry.physical, entry.count);
+            }
+        }
+        shared
+    }
+
+    /// Makes `items` all that the volume has in `first..end`.
+    pub(super) fn change(
+        &mut self,
+        disk: &mut dyn Disk,
+        id: VolumeId,
+        keys: (u64, u64),
+        items: Vec<Item>,
+        need: Need,
+    ) -> Result<(), VolumeError> {
+        let volume = self.volumes.get_mut(&id).ok_or(VolumeError::NoSuchVolume(id))?;
+        // The tree is kept whatever comes out: nodes of it may have moved.
+        let changed = self.forest.replace(disk, &mut volume.tree, keys, items, need);
+        if let Ok(delta) = &changed {
+            volume.info.extents = delta.extents(volume.info.extents);
+            volume.info.allocated_blocks = delta.blocks(volume.info.allocated_blocks);
+        }
+        changed.map(|_| ()).map_err(|error| self.fail(id, error))
+    }
+}
+
+/// The range as first block and end, if it lies in a volume of that size.
+fn inside(range: BlockRange, blocks: u64) -> Result<(u64, u64), VolumeError> {
+    let (first, count) = (range.first.0, range.count);
+    match first.checked_add(count) {
+        Some(end) if end <= blocks => Ok((first, end)),
+        _ => Err(VolumeError::OutOfRange { first, count, blocks }),
+    }
+}
+
+fn extent(found: &Found) -> Extent {
+    let Entry { first, count, physical } = found.entry;
+    Extent { first: Vlba(first), count, physical: Plba(physical), shared: found.shared }
+}
+
+/// Blocks in `first..end` that are not mapped.
+fn holes_in(mapped: &[Found], first: u64, end: u64) -> u64 {
+    let parts = mapped.iter().filter_map(|found| found.entry.clip(first, end));
+    let blocks = parts.map(|part| part.count).fold(0, u64::saturating_add);
+    end.saturating_sub(first).saturating_sub(blocks)
+}
+
+/// How far one can go from `first` with so many blocks for holes.
+fn end_of_holes(mapped: &[Found], first: u64, end: u64, mut left: u64) -> u64 {
+    let mut at = first;
+    for entry in mapped.iter().map(|found| found.entry).filter(|entry| entry.end() > first) {
+        let hole = entry.first.saturating_sub(at);
+        if hole > left {
+            return at.saturating_add(left);
+        }
+        left = left.saturating_sub(hole);
+        at = entry.end().min(end);
+    }
+    at.saturating_add(left).min(end)
+}

@@ -1,0 +1,194 @@
+//! Commits, begun and ended.
+
+use std::collections::HashMap;
+use std::io;
+
+use super::Volumes;
+use crate::commit::{Commit, Freed};
+use crate::error::VolumeError;
+use crate::geometry::checksum;
+use crate::grant::PhysicalRange;
+use crate::info::VolumeId;
+use crate::node::{Body, Kind, Root, child_for};
+use crate::record::Record;
+use crate::superblock::Superblock;
+
+use sidecore_units::Plba;
+
+/// Checksums of the nodes of a transaction, by address, and where they go.
+#[derive(Default)]
+struct Sealed {
+    sums: HashMap<u64, u64>,
+    nodes: Vec<(u64, Vec<u8>)>,
+}
+
+impl Volumes {
+    /// Whether anything of the volume is not durable yet. A guest's flush has
+    /// to wait for a commit then.
+    #[must_use]
+    pub fn is_dirty(&self, id: VolumeId) -> bool {
+        self.volumes.get(&id).is_some_and(|volume| volume.changed_in > self.generation)
+    }
+
+    /// Whether there is something for the next commit.
+    #[must_use]
+    pub fn needs_commit(&self) -> bool {
+        self.read_only.is_none() && (self.changed || self.forest.nodes.has_dirty())
+    }
+
+    /// Whether a commit has begun and not ended.
+    #[must_use]
+    pub fn is_committing(&self) -> bool {
+        self.committing.is_some()
+    }
+
+    /// Seals the transaction: all changes until now, and none that come later.
+    /// `None` if there are none, if a commit is under way
+    /// ([`is_committing`](Self::is_committing)), or if the store is read only.
+    pub fn begin_commit(&mut self) -> Option<Commit> {
+        if !self.needs_commit() || self.is_committing() {
+            return None;
+        }
+        match self.sealed() {
+            Ok((sealed, superblock)) => {
+                let geometry = superblock.geometry();
+                let commit = Commit::new(&superblock, sealed.nodes, &geometry);
+                self.forest.nodes.seal();
+                self.forest.allocator.seal();
+                self.forest.generation = superblock.generation.saturating_add(1);
+                self.touched.clear();
+                self.changed = false;
+                self.committing = Some(superblock);
+                Some(commit)
+            }
+            Err(what) => {
+                // A bug, found before it is on the disk.
+                self.read_only = Some(format!("a transaction does not add up: {what}"));
+                None
+            }
+        }
+    }
+
+    /// The commit was written, or not. What it freed can be reused after the
+    /// caller's grace period. If it was not, nothing is changed any more: what
+    /// is on the disk now is the generation before or this one, which the next
+    /// open finds out.
+    pub fn end_commit(&mut self, commit: Commit, result: io::Result<()>) -> Freed {
+        let Some(superblock) = self.committing.take_if(|superblock| superblock.generation == commit.generation())
+        else {
+            return Freed::default();
+        };
+        if let Err(error) = result {
+            self.changed = true;
+            self.read_only.get_or_insert_with(|| format!("metadata could not be written: {error}"));
+            return Freed::default();
+        }
+        self.generation = superblock.generation;
+        self.superblock = superblock;
+        self.forest.nodes.written();
+        let freed = self.forest.allocator.durable().into_iter();
+        Freed { ranges: freed.map(|(first, count)| PhysicalRange { first: Plba(first), count }).collect() }
+    }
+
+    /// The caller's word that no I/O to these blocks is left: they are free.
+    pub fn reuse(&mut self, freed: Freed) {
+        for range in freed.ranges {
+            self.forest.allocator.reuse(range.first.0, range.count);
+        }
+    }
+
+    /// Puts the checksums in, from the leaves up: nodes of extents, the records
+    /// of volumes, nodes of the catalogue, superblock.
+    fn sealed(&mut self) -> Result<(Sealed, Superblock), String> {
+        let mut sealed = Sealed::default();
+        self.seal_nodes(Kind::Extents, &mut sealed)?;
+        for id in self.touched.clone() {
+            let Some(volume) = self.volumes.get_mut(&id) else { continue };
+            sealed.point(&mut volume.tree.root);
+            let record = volume.record();
+            self.set_record(record)?;
+        }
+        self.seal_nodes(Kind::Catalogue, &mut sealed)?;
+        sealed.point(&mut self.catalogue.root);
+        let superblock = Superblock {
+            generation: self.forest.generation,
+            next_volume: self.next_volume,
+            volume_count: self.volumes.len() as u64,
+            catalogue: self.catalogue.root,
+            ..self.superblock.clone()
+        };
+        Ok((sealed, superblock))
+    }
+
+    fn seal_nodes(&mut self, kind: Kind, sealed: &mut Sealed) -> Result<(), String> {
+        let geometry = self.superblock.geometry();
+        for address in self.forest.nodes.dirty_by_level(kind) {
+            let Some(node) = self.forest.nodes.change(address) else { continue };
+            if let Body::Inner(children) = &mut node.body {
+                for child in children {
+                    if let Some(sum) = sealed.sums.get(&child.pointer.address) {
+                        child.pointer.checksum = *sum;
+                    }
+                }
+            }
+            if !(1..=node.body.capacity()).contains(&node.body.len()) {
+                return Err(format!("the node at block {address} has {} entries", node.body.len()));
+            }
+            let bytes = node.encode(address, &geometry);
+            sealed.sums.insert(address, checksum(&bytes));
+            sealed.nodes.push((address, bytes));
+        }
+        Ok(())
+    }
+
+    /// Puts a record where `touch` made room for it.
+    fn set_record(&mut self, record: Record) -> Result<(), String> {
+        let id = record.id;
+        let missing = || format!("the record of volume {id} cannot be changed");
+        let mut pointer = self.catalogue.root.ok_or_else(missing)?.pointer;
+        loop {
+            let node = self.forest.nodes.change(pointer.address).ok_or_else(missing)?;
+            match &mut node.body {
+                Body::Inner(children) => {
+                    let child = children.get(child_for(children, id)).ok_or_else(missing)?;
+                    pointer = child.pointer;
+                }
+                Body::Records(records) => {
+                    let place = records.iter_mut().find(|place| place.id == id);
+                    *place.ok_or_else(missing)? = record;
+                    return Ok(());
+                }
+                Body::Extents(_) => return Err(missing()),
+            }
+        }
+    }
+
+    /// Everything at once, for callers with no I/O of guests to wait for:
+    /// begin, write, end, reuse.
+    ///
+    /// # Errors
+    /// The disk's; the store is read only then.
+    pub fn commit_now(&mut self, disk: &mut dyn crate::Disk) -> Result<(), VolumeError> {
+        if let Some(commit) = self.begin_commit() {
+            let written = commit.write(disk);
+            let freed = self.end_commit(commit, written);
+            self.reuse(freed);
+        }
+        let undone = self.changed || self.volumes.values().any(|volume| volume.changed_in > self.generation);
+        match &self.read_only {
+            Some(why) if undone => Err(VolumeError::StoreReadOnly(why.clone())),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Sealed {
+    /// Puts the checksum of its node into a pointer.
+    fn point(&self, root: &mut Option<Root>) {
+        if let Some(root) = root
+            && let Some(sum) = self.sums.get(&root.pointer.address)
+        {
+            root.pointer.checksum = *sum;
+        }
+    }
+}
