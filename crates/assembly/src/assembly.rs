@@ -238,7 +238,9 @@ fn subject(device: &DeviceSpec) -> String {
 fn both_write(one: Option<&StoreSpec>, other: Option<&StoreSpec>) -> bool {
     let (Some(one), Some(other)) = (one, other) else { return false };
     match (&one.kind, &other.kind) {
-        (StoreKind::File(_), StoreKind::File(_)) => one.name == other.name,
+        (StoreKind::File(_), StoreKind::File(_)) | (StoreKind::HostFile(_), StoreKind::HostFile(_)) => {
+            one.name == other.name
+        }
         (StoreKind::Volume(one), StoreKind::Volume(other)) => {
             (&one.controller, &one.volume) == (&other.controller, &other.volume)
         }

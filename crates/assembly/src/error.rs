@@ -3,8 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use sidecore_linux::FileError;
+use sidecore_controller::ControllerError;
 use sidecore_linux::cpu::PinError;
+use sidecore_linux::{FileError, HostFileError};
 use sidecore_vhost_user::ServerError;
 
 use crate::operation::{ErrorKind, OperationError};
@@ -102,6 +103,22 @@ pub enum AssemblyError {
         /// Why.
         error: FileError,
     },
+    /// A file's blocks cannot be reached on the device below.
+    #[error("store \"{name}\": {error}")]
+    HostFile {
+        /// The store.
+        name: String,
+        /// Why.
+        error: HostFileError,
+    },
+    /// A file's blocks could be reached, and there is no memory or thread for it.
+    #[error("store \"{name}\": {error}")]
+    HostFunction {
+        /// The store.
+        name: String,
+        /// Why.
+        error: ControllerError,
+    },
     /// There is not enough memory for a store.
     #[error("store \"{name}\": no memory for {size_bytes} bytes: {error}; choose a smaller size")]
     Memory {
@@ -147,11 +164,13 @@ impl AssemblyError {
             Self::Duplicate { .. } | Self::SocketTaken { .. } | Self::SecondWriter { .. } => ErrorKind::Conflict,
             Self::Server { error: ServerError::InUse { .. }, .. } => ErrorKind::Conflict,
             Self::File { error: FileError::Busy { .. }, .. } => ErrorKind::Conflict,
+            Self::HostFile { error: HostFileError::InUse { .. }, .. } => ErrorKind::Conflict,
             Self::Unknown { .. } | Self::Cycle { .. } | Self::Device { .. } => ErrorKind::Invalid,
             Self::NoPhysicalFunction { .. } | Self::Server { .. } | Self::File { .. } => ErrorKind::Invalid,
+            Self::HostFile { .. } => ErrorKind::Invalid,
             Self::Controller { error, .. } => error.kind,
             Self::Memory { .. } => ErrorKind::NoSpace,
-            Self::Pin { .. } | Self::Sidecore { .. } => ErrorKind::Failed,
+            Self::Pin { .. } | Self::Sidecore { .. } | Self::HostFunction { .. } => ErrorKind::Failed,
             Self::Ending => ErrorKind::Ending,
         }
     }

@@ -30,6 +30,7 @@ mod convert;
 mod disk;
 mod error;
 mod flush;
+mod host;
 pub mod machine;
 pub mod offline;
 mod operation;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use sidecore_block::{Affected, Fault, FaultPlan, FaultRule, When};
-pub use sidecore_linux::FileOptions;
+pub use sidecore_linux::{FileOptions, HostFileOptions};
 pub use sidecore_reactor::IdleMode;
 pub use sidecore_units::{CoreId, Nanos, Sector};
 
@@ -191,6 +191,8 @@ pub enum StoreKind {
     },
     /// A file or block device.
     File(FileOptions),
+    /// A file whose blocks are reached on the device below its filesystem, for as long as nobody else opens it.
+    HostFile(HostFileOptions),
     /// Another store, each request held back for a while.
     Delay {
         /// The other store's name.
@@ -222,6 +224,7 @@ impl StoreKind {
             Self::Null { .. } => "null",
             Self::Ram { .. } => "ram",
             Self::File(_) => "file",
+            Self::HostFile(_) => "host-file",
             Self::Delay { .. } => "delay",
             Self::Fault { .. } => "fault",
             Self::Volume(_) => "volume",
@@ -234,9 +237,7 @@ impl StoreKind {
     pub fn inner(&self) -> Option<&str> {
         match self {
             Self::Delay { store, .. } | Self::Fault { store, .. } => Some(store),
-            Self::Null { .. } | Self::Ram { .. } | Self::File(_) | Self::Volume(_) | Self::PhysicalFunction { .. } => {
-                None
-            }
+            _ => None,
         }
     }
 

@@ -4,12 +4,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use sidecore_block::{BlockDevice, DelayStore, FaultStore, Geometry, NullStore, RamStore};
-use sidecore_linux::FileStore;
+use sidecore_controller::HostFunction;
+use sidecore_linux::{FileStore, HostFile};
 
 use crate::AssemblyError;
 use crate::controllers::Controllers;
 use crate::flush::flush;
-use crate::spec::{FileOptions, StoreKind, StoreSpec};
+use crate::host::MappedFile;
+use crate::spec::{FileOptions, HostFileOptions, StoreKind, StoreSpec};
 
 /// The stores that are known by name, and those of them that are open. A store that nothing leads to is not opened: it
 /// would only take memory.
@@ -99,6 +101,7 @@ impl Stores {
             StoreKind::PhysicalFunction { controller } => controllers.physical_function(&user, controller)?,
             StoreKind::Ram { size_bytes, block_bytes } => ram(name, *size_bytes, *block_bytes)?,
             StoreKind::File(options) => file(name, options)?,
+            StoreKind::HostFile(options) => host_file(name, options)?,
             StoreKind::Null { size_bytes, block_bytes } => {
                 Arc::new(NullStore::new(Geometry::new(*size_bytes, *block_bytes)))
             }
@@ -134,7 +137,7 @@ impl Stores {
         let stores: Vec<_> = names.into_iter().filter_map(|name| self.open.remove_entry(&name)).collect();
         std::thread::scope(|scope| {
             for (name, store) in &stores {
-                let is_file = self.kind(name) == Some("file");
+                let is_file = matches!(self.kind(name), Some("file" | "host-file"));
                 if is_file && !store.geometry().read_only {
                     scope.spawn(move || flush(name, store.as_ref()));
                 }
@@ -153,4 +156,11 @@ fn ram(name: &str, size_bytes: u64, block_bytes: u32) -> Result<Arc<dyn BlockDev
 fn file(name: &str, options: &FileOptions) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
     let refused = |error| AssemblyError::File { name: name.to_owned(), error };
     Ok(Arc::new(FileStore::open(options).map_err(refused)?))
+}
+
+fn host_file(name: &str, options: &HostFileOptions) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    let refused = |error| AssemblyError::HostFile { name: name.to_owned(), error };
+    let file = MappedFile::new(HostFile::open(options).map_err(refused)?);
+    let function = HostFunction::open(name, Box::new(file), options.read_only);
+    Ok(Arc::new(function.map_err(|error| AssemblyError::HostFunction { name: name.to_owned(), error })?))
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use sidecore_block::{BlockChannel, BlockDevice, BlockError, Geometry};
-use sidecore_extent::{BlockRange, Content, Extent, ExtentTree, FunctionId, NODE_BYTES, NodeMemory, Retired};
+use sidecore_extent::{BlockRange, Content, Extent, ExtentTree, FunctionId, NodeMemory, Retired};
 use sidecore_reactor::EventFd;
 use sidecore_units::CoreId;
 
@@ -26,7 +26,7 @@ use crate::function::{Function, Ports, VirtualFunction, VolumeState};
 use crate::grace::{Epoch, Epochs};
 use crate::mail::{Answer, Message, Question};
 use crate::threads::Mail;
-use crate::{ControllerError, ControllerOptions, FunctionOptions};
+use crate::{ControllerError, FunctionOptions};
 
 /// A file that the host's filesystem maps to a block device. All ranges and extents
 /// are in blocks of [`block_bytes`](Self::block_bytes).
@@ -77,6 +77,10 @@ const GRACE_NAP: Duration = Duration::from_micros(50);
 /// Blocks that are looked up for one miss.
 const LOOKUP_BLOCKS: u64 = 64 << 10;
 
+/// The most nodes that its tree may have: half a million extents. Beyond that, it is
+/// pruned.
+const TREE_NODES: usize = 4096;
+
 /// The function's number: it is the only one of its controller.
 const ONLY: FunctionId = FunctionId(1);
 
@@ -109,16 +113,10 @@ impl HostFunction {
     ///
     /// # Errors
     /// There is no memory for its tree, or no threads.
-    pub fn open(
-        name: &str,
-        map: Box<dyn HostMap>,
-        options: &ControllerOptions,
-        read_only: bool,
-    ) -> Result<Self, ControllerError> {
+    pub fn open(name: &str, map: Box<dyn HostMap>, read_only: bool) -> Result<Self, ControllerError> {
         let block_shift = map.block_bytes().trailing_zeros();
         let blocks = map.size_bytes().checked_shr(block_shift).unwrap_or(0);
-        let nodes = usize::try_from(options.tree_memory_bytes).unwrap_or(usize::MAX) / NODE_BYTES;
-        let memory = Arc::new(NodeMemory::new(nodes));
+        let memory = Arc::new(NodeMemory::new(TREE_NODES));
         let tree = ExtentTree::new(Arc::clone(&memory), blocks, Content::Pruned)
             .map_err(|_| ControllerError::Store("no memory for its extent tree"))?;
         let epochs = Arc::new(Epochs::new());

@@ -127,7 +127,9 @@ fn writers(draft: &Draft, problems: &mut Collector<'_>) {
     for device in draft.devices.iter().filter(|device| !device.read_only) {
         let Some(store) = &device.store else { continue };
         let bottom = chain(&by_name, store.get_ref()).last().copied();
-        let Some((bottom, Some(KindDraft::File(options)))) = bottom.map(|store| (store, &store.kind)) else { continue };
+        let Some((bottom, Some(KindDraft::File(options, _)))) = bottom.map(|store| (store, &store.kind)) else {
+            continue;
+        };
         if options.get_ref().read_only {
             continue;
         }

@@ -64,11 +64,20 @@ pub(super) struct StoreDraft {
 pub(super) enum KindDraft {
     Null { size_bytes: u64, block_bytes: u32 },
     Ram { size_bytes: Spanned<u64>, block_bytes: u32 },
-    File(Spanned<FileOptions>),
+    File(Spanned<FileOptions>, FileMap),
     Delay { store: Spanned<String>, delay_us: u64 },
     Fault { store: Spanned<String>, plan: FaultPlan },
     Volume(VolumeDraft),
     PhysicalFunction { controller: Spanned<String> },
+}
+
+/// How the blocks of a file are reached.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum FileMap {
+    /// By the file's own offsets, as any program does.
+    File,
+    /// On the block device below, by the host filesystem's mapping.
+    HostFile,
 }
 
 impl KindDraft {
@@ -198,9 +207,21 @@ fn file(section: &mut Section<'_, '_, '_>, base: &Path) -> Option<KindDraft> {
     let read_only = flag(section, "read_only", false);
     let direct = flag(section, "direct", true);
     let block_bytes = block_bytes(section);
+    let map = section.word("map", &["file", "host-file"]);
+    let map = match map {
+        Some(map) if *map.get_ref() == "host-file" => {
+            if !direct || block_bytes.is_some() {
+                let message = "`map = \"host-file\"` is always direct, in the filesystem's blocks; leave out `direct` and `block_size`";
+                section.complain(map.span(), message);
+            }
+            FileMap::HostFile
+        }
+        _ => FileMap::File,
+    };
     let path = section.required("path", path, "\"/var/lib/sidecore/disk.img\"")?;
     let span = path.span();
-    Some(KindDraft::File(Spanned::new(span, FileOptions { path: path.into_inner(), read_only, direct, block_bytes })))
+    let options = FileOptions { path: path.into_inner(), read_only, direct, block_bytes };
+    Some(KindDraft::File(Spanned::new(span, options), map))
 }
 
 fn delay(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {

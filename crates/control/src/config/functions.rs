@@ -6,7 +6,7 @@ use toml::Spanned;
 
 use super::check::{by_name, chain, known};
 use super::controller::ControllerDraft;
-use super::draft::{DeviceDraft, Draft, KindDraft, StoreDraft};
+use super::draft::{DeviceDraft, Draft, FileMap, KindDraft, StoreDraft};
 use super::problem::Collector;
 use super::size;
 
@@ -39,7 +39,8 @@ fn owners<'a>(
             Some(KindDraft::Volume(_) | KindDraft::PhysicalFunction { .. }) => {
                 Some("is itself a function of a controller")
             }
-            Some(KindDraft::File(options)) if options.get_ref().read_only => Some("is read-only"),
+            Some(KindDraft::File(_, FileMap::HostFile)) => Some("belongs to the host's filesystem"),
+            Some(KindDraft::File(options, _)) if options.get_ref().read_only => Some("is read-only"),
             Some(KindDraft::Ram { .. }) if controller.format.is_none() => {
                 let message = format!("store \"{name}\" is blank at every start; add `format = \"blank\"`");
                 problems.add(store.span(), subject, message);

@@ -58,7 +58,7 @@ fn files(draft: &Draft, problems: &mut Collector<'_>) {
     // By what the kernel knows them by, because a file can have many paths.
     let mut seen: HashMap<(u64, u64), (&StoreDraft, bool)> = HashMap::new();
     for store in &draft.stores {
-        let Some(KindDraft::File(options)) = &store.kind else { continue };
+        let Some(KindDraft::File(options, _)) = &store.kind else { continue };
         let (span, options) = (options.span(), options.get_ref());
         let subject = &store.head.subject;
         let metadata = match std::fs::metadata(&options.path) {

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 
 use sidecore_assembly::spec::{
-    ControllerSpec, CoreId, DeviceSpec, IdleMode, Nanos, SidecoreSpec, Spec, StoreKind, StoreSpec,
+    ControllerSpec, CoreId, DeviceSpec, FileOptions, HostFileOptions, IdleMode, Nanos, SidecoreSpec, Spec, StoreKind,
+    StoreSpec,
 };
 use toml::Spanned;
 
 use super::Config;
 use super::controller::{ControllerDraft, VolumeDraft};
-use super::draft::{DEFAULT_CONTROL_SOCKET, DeviceDraft, Draft, KindDraft, StoreDraft};
+use super::draft::{DEFAULT_CONTROL_SOCKET, DeviceDraft, Draft, FileMap, KindDraft, StoreDraft};
 
 /// How long adaptive devices spin when nothing says otherwise.
 pub const DEFAULT_SPIN_US: u64 = 50;
@@ -52,7 +53,11 @@ fn settle_store(store: StoreDraft) -> Option<StoreSpec> {
         KindDraft::Ram { size_bytes, block_bytes } => {
             StoreKind::Ram { size_bytes: size_bytes.into_inner(), block_bytes }
         }
-        KindDraft::File(options) => StoreKind::File(options.into_inner()),
+        KindDraft::File(options, FileMap::File) => StoreKind::File(options.into_inner()),
+        KindDraft::File(options, FileMap::HostFile) => {
+            let FileOptions { path, read_only, .. } = options.into_inner();
+            StoreKind::HostFile(HostFileOptions { path, read_only })
+        }
         KindDraft::Delay { store, delay_us } => {
             StoreKind::Delay { store: store.into_inner(), delay: Nanos::from_micros(delay_us) }
         }
