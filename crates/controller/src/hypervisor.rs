@@ -11,7 +11,7 @@ mod grants;
 mod miss;
 mod reclaim;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -47,7 +47,8 @@ pub(crate) struct Hypervisor {
 /// All that the lock protects.
 pub(crate) struct State {
     pub(crate) volumes: Volumes,
-    pub(crate) open: HashMap<VolumeId, OpenVolume>,
+    /// In order, so that a simulation runs the same way each time.
+    pub(crate) open: BTreeMap<VolumeId, OpenVolume>,
     pub(crate) functions: BTreeMap<u32, (VolumeId, Arc<Function>)>,
     pub(crate) limbo: Limbo,
     /// The transaction that changes go into.
@@ -81,7 +82,7 @@ impl Hypervisor {
             prune_count: AtomicU64::new(0),
             state: Mutex::new(State {
                 volumes,
-                open: HashMap::new(),
+                open: BTreeMap::new(),
                 functions: BTreeMap::new(),
                 limbo: Limbo::default(),
                 transaction: 1,

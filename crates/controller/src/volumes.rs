@@ -84,12 +84,27 @@ impl Controller {
         size_bytes: u64,
         quota_bytes: Option<u64>,
     ) -> Result<VolumeInfo, ControllerError> {
+        let (id, change) = self.begin_create(name, size_bytes, quota_bytes, now_unix_s())?;
+        self.settle(change)?;
+        self.info(id)
+    }
+
+    /// The first half of [`create_volume`](Self::create_volume), at a time of the
+    /// caller's, in seconds since 1970.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn begin_create(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        quota_bytes: Option<u64>,
+        now_unix_s: u64,
+    ) -> Result<(VolumeId, Change), ControllerError> {
         let blocks = self.blocks_of(size_bytes)?;
         let quota_blocks = quota_bytes.map(|bytes| self.blocks_of(bytes)).transpose()?;
         let new = NewVolume { name: name.to_owned(), blocks, quota_blocks };
-        let (id, change) = self.change(|state| Ok(state.volumes.create(&new, now_unix_s())?))?;
-        self.settle(change)?;
-        self.info(id)
+        self.change(|state| Ok(state.volumes.create(&new, now_unix_s)?))
     }
 
     /// Makes a read-only copy of a volume as it is now, at once and without copying.
@@ -97,7 +112,7 @@ impl Controller {
     /// # Errors
     /// There is no such volume, or the name cannot be, or the disk fails.
     pub fn snapshot_volume(&self, name: &str, snapshot: &str) -> Result<VolumeInfo, ControllerError> {
-        let (id, change) = self.begin_snapshot(name, snapshot, &mut self.disk()?)?;
+        let (id, change) = self.begin_snapshot(name, snapshot, now_unix_s(), &mut self.disk()?)?;
         self.settle(change)?;
         self.info(id)
     }
@@ -111,11 +126,12 @@ impl Controller {
         &self,
         name: &str,
         snapshot: &str,
+        now_unix_s: u64,
         disk: &mut dyn Disk,
     ) -> Result<(VolumeId, Change), ControllerError> {
         self.change(|state| {
             let origin = find(state, name)?;
-            let id = state.volumes.snapshot(disk, origin, snapshot, now_unix_s())?;
+            let id = state.volumes.snapshot(disk, origin, snapshot, now_unix_s)?;
             self.forget(state, origin);
             Ok(id)
         })
@@ -127,7 +143,7 @@ impl Controller {
     /// # Errors
     /// There is no such volume, or the name cannot be, or the disk fails.
     pub fn clone_volume(&self, origin: &str, name: &str) -> Result<VolumeInfo, ControllerError> {
-        let (id, change) = self.begin_clone(origin, name, &mut self.disk()?)?;
+        let (id, change) = self.begin_clone(origin, name, now_unix_s(), &mut self.disk()?)?;
         self.settle(change)?;
         self.info(id)
     }
@@ -140,11 +156,12 @@ impl Controller {
         &self,
         origin: &str,
         name: &str,
+        now_unix_s: u64,
         disk: &mut dyn Disk,
     ) -> Result<(VolumeId, Change), ControllerError> {
         self.change(|state| {
             let origin = find(state, origin)?;
-            let id = state.volumes.clone_volume(disk, origin, name, now_unix_s())?;
+            let id = state.volumes.clone_volume(disk, origin, name, now_unix_s)?;
             self.forget(state, origin);
             Ok(id)
         })
@@ -169,15 +186,29 @@ impl Controller {
     /// There is no such volume, the size cannot be, or it is served and would
     /// shrink.
     pub fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<VolumeInfo, ControllerError> {
+        let (id, change) = self.begin_resize(name, size_bytes, &mut self.disk()?)?;
+        self.settle(change)?;
+        self.info(id)
+    }
+
+    /// The first half of [`resize_volume`](Self::resize_volume).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn begin_resize(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        disk: &mut dyn Disk,
+    ) -> Result<(VolumeId, Change), ControllerError> {
         let blocks = self.blocks_of(size_bytes)?;
-        let mut disk = self.disk()?;
-        let (id, change) = self.change(|state| {
+        self.change(|state| {
             let id = find(state, name)?;
             let shrinks = state.volumes.get(id).is_some_and(|info| info.blocks > blocks);
             if shrinks {
                 refuse_in_use(state, id, name, "remove its device before it shrinks")?;
             }
-            state.volumes.resize(&mut disk, id, blocks)?;
+            state.volumes.resize(disk, id, blocks)?;
             let transaction = state.transaction;
             if let Some(open) = state.open.get_mut(&id) {
                 open.changed(transaction);
@@ -186,9 +217,7 @@ impl Controller {
                 state.limbo.retire(retired, &self.hypervisor.epochs);
             }
             Ok(id)
-        })?;
-        self.settle(change)?;
-        self.info(id)
+        })
     }
 
     /// Gives a volume another name.
@@ -289,8 +318,13 @@ impl Controller {
     /// # Errors
     /// The store cannot be reached; what it finds is in the report.
     pub fn check(&self) -> Result<Report, ControllerError> {
-        let mut disk = self.disk()?;
-        Ok(self.hypervisor.state().volumes.check(&mut disk))
+        Ok(self.check_on(&mut self.disk()?))
+    }
+
+    /// As [`check`](Self::check), by a way to the store of the caller's.
+    #[must_use]
+    pub fn check_on(&self, disk: &mut dyn Disk) -> Report {
+        self.hypervisor.state().volumes.check(disk)
     }
 
     /// Drops the mappings of one volume, or of all, from memory: they come back when

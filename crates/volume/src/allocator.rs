@@ -40,6 +40,7 @@
 
 use crate::free::FreeSpace;
 use crate::geometry::Geometry;
+use crate::lingering::Lingering;
 use crate::ranges::RangeSet;
 use crate::shares::{Piece, Shares};
 use crate::windows::Windows;
@@ -91,6 +92,8 @@ pub(crate) struct Allocator {
     /// Freed durably, waiting for the caller's word.
     waiting: RangeSet,
     shares: Shares,
+    /// Data that somebody else refers to on the disk, still.
+    lingering: Lingering<RangeSet>,
     data_blocks: u64,
     nodes: u64,
     reserve: u64,
@@ -117,6 +120,7 @@ impl Allocator {
             committing: RangeSet::default(),
             waiting: RangeSet::default(),
             shares,
+            lingering: Lingering::default(),
             data_blocks,
             nodes,
             reserve,
@@ -197,6 +201,11 @@ impl Allocator {
 
     /// One reference less; blocks without one are pending.
     pub(crate) fn drop_reference(&mut self, first: u64, count: u64) {
+        for piece in self.shares.pieces(first, count) {
+            if piece.shared {
+                self.linger(piece.first, piece.count);
+            }
+        }
         for (first, count) in self.shares.drop_one(first, count) {
             if self.pending.insert(first, count) {
                 self.data_blocks = self.data_blocks.saturating_sub(count);
@@ -206,7 +215,38 @@ impl Allocator {
 
     /// Data in pieces that are shared or not.
     pub(crate) fn pieces(&self, first: u64, count: u64) -> Vec<Piece> {
-        self.shares.pieces(first, count)
+        let pieces = self.shares.pieces(first, count);
+        if self.lingering.is_empty() {
+            return pieces;
+        }
+        pieces.into_iter().flat_map(|piece| self.with_lingering(piece)).collect()
+    }
+
+    /// Data that is shared on the disk, whatever it is in memory, until what was
+    /// done in this transaction is durable.
+    pub(crate) fn linger(&mut self, first: u64, count: u64) {
+        self.lingering.add(first, count);
+    }
+
+    /// A piece, with the parts of it that linger as shared ones.
+    fn with_lingering(&self, piece: Piece) -> Vec<Piece> {
+        if piece.shared {
+            return vec![piece];
+        }
+        let mut pieces = Vec::new();
+        let mut at = piece.first;
+        for (first, count) in self.lingering.inside(piece.first, piece.count).iter() {
+            if at < first {
+                pieces.push(Piece { first: at, count: first.saturating_sub(at), shared: false });
+            }
+            pieces.push(Piece { first, count, shared: true });
+            at = first.saturating_add(count);
+        }
+        let end = piece.first.saturating_add(piece.count);
+        if at < end {
+            pieces.push(Piece { first: at, count: end.saturating_sub(at), shared: false });
+        }
+        pieces
     }
 
     /// Nothing is kept for this volume any more.
@@ -221,11 +261,13 @@ impl Allocator {
     /// The transaction is sealed: what it freed waits for its commit.
     pub(crate) fn seal(&mut self) {
         self.committing = self.pending.take_all();
+        self.lingering.seal();
     }
 
     /// The commit is durable. What it freed waits for the caller's word.
     pub(crate) fn durable(&mut self) -> Vec<(u64, u64)> {
         let freed: Vec<(u64, u64)> = self.committing.take_all().iter().collect();
+        self.lingering.durable();
         for (first, count) in &freed {
             self.waiting.insert(*first, *count);
         }

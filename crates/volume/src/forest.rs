@@ -105,6 +105,7 @@ impl Forest {
             self.nodes.drop_reference(pointer.address);
             self.refer_to_all_in(&node);
         } else {
+            self.hand_on(pointer.address, &node);
             let fresh = self.nodes.forget(pointer.address);
             self.allocator.free_node(pointer.address, fresh);
         }
@@ -120,6 +121,19 @@ impl Forest {
         }
         for entry in node.body.entries() {
             self.allocator.refer(entry.physical, entry.count);
+        }
+    }
+
+    /// A node is replaced. If it lingers, what it refers to does from now on.
+    fn hand_on(&mut self, address: u64, node: &Node) {
+        if !self.nodes.lingers(address) {
+            return;
+        }
+        for child in node.body.children() {
+            self.nodes.linger(child.pointer.address);
+        }
+        for entry in node.body.entries() {
+            self.allocator.linger(entry.physical, entry.count);
         }
     }
 

@@ -94,6 +94,7 @@ mod geometry;
 mod grant;
 mod info;
 mod limits;
+mod lingering;
 mod node;
 mod nodes;
 mod open;

@@ -1,12 +1,13 @@
 //! Nodes in memory: changed ones, ones being written, and some of the others.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
 use crate::disk::Disk;
 use crate::geometry::{Geometry, is_whole};
 use crate::limits::NODE_BYTES;
+use crate::lingering::Lingering;
 use crate::node::{Kind, Node, Pointer};
 
 /// Why a tree cannot be read or changed.
@@ -34,6 +35,8 @@ pub(crate) struct Nodes {
     cache: Cache,
     /// References to a node, where it is more than one.
     shared: HashMap<u64, u64>,
+    /// Nodes that somebody else refers to on the disk, still.
+    lingering: Lingering<HashSet<u64>>,
 }
 
 impl Nodes {
@@ -45,6 +48,7 @@ impl Nodes {
             catalogue: HashMap::new(),
             cache: Cache::new(cache_nodes),
             shared: HashMap::new(),
+            lingering: Lingering::default(),
         }
     }
 
@@ -129,6 +133,22 @@ impl Nodes {
         self.set_references(address, self.references(address).saturating_sub(1));
     }
 
+    /// Gives up a reference, and with it, for good, all that it led to.
+    pub(crate) fn abandon(&mut self, address: u64) {
+        self.drop_reference(address);
+        self.linger(address);
+    }
+
+    /// The node, and all below it, is shared on the disk, whatever it is in
+    /// memory, until what was done in this transaction is durable.
+    pub(crate) fn linger(&mut self, address: u64) {
+        self.lingering.add(address);
+    }
+
+    pub(crate) fn lingers(&self, address: u64) -> bool {
+        self.lingering.has(address)
+    }
+
     pub(crate) fn set_references(&mut self, address: u64, references: u64) {
         if references > 1 {
             self.shared.insert(address, references);
@@ -158,10 +178,12 @@ impl Nodes {
     /// A new transaction begins: what was dirty is being written.
     pub(crate) fn seal(&mut self) {
         self.writing.extend(self.dirty.drain());
+        self.lingering.seal();
     }
 
     /// What was being written is on the disk.
     pub(crate) fn written(&mut self) {
+        self.lingering.durable();
         for (address, node) in self.writing.drain() {
             if node.kind == Kind::Catalogue {
                 self.catalogue.insert(address, node);

@@ -151,6 +151,7 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         return Err(OpenError::Shrunk { disk_blocks, store_blocks: superblock.total_blocks });
     }
 
+    let on_disk = superblock.clone();
     let mut source = FromDisk { disk, geometry: superblock.geometry() };
     let mut walk = Walk::new(superblock.geometry(), superblock.generation, &mut source);
     walk.catalogue(superblock.catalogue);
@@ -162,7 +163,8 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         healthy.iter_mut().for_each(|healthy| *healthy = false);
     }
 
-    let mut changed = !damage.is_empty();
+    let bad_slots = !damage.is_empty();
+    let mut changed = false;
     let mut damage = damage;
     let Problems { list, more } = std::mem::take(&mut walk.problems);
     if let Some(first) = list.first() {
@@ -200,6 +202,15 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         names.entry(record.name.clone()).or_insert(id);
         volumes.insert(id, volume_of(record, healthy));
     }
+    // One copy more, before anything builds on what this generation freed: from now
+    // on a single flipped bit cannot make it look like a torn commit.
+    if bad_slots
+        && read_only.is_none()
+        && let Err(error) = heal(disk, &on_disk)
+    {
+        read_only = Some(format!("a damaged superblock cannot be written again: {error}"));
+    }
+
     Ok(Volumes {
         next_volume: superblock.next_volume,
         superblock,
@@ -214,6 +225,21 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         read_only,
         damage,
     })
+}
+
+/// Writes both copies of a superblock again, one after the other: one of them is
+/// whole at every moment.
+fn heal(disk: &mut dyn Disk, superblock: &Superblock) -> std::io::Result<()> {
+    let mut bytes = vec![0; NODE_BYTES];
+    for slot in slots_of(superblock.generation) {
+        let copy = superblock.encode(slot);
+        disk.read(slot_offset_bytes(slot), &mut bytes)?;
+        if bytes != copy {
+            disk.write(slot_offset_bytes(slot), &copy)?;
+            disk.flush()?;
+        }
+    }
+    Ok(())
 }
 
 /// What can be wrong with the catalogue as a whole.

@@ -81,15 +81,16 @@ impl RangeSet {
         Some((start, had))
     }
 
-    /// Takes out whatever of these blocks is in it, and returns it.
-    pub(crate) fn take(&mut self, first: u64, count: u64) -> Vec<(u64, u64)> {
+    /// Whatever of these blocks is in it, in order.
+    pub(crate) fn inside(&self, first: u64, count: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let end = first.saturating_add(count);
         let from = self.containing(first).map_or(first, |(start, _)| start);
-        let inside: Vec<(u64, u64)> = self
-            .ranges
-            .range(from..end.max(from))
-            .filter_map(|(start, had)| clip((*start, *had), first, end))
-            .collect();
+        self.ranges.range(from..end.max(from)).filter_map(move |(start, had)| clip((*start, *had), first, end))
+    }
+
+    /// Takes out whatever of these blocks is in it, and returns it.
+    pub(crate) fn take(&mut self, first: u64, count: u64) -> Vec<(u64, u64)> {
+        let inside: Vec<(u64, u64)> = self.inside(first, count).collect();
         for (first, count) in &inside {
             self.remove(*first, *count);
         }

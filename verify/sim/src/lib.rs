@@ -17,10 +17,15 @@
 //!
 //! Not simulated is the order in which two cores see each other's stores: the rings' fences are argued for in
 //! `crates/ring` and exercised on real cores by the driver's tests.
+//!
+//! # Power cuts
+//!
+//! [`volumes`] is another simulation: the volume format on a disk whose power is cut after every write and flush.
 #![forbid(unsafe_code)]
 
 mod guest;
 mod random;
+pub mod volumes;
 mod world;
 
 pub use random::Random;

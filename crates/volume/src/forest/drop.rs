@@ -73,7 +73,7 @@ impl Forest {
             self.allocator.free_node(address, fresh);
         }
         for address in doomed.shared {
-            self.nodes.drop_reference(address);
+            self.nodes.abandon(address);
         }
         for (first, count) in doomed.data {
             self.allocator.drop_reference(first, count);

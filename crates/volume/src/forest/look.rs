@@ -55,7 +55,7 @@ impl Forest {
         shared: bool,
         look: &mut Look,
     ) -> Result<(), TreeError> {
-        let shared = shared || self.nodes.is_shared(pointer.address);
+        let shared = shared || self.nodes.is_shared(pointer.address) || self.nodes.lingers(pointer.address);
         let node = self.nodes.get(disk, pointer, tree.kind, level)?;
         let entries = node.body.entries();
         let from = entries.partition_point(|entry| entry.end() <= look.first);

@@ -281,6 +281,7 @@ impl Forest {
             self.nodes.drop_reference(other.pointer.address);
             self.refer_to_all_in(&node);
         } else {
+            self.hand_on(other.pointer.address, &node);
             let fresh = self.nodes.forget(other.pointer.address);
             self.allocator.free_node(other.pointer.address, fresh);
         }

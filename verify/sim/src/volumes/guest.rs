@@ -1,0 +1,320 @@
+//! What guests do to their volumes, and the controller for them.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use sidecore_extent::{BlockRange, Extent};
+use sidecore_units::Vlba;
+use sidecore_volume::{Grant, VolumeError, VolumeId};
+
+use super::Bug;
+use super::disk::SECTOR_BYTES;
+use super::find;
+use super::model::{CellId, Place, Stamp, fill, stamp_of};
+use super::world::{Step, World};
+
+/// A free space that no allocation may call full, in bytes: what single nodes may need is below it.
+const PLENTY_BYTES: u64 = 256 << 10;
+
+/// Fresh blocks on their way to be linked.
+pub(super) struct Flight {
+    pub(super) volume: u64,
+    pub(super) range: BlockRange,
+    /// `None` once it is linked, which is too early.
+    grant: Option<Grant>,
+    /// The volume's quota when they were granted: they are charged already, and it may be lowered meanwhile.
+    quota_blocks: Option<u64>,
+    cells: BTreeMap<u64, CellId>,
+    /// What is to be written yet, the next one last.
+    writes: Vec<FlightWrite>,
+}
+
+/// A write to consecutive fresh blocks.
+struct FlightWrite {
+    /// Physical, in bytes.
+    offset_bytes: u64,
+    /// The first block.
+    block: u64,
+    /// The sectors.
+    contents: Vec<Content>,
+}
+
+/// What goes to a sector of a fresh block.
+#[derive(Clone, Copy)]
+enum Content {
+    /// What the guest writes.
+    New(Stamp),
+    /// What is there so far, at this physical sector.
+    Copy(u64),
+    Zero,
+}
+
+impl World {
+    pub(super) fn sectors_per_block(&self) -> u64 {
+        self.tuning.sectors_per_block() as u64
+    }
+
+    /// Blocks of a volume that no flight concerns, in the way that this history likes them.
+    pub(super) fn pick(&mut self, read_only_too: bool) -> Option<(u64, u64, u64)> {
+        let candidates = self.state.0.iter().filter(|(_, volume)| read_only_too || !volume.read_only);
+        let candidates: Vec<(u64, u64)> = candidates.map(|(&id, volume)| (id, volume.blocks)).collect();
+        if candidates.is_empty() {
+            return None;
+        }
+        let (id, blocks) = candidates[self.random.below(candidates.len() as u64) as usize];
+        let spb = self.sectors_per_block();
+        let block = if blocks <= 4096 {
+            self.random.below(blocks)
+        } else {
+            // A few places of a volume that is far larger than the disk, its end among them.
+            let near = self.random.below(64);
+            match self.random.below(4) {
+                0 => near,
+                1 => blocks - 1 - near,
+                part => blocks / 5 * part + near,
+            }
+        };
+        let sector = block * spb + self.random.below(spb);
+        let count = (1 + self.random.below(self.tuning.longest_write)).min(blocks * spb - sector);
+        Some((id, sector, count))
+    }
+
+    /// The blocks that have any of these sectors.
+    pub(super) fn blocks_of(&self, sector: u64, count: u64) -> BlockRange {
+        let spb = self.sectors_per_block();
+        BlockRange::between(Vlba(sector / spb), Vlba((sector + count).div_ceil(spb)))
+    }
+
+    pub(super) fn is_busy(&self, volume: u64, range: BlockRange) -> bool {
+        self.flights.iter().any(|flight| flight.volume == volume && flight.range.intersect(range).is_some())
+    }
+
+    /// A guest writes some sectors: in place where it can, otherwise to fresh blocks.
+    pub(super) fn guest_write(&mut self) -> Step {
+        let Some((id, sector, count)) = self.pick(false) else { return Ok(()) };
+        let range = self.blocks_of(sector, count);
+        if self.is_busy(id, range) || self.flights.len() >= self.tuning.most_flights {
+            return self.advance_flight();
+        }
+        self.tell(format!("write {count} sectors from {sector} on, of volume {id}"));
+        let disk = &mut self.disk.clone();
+        let at_once = 1 + self.random.below(5) as usize;
+        let extents = find::extents(&mut self.volumes, disk, VolumeId(id), range, at_once)?;
+        let sectors = (sector, sector + count);
+        let mut elsewhere = range.first.0;
+        let overwrites_shared = self.bug == Some(Bug::OverwriteShared);
+        for extent in extents.iter().filter(|extent| !extent.shared || overwrites_shared) {
+            self.start_flights(id, BlockRange::between(Vlba(elsewhere), extent.first), sectors, &extents)?;
+            self.overwrite(id, extent, sectors)?;
+            elsewhere = extent.first.0 + extent.count;
+        }
+        let end = range.first.0 + range.count;
+        self.start_flights(id, BlockRange::between(Vlba(elsewhere), Vlba(end)), sectors, &extents)
+    }
+
+    /// Writes those of the sectors that lie in the extent, in place.
+    fn overwrite(&mut self, id: u64, extent: &Extent, (start, end): (u64, u64)) -> Step {
+        let spb = self.sectors_per_block();
+        let (first, last) = (extent.first.0 * spb, (extent.first.0 + extent.count) * spb);
+        let (start, end) = (start.max(first), end.min(last));
+        let offset_bytes = (extent.physical.0 * spb + (start - first)) * SECTOR_BYTES as u64;
+        let position = self.disk.position();
+        let mut data = Vec::new();
+        for sector in start..end {
+            let stamp = self.lore.stamps.give(Some((id, sector)));
+            data.extend(fill(stamp));
+            let block = sector / spb;
+            let cell = self.state.0.get(&id).and_then(|volume| volume.cells.get(&block));
+            let cell = *cell.ok_or_else(|| format!("block {block} of volume {id} is mapped and should be a hole"))?;
+            self.cells.write(cell, (sector % spb) as usize, position, Place { volume: id, block }, stamp);
+        }
+        // A guest whose write fails does not know what is there, and neither does the model.
+        self.disk.write_sectors(offset_bytes, &data).or(Ok(()))
+    }
+
+    /// Asks for fresh blocks for all of the range.
+    fn start_flights(&mut self, id: u64, range: BlockRange, sectors: (u64, u64), extents: &[Extent]) -> Step {
+        let mut rest = range;
+        while rest.count > 0 {
+            let free = self.volumes.space().free;
+            let grant = match self.volumes.allocate(&mut self.disk.clone(), VolumeId(id), rest) {
+                Ok(grant) => grant,
+                Err(VolumeError::NoSpace { .. }) if free * u64::from(self.tuning.block_bytes) < PLENTY_BYTES => {
+                    return self.refused();
+                }
+                Err(VolumeError::QuotaExceeded { .. }) if self.has_quota(id) => return self.refused(),
+                Err(error) => return Err(format!("allocate {rest:?} of {id} with {free} blocks free: {error}")),
+            };
+            let (granted, volume) = (grant.range(), grant.volume());
+            let count: u64 = grant.extents().iter().map(|extent| extent.count).sum();
+            if granted.first != rest.first
+                || count != granted.count
+                || count == 0
+                || count > rest.count
+                || volume.0 != id
+            {
+                return Err(format!("allocate {rest:?} of {id} gives {grant:?}"));
+            }
+            self.start_flight(id, grant, sectors, extents)?;
+            rest = rest.split(count).1;
+        }
+        Ok(())
+    }
+
+    /// Nothing was done, and rightly so.
+    pub(super) const fn refused(&mut self) -> Step {
+        self.lore.refusals += 1;
+        Ok(())
+    }
+
+    pub(super) fn has_quota(&self, id: u64) -> bool {
+        self.state.0.get(&id).is_some_and(|volume| volume.quota_blocks.is_some())
+    }
+
+    fn start_flight(&mut self, id: u64, grant: Grant, (start, end): (u64, u64), extents: &[Extent]) -> Step {
+        let spb = self.sectors_per_block();
+        let (mut cells, mut writes) = (BTreeMap::new(), Vec::new());
+        for extent in grant.extents() {
+            let mut contents = Vec::new();
+            for block in extent.first.0..extent.first.0 + extent.count {
+                cells.insert(block, self.cells.make(spb as usize));
+                let so_far = extents.iter().find(|extent| extent.range().contains(Vlba(block)));
+                for sector in block * spb..(block + 1) * spb {
+                    contents.push(match so_far {
+                        _ if (start..end).contains(&sector) => Content::New(self.lore.stamps.give(Some((id, sector)))),
+                        Some(extent) => Content::Copy(extent.physical.0 * spb + sector - extent.first.0 * spb),
+                        None => Content::Zero,
+                    });
+                }
+            }
+            let offset_bytes = extent.physical.0 * spb * SECTOR_BYTES as u64;
+            writes.push(FlightWrite { offset_bytes, block: extent.first.0, contents });
+        }
+        writes.reverse();
+        let quota_blocks = self.state.0.get(&id).and_then(|volume| volume.quota_blocks);
+        let mut flight = Flight { volume: id, range: grant.range(), grant: Some(grant), quota_blocks, cells, writes };
+        if self.bug == Some(Bug::LinkBeforeData) {
+            self.link(&mut flight)?;
+        }
+        self.flights.push(flight);
+        Ok(())
+    }
+
+    /// Some flight gets a little further.
+    pub(super) fn advance_flight(&mut self) -> Step {
+        if self.flights.is_empty() {
+            return Ok(());
+        }
+        let index = self.random.below(self.flights.len() as u64) as usize;
+        let mut flight = self.flights.swap_remove(index);
+        if let Some(write) = flight.writes.pop() {
+            let (volume, first) = (flight.volume, write.block);
+            self.tell(format!("write fresh blocks of volume {volume}, from block {first} on"));
+            if self.fill(&flight, &write).is_err() {
+                self.cancel(flight);
+            } else {
+                self.flights.push(flight);
+            }
+            return Ok(());
+        }
+        self.link(&mut flight)
+    }
+
+    /// Writes fresh blocks.
+    fn fill(&mut self, flight: &Flight, write: &FlightWrite) -> std::io::Result<()> {
+        let spb = self.sectors_per_block();
+        let position = self.disk.position();
+        let mut data = Vec::with_capacity(write.contents.len() * SECTOR_BYTES);
+        for (index, content) in write.contents.iter().enumerate() {
+            let (block, sector) = (write.block + index as u64 / spb, (index as u64 % spb) as usize);
+            let mut bytes = [0; SECTOR_BYTES];
+            let stamp = match *content {
+                Content::New(stamp) => {
+                    bytes = fill(stamp);
+                    stamp
+                }
+                Content::Copy(from) => {
+                    self.disk.read_sectors(from * SECTOR_BYTES as u64, &mut bytes)?;
+                    let (Ok(stamp) | Err(stamp)) = stamp_of(&bytes);
+                    // What should have been there, so that a copy of the wrong thing is noticed.
+                    let cell = self.state.0.get(&flight.volume).and_then(|volume| volume.cells.get(&block));
+                    cell.and_then(|cell| self.cells.now(*cell, sector)).unwrap_or(stamp)
+                }
+                Content::Zero if self.bug == Some(Bug::NoZeroes) => {
+                    let offset_bytes = write.offset_bytes + (index * SECTOR_BYTES) as u64;
+                    self.disk.read_sectors(offset_bytes, &mut bytes)?;
+                    0
+                }
+                Content::Zero => 0,
+            };
+            data.extend(bytes);
+            let place = Place { volume: flight.volume, block };
+            if let Some(cell) = flight.cells.get(&block) {
+                self.cells.write(*cell, sector, position, place, stamp);
+            }
+        }
+        self.disk.write_sectors(write.offset_bytes, &data)
+    }
+
+    /// The fresh blocks are written: they become the volume's.
+    fn link(&mut self, flight: &mut Flight) -> Step {
+        let Some(grant) = flight.grant.take() else { return Ok(()) };
+        let id = flight.volume;
+        self.tell(format!("link {} blocks from {} on, of volume {id}", flight.range.count, flight.range.first));
+        match self.volumes.link(&mut self.disk.clone(), grant) {
+            Ok(()) => {}
+            Err(VolumeError::NoSpace { .. }) => return self.refused(),
+            Err(VolumeError::NoSuchVolume(_)) if !self.state.0.contains_key(&id) => return self.refused(),
+            Err(error) => return Err(format!("link {:?} of {id}: {error}", flight.range)),
+        }
+        let volume = self.state.0.get_mut(&id).ok_or_else(|| format!("linked to volume {id}, which is gone"))?;
+        let mapped = volume.cells.len() as u64;
+        Rc::make_mut(&mut volume.cells).append(&mut flight.cells);
+        let now = volume.cells.len() as u64;
+        let quota_blocks = volume.quota_blocks.zip(flight.quota_blocks).map(|(now, then)| now.max(then));
+        match quota_blocks {
+            Some(quota) if now > quota && now > mapped => Err(format!("volume {id} has {now} blocks: quota {quota}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// The write will not be done.
+    pub(super) fn cancel(&mut self, mut flight: Flight) {
+        if let Some(grant) = flight.grant.take() {
+            self.tell(format!("release {} blocks of volume {}", flight.range.count, flight.volume));
+            self.volumes.release(grant);
+        }
+    }
+
+    /// A guest reads a few sectors.
+    pub(super) fn read_something(&mut self) -> Step {
+        let Some((id, sector, count)) = self.pick(true) else { return Ok(()) };
+        let (range, spb) = (self.blocks_of(sector, count), self.sectors_per_block());
+        self.tell(format!("read {count} sectors from {sector} on, of volume {id}"));
+        let extents = find::extents(&mut self.volumes, &mut self.disk.clone(), VolumeId(id), range, 2)?;
+        for sector in sector..sector + count {
+            let block = sector / spb;
+            let extent = extents.iter().find(|extent| extent.range().contains(Vlba(block)));
+            let cell = self.state.0.get(&id).and_then(|volume| volume.cells.get(&block));
+            let (Some(extent), Some(cell)) = (extent, cell) else {
+                if extent.is_some() || cell.is_some() {
+                    return Err(format!("block {block} of volume {id} should be {cell:?} and is {extent:?}"));
+                }
+                continue;
+            };
+            let mut bytes = [0; SECTOR_BYTES];
+            let physical = extent.physical.0 * spb + sector - extent.first.0 * spb;
+            self.disk
+                .read_sectors(physical * SECTOR_BYTES as u64, &mut bytes)
+                .map_err(|error| format!("sector {sector} of volume {id}: {error}"))?;
+            let expected = self.cells.now(*cell, (sector % spb) as usize);
+            if stamp_of(&bytes).ok() != expected {
+                let (Ok(found) | Err(found)) = stamp_of(&bytes);
+                let found = self.lore.stamps.describe(found);
+                let expected = expected.map(|stamp| self.lore.stamps.describe(stamp));
+                return Err(format!("sector {sector} of volume {id} reads {found} instead of {expected:?}"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,59 @@
+//! Many histories at once.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use super::history::{Options, Outcome, Violation, run};
+
+/// Runs the histories of all `seeds`, on as many threads as there are cores. After each, `progress` is given how many
+/// have ended, and what they came to.
+///
+/// # Errors
+/// Something that must not be; of several violations the one with the lowest seed.
+pub fn run_many(
+    seeds: Range<u64>,
+    options: &Options,
+    progress: &(dyn Fn(u64, &Outcome) + Sync),
+) -> Result<Outcome, Box<Violation>> {
+    let all = Mutex::new(All { seeds, ended: 0, total: Outcome::default(), violation: None });
+    let lock = || all.lock().unwrap_or_else(PoisonError::into_inner);
+    let work = || {
+        loop {
+            let next = lock().seeds.next();
+            let Some(seed) = next else { return };
+            let result = run(seed, options);
+            let mut all = lock();
+            match result {
+                Ok(outcome) => {
+                    all.ended += 1;
+                    all.total.add(outcome);
+                    progress(all.ended, &all.total);
+                }
+                Err(violation) => {
+                    // Earlier seeds that are under way come to their end.
+                    all.seeds = 0..0;
+                    if all.violation.as_ref().is_none_or(|other| violation.seed < other.seed) {
+                        all.violation = Some(violation);
+                    }
+                }
+            }
+        }
+    };
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(work);
+        }
+    });
+    let All { total, violation, .. } = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    violation.map_or(Ok(total), Err)
+}
+
+struct All {
+    /// Those that nobody has begun.
+    seeds: Range<u64>,
+    ended: u64,
+    total: Outcome,
+    violation: Option<Box<Violation>>,
+}

@@ -1,0 +1,66 @@
+//! What sort of history a seed gives.
+
+use sidecore_volume::OpenOptions;
+
+use crate::Random;
+
+/// The choices that hold for a whole history.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tuning {
+    /// The granularity.
+    pub(super) block_bytes: u32,
+    /// The disk's size.
+    pub(super) disk_bytes: usize,
+    /// The longest write, in sectors.
+    pub(super) longest_write: u64,
+    /// The size of usual volumes, at most, in blocks.
+    pub(super) largest_volume: u64,
+    /// One in so many volumes is far larger than the disk.
+    pub(super) volumes_per_huge: u64,
+    /// How many volumes there are, at most.
+    pub(super) most_volumes: usize,
+    /// For how many steps freed blocks are kept, below.
+    pub(super) longest_grace: u64,
+    /// How many writes may be between allocation and link.
+    pub(super) most_flights: usize,
+    /// During a commit's writes, something else happens once in so many times.
+    pub(super) writes_per_meanwhile: u64,
+    /// One in so many commits meets a failing disk.
+    pub(super) commits_per_failure: u64,
+    /// A comb has so many teeth at most: extents of one block each.
+    pub(super) longest_comb: u64,
+    /// Clean nodes that are kept in memory.
+    pub(super) cache_nodes: usize,
+    /// One in so many volume operations is not committed at once.
+    pub(super) operations_per_lazy: u64,
+}
+
+impl Tuning {
+    pub(super) fn draw(random: &mut Random) -> Self {
+        let block_bytes = [512, 1024, 1024, 4096][random.below(4) as usize];
+        let kib = [1024, 1024, 1024 + 4 * random.below(256), 2048, 4096][random.below(5) as usize];
+        Self {
+            block_bytes,
+            disk_bytes: (kib as usize) << 10,
+            longest_write: [1, 8, 32, 128, 512][random.below(5) as usize],
+            largest_volume: [8, 64, 512, 2048][random.below(4) as usize],
+            volumes_per_huge: [3, 20][random.below(2) as usize],
+            most_volumes: [2, 5, 12, 40][random.below(4) as usize],
+            longest_grace: [1, 5, 40][random.below(3) as usize],
+            most_flights: [1, 4, 12][random.below(3) as usize],
+            writes_per_meanwhile: [2, 4, 1000][random.below(3) as usize],
+            commits_per_failure: [60, 1000][random.below(2) as usize],
+            longest_comb: [2, 40, 300, 1000][random.below(4) as usize],
+            cache_nodes: [1, 8, 2048][random.below(3) as usize],
+            operations_per_lazy: [2, 6, 1000][random.below(3) as usize],
+        }
+    }
+
+    pub(super) const fn open_options(&self) -> OpenOptions {
+        OpenOptions { cache_nodes: self.cache_nodes, read_only: false }
+    }
+
+    pub(super) const fn sectors_per_block(&self) -> usize {
+        self.block_bytes as usize / super::disk::SECTOR_BYTES
+    }
+}

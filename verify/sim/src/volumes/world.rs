@@ -1,0 +1,325 @@
+//! Volumes in use: the part of the controller, and of its guests, at random.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::rc::Rc;
+
+use sidecore_volume::{Commit, Disk, Freed, VolumeId, Volumes};
+
+use super::Bug;
+use super::disk::SimDisk;
+use super::find;
+use super::guest::Flight;
+use super::model::{Cells, Found, Generation, Mark, ModelVolume, Place, Stamps, State, When, compare};
+use super::tuning::Tuning;
+use crate::Random;
+
+/// What goes on over power cuts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lore {
+    pub(super) stamps: Stamps,
+    /// Names that were given.
+    pub(super) names: u64,
+    /// What the clock says, in seconds.
+    pub(super) now_unix_s: u64,
+    /// What was done to the volumes.
+    pub(super) operations: u64,
+    /// What was refused, because the disk or the quota was full.
+    pub(super) refusals: u64,
+}
+
+/// Volumes from one start to the next power cut, and what they should hold.
+pub(super) struct World {
+    pub(super) random: Random,
+    pub(super) tuning: Tuning,
+    pub(super) bug: Option<Bug>,
+    pub(super) lore: Lore,
+    pub(super) disk: SimDisk,
+    pub(super) volumes: Volumes,
+    pub(super) state: State,
+    /// The newest volume's id, though it may be gone: none comes twice.
+    pub(super) newest_id: Option<u64>,
+    pub(super) cells: Cells,
+    pub(super) marks: Vec<Mark>,
+    pub(super) flights: Vec<Flight>,
+    /// Blocks in their grace period, and the step at which it is over.
+    freed: Vec<(Freed, u64)>,
+    steps: u64,
+    committing: bool,
+    /// What was wrong while a commit was being written.
+    failed: Option<String>,
+    /// The position of the recording before each step, and what the step was.
+    pub(super) trace: Vec<(usize, String)>,
+}
+
+/// How a step ends: with what is wrong, if something is.
+pub(super) type Step = Result<(), String>;
+
+impl World {
+    /// Goes on with what was found on a disk, which holds nothing that is not safe.
+    pub(super) fn new(
+        random: Random,
+        tuning: Tuning,
+        bug: Option<Bug>,
+        lore: Lore,
+        disk: SimDisk,
+        found: &Found,
+        newest_id: Option<u64>,
+    ) -> Result<Self, String> {
+        let volumes =
+            Volumes::open_with(&mut disk.clone(), &tuning.open_options()).map_err(|error| format!("open: {error}"))?;
+        if bug == Some(Bug::LyingFlushes) {
+            disk.lie_about_flushes();
+        }
+        let (state, cells) = adopt(found, tuning.sectors_per_block());
+        let safe = Rc::new(Generation { taken: disk.position(), state: state.clone(), newest_id });
+        let marks = vec![Mark { from: 0, safe, next: None }];
+        Ok(Self {
+            random,
+            tuning,
+            bug,
+            lore,
+            disk,
+            volumes,
+            state,
+            newest_id,
+            cells,
+            marks,
+            flights: Vec::new(),
+            freed: Vec::new(),
+            steps: 0,
+            committing: false,
+            failed: None,
+            trace: Vec::new(),
+        })
+    }
+
+    /// Takes so many steps, or fewer if the volumes become read-only because the disk failed.
+    pub(super) fn run(&mut self, steps: u64) -> Step {
+        for _ in 0..steps {
+            if self.volumes.read_only().is_some() {
+                return Ok(());
+            }
+            self.step()?;
+        }
+        self.verify()
+    }
+
+    fn step(&mut self) -> Step {
+        self.steps += 1;
+        self.lore.now_unix_s += self.random.below(3);
+        self.end_grace();
+        match self.random.below(64) {
+            0..16 => self.guest_write(),
+            16..34 => self.advance_flight(),
+            34..38 => self.discard(),
+            38..42 => self.guest_flush(),
+            42..44 => self.read_something(),
+            44 if self.random.once_in(4) => self.verify(),
+            45 if self.random.once_in(2) => self.commit(),
+            46..49 => self.share(),
+            49 => self.comb(),
+            50..58 => self.manage(),
+            _ => self.advance_flight(),
+        }
+    }
+
+    /// Notes what is about to be done.
+    pub(super) fn tell(&mut self, what: impl Into<String>) {
+        self.lore.operations += 1;
+        self.trace.push((self.disk.position(), what.into()));
+    }
+
+    /// Gives back what was freed long enough ago.
+    fn end_grace(&mut self) {
+        let now = self.steps;
+        let (over, waiting) = std::mem::take(&mut self.freed).into_iter().partition(|(_, until)| *until <= now);
+        self.freed = waiting;
+        let over: Vec<(Freed, u64)> = over;
+        for (freed, _) in over {
+            self.tell("reuse");
+            self.volumes.reuse(freed);
+        }
+    }
+
+    /// Gives back all that was freed: nothing that was started earlier goes on.
+    pub(super) fn end_all_grace(&mut self) {
+        self.tell("reuse everything");
+        for (freed, _) in std::mem::take(&mut self.freed) {
+            self.volumes.reuse(freed);
+        }
+    }
+
+    pub(super) const fn is_committing(&self) -> bool {
+        self.committing
+    }
+
+    /// A guest waits for its writes to be safe.
+    fn guest_flush(&mut self) -> Step {
+        let Some(id) = self.any_volume() else { return Ok(()) };
+        if !self.volumes.is_dirty(VolumeId(id)) {
+            self.tell(format!("flush of volume {id}, of which the metadata is safe"));
+            self.check_safe(id)?;
+            // A guest is told when that fails.
+            return self.disk.flush_all().or(Ok(()));
+        }
+        if self.committing {
+            // It waits for this commit, and the next one.
+            return Ok(());
+        }
+        if self.bug == Some(Bug::FlushWithoutCommit) {
+            self.tell("flush without a commit");
+            let generation = self.generation();
+            self.disk.flush_all().map_err(|error| error.to_string())?;
+            self.mark(generation, None);
+            return Ok(());
+        }
+        self.commit()
+    }
+
+    /// The volume is said to be safe as it is.
+    fn check_safe(&self, id: u64) -> Step {
+        let safe = self.marks.last().and_then(|mark| mark.safe.state.0.get(&id));
+        if safe == self.state.0.get(&id) {
+            Ok(())
+        } else {
+            Err(format!("volume {id} is said to be safe, and is {:?} and not {safe:?}", self.state.0.get(&id)))
+        }
+    }
+
+    fn generation(&self) -> Rc<Generation> {
+        Rc::new(Generation { taken: self.disk.position(), state: self.state.clone(), newest_id: self.newest_id })
+    }
+
+    fn mark(&mut self, safe: Rc<Generation>, next: Option<Rc<Generation>>) {
+        self.marks.push(Mark { from: self.disk.position(), safe, next });
+    }
+
+    /// Makes all that was done safe. Whoever waits for that is told when it returns.
+    pub(super) fn commit(&mut self) -> Step {
+        if self.committing {
+            return Ok(());
+        }
+        self.tell("commit");
+        let generation = self.generation();
+        let Some(commit) = self.volumes.begin_commit() else {
+            self.disk.flush_all().map_err(|error| error.to_string())?;
+            self.mark(generation, None);
+            return Ok(());
+        };
+        let Some(safe) = self.marks.last().map(|mark| Rc::clone(&mark.safe)) else {
+            return Err("no generation was ever safe".to_owned());
+        };
+        self.mark(safe, Some(Rc::clone(&generation)));
+        if self.random.once_in(self.tuning.commits_per_failure) {
+            let succeeds = self.random.below(16);
+            self.disk.fail_after(Some(succeeds));
+        }
+        let result = self.write_commit(&commit);
+        self.disk.fail_after(None);
+        if let Some(failed) = self.failed.take() {
+            return Err(failed);
+        }
+        let succeeded = result.is_ok();
+        self.tell(if succeeded { "commit is safe" } else { "commit failed" });
+        let freed = self.volumes.end_commit(commit, result);
+        if !succeeded {
+            return if self.volumes.read_only().is_some() {
+                Ok(())
+            } else {
+                Err("a commit failed, and they go on".to_owned())
+            };
+        }
+        self.mark(generation, None);
+        let until = self.steps + self.random.below(self.tuning.longest_grace);
+        self.freed.push((freed, until));
+        Ok(())
+    }
+
+    fn write_commit(&mut self, commit: &Commit) -> io::Result<()> {
+        self.committing = true;
+        let result = commit.write(&mut DuringCommit { world: self });
+        self.committing = false;
+        result
+    }
+
+    /// Whether everything is as it should be, without any cut.
+    pub(super) fn verify(&mut self) -> Step {
+        self.tell("verify");
+        find::check(&mut self.volumes, &mut self.disk.clone(), false)?;
+        let found = find::find(&mut self.volumes, &mut self.disk.clone(), &mut self.random)?;
+        let found = find::read(found, &self.disk.bytes(), self.tuning.block_bytes);
+        let generation = Generation { taken: usize::MAX, state: self.state.clone(), newest_id: None };
+        let when = When { taken: usize::MAX, flushed: usize::MAX, cut: usize::MAX };
+        compare(&found, &generation, &self.cells, &self.lore.stamps, when, false)
+            .map_err(|what| format!("in use: {what}"))
+    }
+}
+
+/// The disk that a commit is written to, while everything else goes on.
+struct DuringCommit<'a> {
+    world: &'a mut World,
+}
+
+impl DuringCommit<'_> {
+    fn meanwhile(&mut self) {
+        while self.world.failed.is_none() && self.world.random.once_in(self.world.tuning.writes_per_meanwhile) {
+            if let Err(what) = self.world.step() {
+                self.world.failed = Some(what);
+            }
+        }
+    }
+}
+
+impl Disk for DuringCommit<'_> {
+    fn size_bytes(&self) -> u64 {
+        self.world.disk.size_bytes()
+    }
+
+    fn read(&mut self, offset_bytes: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.world.disk.read(offset_bytes, buffer)
+    }
+
+    fn write(&mut self, offset_bytes: u64, data: &[u8]) -> io::Result<()> {
+        self.meanwhile();
+        self.world.disk.write(offset_bytes, data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.meanwhile();
+        self.world.disk.flush()?;
+        self.meanwhile();
+        Ok(())
+    }
+}
+
+/// The model of what was found: blocks that lie at the same place are the same cell.
+fn adopt(found: &Found, sectors_per_block: usize) -> (State, Cells) {
+    let (mut state, mut cells, mut places) = (State::default(), Cells::default(), BTreeMap::new());
+    for (&id, volume) in found {
+        let mut blocks = BTreeMap::new();
+        for (&block, found) in &volume.blocks {
+            let cell = *places.entry(found.physical).or_insert_with(|| {
+                let cell = cells.make(sectors_per_block);
+                for (sector, content) in found.sectors.iter().enumerate() {
+                    let (Ok(stamp) | Err(stamp)) = content;
+                    cells.write(cell, sector, 0, Place { volume: id, block }, *stamp);
+                }
+                cell
+            });
+            blocks.insert(block, cell);
+        }
+        let info = &volume.info;
+        let volume = ModelVolume {
+            name: info.name.clone(),
+            blocks: info.blocks,
+            quota_blocks: info.quota_blocks,
+            read_only: info.read_only,
+            origin: info.origin.map(|id| id.0),
+            created_at_unix_s: info.created_at_unix_s,
+            cells: Rc::new(blocks),
+        };
+        state.0.insert(id, volume);
+    }
+    (state, cells)
+}
