@@ -79,6 +79,9 @@ fn a_snapshot_keeps_what_was_and_the_volume_goes_on() {
 
     write(&mut volumes, &mut disk, id, 10, 5).unwrap();
     let (_, _, physical, _) = before[0];
+    // On the disk the volume refers to these five still.
+    assert_eq!(mapping(&mut volumes, &mut disk, snapshot), shared);
+    commit(&mut volumes, &mut disk);
     assert_eq!(
         mapping(&mut volumes, &mut disk, snapshot),
         [(0, 10, physical, true), (10, 5, physical + 10, false), (15, 85, physical + 15, true)]
@@ -102,6 +105,7 @@ fn a_snapshot_keeps_what_was_and_the_volume_goes_on() {
     assert!(matches!(volumes.resize(&mut disk, snapshot, 5), Err(VolumeError::VolumeReadOnly(_))));
 
     volumes.delete(&mut disk, id).unwrap();
+    commit(&mut volumes, &mut disk);
     assert_eq!(mapping(&mut volumes, &mut disk, snapshot), [(0, 100, physical, false)]);
     clean(&volumes, &mut disk);
     volumes.delete(&mut disk, snapshot).unwrap();
@@ -181,6 +185,7 @@ fn sharing_maps_the_same_blocks_and_writing_parts_them() {
     clean(&volumes, &mut disk);
     write(&mut volumes, &mut disk, a, 0, 100).unwrap();
     write(&mut volumes, &mut disk, a, 200, 10).unwrap();
+    commit(&mut volumes, &mut disk);
     assert!(mapping(&mut volumes, &mut disk, b).iter().all(|extent| !extent.3));
     clean(&volumes, &mut disk);
 }
