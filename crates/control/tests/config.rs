@@ -236,6 +236,24 @@ const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "5:13",
         &["from 1 to 1000000"],
     ),
+    (
+        "a map that nobody knows",
+        "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"used.img\"\nmap = \"tape\"\n",
+        "5:7",
+        &["host-file"],
+    ),
+    (
+        "a host file that is not direct",
+        "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"used.img\"\nmap = \"host-file\"\ndirect = false\n",
+        "5:7",
+        &["always direct", "leave out `direct`"],
+    ),
+    (
+        "a controller on a host file",
+        "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"blank.img\"\nmap = \"host-file\"\n[[controller]]\nname = \"c\"\nstore = \"x\"\nformat = \"blank\"\n",
+        "8:9",
+        &["belongs to the host's filesystem"],
+    ),
     // Sidecores.
     (
         "one CPU for two",

@@ -18,6 +18,9 @@ use crate::physical::PhysicalDisk;
 /// Threads that serve misses: while one waits for the store, another goes on.
 const SERVERS: usize = 2;
 
+/// Nice, as far as it goes (setpriority(2)).
+const HIGHEST_PRIORITY: i32 = -20;
+
 /// How often those are looked after that wait for a grace period.
 const GRACE_PATIENCE: Duration = Duration::from_millis(1);
 
@@ -144,6 +147,10 @@ fn start(
     let (ready, opened): (SyncSender<io::Result<()>>, _) = mpsc::sync_channel(1);
     let store = Arc::clone(store);
     let thread = std::thread::Builder::new().name(name).spawn(move || {
+        // Guests and sidecores that spin leave no core idle. A miss is short, and must
+        // not wait for the end of their time slices. Without the right to ask for
+        // that, it does.
+        let _ = rustix::process::setpriority_process(None, HIGHEST_PRIORITY);
         let disk = match PhysicalDisk::open(&store) {
             Ok(disk) => disk,
             Err(error) => return drop(ready.send(Err(error))),

@@ -21,13 +21,16 @@ use crate::mail::{Answer, GrantId, Message, Question};
 const LOOKUP_EXTENTS: usize = 128;
 
 impl Hypervisor {
-    /// Reads what was pruned from the metadata again, from the start of `range` on.
+    /// Reads what was pruned from the metadata again, from the start of `range` on and
+    /// as far behind it as one lookup goes: who reads on need not come again.
     pub(super) fn regenerate(&self, message: Message, range: BlockRange, disk: &mut dyn Disk) {
         let mut state = self.state();
         let Some((id, open, volumes)) = state.volume_of(message.function) else {
             message.reply_to.reply(Answer::Failed(BlockError::EIO));
             return;
         };
+        let blocks = volumes.get(id).map_or(0, |info| info.blocks);
+        let range = BlockRange { first: range.first, count: blocks.saturating_sub(range.first.0).max(range.count) };
         // What is in between is not in the metadata yet.
         let range = match open.grants.conflict(range) {
             Some(conflict) if conflict.first <= range.first => {
