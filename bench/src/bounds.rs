@@ -4,9 +4,9 @@ use crate::record::{FLOOR, Params, Records};
 
 /// Which number, and where it has to be.
 #[derive(Clone, Copy, Debug)]
-pub struct Bound {
+pub struct Bound<'a> {
     /// The case that it is about.
-    pub case: &'static str,
+    pub case: &'a str,
     /// Which number.
     pub of: Of,
     /// Where it has to be.
@@ -31,6 +31,8 @@ pub enum Limit {
     AtMost(f64),
     /// This, or more.
     AtLeast(f64),
+    /// More than this.
+    MoreThan(f64),
 }
 
 impl Limit {
@@ -38,6 +40,7 @@ impl Limit {
         match self {
             Self::AtMost(limit) => value <= limit,
             Self::AtLeast(limit) => value >= limit,
+            Self::MoreThan(limit) => value > limit,
         }
     }
 }
@@ -64,13 +67,27 @@ pub struct Checked {
     pub verdict: Verdict,
 }
 
+/// Prints how bounds fared; whether all of them hold.
+pub fn print(checked: &[Checked]) -> bool {
+    for bound in checked {
+        let word = match bound.verdict {
+            Verdict::Pass => "pass",
+            Verdict::Fail => "FAIL",
+            Verdict::Unknown => "unknown (the cores were far apart, or busy with something else)",
+            Verdict::Missing => "not measured",
+        };
+        println!("{word}: {}", bound.line);
+    }
+    checked.iter().all(|bound| bound.verdict == Verdict::Pass)
+}
+
 /// Looks all of `bounds` up in `records`.
 #[must_use]
-pub fn check(bounds: &[Bound], records: &Records, ours: &str) -> Vec<Checked> {
+pub fn check(bounds: &[Bound<'_>], records: &Records, ours: &str) -> Vec<Checked> {
     bounds.iter().map(|bound| check_one(bound, records, ours)).collect()
 }
 
-fn check_one(bound: &Bound, records: &Records, ours: &str) -> Checked {
+fn check_one(bound: &Bound<'_>, records: &Records, ours: &str) -> Checked {
     let case = bound.case;
     let (what, unit, found) = match bound.of {
         Of::Ratio(metric, peer) => {
@@ -89,6 +106,7 @@ fn check_one(bound: &Bound, records: &Records, ours: &str) -> Checked {
     let limit = match bound.limit {
         Limit::AtMost(limit) => format!("at most {limit}"),
         Limit::AtLeast(limit) => format!("at least {limit}"),
+        Limit::MoreThan(limit) => format!("more than {limit}"),
     };
     let Some((value, params)) = found else {
         return Checked { line: format!("{what} must be {limit}{unit}, was not measured"), verdict: Verdict::Missing };

@@ -9,16 +9,24 @@
 #![forbid(unsafe_code)]
 
 pub mod bounds;
+pub mod control;
 pub mod cores;
+pub mod fill;
 pub mod floors;
+pub mod host_disk;
 pub mod huge_pages;
+pub mod lines;
 pub mod load;
 pub mod local_block;
+pub mod nested;
 pub mod peer;
 pub mod plot;
 pub mod process;
 pub mod readme;
 pub mod record;
+pub mod rounds;
 pub mod sidecored;
 pub mod stats;
 pub mod stop;
+pub mod translation;
+pub mod workers;

@@ -10,7 +10,7 @@ use sidecore_units::{SECTOR_BYTES, Sector};
 use crate::stats::Histogram;
 use crate::stop;
 
-/// Size of every request in bytes.
+/// Size of a request in bytes, unless it is said otherwise.
 pub const BLOCK_BYTES: u32 = 4096;
 
 /// What to do.
@@ -20,12 +20,41 @@ pub struct Work {
     pub write: bool,
     /// Requests in flight.
     pub depth: u16,
-    /// Blocks of [`BLOCK_BYTES`] that the random places are taken from.
+    /// Size of each request, a multiple of 512.
+    pub bytes: u32,
+    /// How many places of that size, one after the other, the random ones are taken from.
     pub blocks: u64,
+    /// Where the first of them is.
+    pub first: Sector,
     /// Read every byte of every completed read, and write every byte before every write.
     pub touch: bool,
+    /// Let others have the core whenever there is nothing to be seen.
+    pub yields: bool,
     /// For how long.
     pub duration: Duration,
+}
+
+impl Default for Work {
+    /// Reads of 4 KiB from one place, one after the other, for no time.
+    fn default() -> Self {
+        Self {
+            write: false,
+            depth: 1,
+            bytes: BLOCK_BYTES,
+            blocks: 1,
+            first: Sector(0),
+            touch: false,
+            yields: false,
+            duration: Duration::ZERO,
+        }
+    }
+}
+
+impl Work {
+    #[inline]
+    fn next_sector(&self, places: &mut Places) -> Sector {
+        Sector(self.first.0 + places.next_block() * (u64::from(self.bytes) / SECTOR_BYTES))
+    }
 }
 
 /// What came of it.
@@ -68,15 +97,13 @@ impl Places {
         self.state ^= self.state >> 27;
         ((self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) * self.blocks) >> 32
     }
-
-    #[inline]
-    fn next_sector(&mut self) -> Sector {
-        Sector(self.next_block() * (u64::from(BLOCK_BYTES) / SECTOR_BYTES))
-    }
 }
 
-/// Looks at the clock after this many requests.
+/// Looks at the clock after requests for this many bytes, or after [`REQUESTS_PER_LOOK`]; and sooner at first, because
+/// some requests take milliseconds.
+const BYTES_PER_LOOK: u64 = 16 << 20;
 const REQUESTS_PER_LOOK: u64 = 512;
+const FIRST_LOOK: u64 = 8;
 
 /// A polling client looks this often by itself, which is all that it does between two completions; then it looks at the
 /// clock as well.
@@ -96,25 +123,25 @@ pub fn run(queue: &mut BlkQueue, work: &Work, clock: &Clock) -> Result<Sample> {
 
 fn run_on(queue: &mut BlkQueue, work: &Work, clock: &Clock, slots: &[Slot]) -> Result<Sample> {
     let before = queue.counters();
+    let pattern = if work.touch && work.write { vec![0x5a; work.bytes as usize] } else { Vec::new() };
+    let per_look = (BYTES_PER_LOOK / u64::from(work.bytes.max(1))).clamp(1, REQUESTS_PER_LOOK);
     let mut places = Places::new(work.blocks);
     let mut latencies = Histogram::default();
     let mut completions: Vec<Completion> = Vec::with_capacity(slots.len());
     let start = clock.raw();
     for slot in slots {
-        submit(queue, *slot, places.next_sector(), work)?;
+        submit(queue, *slot, work.next_sector(&mut places), work, &pattern)?;
     }
     queue.publish()?;
     let mut since = start;
     let mut done = 0_u64;
-    let mut look_at = REQUESTS_PER_LOOK;
+    let mut step = per_look.min(FIRST_LOOK);
+    let mut look_at = step;
     let mut silence = 0_u32;
     let finish = loop {
         completions.clear();
         if queue.poll_completions(&mut completions)? == 0 {
-            silence += 1;
-            if queue.notify() == Notify::Interrupt || silence.is_multiple_of(LOOKS_PER_WAIT) {
-                wait(queue)?;
-            }
+            look_on(queue, work, &mut silence)?;
             continue;
         }
         done += completions.len() as u64;
@@ -128,11 +155,12 @@ fn run_on(queue: &mut BlkQueue, work: &Work, clock: &Clock, slots: &[Slot]) -> R
             if work.touch && !work.write {
                 std::hint::black_box(queue.sum_data(completion.slot));
             }
-            submit(queue, completion.slot, places.next_sector(), work)?;
+            submit(queue, completion.slot, work.next_sector(&mut places), work, &pattern)?;
         }
         queue.publish()?;
         if done >= look_at {
-            look_at = done + REQUESTS_PER_LOOK;
+            step = (step * 2).min(per_look);
+            look_at = done + step;
             let now = clock.raw();
             if clock.delta(start, now) >= work.duration {
                 break now;
@@ -143,7 +171,7 @@ fn run_on(queue: &mut BlkQueue, work: &Work, clock: &Clock, slots: &[Slot]) -> R
     while queue.in_flight() > 0 {
         completions.clear();
         if queue.poll_completions(&mut completions)? == 0 {
-            wait(queue)?;
+            look_on(queue, work, &mut silence)?;
         }
     }
     queue.take_calls();
@@ -165,20 +193,30 @@ fn run_on(queue: &mut BlkQueue, work: &Work, clock: &Clock, slots: &[Slot]) -> R
 }
 
 #[inline]
-fn submit(queue: &mut BlkQueue, slot: Slot, sector: Sector, work: &Work) -> Result<()> {
+fn submit(queue: &mut BlkQueue, slot: Slot, sector: Sector, work: &Work, pattern: &[u8]) -> Result<()> {
     if work.write {
         if work.touch {
-            queue.write_data(slot, 0, &[sector.0 as u8; BLOCK_BYTES as usize]);
+            queue.write_data(slot, 0, pattern);
         }
-        queue.submit_write(slot, sector, BLOCK_BYTES)?;
+        queue.submit_write(slot, sector, work.bytes)?;
     } else {
-        queue.submit_read(slot, sector, BLOCK_BYTES)?;
+        queue.submit_read(slot, sector, work.bytes)?;
     }
     Ok(())
 }
 
 /// How long a device may be silent before it counts as dead.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// There was nothing: sleeps until there is something, or goes on looking.
+#[inline]
+fn look_on(queue: &mut BlkQueue, work: &Work, silence: &mut u32) -> Result<()> {
+    *silence = silence.wrapping_add(1);
+    if work.yields {
+        rustix::thread::sched_yield();
+    }
+    if queue.notify() == Notify::Interrupt || silence.is_multiple_of(LOOKS_PER_WAIT) { wait(queue) } else { Ok(()) }
+}
 
 /// Spins, or sleeps, until there is something.
 #[cold]

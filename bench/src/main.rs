@@ -8,9 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use quanta::Clock;
+use sidecore_bench::fill::{self, Order};
 use sidecore_bench::load::{self, BLOCK_BYTES, Work};
-use sidecore_bench::{cores, local_block, plot, stop};
+use sidecore_bench::{cores, local_block, nested, plot, stop, translation};
 use sidecore_driver::{BlkClient, ClientOptions, Notify};
+use sidecore_units::SECTOR_BYTES;
 
 #[derive(Parser)]
 #[command(about = "The experiments", disable_help_subcommand = true)]
@@ -23,6 +25,10 @@ struct Arguments {
 enum What {
     /// Disks for guests on this host, beside qemu-storage-daemon.
     LocalBlock(local_block::Options),
+    /// Virtual functions beside the physical one, the same bytes as a file, and qemu-storage-daemon.
+    Nested(nested::Options),
+    /// What it takes to translate an address.
+    Translation(translation::Options),
     /// Drive one vhost-user disk and print what it does.
     Socket(Socket),
 }
@@ -52,6 +58,12 @@ struct Socket {
     /// Sleep until called, instead of polling.
     #[arg(long)]
     interrupt: bool,
+    /// Write all of it first, from its start to its end: destroys what is on the disk.
+    #[arg(long)]
+    fill: bool,
+    /// Size of each request in bytes.
+    #[arg(long, default_value_t = BLOCK_BYTES)]
+    bytes: u32,
     /// Read what was read, write what is written.
     #[arg(long)]
     touch: bool,
@@ -60,6 +72,8 @@ struct Socket {
 fn main() -> ExitCode {
     let result = match Arguments::parse().what {
         What::LocalBlock(options) => local_block::run(&options),
+        What::Nested(options) => nested::run(&options),
+        What::Translation(options) => translation::run(&options),
         What::Socket(options) => socket(&options).map(|()| true),
     };
     match result {
@@ -77,6 +91,7 @@ fn socket(options: &Socket) -> Result<()> {
     cores::pin(cores::CLIENT)?;
     let client_options = ClientOptions {
         slots: options.depth,
+        slot_bytes: options.bytes,
         packed: options.packed,
         indirect: options.indirect,
         event_idx: !options.no_event_idx,
@@ -84,13 +99,21 @@ fn socket(options: &Socket) -> Result<()> {
         ..ClientOptions::default()
     };
     let mut client = BlkClient::connect(&options.path, &client_options)?;
+    let sectors = client.config().capacity_sectors;
+    if options.fill {
+        drop(client);
+        fill::fill(&options.path, sectors * SECTOR_BYTES, 1 << 20, Order::Sequential)?;
+        client = BlkClient::connect(&options.path, &client_options)?;
+    }
     println!("features {:#x}, {:?}", client.features(), client.config());
     let work = Work {
         write: options.write,
         depth: options.depth,
-        blocks: client.config().capacity_sectors / u64::from(BLOCK_BYTES / 512),
+        bytes: options.bytes,
+        blocks: sectors * SECTOR_BYTES / u64::from(options.bytes),
         touch: options.touch,
         duration: Duration::try_from_secs_f64(options.seconds).context("not a time")?,
+        ..Work::default()
     };
     let sample = load::run(client.queue(0).context("no queue")?, &work, &Clock::new())?;
     println!("{}, {:.0} ns mean", plot::per_second(sample.iops), sample.latency_mean_ns);

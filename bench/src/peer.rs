@@ -12,6 +12,7 @@ use sidecore_driver::{BlkClient, ClientOptions};
 use crate::cores;
 use crate::load::{self, Work};
 use crate::process::Process;
+use crate::record::Params;
 
 /// The peer's name in the records.
 pub const NAME: &str = "qemu-storage-daemon";
@@ -51,6 +52,37 @@ impl Program {
                 Ok(Self { command, version, remark })
             }
         }
+    }
+}
+
+impl Program {
+    /// The newest there is, kept beside the output of the build that `daemon` is from; says which it is, or why there
+    /// is none.
+    #[must_use]
+    pub fn find_beside(daemon: &Path, may_fetch: bool) -> Option<Self> {
+        // Like the build's own output, made once and kept.
+        let target = daemon.parent().and_then(Path::parent);
+        let roots = target.map_or_else(std::env::temp_dir, |target| target.join("bench-root"));
+        match Self::find(&roots, may_fetch) {
+            Ok(program) => {
+                eprintln!("  peer: {NAME} {}", program.version);
+                if let Some(remark) = &program.remark {
+                    eprintln!("  peer: {remark}");
+                }
+                Some(program)
+            }
+            Err(error) => {
+                eprintln!("  no peer: {error:#}");
+                None
+            }
+        }
+    }
+
+    /// What there is to say of it in records.
+    #[must_use]
+    pub fn params(&self) -> Params {
+        let remark = self.remark.iter().map(|remark| ("remark".to_owned(), remark.clone().into()));
+        remark.chain([("version".to_owned(), self.version.clone().into())]).collect()
     }
 }
 
@@ -130,6 +162,8 @@ pub enum Disk {
     File {
         /// Where it is.
         path: PathBuf,
+        /// Through the page cache as well, if that turns out faster.
+        cached: bool,
     },
 }
 
@@ -144,7 +178,11 @@ pub struct Settings {
 
 impl Settings {
     fn all(disk: &Disk) -> Vec<Self> {
-        let directs: &[bool] = if matches!(disk, Disk::File { .. }) { &[false, true] } else { &[false] };
+        let directs: &[bool] = match disk {
+            Disk::Null { .. } => &[false],
+            Disk::File { cached: true, .. } => &[false, true],
+            Disk::File { cached: false, .. } => &[true],
+        };
         let polls = [32_768, 1_000_000];
         polls
             .iter()
@@ -206,7 +244,7 @@ impl StorageDaemon {
         let direct = if settings.direct { "on" } else { "off" };
         let blockdev = match disk {
             Disk::Null { bytes } => format!("driver=null-co,node-name=disk,size={bytes},read-zeroes=off"),
-            Disk::File { path } => {
+            Disk::File { path, .. } => {
                 format!("driver=file,node-name=disk,aio=io_uring,cache.direct={direct},filename={}", path.display())
             }
         };
@@ -231,7 +269,7 @@ impl StorageDaemon {
         let clock = Clock::new();
         let mut score = 1.0;
         for depth in [1, 32] {
-            let work = Work { write: false, depth, blocks, touch: false, duration: trial };
+            let work = Work { depth, blocks, duration: trial, ..Work::default() };
             score *= load::run(queue, &work, &clock)?.iops;
         }
         Ok(score)

@@ -121,7 +121,8 @@ pub fn per_second(value: f64) -> String {
     format!("{scaled:.digits$}{unit}")
 }
 
-fn escape(text: &str) -> String {
+/// Text as it stands in SVG.
+pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal};
 use sidecore_units::CoreId;
 
-use crate::stop;
+use crate::{stop, workers};
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -173,7 +173,7 @@ impl Drop for Process {
 }
 
 /// Time on a core, time waited for one, turns on one (Linux, Documentation/scheduler/sched-stats).
-fn schedstat(text: &str, field: usize) -> Duration {
+pub(crate) fn schedstat(text: &str, field: usize) -> Duration {
     Duration::from_nanos(text.split_whitespace().nth(field).and_then(|number| number.parse().ok()).unwrap_or(0))
 }
 
@@ -188,6 +188,7 @@ pub struct Watch {
     own_waits: Duration,
     waits: Duration,
     cpu: Duration,
+    workers: Option<Duration>,
 }
 
 impl Watch {
@@ -197,7 +198,16 @@ impl Watch {
     /// The program has ended.
     pub fn start(process: Option<&Process>) -> Result<Self> {
         let (waits, cpu) = waits_and_cpu(process)?;
-        Ok(Self { own_waits: own_waits(), waits, cpu, since: Instant::now() })
+        Ok(Self { own_waits: own_waits(), waits, cpu, workers: None, since: Instant::now() })
+    }
+
+    /// The same where the kernel's workers do a part of the work: what they took of the cores was not lost.
+    ///
+    /// # Errors
+    /// As [`Watch::start`].
+    pub fn start_with_workers(process: Option<&Process>) -> Result<Self> {
+        let workers = Some(workers::cpu_time());
+        Ok(Self { workers, ..Self::start(process)? })
     }
 
     /// The share of the time since then that was lost in waiting for a core, by the same thread and program.
@@ -210,8 +220,20 @@ impl Watch {
         // A program's threads may wait for each other on its one core: no more was lost than the core did not give it.
         let lost = waits.saturating_sub(self.waits).min(elapsed.saturating_sub(cpu.saturating_sub(self.cpu)));
         let lost = own_waits().saturating_sub(self.own_waits) + lost;
+        let worked = self.workers.map_or(Duration::ZERO, |before| workers::cpu_time().saturating_sub(before));
+        let lost = lost.saturating_sub(worked);
         Ok(lost.as_secs_f64() / elapsed.as_secs_f64().max(1e-9))
     }
+}
+
+/// A job's result, and the share of its time that this thread waited for its core.
+///
+/// # Errors
+/// Those of the job.
+pub fn watched<T>(job: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+    let watch = Watch::start(None)?;
+    let result = job()?;
+    Ok((result, watch.share(None)?))
 }
 
 fn own_waits() -> Duration {

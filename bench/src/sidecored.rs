@@ -22,11 +22,36 @@ pub enum Store {
         /// Size in bytes.
         bytes: u64,
     },
-    /// A file.
+    /// A file or a block device.
     File {
         /// Where it is.
         path: PathBuf,
     },
+    /// A virtual function: a volume of a controller, made if there is none.
+    Volume {
+        /// The controller's name.
+        controller: &'static str,
+        /// The volume's name.
+        volume: &'static str,
+        /// The volume's size in bytes.
+        bytes: u64,
+    },
+    /// A controller's physical function.
+    Physical {
+        /// The controller's name.
+        controller: &'static str,
+    },
+}
+
+/// A controller on a store of its own, formatted when the daemon starts.
+#[derive(Clone, Debug)]
+pub struct Controller {
+    /// Its name.
+    pub name: &'static str,
+    /// Its store.
+    pub store: Store,
+    /// Its unit of translation in bytes.
+    pub block_bytes: u32,
 }
 
 /// A device of the daemon's, on a store of its own.
@@ -55,11 +80,25 @@ impl Sidecored {
     /// # Errors
     /// It does not start; the error has what it says.
     pub fn start(program: &Path, directory: &Path, name: &str, devices: &[Device]) -> Result<Self> {
+        Self::start_with(program, directory, name, &[], devices)
+    }
+
+    /// The same with controllers, which devices' stores may be of.
+    ///
+    /// # Errors
+    /// As [`Sidecored::start`].
+    pub fn start_with(
+        program: &Path,
+        directory: &Path,
+        name: &str,
+        controllers: &[Controller],
+        devices: &[Device],
+    ) -> Result<Self> {
         ensure!(program.exists(), "there is no {}: build it first", program.display());
         let directory = directory.join(name);
         std::fs::create_dir(&directory)?;
         let config = directory.join("sidecored.toml");
-        std::fs::write(&config, configuration(&directory, devices)?)?;
+        std::fs::write(&config, configuration(&directory, controllers, devices)?)?;
         let command = [program.display().to_string(), "--config".to_owned(), config.display().to_string()];
         // Its sidecore goes to its own core; the rest of it, which has nothing to do, to the client's.
         let mut process = Process::start(OURS, &[cores::CLIENT, cores::SERVER], &command, &directory)?;
@@ -72,28 +111,54 @@ impl Sidecored {
     pub fn socket(&self, device: &str) -> PathBuf {
         socket(&self.directory, device)
     }
+
+    /// Where its control API listens.
+    #[must_use]
+    pub fn control_socket(&self) -> PathBuf {
+        control_socket(&self.directory)
+    }
+}
+
+fn control_socket(directory: &Path) -> PathBuf {
+    directory.join("control.sock")
 }
 
 fn socket(directory: &Path, device: &str) -> PathBuf {
     directory.join(format!("{device}.sock"))
 }
 
-fn configuration(directory: &Path, devices: &[Device]) -> Result<String> {
+fn configuration(directory: &Path, controllers: &[Controller], devices: &[Device]) -> Result<String> {
     let mut text = String::new();
-    writeln!(text, "control_socket = {:?}", directory.join("control.sock"))?;
+    writeln!(text, "control_socket = {:?}", control_socket(directory))?;
     writeln!(text, "[[sidecore]]\nname = \"sc0\"\ncpu = {}", cores::SERVER)?;
+    for Controller { name, store, block_bytes } in controllers {
+        let below = format!("{name}-store");
+        write_store(&mut text, &below, store)?;
+        writeln!(text, "[[controller]]\nname = {name:?}\nstore = {below:?}\nformat = \"blank\"")?;
+        writeln!(text, "block_size = {block_bytes}\nphysical_function = true")?;
+    }
     for Device { name, store, idle } in devices {
-        writeln!(text, "[[store]]\nname = {name:?}")?;
-        match store {
-            Store::Null { bytes } => writeln!(text, "type = \"null\"\nsize = {:?}", mebibytes(*bytes)?)?,
-            Store::Ram { bytes } => writeln!(text, "type = \"ram\"\nsize = {:?}", mebibytes(*bytes)?)?,
-            Store::File { path } => writeln!(text, "type = \"file\"\npath = {path:?}")?,
-        }
+        write_store(&mut text, name, store)?;
         let socket = socket(directory, name);
         writeln!(text, "[[device]]\nname = {name:?}\nstore = {name:?}\nsocket = {socket:?}")?;
         writeln!(text, "queues = 1\nsidecore = \"sc0\"\nidle = {idle:?}")?;
     }
     Ok(text)
+}
+
+fn write_store(text: &mut String, name: &str, store: &Store) -> Result<()> {
+    writeln!(text, "[[store]]\nname = {name:?}")?;
+    match store {
+        Store::Null { bytes } => writeln!(text, "type = \"null\"\nsize = {:?}", mebibytes(*bytes)?)?,
+        Store::Ram { bytes } => writeln!(text, "type = \"ram\"\nsize = {:?}", mebibytes(*bytes)?)?,
+        Store::File { path } => writeln!(text, "type = \"file\"\npath = {path:?}")?,
+        Store::Volume { controller, volume, bytes } => {
+            writeln!(text, "type = \"volume\"\ncontroller = {controller:?}")?;
+            writeln!(text, "volume = {volume:?}\nsize = {:?}", mebibytes(*bytes)?)?;
+        }
+        Store::Physical { controller } => writeln!(text, "type = \"pf\"\ncontroller = {controller:?}")?,
+    }
+    Ok(())
 }
 
 fn mebibytes(bytes: u64) -> Result<String> {

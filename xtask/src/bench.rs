@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::shell;
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 1] = ["local-block"];
+const EXPERIMENTS: [&str; 3] = ["local-block", "translation", "nested"];
 
 /// Runs the bench with these arguments; without any, all experiments one after the other.
 pub fn run(arguments: &[String]) -> Result<()> {
@@ -16,6 +16,12 @@ pub fn run(arguments: &[String]) -> Result<()> {
         return EXPERIMENTS.iter().try_for_each(|experiment| shell::run(bench().arg(experiment)));
     }
     shell::run(bench().args(arguments))
+}
+
+/// Runs each experiment for a moment, so that none rots.
+pub fn run_tiny() -> Result<()> {
+    build_what_ships()?;
+    EXPERIMENTS.iter().try_for_each(|experiment| shell::run(bench().args([experiment, "--tiny"])))
 }
 
 fn bench() -> Command {

@@ -29,9 +29,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     steps.step("fuzzing, briefly", "reproduce with the command above, fix, add the input to the corpus", || {
         fuzz::run_briefly(workspace, FUZZ_SECONDS)
     })?;
-    steps.step("a tiny bench", "run it alone: cargo xtask bench local-block --tiny", || {
-        bench::run(&["local-block".to_owned(), "--tiny".to_owned()])
-    })?;
+    steps.step("tiny benches", "run one alone: cargo xtask bench local-block --tiny", bench::run_tiny)?;
     steps.summarise();
     Ok(())
 }

@@ -25,10 +25,12 @@ use sidecore_virtio::QueueResources;
 use sidecore_virtio::blk::request::RequestRules;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions, BlkQueue};
 
-use super::{Bench, Rounds};
+use super::Bench;
 use crate::cores::Partner;
 use crate::load::{BLOCK_BYTES, Places};
+use crate::process::watched;
 use crate::record::{OURS, Params};
+use crate::rounds::Rounds;
 use crate::stats;
 
 const CASE: &str = "breakdown/null/randread/qd1";
@@ -60,7 +62,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<()> {
     let mut stages: Vec<Rounds> = STAGES.iter().map(|_| Rounds::new()).collect();
     let (mut whole, mut parsing) = (Rounds::new(), Rounds::new());
     for _ in 0..bench.plan.rounds {
-        let gated = bench.gate.run(|partner| super::watched(|| one_round(partner, &clock, requests)))?;
+        let gated = bench.gate.run(|partner| watched(|| one_round(partner, &clock, requests)))?;
         for (rounds, ns) in stages.iter_mut().zip(gated.result.stages) {
             rounds.add(ns, gated.counts());
         }

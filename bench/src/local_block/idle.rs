@@ -6,10 +6,11 @@ use anyhow::{Context, Result, ensure};
 use sidecore_driver::{BlkClient, ClientOptions};
 use sidecore_units::Sector;
 
-use super::{Bench, Rounds};
+use super::Bench;
 use crate::load::{self, BLOCK_BYTES, Sample, Work};
 use crate::process::Watch;
 use crate::record::{OURS, params};
+use crate::rounds::Rounds;
 use crate::sidecored::{Device, Sidecored, Store};
 use crate::{stats, stop};
 
@@ -43,13 +44,7 @@ pub(super) fn neighbours(bench: &mut Bench) -> Result<()> {
     let mut among = BlkClient::connect(crowd.socket("busy"), &ClientOptions::default())?;
     crowd.process.freeze()?;
 
-    let work = Work {
-        write: false,
-        depth: 1,
-        blocks: DISK_BYTES / u64::from(BLOCK_BYTES),
-        touch: false,
-        duration: bench.plan.run,
-    };
+    let work = Work { blocks: DISK_BYTES / u64::from(BLOCK_BYTES), duration: bench.plan.run, ..Work::default() };
     let (mut added, mut before, mut after) = (Rounds::new(), Rounds::new(), Rounds::new());
     for _ in 0..bench.plan.rounds {
         let (quiet, quiet_counts) = one_run(bench, &mut alone, &mut one, &work)?;
@@ -96,7 +91,7 @@ pub(super) fn cpu(bench: &mut Bench) -> Result<()> {
     let mut clients: Vec<BlkClient> = clients.collect::<Result<_, _>>()?;
     for client in &mut clients {
         // Busy for a moment, because a daemon that never worked may idle in another way.
-        let work = Work { write: false, depth: 1, blocks: 1, touch: false, duration: bench.plan.warm_up };
+        let work = Work { duration: bench.plan.warm_up, ..Work::default() };
         load::run(client.queue(0).context("no queue")?, &work, &bench.clock)?;
     }
     std::thread::sleep(bench.plan.idle_cpu / 10);

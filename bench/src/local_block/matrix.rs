@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use sidecore_driver::{BlkClient, ClientOptions};
 
-use super::{Bench, Rounds};
+use super::Bench;
 use crate::load::{self, Sample, Work};
 use crate::peer::{self, Disk, Program, StorageDaemon};
 use crate::process::{Process, Watch};
 use crate::record::{FLOOR, OURS, Params};
+use crate::rounds::Rounds;
 use crate::sidecored::{Device, Sidecored, Store};
 
 const STORES: [&str; 3] = ["null", "ram", "file"];
@@ -71,7 +72,7 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
         Ok(Some(daemon))
     };
     let mut their_null = start("peer-null", Disk::Null { bytes })?;
-    let mut their_file = start("peer-file", Disk::File { path: their_file })?;
+    let mut their_file = start("peer-file", Disk::File { path: their_file, cached: true })?;
     for store in STORES {
         // The peer has no store in memory; its fastest one that keeps what it is given is a file on tmpfs.
         let theirs = if store == "null" { &mut their_null } else { &mut their_file };
@@ -116,11 +117,8 @@ impl Bench {
 
     fn theirs<'a>(&self, daemon: &'a mut StorageDaemon, program: &Program) -> Result<System<'a>> {
         let mut params = self.common_params();
-        params.insert("version".to_owned(), program.version.clone().into());
+        params.extend(program.params());
         params.insert("settings".to_owned(), daemon.settings.clone().into());
-        if let Some(remark) = &program.remark {
-            params.insert("remark".to_owned(), remark.clone().into());
-        }
         System::server(peer::NAME, &mut daemon.process, &daemon.socket, params)
     }
 
@@ -132,6 +130,7 @@ impl Bench {
             blocks: self.plan.store_bytes / u64::from(load::BLOCK_BYTES),
             touch: self.options.touch,
             duration: self.plan.run,
+            ..Work::default()
         };
         for system in &mut *systems {
             system.samples.clear();

@@ -16,14 +16,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use quanta::Clock;
-use serde_json::Value;
 
-use crate::bounds::{Bound, Limit, Of, Verdict};
+use crate::bounds::{Bound, Limit, Of};
 use crate::cores::{self, Gate, Gated, Partner};
 use crate::floors::{self, CopyFloor};
 use crate::huge_pages::{self, HugePages};
 use crate::peer::{self, Program};
-use crate::process::Watch;
+use crate::process::watched;
 use crate::record::{FLOOR, OURS, Params, Records, params};
 use crate::{bounds, sidecored, stop};
 
@@ -153,7 +152,7 @@ impl Plan {
 }
 
 /// What must hold.
-const BOUNDS: &[Bound] = &[
+const BOUNDS: &[Bound<'static>] = &[
     Bound { case: "null/randread/qd1", of: Of::Ratio("latency_p50", peer::NAME), limit: Limit::AtMost(0.2) },
     Bound { case: "null/randread/qd32", of: Of::Ratio("iops", peer::NAME), limit: Limit::AtLeast(3.5) },
     Bound { case: "ram/randread/qd32", of: Of::FloorRatio("iops"), limit: Limit::AtLeast(0.75) },
@@ -244,22 +243,7 @@ impl Bench {
         if self.options.tiny || self.options.no_peer {
             return None;
         }
-        // Beside the build's own output, like it made once and kept.
-        let target = self.daemon.parent().and_then(|profile| profile.parent());
-        let roots = target.map_or_else(std::env::temp_dir, |target| target.join("bench-root"));
-        match Program::find(&roots, !self.options.quick) {
-            Ok(program) => {
-                eprintln!("  peer: {} {}", peer::NAME, program.version);
-                if let Some(remark) = &program.remark {
-                    eprintln!("  peer: {remark}");
-                }
-                Some(program)
-            }
-            Err(error) => {
-                eprintln!("  no peer: {error:#}");
-                None
-            }
-        }
+        Program::find_beside(&self.daemon, !self.options.quick)
     }
 
     /// Parameters that all measurements have.
@@ -334,15 +318,7 @@ impl Bench {
         let bounds = if self.options.tiny { &[] } else { BOUNDS };
         let checked: Vec<_> = bounds::check(bounds, &self.records, OURS);
         println!("\n{}", report::table(&self.records));
-        for bound in &checked {
-            let word = match bound.verdict {
-                Verdict::Pass => "pass",
-                Verdict::Fail => "FAIL",
-                Verdict::Unknown => "unknown (the cores were far apart, or busy with something else)",
-                Verdict::Missing => "not measured",
-            };
-            println!("{word}: {}", bound.line);
-        }
+        let hold = bounds::print(&checked);
         println!(
             "took {:.0} s; {} runs waited for near and free cores or were repeated",
             self.begin.elapsed().as_secs_f64(),
@@ -354,15 +330,8 @@ impl Bench {
         if self.options.update_readme {
             report::publish(&self.records)?;
         }
-        Ok(!self.options.enforce || checked.iter().all(|bound| bound.verdict == Verdict::Pass))
+        Ok(!self.options.enforce || hold)
     }
-}
-
-/// A job's result, and the share of its time that this thread waited for its core.
-fn watched<T>(job: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
-    let watch = Watch::start(None)?;
-    let result = job()?;
-    Ok((result, watch.share(None)?))
 }
 
 /// Hundreds of clients have some thousands of files.
@@ -371,42 +340,4 @@ fn raise_file_limit() {
     let mut limit = rustix::process::getrlimit(resource);
     limit.current = limit.maximum;
     let _ = rustix::process::setrlimit(resource, limit);
-}
-
-/// The median of the rounds that count, and what is to be said of all of them.
-struct Rounds {
-    values: Vec<f64>,
-    counts: Vec<bool>,
-}
-
-impl Rounds {
-    fn new() -> Self {
-        Self { values: Vec::new(), counts: Vec::new() }
-    }
-
-    fn add(&mut self, value: f64, counts: bool) {
-        self.values.push(value);
-        self.counts.push(counts);
-    }
-
-    /// The rounds that count, if they are the greater part; else all of them, and that they do not.
-    fn counting(&self) -> (Vec<f64>, bool) {
-        let both = self.values.iter().zip(&self.counts);
-        let counting: Vec<f64> = both.filter(|(_, counts)| **counts).map(|(value, _)| *value).collect();
-        if counting.len() * 2 > self.values.len() { (counting, true) } else { (self.values.clone(), false) }
-    }
-
-    fn median(&self) -> f64 {
-        crate::stats::median(&self.counting().0)
-    }
-
-    /// The median, and the parameters with the spread.
-    fn settle(&self, mut params: Params) -> (f64, Params) {
-        let (values, counts) = self.counting();
-        let (min, max) = crate::stats::spread(&values);
-        let more: [(&str, Value); 4] =
-            [("rounds", values.len().into()), ("counts", counts.into()), ("min", min.into()), ("max", max.into())];
-        params.extend(more.map(|(name, value)| (name.to_owned(), value)));
-        (self.median(), params)
-    }
 }

@@ -14,6 +14,7 @@ mod stores;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use std::sync::mpsc;
 
 use rustix::event::epoll;
 use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Operation, Tag};
-use sidecore_extent::{BlockRange, LastExtent};
+use sidecore_extent::{BlockRange, LastExtent, Mapping, Piece};
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::EventFd;
 use sidecore_units::{Nanos, Plba, Vlba};
@@ -147,15 +148,47 @@ impl FunctionChannel {
         if matches!(request.operation, Operation::Read | Operation::Write) {
             let range = self.blocks(request.offset_bytes, request.len_bytes);
             if let Some((physical, shared)) = self.last.hit(&self.function.root, range)
-                && !(shared && request.operation == Operation::Write)
+                && !(request.operation == Operation::Write && (shared || self.function.geometry.read_only))
             {
                 self.stats.last_hits.add(1);
                 let offset_bytes = self.displace(request.offset_bytes, range.first, physical);
                 self.send_whole(multiplexer, request, offset_bytes, false);
                 return;
             }
+            if let Some(physical) = self.translate_whole(multiplexer, range, request.operation) {
+                let offset_bytes = self.displace(request.offset_bytes, range.first, physical);
+                self.send_whole(multiplexer, request, offset_bytes, false);
+                return;
+            }
         }
         self.start_slowly(multiplexer, request);
+    }
+
+    /// Where `range` lies, if it lies in one extent that may be used as it is.
+    fn translate_whole(
+        &mut self,
+        multiplexer: &mut Multiplexer,
+        range: BlockRange,
+        operation: Operation,
+    ) -> Option<Plba> {
+        if self.function.goes_through() || self.function.geometry.read_only && operation.is_write() {
+            return None;
+        }
+        let mut whole = None;
+        let visit = &mut |piece: Piece| {
+            if let Mapping::Mapped { physical, shared } = piece.mapping
+                && piece.range == range
+                && !(shared && operation == Operation::Write)
+            {
+                whole = Some(physical);
+            }
+            ControlFlow::Break(())
+        };
+        multiplexer.unit.translate(self.function.id, &self.function.root, &mut self.last, range, visit);
+        if whole.is_some() {
+            self.stats.translations.add(1);
+        }
+        whole
     }
 
     /// Sends a request to a store as it is, but for its offset.
@@ -381,6 +414,15 @@ impl FunctionChannel {
         until
     }
 
+    /// Whether anything waits that a poll could carry on.
+    #[inline]
+    fn has_more_to_start(&self) -> bool {
+        self.asked > 0
+            || !self.starved.is_empty()
+            || !self.outgoing.is_empty()
+            || self.queued.iter().any(|queue| !queue.is_empty())
+    }
+
     #[inline]
     fn hand_over(&mut self) {
         self.stores.submit(&mut self.outgoing);
@@ -424,21 +466,19 @@ impl BlockChannel for FunctionChannel {
         self.now = self.now.max(now);
         let multiplexer = Rc::clone(&self.multiplexer);
         let multiplexer = &mut *multiplexer.borrow_mut();
-        self.quiescence.enter();
         if self.under_way > 0 {
             self.stores.poll(now, &mut self.returned);
             if !self.returned.is_empty() {
                 self.take_back(multiplexer, completed);
             }
         }
-        self.read_answers(multiplexer);
-        if !self.starved.is_empty() {
+        if self.has_more_to_start() {
+            self.quiescence.enter();
+            self.read_answers(multiplexer);
             self.feed_starved(multiplexer);
-        }
-        if self.queued.iter().any(|queue| !queue.is_empty()) {
             self.start_queued(multiplexer);
+            self.hand_over();
         }
-        self.hand_over();
         self.quiescence.leave();
         completed.append(&mut self.done);
     }

@@ -419,6 +419,26 @@ fn bad_input_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn a_read_only_function_writes_nothing_even_where_it_has_just_read() {
+    let (controller, _store) = in_memory(16 * MIB, 1024);
+    controller.create_volume("v", 4 * MIB, None).unwrap();
+    let (mut writer, _writer) = guest(&controller, "v");
+    writer.store(0, &pattern(1, PAGE as usize));
+    let options = FunctionOptions { read_only: true, ..FunctionOptions::new("v") };
+    let device: Arc<dyn BlockDevice> = controller.open_function(&options).unwrap();
+    let mut reader = Harness::new(&device, 4);
+    for _ in 0..2 {
+        assert_eq!(reader.load(0, PAGE as usize), pattern(1, PAGE as usize));
+        assert_eq!(write(&mut reader, 0, PAGE), Err(BlockError::ReadOnly));
+    }
+    for operation in [Operation::Discard, Operation::WriteZeroes { may_unmap: true }] {
+        let request = reader.range_request(operation, 0, PAGE);
+        assert_eq!(reader.run_one(request), Err(BlockError::ReadOnly));
+    }
+    assert_eq!(writer.load(0, PAGE as usize), pattern(1, PAGE as usize));
+}
+
+#[test]
 fn functions_of_one_volume_share_its_tree() {
     let (controller, _store) = in_memory(16 * MIB, 1024);
     controller.create_volume("v", 4 * MIB, None).unwrap();

@@ -32,7 +32,8 @@ pub struct Report {
     pub metadata_blocks: u64,
     /// Blocks that hold guest data.
     pub data_blocks: u64,
-    /// Those of them that more than one extent refers to.
+    /// Those of them that more than one extent refers to. What a snapshot shares by
+    /// sharing a node is in one extent, and not counted here.
     pub shared_data_blocks: u64,
     /// References to data blocks, one for each extent that covers a block.
     pub data_references: u64,

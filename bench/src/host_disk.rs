@@ -1,0 +1,182 @@
+//! Disks of the host's kernel for the length of an experiment, in memory, and a filesystem on one.
+//!
+//! FAST'12 and NeSC measured on ramdisks. Everything is taken down when it is dropped. Should this program be killed,
+//! loop devices and their files go with the programs that use them: the files have no names any more, and the kernel
+//! clears a loop device when the last one has closed it; what may stay is a mount, and a zram disk does.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::FallocateFlags;
+
+/// What a disk is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A loop device over a file on tmpfs: the kernel's workers carry its requests out.
+    Loop,
+    /// zram: who makes a request carries it out.
+    Zram,
+}
+
+/// A disk of the host's kernel.
+#[derive(Debug)]
+pub struct HostDisk {
+    /// The device, for instance `/dev/loop0`.
+    pub path: PathBuf,
+    keep: Keep,
+}
+
+#[derive(Debug)]
+enum Keep {
+    /// The device is there until this goes.
+    Open(#[allow(dead_code)] File),
+    /// The number of a zram disk.
+    Number(u32),
+}
+
+const ZRAM_CONTROL: &str = "/sys/class/zram-control";
+
+impl HostDisk {
+    /// A disk of `bytes`, zero everywhere. `directory` is on tmpfs.
+    ///
+    /// # Errors
+    /// Only root may; no such devices; no room.
+    pub fn new(kind: Kind, directory: &Path, bytes: u64) -> Result<Self> {
+        match kind {
+            Kind::Loop => Self::on_loop(directory, bytes),
+            Kind::Zram => Self::on_zram(bytes),
+        }
+    }
+
+    fn on_loop(directory: &Path, bytes: u64) -> Result<Self> {
+        let backing = directory.join("disk");
+        let file = File::create(&backing).with_context(|| format!("cannot make {}", backing.display()))?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes).context("no room for a loop device")?;
+        let attached = run("losetup", &["--find", "--show", "--direct-io=on", text(&backing)?]);
+        let _ = std::fs::remove_file(&backing);
+        let path = PathBuf::from(attached?.trim());
+        let open = File::open(&path);
+        // While it is open this only tells the kernel to clear it after the last one has closed it.
+        run("losetup", &["--detach", text(&path)?])?;
+        let open = open.with_context(|| format!("cannot open {}", path.display()))?;
+        Ok(Self { keep: Keep::Open(open), path })
+    }
+
+    fn on_zram(bytes: u64) -> Result<Self> {
+        let number = std::fs::read_to_string(Path::new(ZRAM_CONTROL).join("hot_add")).context("no zram")?;
+        let number: u32 = number.trim().parse().context("not a zram disk's number")?;
+        let disk = Self { path: PathBuf::from(format!("/dev/zram{number}")), keep: Keep::Number(number) };
+        std::fs::write(format!("/sys/block/zram{number}/disksize"), bytes.to_string()).context("no room for zram")?;
+        Ok(disk)
+    }
+}
+
+impl Drop for HostDisk {
+    fn drop(&mut self) {
+        let Keep::Number(number) = self.keep else { return };
+        let remove = || {
+            std::fs::write(format!("/sys/block/zram{number}/reset"), "1")?;
+            std::fs::write(Path::new(ZRAM_CONTROL).join("hot_remove"), number.to_string())
+        };
+        // A filesystem that was just unmounted, or a program that just ended, may keep it for a moment.
+        let mut last = Ok(());
+        for _ in 0..200 {
+            last = remove();
+            if last.is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        if let Err(error) = last {
+            eprintln!("error: {error}: reset and remove {} by hand", self.path.display());
+        }
+    }
+}
+
+/// An ext4 on a disk, mounted.
+#[derive(Debug)]
+pub struct Ext4 {
+    /// Where it is mounted.
+    pub path: PathBuf,
+    is_mounted: bool,
+    device: HostDisk,
+}
+
+impl Ext4 {
+    /// Makes one on `device` and mounts it at `path`, which is made.
+    ///
+    /// # Errors
+    /// Only root may; no mkfs.ext4.
+    pub fn new(device: HostDisk, path: &Path) -> Result<Self> {
+        // Nothing is left to be done in the background while others measure.
+        let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
+        run("mkfs.ext4", &["-q", "-F", "-b", "4096", "-E", options, text(&device.path)?])?;
+        std::fs::create_dir_all(path)?;
+        run("mount", &["-t", "ext4", text(&device.path)?, text(path)?])?;
+        Ok(Self { path: path.to_owned(), device, is_mounted: true })
+    }
+
+    /// The device below.
+    #[must_use]
+    pub fn device(&self) -> &Path {
+        &self.device.path
+    }
+
+    /// A file of `bytes` with every block written.
+    ///
+    /// # Errors
+    /// No room.
+    pub fn written_file(&self, name: &str, bytes: u64) -> Result<PathBuf> {
+        use std::io::Write;
+        let path = self.path.join(name);
+        let mut file = File::create(&path)?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
+        let piece = vec![0x5a_u8; 1 << 20];
+        let mut left = bytes;
+        while left > 0 {
+            let count = left.min(piece.len() as u64);
+            file.write_all(&piece[..usize::try_from(count)?])?;
+            left -= count;
+        }
+        file.sync_all()?;
+        Ok(path)
+    }
+
+    /// Takes the filesystem out of sight: it goes with the last file that is open on it.
+    ///
+    /// # Errors
+    /// The kernel does not let us.
+    pub fn detach(&mut self) -> Result<()> {
+        run("umount", &["--lazy", text(&self.path)?])?;
+        self.is_mounted = false;
+        Ok(())
+    }
+}
+
+impl Drop for Ext4 {
+    fn drop(&mut self) {
+        if self.is_mounted
+            && let Err(error) = self.detach()
+        {
+            eprintln!("error: {error:#}: unmount {} by hand", self.path.display());
+        }
+    }
+}
+
+fn text(path: &Path) -> Result<&str> {
+    path.to_str().context("not a name in UTF-8")
+}
+
+/// What a program says that has to succeed.
+fn run(program: &str, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("{program} is not installed"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{program} failed ({}): {}", output.status, said.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

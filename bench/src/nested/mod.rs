@@ -1,0 +1,379 @@
+//! The experiment `nested`: virtual functions beside what they are an alternative to, in the shape of NeSC's Figures
+//! 8.1 and 8.2.
+//!
+//! Requests of 512 bytes to 2 MiB at random places, one at a time and many at a time, to a thin volume that was
+//! written before (`vf`); to the same blocks without translation and protection (`pf`); to the same bytes in a file on
+//! the host's filesystem (`file`); and to such a file through qemu-storage-daemon. All of it on loop devices of one
+//! kind, and once more on the store in memory, where nothing but the path itself is left.
+
+mod report;
+mod run;
+mod servers;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use quanta::Clock;
+
+use crate::bounds::{Bound, Limit, Of};
+use crate::cores::{self, Gate, Partner};
+use crate::host_disk::{HostDisk, Kind};
+use crate::huge_pages::{self, HugePages};
+use crate::peer::Program;
+use crate::record::{Params, Records, params};
+use crate::workers::{self, Confined};
+use crate::{bounds, sidecored, stop};
+use servers::{PF, VF};
+
+const NAME: &str = "nested";
+
+/// The same bytes as a file on the host's filesystem.
+const FILE: &str = "file";
+
+/// What to run.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Options {
+    /// Some sizes, within two minutes.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only a few milliseconds each, without the peer: does it work at all?
+    #[arg(long, conflicts_with = "quick")]
+    pub tiny: bool,
+    /// Append the records to this file, a JSON object a line.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Fail if one of the bounds does not hold.
+    #[arg(long)]
+    pub enforce: bool,
+    /// Write the table into README.md and the plots to docs/bench.
+    #[arg(long)]
+    pub update_readme: bool,
+    /// The client reads what it has read and writes what it writes.
+    #[arg(long)]
+    pub touch: bool,
+    /// Without the peer.
+    #[arg(long)]
+    pub no_peer: bool,
+    /// Only on these stores.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "STORE")]
+    pub only: Vec<Ground>,
+    /// Only requests of these sizes in bytes.
+    #[arg(long, value_delimiter = ',', value_name = "BYTES")]
+    pub sizes: Vec<u32>,
+    /// The daemon to measure; by default the one that was built with this program.
+    #[arg(long, value_name = "PROGRAM")]
+    pub daemon: Option<PathBuf>,
+}
+
+/// What everything is built on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Ground {
+    /// The store in the daemon's memory.
+    Ram,
+    /// Loop devices over files in memory.
+    Loop,
+    /// zram disks.
+    Zram,
+}
+
+impl Ground {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ram => "ram",
+            Self::Loop => "loop",
+            Self::Zram => "zram",
+        }
+    }
+
+    /// The smallest requests that there may be.
+    fn block_bytes(self) -> u32 {
+        match self {
+            Self::Ram | Self::Loop => 512,
+            Self::Zram => 4096,
+        }
+    }
+
+    fn disk(self) -> Option<Kind> {
+        match self {
+            Self::Ram => None,
+            Self::Loop => Some(Kind::Loop),
+            Self::Zram => Some(Kind::Zram),
+        }
+    }
+
+    /// Whether the kernel's workers carry the requests out, who then need a core.
+    fn has_workers(self) -> bool {
+        self == Self::Loop
+    }
+}
+
+const GROUNDS: [Ground; 3] = [Ground::Ram, Ground::Loop, Ground::Zram];
+
+/// How long everything takes.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    name: &'static str,
+    sizes: &'static [u32],
+    run: Duration,
+    warm_up: Duration,
+    rounds: usize,
+    trial: Duration,
+    /// How long, in all, to wait for near and free cores.
+    patience: Duration,
+    /// After this long, on a machine that is busy, one round for each case has to do.
+    budget: Duration,
+    volume_bytes: u64,
+}
+
+/// The sizes of Figures 8.1 and 8.2, and on to where they say that all converge.
+const SIZES: [u32; 13] = [
+    512,
+    1 << 10,
+    2 << 10,
+    4 << 10,
+    8 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    128 << 10,
+    256 << 10,
+    512 << 10,
+    1 << 20,
+    2 << 20,
+];
+
+impl Plan {
+    fn of(options: &Options) -> Self {
+        let ms = Duration::from_millis;
+        let full = Self {
+            name: "full",
+            sizes: &SIZES,
+            run: ms(250),
+            warm_up: ms(30),
+            rounds: 7,
+            trial: ms(200),
+            patience: Duration::from_secs(20 * 60),
+            budget: Duration::from_secs(40 * 60),
+            volume_bytes: 512 << 20,
+        };
+        if options.tiny {
+            return Self {
+                name: "tiny",
+                sizes: &[512, 4 << 10, 128 << 10, 2 << 20],
+                run: ms(3),
+                warm_up: ms(1),
+                rounds: 1,
+                patience: Duration::ZERO,
+                volume_bytes: 16 << 20,
+                ..full
+            };
+        }
+        if options.quick {
+            return Self {
+                name: "quick",
+                sizes: &[512, 4 << 10, 32 << 10, 256 << 10, 2 << 20],
+                run: ms(60),
+                warm_up: ms(10),
+                rounds: 5,
+                trial: ms(40),
+                patience: Duration::from_secs(20),
+                budget: Duration::from_secs(60),
+                volume_bytes: 256 << 20,
+            };
+        }
+        full
+    }
+}
+
+/// Requests in flight: one, whose latency is measured; and as many as fill the path.
+fn depths(bytes: u32) -> [u16; 2] {
+    [1, if bytes < 256 << 10 { 32 } else { 8 }]
+}
+
+/// The name of a case.
+fn case(ground: Ground, write: bool, bytes: u32, depth: u16) -> String {
+    format!("{}/{}/{}/qd{depth}", ground.name(), operation(write), size_name(bytes))
+}
+
+fn operation(write: bool) -> &'static str {
+    if write { "randwrite" } else { "randread" }
+}
+
+/// `4KiB`.
+fn size_name(bytes: u32) -> String {
+    match bytes {
+        0x10_0000.. => format!("{}MiB", bytes >> 20),
+        0x400.. => format!("{}KiB", bytes >> 10),
+        _ => format!("{bytes}B"),
+    }
+}
+
+/// All that is shared.
+struct Bench {
+    begin: Instant,
+    options: Options,
+    plan: Plan,
+    daemon: PathBuf,
+    clock: Clock,
+    gate: Gate,
+    directory: tempfile::TempDir,
+    records: Records,
+}
+
+/// Runs the experiment; whether all bounds hold, or nobody asked.
+///
+/// # Errors
+/// Something cannot be started or measured; an interrupt.
+pub fn run(options: &Options) -> Result<bool> {
+    let begin = Instant::now();
+    stop::listen()?;
+    let plan = Plan::of(options);
+    // Ahead of whatever else the machine does; what we start inherits it, all of it alike. It is a privilege.
+    let _ = rustix::process::nice(workers::AHEAD);
+    cores::pin(cores::CLIENT).context("the experiment needs two cores")?;
+    let gate = Gate::new(Partner::start(cores::SERVER).context("the experiment needs two cores")?, plan.patience);
+    // The store in memory, and for each client the buffers of its largest requests.
+    let _huge_pages = HugePages::reserve(servers::ram_bytes(plan.volume_bytes) / huge_pages::BYTES + 64);
+    let daemon = options.daemon.clone().map_or_else(sidecored::beside_us, Ok)?;
+    let directory = tempfile::Builder::new().prefix("sidecore-bench").tempdir()?;
+    let records = Records::new(NAME);
+    let mut bench =
+        Bench { begin, options: options.clone(), plan, daemon, clock: Clock::new(), gate, directory, records };
+    eprintln!("{NAME}, {}: client on core {}, server on core {}", plan.name, cores::CLIENT, cores::SERVER);
+    for ground in GROUNDS {
+        if options.only.is_empty() || options.only.contains(&ground) {
+            bench.on(ground)?;
+        }
+    }
+    bench.report()
+}
+
+impl Bench {
+    fn on(&mut self, ground: Ground) -> Result<()> {
+        let Some(kind) = ground.disk() else {
+            let mut servers = servers::on_ram(self)?;
+            self.cases(ground, &mut servers)?;
+            return servers.end();
+        };
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("  only root can set up disks: nothing is measured on {}", ground.name());
+            return Ok(());
+        }
+        // Containers often have none, and zram may not be built.
+        if let Err(error) = HostDisk::new(kind, self.directory.path(), 1 << 20) {
+            eprintln!("  nothing is measured on {}: {error:#}", ground.name());
+            return Ok(());
+        }
+        let peer = self.find_peer();
+        // Ends after the servers that are started under it.
+        let _confined = ground.has_workers().then(|| Confined::to(cores::CLIENT));
+        let mut servers = servers::on_disks(self, ground, kind, peer.as_ref())?;
+        self.cases(ground, &mut servers)?;
+        servers.end()
+    }
+
+    fn find_peer(&self) -> Option<Program> {
+        if self.options.tiny || self.options.no_peer {
+            return None;
+        }
+        Program::find_beside(&self.daemon, !self.options.quick)
+    }
+
+    fn sizes(&self, ground: Ground) -> Vec<u32> {
+        let wanted = &self.options.sizes;
+        let all = if wanted.is_empty() { self.plan.sizes } else { &SIZES };
+        let is_wanted = |bytes: &u32| *bytes >= ground.block_bytes() && (wanted.is_empty() || wanted.contains(bytes));
+        all.iter().copied().filter(is_wanted).collect()
+    }
+
+    /// Parameters that all measurements have.
+    fn common_params(&self) -> Params {
+        params([
+            ("plan", self.plan.name.into()),
+            ("client_core", cores::CLIENT.0.into()),
+            ("server_core", cores::SERVER.0.into()),
+            ("span_bytes", self.plan.volume_bytes.into()),
+            ("touch", self.options.touch.into()),
+        ])
+    }
+
+    fn report(&self) -> Result<bool> {
+        println!("\n{}", report::table(&self.records));
+        let cases = BoundCases::of(self);
+        // A tiny run is over before anything has settled.
+        let bounds = if self.options.tiny { Vec::new() } else { cases.bounds() };
+        let hold = bounds::print(&bounds::check(&bounds, &self.records, VF));
+        println!(
+            "took {:.0} s; {} runs waited for near and free cores or were repeated",
+            self.begin.elapsed().as_secs_f64(),
+            self.gate.retries()
+        );
+        if let Some(file) = &self.options.json {
+            self.records.append_to(file)?;
+        }
+        if self.options.update_readme {
+            report::publish(&self.records)?;
+        }
+        Ok(!self.options.enforce || hold)
+    }
+}
+
+/// The cases that bounds are about: all on loop devices, by name.
+struct BoundCases(Vec<(u32, u16, String)>);
+
+impl BoundCases {
+    fn of(bench: &Bench) -> Self {
+        let mut cases = Vec::new();
+        for bytes in bench.sizes(Ground::Loop) {
+            for write in [false, true] {
+                cases.extend(depths(bytes).map(|depth| (bytes, depth, case(Ground::Loop, write, bytes, depth))));
+            }
+        }
+        Self(cases)
+    }
+
+    /// What must hold: translation costs next to nothing, and a virtual function is ahead of a file everywhere, and far
+    /// ahead at 4 KiB.
+    fn bounds(&self) -> Vec<Bound<'_>> {
+        let mut bounds = Vec::new();
+        for (bytes, depth, case) in &self.0 {
+            let mut bound = |of, limit| bounds.push(Bound { case, of, limit });
+            let at_4k = *bytes == 4 << 10;
+            match depth {
+                1 if at_4k => bound(Of::Ratio("latency_p50", PF), Limit::AtMost(1.05)),
+                _ if at_4k => bound(Of::Ratio("iops", PF), Limit::AtLeast(0.97)),
+                _ => {}
+            }
+            bound(Of::Ratio("iops", FILE), if at_4k { Limit::AtLeast(2.0) } else { Limit::MoreThan(1.0) });
+        }
+        bounds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_have_names_that_say_everything() {
+        assert_eq!(case(Ground::Loop, true, 512, 1), "loop/randwrite/512B/qd1");
+        assert_eq!(case(Ground::Ram, false, 4096, 32), "ram/randread/4KiB/qd32");
+        assert_eq!(size_name(2 << 20), "2MiB");
+        assert_eq!((depths(128 << 10), depths(256 << 10)), ([1, 32], [1, 8]));
+    }
+
+    #[test]
+    fn every_cell_has_its_bound_and_4_kib_has_more() {
+        let cases = BoundCases(vec![(512, 1, "a".into()), (4096, 1, "b".into()), (4096, 32, "c".into())]);
+        let bounds: Vec<(&str, Limit)> = cases.bounds().iter().map(|bound| (bound.case, bound.limit)).collect();
+        let expected = [
+            ("a", Limit::MoreThan(1.0)),
+            ("b", Limit::AtMost(1.05)),
+            ("b", Limit::AtLeast(2.0)),
+            ("c", Limit::AtLeast(0.97)),
+            ("c", Limit::AtLeast(2.0)),
+        ];
+        assert_eq!(bounds, expected);
+    }
+}

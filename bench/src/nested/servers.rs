@@ -1,0 +1,249 @@
+//! What is compared: the programs, the devices that they serve, and what those are on.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use sidecore_units::{SECTOR_BYTES, Sector};
+
+use super::{Bench, FILE, Ground, NAME};
+use crate::fill::{Order, fill};
+use crate::host_disk::{Ext4, HostDisk, Kind};
+use crate::peer::{self, Disk, Program, StorageDaemon};
+use crate::process::Process;
+use crate::record::Params;
+use crate::sidecored::{Controller, Device, Sidecored, Store};
+use crate::{control, stop};
+
+/// A virtual function whose volume was written from its start to its end.
+pub(super) const VF: &str = "vf";
+/// The physical function, where that volume lies.
+pub(super) const PF: &str = "pf";
+/// A virtual function whose volume was written in pieces of [`PIECE_BYTES`] in a random order.
+pub(super) const SCATTERED: &str = "vf-scattered";
+
+/// The unit of translation, unless the store's is larger: NeSC's.
+const BLOCK_BYTES: u32 = 1024;
+
+/// What a scattered volume was written in.
+const PIECE_BYTES: u32 = 64 << 10;
+
+const CONTROLLER: &str = "pool";
+
+/// The virtual function's volume and the scattered one's.
+const VOLUME: &str = "disk";
+const SCATTERED_VOLUME: &str = "scattered";
+
+/// What a controller's store has to have for a volume: room for metadata, and the reserve.
+fn store_bytes(volumes_bytes: u64) -> u64 {
+    volumes_bytes + volumes_bytes / 8 + (32 << 20)
+}
+
+/// The size of the store in memory.
+pub(super) fn ram_bytes(volume_bytes: u64) -> u64 {
+    store_bytes(2 * volume_bytes)
+}
+
+/// One system in the comparison.
+pub(super) struct System {
+    pub name: &'static str,
+    /// Which of the programs serves it.
+    pub program: usize,
+    pub socket: PathBuf,
+    /// Where its part of the disk begins, and how long it is.
+    pub first: Sector,
+    pub span_bytes: u64,
+    pub params: Params,
+}
+
+/// A program that serves some of the systems.
+pub(super) enum Server {
+    Ours(Sidecored),
+    Theirs(StorageDaemon),
+}
+
+impl Server {
+    pub(super) fn process(&mut self) -> &mut Process {
+        match self {
+            Self::Ours(daemon) => &mut daemon.process,
+            Self::Theirs(daemon) => &mut daemon.process,
+        }
+    }
+}
+
+/// All that is compared on one ground. The order matters: programs end before what they use goes.
+pub(super) struct Servers {
+    pub programs: Vec<Server>,
+    pub systems: Vec<System>,
+    _files: Option<Files>,
+}
+
+/// The disks, and where they lie.
+struct Files {
+    _ext4: Ext4,
+    _controller: HostDisk,
+    _directory: tempfile::TempDir,
+}
+
+impl Servers {
+    /// Ends the programs; ours has to end in order.
+    pub(super) fn end(self) -> Result<()> {
+        for program in self.programs {
+            match program {
+                Server::Ours(daemon) => daemon.process.end()?,
+                Server::Theirs(daemon) => drop(daemon),
+            }
+        }
+        Ok(())
+    }
+
+    /// What our daemon says of its virtual functions: how many requests found their mapping in the last extent, and how
+    /// many did not. It is to be running.
+    pub(super) fn translations(&self, volume: &str) -> Option<(u64, u64)> {
+        let Some(Server::Ours(daemon)) = self.programs.first() else { return None };
+        let answer = control::get(&daemon.control_socket(), "/v1/controllers").ok()?;
+        let functions = answer.pointer("/controllers/0/functions")?.as_array()?.clone();
+        let function = functions.into_iter().find(|function| function["volume"] == volume)?;
+        Some((function["last_hits"].as_u64()?, function["translations"].as_u64()?))
+    }
+}
+
+impl System {
+    /// The volume behind it, if there is one.
+    pub(super) fn volume(&self) -> Option<&'static str> {
+        match self.name {
+            VF => Some(VOLUME),
+            SCATTERED => Some(SCATTERED_VOLUME),
+            _ => None,
+        }
+    }
+}
+
+fn device(name: &str, store: Store) -> Device {
+    Device { name: name.to_owned(), store, idle: "poll" }
+}
+
+fn volume(volume: &'static str, bytes: u64) -> Store {
+    Store::Volume { controller: CONTROLLER, volume, bytes }
+}
+
+/// A controller in memory, and nothing else: what is left is the path itself.
+pub(super) fn on_ram(bench: &Bench) -> Result<Servers> {
+    let bytes = bench.plan.volume_bytes;
+    let controller =
+        Controller { name: CONTROLLER, store: Store::Ram { bytes: ram_bytes(bytes) }, block_bytes: BLOCK_BYTES };
+    let devices = [
+        device(VF, volume(VOLUME, bytes)),
+        device(PF, Store::Physical { controller: CONTROLLER }),
+        device(SCATTERED, volume(SCATTERED_VOLUME, bytes)),
+    ];
+    let daemon =
+        Sidecored::start_with(&bench.daemon, bench.directory.path(), Ground::Ram.name(), &[controller], &devices)?;
+    let mut systems = functions(bench, &daemon)?;
+    fill(&daemon.socket(SCATTERED), bytes, PIECE_BYTES, Order::Random)?;
+    let extents = extents(&daemon, SCATTERED_VOLUME, bytes)?;
+    let mut scattered = bench.system(SCATTERED, 0, daemon.socket(SCATTERED));
+    scattered.params.insert("extents".to_owned(), extents.len().into());
+    systems.push(scattered);
+    finish(vec![Server::Ours(daemon)], systems, None)
+}
+
+/// A controller on one disk; a filesystem on another, with a file for us and one for the peer.
+pub(super) fn on_disks(bench: &Bench, ground: Ground, kind: Kind, peer: Option<&Program>) -> Result<Servers> {
+    let bytes = bench.plan.volume_bytes;
+    let directory = tempfile::Builder::new().prefix("sidecore-bench").tempdir_in("/dev/shm").context("no tmpfs")?;
+    let below = HostDisk::new(kind, directory.path(), store_bytes(bytes))?;
+    let other = HostDisk::new(kind, directory.path(), store_bytes(2 * bytes))?;
+    let mut ext4 = Ext4::new(other, &directory.path().join("mounted"))?;
+    let (our_file, their_file) = (ext4.written_file("ours", bytes)?, ext4.written_file("theirs", bytes)?);
+    let store = Store::File { path: below.path.clone() };
+    let controller = Controller { name: CONTROLLER, store, block_bytes: BLOCK_BYTES.max(ground.block_bytes()) };
+    let devices = [
+        device(VF, volume(VOLUME, bytes)),
+        device(PF, Store::Physical { controller: CONTROLLER }),
+        device(FILE, Store::File { path: our_file }),
+    ];
+    let programs_directory = bench.directory.path();
+    let mut daemon = Sidecored::start_with(&bench.daemon, programs_directory, ground.name(), &[controller], &devices)?;
+    daemon.process.freeze()?;
+    let theirs = match peer {
+        Some(program) => {
+            let disk = Disk::File { path: their_file, cached: false };
+            let name = format!("{NAME}-{}", ground.name());
+            let mut theirs = StorageDaemon::start_best(program, programs_directory, &name, &disk, bench.plan.trial)?;
+            eprintln!("  peer: {}", theirs.settings);
+            theirs.process.freeze()?;
+            Some((program, theirs))
+        }
+        None => None,
+    };
+    // All files are open: should we be killed from here on, nothing stays mounted.
+    ext4.detach()?;
+    daemon.process.thaw()?;
+    let mut systems = functions(bench, &daemon)?;
+    systems.push(bench.system(FILE, 0, daemon.socket(FILE)));
+    let mut programs = vec![Server::Ours(daemon)];
+    if let Some((program, theirs)) = theirs {
+        let mut system = bench.system(peer::NAME, programs.len(), theirs.socket.clone());
+        system.params.extend(program.params());
+        system.params.insert("settings".to_owned(), theirs.settings.clone().into());
+        systems.push(system);
+        programs.push(Server::Theirs(theirs));
+    }
+    finish(programs, systems, Some(Files { _ext4: ext4, _controller: below, _directory: directory }))
+}
+
+fn finish(mut programs: Vec<Server>, systems: Vec<System>, files: Option<Files>) -> Result<Servers> {
+    for program in &mut programs {
+        program.process().freeze()?;
+    }
+    Ok(Servers { programs, systems, _files: files })
+}
+
+/// The virtual function, written; and the physical one, where its blocks are.
+fn functions(bench: &Bench, daemon: &Sidecored) -> Result<Vec<System>> {
+    let bytes = bench.plan.volume_bytes;
+    fill(&daemon.socket(VF), bytes, 1 << 20, Order::Sequential)?;
+    let extents = extents(daemon, VOLUME, bytes)?;
+    let mut vf = bench.system(VF, 0, daemon.socket(VF));
+    vf.params.insert("extents".to_owned(), extents.len().into());
+    let mut pf = bench.system(PF, 0, daemon.socket(PF));
+    // Whoever writes to the physical function may write where that volume's data is, and nowhere else.
+    let largest = extents.into_iter().max_by_key(|extent| extent.len_bytes).context("nothing is mapped")?;
+    pf.first = Sector(largest.physical_bytes / SECTOR_BYTES);
+    pf.span_bytes = largest.len_bytes;
+    pf.params.insert("span_bytes".to_owned(), largest.len_bytes.into());
+    Ok(vec![vf, pf])
+}
+
+impl Bench {
+    fn system(&self, name: &'static str, program: usize, socket: PathBuf) -> System {
+        let span_bytes = self.plan.volume_bytes;
+        System { name, program, socket, first: Sector(0), span_bytes, params: self.common_params() }
+    }
+}
+
+/// Bytes of a volume that follow each other on the store.
+struct Extent {
+    physical_bytes: u64,
+    len_bytes: u64,
+}
+
+/// All extents of a volume, which has to be mapped from its start to its end.
+fn extents(daemon: &Sidecored, volume: &str, bytes: u64) -> Result<Vec<Extent>> {
+    let mut all = Vec::new();
+    let mut from = Some(0);
+    while let Some(block) = from {
+        let path = format!("/v1/controllers/{CONTROLLER}/volumes/{volume}/extents?from={block}&max=65536");
+        let answer = control::get(&daemon.control_socket(), &path)?;
+        let block_bytes = answer["block_bytes"].as_u64().context("no block size")?;
+        for extent in answer["extents"].as_array().context("no extents")? {
+            let number = |name: &str| extent[name].as_u64().map(|blocks| blocks * block_bytes).context("not a number");
+            all.push(Extent { physical_bytes: number("physical")?, len_bytes: number("count")? });
+        }
+        from = answer["next"].as_u64().filter(|next| *next > block);
+        stop::check()?;
+    }
+    let mapped: u64 = all.iter().map(|extent| extent.len_bytes).sum();
+    ensure!(mapped == bytes, "{volume}: {mapped} of {bytes} bytes are mapped after all were written");
+    Ok(all)
+}

@@ -1,0 +1,314 @@
+//! The experiment `translation`: what it takes to turn a virtual function's blocks into its controller's.
+//!
+//! The translation unit alone, in this process, with nothing around it: a hit in a queue's last extent, a hit in the
+//! BTLB, walks of trees of one, a thousand and a million extents, ranges that lie in many extents; and how much memory
+//! the trees take, fresh and after many changes at random places.
+
+mod report;
+mod trees;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use sidecore_extent::BlockRange;
+use sidecore_units::Vlba;
+
+use crate::bounds::{Bound, Limit, Of};
+use crate::load::Places;
+use crate::process::watched;
+use crate::record::{OURS, Params, Records, params};
+use crate::rounds::Rounds;
+use crate::{bounds, cores, stop};
+use trees::Tree;
+
+const NAME: &str = "translation";
+
+/// What to run.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Options {
+    /// All of it, within seconds.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only a few milliseconds each, on smaller trees: does it work at all?
+    #[arg(long, conflicts_with = "quick")]
+    pub tiny: bool,
+    /// Append the records to this file, a JSON object a line.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Fail if one of the bounds does not hold.
+    #[arg(long)]
+    pub enforce: bool,
+    /// Write the table into README.md.
+    #[arg(long)]
+    pub update_readme: bool,
+}
+
+/// How long everything takes.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    name: &'static str,
+    run: Duration,
+    rounds: usize,
+    /// How often a disturbed run is repeated.
+    repeats: usize,
+    /// Extents of the largest tree.
+    large: u64,
+}
+
+impl Plan {
+    fn of(options: &Options) -> Self {
+        let full = Self { name: "full", run: Duration::from_millis(200), rounds: 11, repeats: 20, large: MILLION };
+        if options.tiny {
+            return Self { name: "tiny", run: Duration::from_millis(2), rounds: 1, repeats: 0, large: 20_000 };
+        }
+        if options.quick {
+            return Self { name: "quick", run: Duration::from_millis(30), rounds: 5, repeats: 5, ..full };
+        }
+        full
+    }
+}
+
+const MILLION: u64 = 1_000_000;
+
+/// Each translation begins when the one before it has its answer: what a request waits for.
+const ALONE: &str = "translation";
+/// They are independent of each other: what a queue with many requests sees.
+const OVERLAPPED: &str = "translation_overlapped";
+const BYTES: &str = "bytes_per_extent";
+
+const LAST_EXTENT: &str = "last-extent";
+const BTLB: &str = "btlb";
+const WALK_LARGE: &str = "walk/1000000";
+
+/// What must hold.
+const BOUNDS: &[Bound<'static>] = &[
+    Bound { case: LAST_EXTENT, of: Of::Ours(ALONE, " ns"), limit: Limit::AtMost(10.0) },
+    Bound { case: BTLB, of: Of::Ours(ALONE, " ns"), limit: Limit::AtMost(10.0) },
+    Bound { case: WALK_LARGE, of: Of::Ours(ALONE, " ns"), limit: Limit::AtMost(200.0) },
+    Bound { case: "memory/1000000", of: Of::Ours(BYTES, " bytes"), limit: Limit::AtMost(26.0) },
+];
+
+/// Blocks in each extent of a fresh tree.
+const EXTENT_BLOCKS: u64 = 16;
+
+/// Blocks of one request.
+const REQUEST_BLOCKS: u64 = 4;
+
+/// Extents that a range request lies in.
+const RANGE_EXTENTS: u64 = 16;
+
+/// Extents of the BTLB case: as many as the BTLB holds.
+const ROTATION: u64 = sidecore_extent::DEFAULT_BTLB_ENTRIES as u64;
+
+struct Bench {
+    plan: Plan,
+    records: Records,
+    disturbed: usize,
+}
+
+/// Runs the experiment; whether all bounds hold, or nobody asked.
+///
+/// # Errors
+/// There is no such core, or not enough memory; an interrupt.
+pub fn run(options: &Options) -> Result<bool> {
+    let begin = Instant::now();
+    stop::listen()?;
+    // Ahead of whatever else the machine does. It is a privilege.
+    let _ = rustix::process::nice(-10);
+    cores::pin(cores::SERVER).or_else(|_| cores::pin(cores::CLIENT))?;
+    let mut bench = Bench { plan: Plan::of(options), records: Records::new(NAME), disturbed: 0 };
+    eprintln!("{NAME}, {}", bench.plan.name);
+    bench.hits()?;
+    for extents in [1, 1000] {
+        let tree = Tree::fresh(extents)?;
+        bench.walks(&tree, &format!("walk/{extents}"))?;
+    }
+    bench.large()?;
+    // A tiny run is over before anything has settled.
+    let bounds = if options.tiny { &[] } else { BOUNDS };
+    println!("\n{}", report::table(&bench.records));
+    let hold = bounds::print(&bounds::check(bounds, &bench.records, OURS));
+    println!("took {:.0} s; {} runs were disturbed", begin.elapsed().as_secs_f64(), bench.disturbed);
+    if let Some(file) = &options.json {
+        bench.records.append_to(file)?;
+    }
+    if options.update_readme {
+        report::publish(&bench.records)?;
+    }
+    Ok(!options.enforce || hold)
+}
+
+impl Bench {
+    fn hits(&mut self) -> Result<()> {
+        let tree = Tree::fresh(1)?;
+        let mut reader = tree.reader(0);
+        let first = BlockRange { first: Vlba(0), count: 1 };
+        reader.translate(first).context("nothing is mapped")?;
+        let mut places = Places::new(EXTENT_BLOCKS - REQUEST_BLOCKS);
+        let params = self.params(&tree);
+        self.both(LAST_EXTENT, params, 1, &mut |offset| {
+            let at = places.next_block() + offset;
+            reader.hit(BlockRange { first: Vlba(at), count: REQUEST_BLOCKS })
+        })?;
+
+        let tree = Tree::fresh(ROTATION)?;
+        let mut reader = tree.reader(sidecore_extent::DEFAULT_BTLB_ENTRIES);
+        for extent in 0..ROTATION {
+            reader.translate(BlockRange { first: Vlba(extent * EXTENT_BLOCKS), count: 1 });
+        }
+        let before = reader.counts();
+        let mut places = Places::new(EXTENT_BLOCKS - REQUEST_BLOCKS);
+        let mut turn = 0;
+        let params = self.params(&tree);
+        self.both(BTLB, params, 1, &mut |offset| {
+            // Round and round, so that the last extent is never the right one.
+            turn = (turn + 1) % ROTATION;
+            let at = turn * EXTENT_BLOCKS + places.next_block() + offset;
+            reader.translate(BlockRange { first: Vlba(at), count: REQUEST_BLOCKS })
+        })?;
+        let after = reader.counts();
+        ensure!(
+            (before.walks, before.last_hits) == (after.walks, after.last_hits),
+            "the BTLB is missed: {before:?}, {after:?}"
+        );
+        Ok(())
+    }
+
+    /// Single blocks all over the tree.
+    fn walks(&mut self, tree: &Tree, case: &str) -> Result<()> {
+        // In a tree of one extent every other way hits.
+        let alone = tree.extents() == 1;
+        let mut reader = tree.reader(if alone { 0 } else { sidecore_extent::DEFAULT_BTLB_ENTRIES });
+        let mut places = Places::new(tree.blocks());
+        let params = self.params(tree);
+        self.both(case, params, 1, &mut |offset| {
+            if alone {
+                reader.forget();
+            }
+            reader.translate(BlockRange { first: Vlba(places.next_block() + offset), count: 1 })
+        })
+    }
+
+    /// Ranges of several extents; the time is that of one piece.
+    fn ranges(&mut self, tree: &Tree, case: &str) -> Result<()> {
+        let mut reader = tree.reader(sidecore_extent::DEFAULT_BTLB_ENTRIES);
+        let mut places = Places::new(tree.blocks() / EXTENT_BLOCKS - RANGE_EXTENTS);
+        let params = self.params(tree);
+        let pieces = RANGE_EXTENTS;
+        self.both(case, params, pieces, &mut |offset| {
+            let first = Vlba((places.next_block() + offset) * EXTENT_BLOCKS);
+            reader.translate_pieces(BlockRange { first, count: RANGE_EXTENTS * EXTENT_BLOCKS }, pieces)
+        })
+    }
+
+    /// The largest tree: fresh, and after changes all over it.
+    fn large(&mut self) -> Result<()> {
+        let extents = self.plan.large;
+        let mut tree = Tree::fresh(extents)?;
+        self.memory(&tree, &format!("memory/{extents}"));
+        self.walks(&tree, &format!("walk/{extents}"))?;
+        self.ranges(&tree, &format!("range/{RANGE_EXTENTS}-of-{extents}"))?;
+        // As many changes as extents: hardly a leaf is as it was.
+        let (changes, elapsed) = tree.churn(extents)?;
+        let case = format!("memory/{extents}-churned");
+        self.memory(&tree, &case);
+        let ns = elapsed.as_nanos() as f64 / changes as f64;
+        let params = self.params(&tree);
+        self.records.measure(&case, OURS, "update", ns, "ns", params);
+        eprintln!("  {case:<24} {ns:>8.0} ns an update");
+        self.walks(&tree, &format!("walk/{extents}-churned"))
+    }
+
+    fn memory(&mut self, tree: &Tree, case: &str) {
+        let shape = tree.shape();
+        let bytes = shape.bytes as f64 / shape.extents as f64;
+        let mut params = self.params(tree);
+        params.insert("nodes".to_owned(), shape.nodes.into());
+        self.records.measure(case, OURS, BYTES, bytes, "bytes", params);
+        eprintln!("  {case:<24} {bytes:>8.2} bytes an extent");
+    }
+
+    fn params(&self, tree: &Tree) -> Params {
+        let shape = tree.shape();
+        params([
+            ("plan", self.plan.name.into()),
+            ("extents", shape.extents.into()),
+            ("depth", shape.depth.into()),
+            ("huge_page_bytes", trees::huge_page_bytes().into()),
+        ])
+    }
+
+    /// Measures `one`, which does `pieces` translations, one after the other and side by side.
+    fn both(
+        &mut self,
+        case: &str,
+        params: Params,
+        pieces: u64,
+        one: &mut impl FnMut(u64) -> Option<u64>,
+    ) -> Result<()> {
+        for (metric, dependent) in [(ALONE, true), (OVERLAPPED, false)] {
+            let mut rounds = Rounds::new();
+            for _ in 0..self.plan.rounds {
+                let (ns, counts) = self.undisturbed(dependent, one)?;
+                rounds.add(ns / pieces as f64, counts);
+            }
+            let (median, params) = rounds.settle(params.clone());
+            eprintln!("  {case:<24} {median:>8.2} ns  {metric}");
+            self.records.measure(case, OURS, metric, median, "ns", params);
+        }
+        Ok(())
+    }
+
+    fn undisturbed(&mut self, dependent: bool, one: &mut impl FnMut(u64) -> Option<u64>) -> Result<(f64, bool)> {
+        let mut repeats = 0;
+        loop {
+            stop::check()?;
+            let duration = self.plan.run;
+            let (ns, waited_share) =
+                watched(|| if dependent { time::<true>(duration, one) } else { time::<false>(duration, one) })?;
+            let counts = waited_share < cores::UNDISTURBED_SHARE;
+            if counts || repeats == self.plan.repeats {
+                return Ok((ns, counts));
+            }
+            repeats += 1;
+            self.disturbed += 1;
+        }
+    }
+}
+
+/// Looks at the clock after this many.
+const PER_LOOK: u64 = 2000;
+
+/// Nanoseconds for each call of `one`. It adds what it is given, zero, to the address that it translates, and returns
+/// the physical one. `DEPENDENT`: the zero comes out of the physical address before, which the processor has to wait
+/// for.
+fn time<const DEPENDENT: bool>(duration: Duration, one: &mut impl FnMut(u64) -> Option<u64>) -> Result<f64> {
+    let mut zero = 0;
+    let mut batch = || -> Result<()> {
+        for _ in 0..PER_LOOK {
+            let physical = one(zero).context("a translation found nothing")?;
+            // No physical address is as large as that, which only we know.
+            let top = std::hint::black_box(physical) >> 63;
+            if DEPENDENT {
+                zero = top;
+            }
+        }
+        Ok(())
+    };
+    // Caches and branch predictors.
+    let warm_up = Instant::now();
+    while warm_up.elapsed() < duration / 5 {
+        batch()?;
+    }
+    let start = Instant::now();
+    let mut count = 0;
+    loop {
+        batch()?;
+        count += PER_LOOK;
+        let elapsed = start.elapsed();
+        if elapsed >= duration {
+            return Ok(elapsed.as_nanos() as f64 / count as f64);
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! The results in a table.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::{ALONE, BYTES, NAME, OVERLAPPED};
+use crate::readme;
+use crate::record::{OURS, Record, Records};
+
+const README: &str = "README.md";
+
+/// The cases in the order in which they were measured.
+fn cases(records: &Records) -> Vec<String> {
+    let mut cases: Vec<String> = Vec::new();
+    for record in records.all() {
+        if let Record::Measure(measure) = record
+            && !cases.contains(&measure.case)
+        {
+            cases.push(measure.case.clone());
+        }
+    }
+    cases
+}
+
+/// All results, in Markdown.
+pub(super) fn table(records: &Records) -> String {
+    let mut page = String::from("| translation | one after the other | independent | bytes an extent | an update |\n");
+    page.push_str("| --- | --- | --- | --- | --- |\n");
+    for case in cases(records) {
+        let cell = |metric: &str| {
+            let found = records.find(&case, OURS, metric);
+            found.map_or(String::new(), |measure| match measure.unit.as_str() {
+                "ns" if measure.value >= 100.0 => format!("{:.0} ns", measure.value),
+                "ns" => format!("{:.1} ns", measure.value),
+                _ => format!("{:.1}", measure.value),
+            })
+        };
+        let cells = [ALONE, OVERLAPPED, BYTES, "update"].map(cell);
+        let _ = writeln!(page, "| {case} | {} |", cells.join(" | "));
+    }
+    page
+}
+
+/// Writes the table into the README.
+pub(super) fn publish(records: &Records) -> Result<()> {
+    let note = format!("\nMeasured by `cargo xtask bench {NAME}` at revision {}.\n", records.revision());
+    readme::update(Path::new(README), NAME, &(table(records) + &note))
+}
