@@ -217,6 +217,7 @@ impl Controller {
                 state: volume,
                 functions: Vec::new(),
                 grants: Default::default(),
+                shared_at: 0,
                 blocked: Vec::new(),
             };
             state.open.insert(id, open);
@@ -258,7 +259,7 @@ impl Controller {
         }
         let gone = |message: &crate::mail::Message| message.function != id;
         state.for_space.retain(gone);
-        state.for_nodes.retain(gone);
+        state.for_grace.retain(gone);
     }
 
     /// Does a piece of the hypervisor side's work, if there is any: for a controller
@@ -272,7 +273,7 @@ impl Controller {
             }
             None => {
                 let _ = self.hypervisor.reuse_blocks(disk);
-                self.hypervisor.retry_for_nodes(disk);
+                self.hypervisor.retry_after_grace(disk);
                 false
             }
         }

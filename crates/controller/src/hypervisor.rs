@@ -25,7 +25,7 @@ pub(crate) use reclaim::Limbo;
 
 use crate::events::Events;
 use crate::function::{Function, VolumeState};
-use crate::grace::Epochs;
+use crate::grace::{Epoch, Epochs};
 use crate::mail::{Answer, Message, Question};
 
 /// What the trees, the volumes and the functions are.
@@ -53,10 +53,10 @@ pub(crate) struct State {
     pub(crate) limbo: Limbo,
     /// The transaction that changes go into.
     pub(crate) transaction: u64,
-    /// Misses that wait for freed blocks to become usable, and those that wait for
-    /// tree nodes.
+    /// Misses that wait for freed blocks to become usable, and those that wait for a
+    /// grace period: for tree nodes, or for the end of writes.
     pub(crate) for_space: Vec<Message>,
-    pub(crate) for_nodes: Vec<Message>,
+    pub(crate) for_grace: Vec<Message>,
 }
 
 /// A volume that functions show. They share its tree (thesis 5.2).
@@ -65,6 +65,9 @@ pub(crate) struct OpenVolume {
     pub(crate) state: Arc<VolumeState>,
     pub(crate) functions: Vec<FunctionId>,
     pub(crate) grants: Grants,
+    /// When blocks of it were last shared: until that epoch has passed, writes from
+    /// before may be under way to them.
+    pub(crate) shared_at: Epoch,
     /// Questions about blocks that a grant, or an operation, is in the middle of.
     pub(crate) blocked: Vec<Message>,
 }
@@ -87,7 +90,7 @@ impl Hypervisor {
                 limbo: Limbo::default(),
                 transaction: 1,
                 for_space: Vec::new(),
-                for_nodes: Vec::new(),
+                for_grace: Vec::new(),
             }),
         }
     }

@@ -190,6 +190,6 @@ fn commit(hypervisor: &Hypervisor, interval: Duration, disk: &mut PhysicalDisk) 
             tracing::debug!("the store refuses a discard: {error}");
             true
         });
-        waiting = hypervisor.retry_for_nodes(disk) || blocks;
+        waiting = hypervisor.retry_after_grace(disk) || blocks;
     }
 }

@@ -174,6 +174,7 @@ impl Controller {
         if let Some(open) = state.open.get_mut(&id) {
             open.changed(transaction);
             open.tree.prune_all();
+            open.shared_at = self.hypervisor.epochs.advance();
             let retired = open.tree.take_retired();
             state.limbo.retire(retired, &self.hypervisor.epochs);
         }

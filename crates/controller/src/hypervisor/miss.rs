@@ -47,7 +47,7 @@ impl Hypervisor {
             }
             Ok(mapped) => match self.show(&mut state, message.function, &mapped) {
                 Ok(()) => Answer::Rewalk,
-                Err(SetError::OutOfNodes(_)) => return self.wait_for_nodes(&mut state, message),
+                Err(SetError::OutOfNodes(_)) => return self.wait_for_grace(&mut state, message),
                 Err(error) => {
                     tracing::error!(controller = self.name, "a mapping that no tree takes: {error}");
                     Answer::Failed(BlockError::EIO)
@@ -58,9 +58,9 @@ impl Hypervisor {
         message.reply_to.reply(answer);
     }
 
-    /// Puts a question off until tree nodes are free.
-    fn wait_for_nodes(&self, state: &mut State, message: Message) {
-        state.for_nodes.push(message);
+    /// Puts a question off until a grace period is over.
+    fn wait_for_grace(&self, state: &mut State, message: Message) {
+        state.for_grace.push(message);
         self.commits.call();
     }
 
@@ -126,17 +126,26 @@ impl Hypervisor {
             open.blocked.push(message);
             return;
         }
+        let settled = self.epochs.passed(open.shared_at);
         let found = volumes.map(disk, id, range, LOOKUP_EXTENTS).and_then(|mapped| {
-            let Some(missing) = missing_part(&mapped) else { return Ok(Err(mapped)) };
+            let last = Vlba(range.first.0.saturating_add(range.count).saturating_sub(1));
+            let copies = |partial: bool, block| partial && locate(&mapped.extents, block).is_some();
+            if !settled && (copies(partial_head, range.first) || copies(partial_tail, last)) {
+                // A block that is to be copied may be being written in place, since
+                // before it was shared: the copy would be without that.
+                return Ok(None);
+            }
+            let Some(missing) = missing_part(&mapped) else { return Ok(Some(Err(mapped))) };
             let grant = volumes.allocate(disk, id, missing)?;
-            Ok(Ok((mapped, grant)))
+            Ok(Some(Ok((mapped, grant))))
         });
         let (mapped, grant) = match found {
-            Ok(Ok(found)) => found,
+            Ok(Some(Ok(found))) => found,
+            Ok(None) => return self.wait_for_grace(&mut state, message),
             // It has blocks of its own: the tree knows less than the metadata.
-            Ok(Err(mapped)) => {
+            Ok(Some(Err(mapped))) => {
                 let answer = match self.show(&mut state, message.function, &mapped) {
-                    Err(SetError::OutOfNodes(_)) => return self.wait_for_nodes(&mut state, message),
+                    Err(SetError::OutOfNodes(_)) => return self.wait_for_grace(&mut state, message),
                     Err(_) => Answer::Failed(BlockError::EIO),
                     Ok(()) => Answer::Rewalk,
                 };

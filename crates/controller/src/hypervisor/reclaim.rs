@@ -108,17 +108,18 @@ impl Hypervisor {
         }
     }
 
-    /// Lets those go on that waited for tree nodes.
-    pub(crate) fn retry_for_nodes(&self, disk: &mut dyn Disk) -> bool {
+    /// Lets those go on that waited for a grace period. Returns whether some still have
+    /// to wait.
+    pub(crate) fn retry_after_grace(&self, disk: &mut dyn Disk) -> bool {
         let mut state = self.state();
         state.limbo.close(&self.epochs);
         state.limbo.free_nodes(&self.memory, &self.epochs);
-        let waiting = std::mem::take(&mut state.for_nodes);
+        let waiting = std::mem::take(&mut state.for_grace);
         drop(state);
         for message in waiting {
             self.serve(message, disk);
         }
-        !self.state().for_nodes.is_empty()
+        !self.state().for_grace.is_empty()
     }
 
     /// Prunes trees, because they take all of the memory that they may.
