@@ -4,7 +4,7 @@
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## Serve a disk to a real guest, end to end
+demo: ## Boot real guests on thin volumes, interrupt-driven and polled, and clone one under load
 	cargo xtask demo
 
 test: ## Everything that must pass before a commit: lint, tests, guests, fuzzing, tiny benches

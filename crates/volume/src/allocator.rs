@@ -265,13 +265,18 @@ impl Allocator {
     }
 
     /// The commit is durable. What it freed waits for the caller's word.
-    pub(crate) fn durable(&mut self) -> Vec<(u64, u64)> {
+    pub(crate) fn durable(&mut self, generation: u64) -> Vec<(u64, u64)> {
         let freed: Vec<(u64, u64)> = self.committing.take_all().iter().collect();
-        self.lingering.durable();
+        self.lingering.durable(generation);
         for (first, count) in &freed {
             self.waiting.insert(*first, *count);
         }
         freed
+    }
+
+    /// The grace period after this generation is over.
+    pub(crate) fn settled(&mut self, generation: u64) {
+        self.lingering.settled(generation);
     }
 
     /// The caller's word.
@@ -529,7 +534,7 @@ mod tests {
         assert_eq!((allocator.data_blocks(), allocator.pending_blocks()), (32, 32));
         let free = allocator.free_blocks();
         allocator.seal();
-        assert_eq!(allocator.durable(), [(first + 32, 32)]);
+        assert_eq!(allocator.durable(1), [(first + 32, 32)]);
         assert_eq!(allocator.free_blocks(), free);
         allocator.reuse(first, 64);
         assert_eq!(allocator.free_blocks(), free);

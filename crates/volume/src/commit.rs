@@ -125,6 +125,9 @@ impl Commit {
 #[must_use = "freed blocks have to be given to reuse"]
 pub struct Freed {
     pub(crate) ranges: Vec<PhysicalRange>,
+    /// The durable generations that it comes from: references were given up in
+    /// them, and whoever has kept one may not write in place yet.
+    pub(crate) generations: Vec<u64>,
 }
 
 impl Freed {
@@ -133,14 +136,15 @@ impl Freed {
         self.ranges.iter().copied()
     }
 
-    /// Whether there are none.
+    /// Whether there is nothing to wait for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
+        self.ranges.is_empty() && self.generations.is_empty()
     }
 
     /// Takes the other's blocks as well: one grace period for several commits.
     pub fn append(&mut self, mut other: Self) {
         self.ranges.append(&mut other.ranges);
+        self.generations.append(&mut other.generations);
     }
 }

@@ -145,6 +145,11 @@ impl Nodes {
         self.lingering.add(address);
     }
 
+    /// The grace period after this generation is over.
+    pub(crate) fn settled(&mut self, generation: u64) {
+        self.lingering.settled(generation);
+    }
+
     pub(crate) fn lingers(&self, address: u64) -> bool {
         self.lingering.has(address)
     }
@@ -182,8 +187,8 @@ impl Nodes {
     }
 
     /// What was being written is on the disk.
-    pub(crate) fn written(&mut self) {
-        self.lingering.durable();
+    pub(crate) fn written(&mut self, generation: u64) {
+        self.lingering.durable(generation);
         for (address, node) in self.writing.drain() {
             if node.kind == Kind::Catalogue {
                 self.catalogue.insert(address, node);
@@ -302,7 +307,7 @@ mod tests {
         for step in 0..3 {
             assert_eq!(nodes.in_memory(7), Some(node(7)), "step {step}");
             assert_eq!((nodes.is_dirty(7), nodes.unwritten(7).is_some()), (step == 0, step < 2));
-            if step == 0 { nodes.seal() } else { nodes.written() }
+            if step == 0 { nodes.seal() } else { nodes.written(1) }
         }
         assert!(!nodes.forget(7) && nodes.in_memory(7).is_none());
     }

@@ -1,4 +1,4 @@
-//! What the guest says on its serial line. `guest/init.sh` is the other end.
+//! What a guest says on its serial line. The scripts in `guest` are the other end.
 
 use anyhow::{Context, Result, bail};
 
@@ -9,19 +9,67 @@ pub(crate) enum Edge {
     End,
 }
 
+/// What is measured on which disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Window<'a> {
+    pub(crate) disk: &'a str,
+    pub(crate) what: &'a str,
+}
+
 /// One line of the guest, understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Word<'a> {
-    Booted { release: &'a str },
-    Tree { files: &'a str, kib: &'a str },
-    Disk { disk: &'a str, device: &'a str, virtio: &'a str },
-    Step { disk: &'a str, what: &'a str },
-    Verified { disk: &'a str, what: &'a str, complaint: Option<&'a str> },
-    Window { disk: &'a str, edge: Edge },
-    Interrupts { disk: &'a str, edge: Edge, line: &'a str },
-    Stat { disk: &'a str, edge: Edge, line: &'a str },
-    Fio { disk: &'a str, json: &'a str },
-    Failed { why: &'a str },
+    Booted {
+        release: &'a str,
+    },
+    Tree {
+        files: &'a str,
+        kib: &'a str,
+    },
+    Disk {
+        disk: &'a str,
+        device: &'a str,
+        virtio: &'a str,
+    },
+    Step {
+        disk: &'a str,
+        what: &'a str,
+    },
+    Verified {
+        disk: &'a str,
+        what: &'a str,
+        complaint: Option<&'a str>,
+    },
+    Window {
+        window: Window<'a>,
+        edge: Edge,
+    },
+    Interrupts {
+        window: Window<'a>,
+        edge: Edge,
+        line: &'a str,
+    },
+    Stat {
+        window: Window<'a>,
+        edge: Edge,
+        line: &'a str,
+    },
+    Fio {
+        window: Window<'a>,
+        json: &'a str,
+    },
+    /// Part of the answer to an order.
+    Value {
+        key: &'a str,
+        text: &'a str,
+    },
+    /// The end of the answer to an order.
+    Finished {
+        order: &'a str,
+    },
+    Failed {
+        why: &'a str,
+    },
     Done,
 }
 
@@ -56,20 +104,36 @@ fn word(said: &str) -> Result<Word<'_>> {
             };
             Word::Verified { disk, what, complaint }
         }
-        "window" => Word::Window { disk, edge: edge(about)? },
+        "window" => {
+            let (window, about) = window(rest);
+            Word::Window { window, edge: edge(about)? }
+        }
         "interrupts" => {
+            let (window, about) = window(rest);
             let (which, line) = split(about);
-            Word::Interrupts { disk, edge: edge(which)?, line }
+            Word::Interrupts { window, edge: edge(which)?, line }
         }
         "stat" => {
+            let (window, about) = window(rest);
             let (which, line) = split(about);
-            Word::Stat { disk, edge: edge(which)?, line }
+            Word::Stat { window, edge: edge(which)?, line }
         }
-        "fio" => Word::Fio { disk, json: about },
+        "fio" => {
+            let (window, json) = window(rest);
+            Word::Fio { window, json }
+        }
+        "value" => Word::Value { key: disk, text: about },
+        "finished" => Word::Finished { order: rest },
         "failed" => Word::Failed { why: rest },
         "done" => Word::Done,
         _ => bail!("no such word"),
     })
+}
+
+fn window(text: &str) -> (Window<'_>, &str) {
+    let (disk, rest) = split(text);
+    let (what, rest) = split(rest);
+    (Window { disk, what }, rest)
 }
 
 fn edge(word: &str) -> Result<Edge> {
@@ -108,11 +172,15 @@ mod tests {
             understood("SIDECORE verified ram read false ./x: FAILED"),
             Word::Verified { disk: "ram", what: "read", complaint: Some("./x: FAILED") }
         );
-        assert_eq!(understood("SIDECORE window file end"), Word::Window { disk: "file", edge: Edge::End });
+        let window = Window { disk: "file", what: "read" };
+        assert_eq!(understood("SIDECORE window file read end"), Word::Window { window, edge: Edge::End });
         assert_eq!(
-            understood("SIDECORE interrupts file begin 24: 3 PCI-MSI virtio0-req.0"),
-            Word::Interrupts { disk: "file", edge: Edge::Begin, line: "24: 3 PCI-MSI virtio0-req.0" }
+            understood("SIDECORE interrupts file read begin 24: 3 PCI-MSI virtio0-req.0"),
+            Word::Interrupts { window, edge: Edge::Begin, line: "24: 3 PCI-MSI virtio0-req.0" }
         );
+        assert_eq!(understood("SIDECORE fio file read {\"a\": 1}"), Word::Fio { window, json: "{\"a\": 1}" });
+        assert_eq!(understood("SIDECORE value verdict false ./x"), Word::Value { key: "verdict", text: "false ./x" });
+        assert_eq!(understood("SIDECORE finished search"), Word::Finished { order: "search" });
         assert_eq!(understood("SIDECORE done\r"), Word::Done);
     }
 
@@ -122,7 +190,7 @@ mod tests {
         assert_eq!(parse("").unwrap(), None);
         assert_eq!(understood("\u{1b}c\u{1b}[?7lSIDECORE done"), Word::Done);
         assert!(parse("SIDECORE verified ram tree perhaps").is_err());
-        assert!(parse("SIDECORE window ram middle").is_err());
+        assert!(parse("SIDECORE window ram read middle").is_err());
         assert!(parse("SIDECORE unheard of").is_err());
     }
 }

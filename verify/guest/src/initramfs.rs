@@ -1,5 +1,5 @@
-//! Builds the guest's only filesystem: busybox, fio and mkfs.ext4 with their libraries, the kernel's modules, and the
-//! script that does the work. It is cached under a name that is a hash of all that goes in.
+//! Builds the guest's only filesystem: busybox, fio and a few more programs with their libraries, the kernel's modules,
+//! and the scripts that do the work. It is cached under a name that is a hash of all that goes in.
 
 use crate::cpio::Archive;
 use crate::download::Kernel;
@@ -15,12 +15,22 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const INIT: &str = include_str!("../guest/init.sh");
+/// The scripts, by their places in the guest.
+const SCRIPTS: [(&str, &str); 3] = [
+    ("/init", include_str!("../guest/init.sh")),
+    ("/parts/measure.sh", include_str!("../guest/measure.sh")),
+    ("/parts/orders.sh", include_str!("../guest/orders.sh")),
+];
+/// The host's programs that come along, by their places in the guest. busybox has a grep as well, which cannot do what
+/// the guest needs it for; both are to be had.
+const PROGRAMS: [(&str, &str); 4] =
+    [("/bin/fio", "fio"), ("/sbin/mkfs.ext4", "mkfs.ext4"), ("/sbin/e2fsck", "e2fsck"), ("/bin/grep-gnu", "grep")];
 /// Raised when this code puts the same inputs together differently.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 pub(crate) fn build(cache: &Path, kernel: &Kernel, busybox: &Path, progress: &Progress) -> Result<PathBuf> {
-    let programs = [("/bin/fio", install::require("fio")?), ("/sbin/mkfs.ext4", install::require("mkfs.ext4")?)];
+    let programs: Vec<(&str, PathBuf)> =
+        PROGRAMS.iter().map(|(inside, name)| Ok((*inside, install::require(name)?))).collect::<Result<_>>()?;
     let mut libraries = BTreeSet::new();
     for (_, program) in &programs {
         libraries.extend(shared_libraries(program)?);
@@ -28,7 +38,7 @@ pub(crate) fn build(cache: &Path, kernel: &Kernel, busybox: &Path, progress: &Pr
 
     // For the cache, a file is known by name, size and time: reading all of it would take longer than it saves.
     let mut hasher = DefaultHasher::new();
-    (LAYOUT, INIT, &kernel.version).hash(&mut hasher);
+    (LAYOUT, SCRIPTS, &kernel.version).hash(&mut hasher);
     let files = libraries.iter().chain(programs.iter().map(|(_, program)| program)).map(PathBuf::as_path);
     for file in files.chain([busybox, kernel.image.as_path()]) {
         let metadata = fs::metadata(file).with_context(|| format!("cannot look at {}", file.display()))?;
@@ -44,7 +54,9 @@ pub(crate) fn build(cache: &Path, kernel: &Kernel, busybox: &Path, progress: &Pr
     let modules = modules::collect(&kernel.modules)?;
     let mut output = tempfile::Builder::new().prefix("initramfs-").tempfile_in(cache)?;
     let mut archive = Archive::new(BufWriter::new(output.as_file_mut()));
-    archive.file("/init", 0o755, INIT.as_bytes())?;
+    for (inside, script) in SCRIPTS {
+        archive.file(inside, 0o755, script.as_bytes())?;
+    }
     add(&mut archive, "/bin/busybox", busybox)?;
     for (inside, program) in &programs {
         add(&mut archive, inside, program)?;

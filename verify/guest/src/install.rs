@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// A program and the Debian package that brings it.
-const NEEDED: [(&str, &str); 5] = [
+const NEEDED: [(&str, &str); 7] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("fio", "fio"),
     ("mkfs.ext4", "e2fsprogs"),
+    ("e2fsck", "e2fsprogs"),
+    ("grep", "grep"),
     // Debian 13 compresses its kernel modules.
     ("xz", "xz-utils"),
     ("ldd", "libc-bin"),

@@ -1,38 +1,51 @@
 //! Real guests against a real daemon.
 //!
-//! [`demo`] boots a Debian kernel in QEMU twice, with two disks of one `sidecored` each time: once the way a hypervisor
-//! commonly serves disks, by notifications and interrupts, and once polled on both sides. The guest checks what it
-//! stored, and both sides count what the paper is about: kicks and interrupts per request.
+//! [`demo`] boots a Debian kernel in QEMU on disks of one `sidecored`, which are thin volumes behind virtual functions.
+//! It does so twice to measure: once the way a hypervisor commonly serves disks, by notifications and interrupts, and
+//! once polled on both sides. The guest checks what it stored, and both sides count what the FAST'12 paper is about:
+//! kicks and interrupts per request. Then it takes a snapshot of a guest's volume under load, boots a second guest from
+//! a clone of it, and has both show that neither sees what the other wrote.
 #![forbid(unsafe_code)]
 
+mod checks;
+mod config;
 mod console;
 mod cores;
 mod cpio;
 mod daemon;
-mod dialogue;
 mod download;
+mod guest;
 mod initramfs;
 mod install;
 mod interrupt;
 mod measure;
+mod measured;
 mod modules;
+mod overhead;
 mod process;
 mod progress;
 mod qemu;
 mod report;
+mod secret;
+mod session;
+mod sidecore;
+mod volumes;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use checks::{Check, Checks, Shown};
+pub use overhead::Overhead;
 pub use report::{Mode, Row};
+use serde::Serialize;
 
 /// What the demo works with.
 #[derive(Debug, Clone)]
 pub struct DemoOptions {
     /// The root of the cargo workspace.
     pub workspace: PathBuf,
-    /// Where builds, the cached kernel and guest image, and `demo.json` go.
+    /// Where builds, the cached kernel and guest image, and the results go.
     pub target: PathBuf,
     /// Where `sidecored` and `sidecore` are; `None` builds both in release mode first.
     pub binaries: Option<PathBuf>,
@@ -52,9 +65,11 @@ impl DemoOptions {
     }
 }
 
-/// Runs the demo, prints its table, and writes `demo.json` into the target directory.
+/// Runs the demo, prints what it found, and writes `demo.json` (the measured disks) and `demo-volumes.json` (all else)
+/// into the target directory.
 ///
-/// It fails when a disk gave back anything but what was stored, or when the polled run shows a single kick or interrupt.
+/// It fails when a disk gave back anything but what was stored, when the polled run shows a single kick or interrupt, or
+/// when anything that was checked about volumes, snapshots and clones was not as it must be.
 pub fn demo(options: &DemoOptions) -> Result<()> {
     ensure!(
         cfg!(all(target_os = "linux", target_arch = "x86_64")),
@@ -80,24 +95,48 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
 
     let accelerator = qemu::Accelerator::choose();
     progress.say(accelerator.explanation());
-    let mut rows = Vec::new();
+    let stage = session::Stage {
+        accelerator,
+        kernel: &kernel.image,
+        initramfs: &initramfs,
+        binaries: &binaries,
+        scratch: &cache,
+        interrupt: &interrupt,
+        progress: &progress,
+    };
+    let (mut rows, mut overheads) = (Vec::new(), Vec::new());
     for mode in [Mode::Interrupt, Mode::Polled] {
-        let boot = dialogue::Boot {
-            mode,
-            accelerator,
-            kernel: &kernel.image,
-            initramfs: &initramfs,
-            binaries: &binaries,
-            window: options.window,
-        };
-        rows.extend(dialogue::run(&boot, &interrupt, &progress)?);
+        let (more_rows, more_overheads) = measured::run(&stage, mode, options.window)?;
+        rows.extend(more_rows);
+        overheads.extend(more_overheads);
     }
+    let checks = volumes::run(&stage)?;
 
-    print!("\n{}", report::table(&rows, accelerator));
-    let path = options.target.join("demo.json");
-    std::fs::write(&path, report::json(&rows)?).with_context(|| format!("cannot write {}", path.display()))?;
-    println!("\nWritten to {}", path.display());
-    report::judge(&rows)
+    print!("\n{}\n{}\n{}", report::table(&rows, accelerator), overhead::table(&overheads), checks.text());
+    let faults = [report::faults(&rows), overhead::faults(&overheads), checks.faults()].concat();
+    let rest = Rest { filesystem_overheads: overheads, volumes: checks };
+    for (name, json) in [("demo.json", report::json(&rows)?), ("demo-volumes.json", rest.json()?)] {
+        let path = options.target.join(name);
+        std::fs::write(&path, json).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("\nWritten to {}", path.display());
+    }
+    if !faults.is_empty() {
+        bail!("the demo failed:\n  {}", faults.join("\n  "));
+    }
+    Ok(())
+}
+
+/// What is reported for programs besides the rows.
+#[derive(Serialize)]
+struct Rest {
+    filesystem_overheads: Vec<Overhead>,
+    volumes: Checks,
+}
+
+impl Rest {
+    fn json(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
 }
 
 /// Builds the daemon and its command line tool the way a user would.

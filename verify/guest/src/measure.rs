@@ -1,6 +1,6 @@
 //! Reads the numbers out of what the guest's kernel and fio print.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub(crate) fn completed_requests(stat: &str) -> Result<u64> {
 
 /// What fio measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Reads {
+pub(crate) struct Ios {
     pub(crate) iops: f64,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
@@ -49,7 +49,8 @@ struct Output {
 #[derive(Deserialize)]
 struct Job {
     error: i64,
-    read: Direction,
+    read: Option<Direction>,
+    write: Option<Direction>,
 }
 
 #[derive(Deserialize)]
@@ -65,25 +66,23 @@ struct Latency {
     percentile: BTreeMap<String, u64>,
 }
 
-/// Reads fio's JSON of a single job of reads.
-pub(crate) fn fio_reads(json: &str) -> Result<Reads> {
+/// Reads fio's JSON of a single job that either reads or writes.
+pub(crate) fn fio_ios(json: &str) -> Result<Ios> {
     let output: Output = serde_json::from_str(json).context("cannot read fio's output")?;
     let [job] = output.jobs.as_slice() else {
-        anyhow::bail!("fio reports {} jobs instead of one", output.jobs.len());
+        bail!("fio reports {} jobs instead of one", output.jobs.len());
     };
     ensure!(job.error == 0, "fio reports error {}", job.error);
-    ensure!(job.read.total_ios > 0, "fio read nothing");
+    let done: Vec<&Direction> = [&job.read, &job.write].into_iter().flatten().filter(|way| way.total_ios > 0).collect();
+    let [done] = done.as_slice() else {
+        bail!("fio did {}", if done.is_empty() { "nothing" } else { "both, reads and writes" });
+    };
     let percentile_us = |wanted: f64| -> Result<f64> {
-        let found = job.read.lat_ns.percentile.iter().find(|(key, _)| key.parse() == Ok(wanted));
+        let found = done.lat_ns.percentile.iter().find(|(key, _)| key.parse() == Ok(wanted));
         let (_, nanoseconds) = found.with_context(|| format!("fio reports no {wanted}th percentile"))?;
         Ok(*nanoseconds as f64 / 1000.0)
     };
-    Ok(Reads {
-        iops: job.read.iops,
-        p50_us: percentile_us(50.0)?,
-        p99_us: percentile_us(99.0)?,
-        total: job.read.total_ios,
-    })
+    Ok(Ios { iops: done.iops, p50_us: percentile_us(50.0)?, p99_us: percentile_us(99.0)?, total: done.total_ios })
 }
 
 #[cfg(test)]
@@ -115,10 +114,15 @@ mod tests {
     fn fio_output_gives_iops_and_percentiles() {
         let json = r#"{"fio version":"fio-3.33","jobs":[{"jobname":"measure","error":0,"read":{"total_ios":1000,
             "iops":2000.5,"lat_ns":{"min":1,"percentile":{"50.000000":15900,"99.000000":50000}}}}]}"#;
-        let reads = fio_reads(json).unwrap();
-        assert_eq!(reads, Reads { iops: 2000.5, p50_us: 15.9, p99_us: 50.0, total: 1000 });
-        assert!(fio_reads(&json.replace("\"error\":0", "\"error\":5")).is_err());
-        assert!(fio_reads(&json.replace("99.000000", "98.000000")).is_err());
-        assert!(fio_reads("fio: cannot start").is_err());
+        let ios = fio_ios(json).unwrap();
+        assert_eq!(ios, Ios { iops: 2000.5, p50_us: 15.9, p99_us: 50.0, total: 1000 });
+        assert!(fio_ios(&json.replace("\"error\":0", "\"error\":5")).is_err());
+        assert!(fio_ios(&json.replace("99.000000", "98.000000")).is_err());
+        assert!(fio_ios(&json.replace("1000,", "0,")).is_err());
+        assert!(fio_ios("fio: cannot start").is_err());
+        let writes = json.replace("\"read\"", "\"write\"");
+        assert_eq!(fio_ios(&writes).unwrap(), ios);
+        let nothing = r#""read":{"total_ios":0,"iops":0.0,"lat_ns":{}},"write""#;
+        assert_eq!(fio_ios(&writes.replace("\"write\"", nothing)).unwrap(), ios);
     }
 }

@@ -12,13 +12,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-/// Whose words a line is.
+/// Whose words a line is. Guests have names, since there may be several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// The guest, on its serial line.
-    Guest,
-    /// QEMU itself.
-    Qemu,
+    /// A guest, on its serial line.
+    Guest(&'static str),
+    /// The QEMU around that guest.
+    Qemu(&'static str),
     Daemon,
 }
 
@@ -53,7 +53,7 @@ impl<'a> Inbox<'a> {
             match self.receiver.recv_timeout(left.min(Duration::from_millis(100))) {
                 Ok(event) => {
                     if let Event::Line(source, line) = &event
-                        && *source != Source::Guest
+                        && !matches!(source, Source::Guest(_))
                     {
                         self.recent.push_back((*source, line.clone()));
                         if self.recent.len() > 30 {
@@ -182,8 +182,10 @@ fn read_lines(source: Source, pipe: impl Read + Send + 'static, sender: Sender<E
 mod tests {
     use super::*;
 
+    const GUEST: Source = Source::Guest("guest");
+
     fn shell(inbox: &Inbox<'_>, script: &str) -> Running {
-        Running::start(inbox, OsStr::new("sh"), ["-c", script], Source::Guest, Source::Qemu).unwrap()
+        Running::start(inbox, OsStr::new("sh"), ["-c", script], GUEST, Source::Qemu("guest")).unwrap()
     }
 
     #[test]
@@ -195,13 +197,13 @@ mod tests {
         let mut lines = Vec::new();
         while let Some(event) = inbox.next(deadline).unwrap() {
             match event {
-                Event::Line(Source::Guest, line) => {
+                Event::Line(GUEST, line) => {
                     if line == "one" {
                         running.write("two\n").unwrap();
                     }
                     lines.push(line);
                 }
-                Event::Closed(Source::Guest) => break,
+                Event::Closed(GUEST) => break,
                 _ => {}
             }
         }
@@ -215,11 +217,11 @@ mod tests {
         let mut inbox = Inbox::new(&interrupt);
         let running = shell(&inbox, "echo up; exec sleep 600");
         let deadline = Instant::now() + Duration::from_secs(20);
-        assert!(matches!(inbox.next(deadline).unwrap(), Some(Event::Line(Source::Guest, line)) if line == "up"));
+        assert!(matches!(inbox.next(deadline).unwrap(), Some(Event::Line(GUEST, line)) if line == "up"));
         let pid = running.child.id();
         drop(running);
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
-        assert!(inbox.wait_closed(Source::Guest, deadline).unwrap());
+        assert!(inbox.wait_closed(GUEST, deadline).unwrap());
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub(crate) struct Disk<'a> {
 }
 
 pub(crate) struct Machine<'a> {
+    /// The guest's name, for what it says.
+    pub(crate) name: &'static str,
     pub(crate) accelerator: Accelerator,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
@@ -65,7 +67,7 @@ const MEMORY: &str = "768M";
 impl Machine<'_> {
     pub(crate) fn start(&self, inbox: &Inbox<'_>) -> Result<Running> {
         let program = install::require("qemu-system-x86_64")?;
-        Running::start(inbox, program.as_os_str(), self.arguments()?, Source::Guest, Source::Qemu)
+        Running::start(inbox, program.as_os_str(), self.arguments()?, Source::Guest(self.name), Source::Qemu(self.name))
     }
 
     fn arguments(&self) -> Result<Vec<OsString>> {
@@ -123,6 +125,7 @@ mod tests {
     fn each_disk_gets_a_socket_and_a_slot() {
         let disks = [Disk { name: "ram", socket: Path::new("/t/ram.sock"), slot: 6, packed: true }];
         let machine = Machine {
+            name: "guest",
             accelerator: Accelerator::Tcg,
             kernel: Path::new("/k"),
             initramfs: Path::new("/i"),

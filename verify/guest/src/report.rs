@@ -1,7 +1,7 @@
-//! The demo's result: a table for people, JSON for programs, and the verdict.
+//! The measured disks: a table for people, JSON for programs, and what is wrong with them.
 
 use crate::qemu::Accelerator;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde::Serialize;
 use std::fmt::{self, Write};
 
@@ -82,10 +82,11 @@ pub(crate) fn table(rows: &[Row], accelerator: Accelerator) -> String {
     line(["FAST'12 baseline", "ramdisk", "48800", "50 (1)", "", "each I/O", "each I/O", ""]);
     line(["FAST'12 polled", "ramdisk", "357500", "15.9 (1)", "", "none", "none", ""]);
     text.push_str(
-        "\nEach measured row is one 4 KiB random read at a time, directly on the disk, for one window; the counts cover that\n\
-         window alone. FAST'12's IOPS are 4 KiB direct reads of several threads: 48.8K to 357.5K (7.3x); writes 43.8K to\n\
-         284.1K (6.5x). (1) is its average latency of one 4 KiB direct write; of the 50 us, 49 us were virtualization's\n\
-         overhead, and 6.6 us in the optimised path.\n\n",
+        "\nBoth disks are thin volumes, each behind a virtual function: `file` of a controller on a sparse file, `ram` (with\n\
+         packed rings) of one in memory. Each measured row is one 4 KiB random read at a time, directly on the disk, for one\n\
+         window; the counts cover that window alone. FAST'12's IOPS are 4 KiB direct reads of several threads: 48.8K to\n\
+         357.5K (7.3x); writes 43.8K to 284.1K (6.5x). (1) is its average latency of one 4 KiB direct write; of the 50 us,\n\
+         49 us were virtualization's overhead, and 6.6 us in the optimised path.\n\n",
     );
     text.push_str(match accelerator {
         Accelerator::Tcg => {
@@ -113,8 +114,8 @@ pub(crate) fn json(rows: &[Row]) -> Result<String> {
     Ok(serde_json::to_string_pretty(rows)? + "\n")
 }
 
-/// An error that says everything which is not as it must be.
-pub(crate) fn judge(rows: &[Row]) -> Result<()> {
+/// What is not as it must be.
+pub(crate) fn faults(rows: &[Row]) -> Vec<String> {
     let mut wrong = Vec::new();
     for row in rows {
         let Row { mode, disk, requests, kicks, interrupts, .. } = row;
@@ -133,10 +134,7 @@ pub(crate) fn judge(rows: &[Row]) -> Result<()> {
             _ => {}
         }
     }
-    if !wrong.is_empty() {
-        bail!("the demo failed:\n  {}", wrong.join("\n  "));
-    }
-    Ok(())
+    wrong
 }
 
 #[cfg(test)]
@@ -177,20 +175,20 @@ mod tests {
 
     #[test]
     fn good_rows_pass() {
-        judge(&[row(Mode::Interrupt, 100, 100), row(Mode::Polled, 0, 0)]).unwrap();
+        assert!(faults(&[row(Mode::Interrupt, 100, 100), row(Mode::Polled, 0, 0)]).is_empty());
     }
 
     #[test]
     fn one_kick_or_interrupt_fails_the_polled_run() {
-        assert!(judge(&[row(Mode::Polled, 1, 0)]).unwrap_err().to_string().contains("1 kicks"));
-        assert!(judge(&[row(Mode::Polled, 0, 1)]).is_err());
+        assert!(faults(&[row(Mode::Polled, 1, 0)])[0].contains("1 kicks"));
+        assert_eq!(faults(&[row(Mode::Polled, 0, 1)]).len(), 1);
     }
 
     #[test]
     fn a_baseline_without_counts_and_a_wrong_byte_fail() {
-        assert!(judge(&[row(Mode::Interrupt, 0, 100)]).is_err());
+        assert_eq!(faults(&[row(Mode::Interrupt, 0, 100)]).len(), 1);
         let spoiled = Row { verified: false, complaints: vec!["tree: ./x".to_owned()], ..row(Mode::Polled, 0, 0) };
-        assert!(judge(&[spoiled]).unwrap_err().to_string().contains("./x"));
+        assert!(faults(&[spoiled])[0].contains("./x"));
     }
 
     #[test]

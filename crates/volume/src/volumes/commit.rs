@@ -85,15 +85,23 @@ impl Volumes {
         }
         self.generation = superblock.generation;
         self.superblock = superblock;
-        self.forest.nodes.written();
-        let freed = self.forest.allocator.durable().into_iter();
-        Freed { ranges: freed.map(|(first, count)| PhysicalRange { first: Plba(first), count }).collect() }
+        self.forest.nodes.written(self.generation);
+        let freed = self.forest.allocator.durable(self.generation).into_iter();
+        Freed {
+            ranges: freed.map(|(first, count)| PhysicalRange { first: Plba(first), count }).collect(),
+            generations: vec![self.generation],
+        }
     }
 
-    /// The caller's word that no I/O to these blocks is left: they are free.
+    /// The caller's word that no I/O from before is left: the blocks are free, and
+    /// what has only one reference left may be written in place.
     pub fn reuse(&mut self, freed: Freed) {
         for range in freed.ranges {
             self.forest.allocator.reuse(range.first.0, range.count);
+        }
+        for generation in freed.generations {
+            self.forest.allocator.settled(generation);
+            self.forest.nodes.settled(generation);
         }
     }
 

@@ -1,0 +1,119 @@
+# Checks what each disk gives back, and counts what its requests cost. Settings:
+#   SIDECORE_DISKS    name:PCI slot, separated by commas
+#   SIDECORE_PACKED   the disk that has packed rings
+#   SIDECORE_WRITES   the disk on which writes with and without a file system are compared
+#   SIDECORE_SECONDS  how long reads are measured
+
+# Says where we are, and goes on only after the host has looked at the daemon's counters.
+meet_host() {
+    say "$*"
+    read -r answer <&3
+    [ "$answer" = go ] || fail "the host answered '$answer' to '$*'"
+}
+
+# Everything that may show in /proc/interrupts and in the disk's own counters, as the kernel prints it.
+count() {
+    cat /proc/interrupts >"/tmp/interrupts.$1"
+    cat "/sys/block/$dev/stat" >"/tmp/stat.$1"
+}
+
+# Runs a job of fio, with nothing else on the disk, between two meetings with the host: what was counted between them
+# is the job's.
+window() {
+    what=$1
+    shift
+    must sync
+    meet_host "window $disk $what begin"
+    count begin
+    "$@" || fail "fio: $(fio_words)"
+    # What a file system still owes for the job belongs to it.
+    must sync
+    count end
+    meet_host "window $disk $what end"
+    for edge in begin end; do
+        grep "$virtio-" "/tmp/interrupts.$edge" | while read -r line; do say "interrupts $disk $what $edge $line"; done
+        say "stat $disk $what $edge $(cat /tmp/stat.$edge)"
+    done
+    say "fio $disk $what $(tr -d '\n' </tmp/fio.json | tr -s ' ')"
+}
+
+check_filesystem() {
+    say "step $disk mkfs.ext4"
+    must mkfs.ext4 -q -F "/dev/$dev"
+    must mount -t ext4 "/dev/$dev" /mnt
+    say "step $disk copy"
+    must cp -a /tmp/tree/. /mnt/
+    must sync
+    must umount /mnt
+    # Nothing of what was written may be answered from this guest's memory.
+    must blockdev --flushbufs "/dev/$dev"
+    echo 3 >/proc/sys/vm/drop_caches
+    must mount -t ext4 "/dev/$dev" /mnt
+    say "step $disk compare"
+    compare_tree /mnt /tmp/sums
+    must umount /mnt
+    say "verified $disk tree $verdict"
+}
+
+check_blocks() {
+    say "step $disk write"
+    if job write "/dev/$dev" --rw=randwrite --size=16m --iodepth=8 --verify=crc32c --verify_fatal=1 --do_verify=1; then
+        say "verified $disk write true"
+    else
+        say "verified $disk write false $(fio_words)"
+    fi
+    say "step $disk read"
+    if job read "/dev/$dev" --rw=randread --size=16m --iodepth=8 --verify=crc32c --verify_fatal=1; then
+        say "verified $disk read true"
+    else
+        say "verified $disk read false $(fio_words)"
+    fi
+}
+
+LATENCIES="--iodepth=1 --lat_percentiles=1 --clat_percentiles=0 --percentile_list=50:99"
+
+measure_reads() {
+    reads="--rw=randread --size=16m --time_based $LATENCIES"
+    say "step $disk warm-up"
+    # The options are words: they are meant to be split.
+    job warm-up "/dev/$dev" $reads --runtime=1 || fail "fio: $(fio_words)"
+    say "step $disk measure"
+    window read job measure "/dev/$dev" $reads --runtime="$SIDECORE_SECONDS"
+}
+
+# What a write costs on the disk itself and in a file: where nothing was written before, and once more.
+measure_writes() {
+    writes="--rw=randwrite --size=1m $LATENCIES"
+    say "step $disk writes"
+    must blkdiscard "/dev/$dev"
+    window raw-first job raw-first "/dev/$dev" $writes
+    window raw-again job raw-again "/dev/$dev" $writes
+    say "step $disk writes to a file on ext4"
+    must mkfs.ext4 -q -F "/dev/$dev"
+    # Without the thread that goes on making the file system, which is no job's work.
+    must mount -t ext4 -o noinit_itable "/dev/$dev" /mnt
+    # Space in the file system is given to the file by the first writes themselves, not before.
+    window ext4-first job ext4-first /mnt/file $writes --fallocate=none
+    window ext4-again job ext4-again /mnt/file $writes --overwrite=1
+    must umount /mnt
+}
+
+make_tree
+say "tree $(wc -l </tmp/sums) $(du -s -k /tmp/tree | cut -f 1)"
+
+for pair in $(echo "$SIDECORE_DISKS" | tr ',' ' '); do
+    disk=${pair%%:*}
+    find_disk "${pair##*:}"
+    polls=$(cat "/sys/block/$dev/queue/io_poll")
+    say "disk $disk $dev $virtio $polls"
+    [ "$polls" = "$SIDECORE_POLLED" ] || fail "/dev/$dev has no queue to poll: $(dmesg | grep "$virtio" | tail -n 3)"
+    # Feature bits are a string of digits, the lowest first: bit 34 is VIRTIO_F_RING_PACKED.
+    packed=$(cut -c 35 "/sys/block/$dev/device/features")
+    case $disk in "$SIDECORE_PACKED") expected=1 ;; *) expected=0 ;; esac
+    [ "$packed" = "$expected" ] || fail "/dev/$dev has the wrong ring format: packed is $packed, not $expected"
+    check_filesystem
+    check_blocks
+    measure_reads
+    [ "$disk" != "$SIDECORE_WRITES" ] || measure_writes
+done
+say done

@@ -1,0 +1,144 @@
+//! The configurations that the demo's daemons run with: what a user would write.
+
+use crate::report::Mode;
+use crate::text;
+use anyhow::Result;
+use std::path::{Path, PathBuf};
+
+/// The measured disks, by the names of their volumes; the guest and the report use the same names.
+pub(crate) const DISKS: [&str; 2] = [FILE, RAM];
+/// The volume on a file, with split rings.
+pub(crate) const FILE: &str = "file";
+/// The volume in memory. It has packed rings, so that a real guest's driver is met with both kinds.
+pub(crate) const RAM: &str = "ram";
+/// One queue that interrupts and one that the guest may poll.
+pub(crate) const QUEUES: u16 = 2;
+
+/// The controller on the file.
+pub(crate) const POOL: &str = "pool";
+/// The size of its store, which takes space only where it is written.
+pub(crate) const POOL_MIB: u64 = 512;
+/// The size of its volumes: more than there is.
+pub(crate) const VOLUME_MIB: u64 = 1024;
+/// The volume whose snapshot is taken.
+pub(crate) const ORIGIN: &str = "first";
+
+const RAM_MIB: u64 = 256;
+const RAM_VOLUME_MIB: u64 = 512;
+
+/// The controller on memory.
+const MEMORY: &str = "memory";
+
+/// The controller of one of the measured disks.
+pub(crate) fn controller_of(disk: &str) -> &'static str {
+    if disk == RAM { MEMORY } else { POOL }
+}
+
+/// The socket of a device, within the daemon's directory.
+pub(crate) fn socket(directory: &Path, device: &str) -> PathBuf {
+    directory.join(format!("{device}.sock"))
+}
+
+/// Where a daemon's files are.
+pub(crate) struct Places<'a> {
+    /// For sockets.
+    pub(crate) directory: &'a Path,
+    /// The pool's store.
+    pub(crate) pool: &'a Path,
+    pub(crate) control: &'a Path,
+    pub(crate) sidecore_cpu: Option<usize>,
+}
+
+impl Places<'_> {
+    /// Two disks to be measured, each a thin volume of a controller of its own: on a file, and in memory.
+    pub(crate) fn measured(&self, mode: Mode) -> Result<String> {
+        let idle = match mode {
+            Mode::Interrupt => "interrupt",
+            Mode::Polled => "poll",
+        };
+        let memory = format!("type = \"ram\"\nsize = \"{RAM_MIB}MiB\"");
+        Ok([
+            self.head()?,
+            self.pool()?,
+            self.device(POOL, FILE, VOLUME_MIB, &format!("idle = \"{idle}\""))?,
+            controller(MEMORY, &memory, "4KiB"),
+            self.device(MEMORY, RAM, RAM_VOLUME_MIB, &format!("idle = \"{idle}\"\npacked = true"))?,
+        ]
+        .concat())
+    }
+
+    /// One disk, a thin volume larger than its store; all else is done at run time.
+    pub(crate) fn volumes(&self) -> Result<String> {
+        Ok([self.head()?, self.pool()?, self.device(POOL, ORIGIN, VOLUME_MIB, "idle = \"adaptive\"")?].concat())
+    }
+
+    fn head(&self) -> Result<String> {
+        let mut head = format!("control_socket = {}\n\n[[sidecore]]\nname = \"sc0\"\n", quoted(self.control)?);
+        if let Some(cpu) = self.sidecore_cpu {
+            head.push_str(&format!("cpu = {cpu}\n"));
+        }
+        Ok(head)
+    }
+
+    fn pool(&self) -> Result<String> {
+        Ok(controller(POOL, &format!("type = \"file\"\npath = {}", quoted(self.pool)?), "1KiB"))
+    }
+
+    /// A volume with the device that serves it; both have the same name.
+    fn device(&self, controller: &str, name: &str, size_mib: u64, rest: &str) -> Result<String> {
+        let socket = quoted(&socket(self.directory, name))?;
+        Ok(format!(
+            "\n[[store]]\nname = \"{name}\"\ntype = \"volume\"\ncontroller = \"{controller}\"\nvolume = \"{name}\"\n\
+             size = \"{size_mib}MiB\"\n\n[[device]]\nname = \"{name}\"\nstore = \"{name}\"\nsocket = {socket}\n\
+             queues = {QUEUES}\n{rest}\n"
+        ))
+    }
+}
+
+/// A store with the controller that divides it.
+fn controller(name: &str, store: &str, block_size: &str) -> String {
+    format!(
+        "\n[[store]]\nname = \"{name}-store\"\n{store}\n\n[[controller]]\nname = \"{name}\"\nstore = \"{name}-store\"\n\
+         format = \"blank\"\nblock_size = \"{block_size}\"\n"
+    )
+}
+
+/// A JSON string is a TOML string.
+fn quoted(path: &Path) -> Result<String> {
+    Ok(serde_json::to_string(text(path)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places() -> Places<'static> {
+        Places {
+            directory: Path::new("/t"),
+            pool: Path::new("/t/d \"x\""),
+            control: Path::new("/t/c"),
+            sidecore_cpu: Some(3),
+        }
+    }
+
+    #[test]
+    fn both_disks_and_the_mode_are_configured() {
+        let polled = places().measured(Mode::Polled).unwrap();
+        assert_eq!(polled.matches("idle = \"poll\"").count(), 2);
+        assert_eq!(polled.matches("[[device]]").count(), 2);
+        assert_eq!(polled.matches("type = \"volume\"").count(), 2);
+        assert_eq!(polled.matches("packed = true").count(), 1);
+        assert!(polled.contains(r#"path = "/t/d \"x\"""#));
+        assert!(polled.contains("cpu = 3\n"));
+        assert!(polled.contains("socket = \"/t/ram.sock\""));
+        assert!(places().measured(Mode::Interrupt).unwrap().contains("idle = \"interrupt\""));
+    }
+
+    #[test]
+    fn the_volume_is_larger_than_its_store() {
+        const { assert!(VOLUME_MIB > POOL_MIB) };
+        let volumes = places().volumes().unwrap();
+        assert_eq!(volumes.matches("[[controller]]").count(), 1);
+        assert!(volumes.contains("format = \"blank\"") && volumes.contains("size = \"1024MiB\""));
+    }
+}

@@ -1,0 +1,103 @@
+//! A guest that does what it is ordered (`guest/orders.sh` is the other end), so that a run with several of them reads
+//! from top to bottom in one place.
+
+use crate::config;
+use crate::console::{self, Word};
+use crate::process::Running;
+use crate::qemu::Disk;
+use crate::session::Session;
+use anyhow::{Context, Result, bail, ensure};
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// The guest whose disks are measured.
+pub(crate) const MEASURED: &str = "measured";
+/// The guest whose disk is copied.
+pub(crate) const FIRST: &str = "first";
+/// The guest that gets the copy.
+pub(crate) const SECOND: &str = "second";
+/// All that there are.
+pub(crate) const NAMES: [&str; 3] = [MEASURED, FIRST, SECOND];
+
+/// The slot of the first disk of every guest.
+pub(crate) const FIRST_SLOT: u8 = 5;
+/// The longest that an order may take.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+pub(crate) struct Guest {
+    name: &'static str,
+    qemu: Running,
+}
+
+/// What a guest answered: texts by their keys.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    order: String,
+    values: BTreeMap<String, String>,
+}
+
+impl Guest {
+    /// Starts a guest with the device of the same name as its disk. It is up when [`booted`](Self::booted) says so.
+    pub(crate) fn boot(session: &mut Session<'_>, name: &'static str) -> Result<Guest> {
+        let socket = config::socket(session.directory, name);
+        let disks = [Disk { name, socket: &socket, slot: FIRST_SLOT, packed: false }];
+        let settings = format!("SIDECORE_PART=orders SIDECORE_SLOT={FIRST_SLOT:02x}");
+        let qemu = session.boot(name, false, &disks, &settings)?;
+        Ok(Guest { name, qemu })
+    }
+
+    /// Waits until the guest takes orders.
+    pub(crate) fn booted(&mut self, session: &mut Session<'_>) -> Result<Answer> {
+        self.answer(session, "boot")
+    }
+
+    /// Has the guest do something, and waits until it is done.
+    pub(crate) fn order(&mut self, session: &mut Session<'_>, order: &str) -> Result<Answer> {
+        self.qemu.write(&format!("{order}\n"))?;
+        self.answer(session, order)
+    }
+
+    /// Has the guest power off, and waits until it is gone.
+    pub(crate) fn off(mut self, session: &mut Session<'_>) -> Result<()> {
+        self.qemu.write("off\n")?;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        ensure!(session.farewell(self.name, deadline)?, "the {} guest did not power off", self.name);
+        self.qemu.reap()?;
+        Ok(())
+    }
+
+    fn answer(&self, session: &mut Session<'_>, order: &str) -> Result<Answer> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut values = BTreeMap::new();
+        let name = self.name;
+        while let Some(line) = session.hear(name, deadline)? {
+            match console::parse(&line)? {
+                Some(Word::Value { key, text }) => {
+                    values.insert(key.to_owned(), text.to_owned());
+                }
+                Some(Word::Finished { order: finished }) => {
+                    ensure!(order.split(' ').next() == Some(finished), "the {name} guest did {finished}, not {order}");
+                    return Ok(Answer { order: order.to_owned(), values });
+                }
+                Some(Word::Failed { why }) => bail!("in the {name} guest: {why} (during: {order})"),
+                _ => {}
+            }
+        }
+        bail!("the {name} guest has not finished in time: {order}")
+    }
+}
+
+impl Answer {
+    /// A text of the answer.
+    pub(crate) fn text(&self, key: &str) -> Result<&str> {
+        let text = self.values.get(key).with_context(|| format!("the guest gave no {key} for: {}", self.order))?;
+        Ok(text)
+    }
+
+    /// A number of the answer.
+    pub(crate) fn number<T: FromStr>(&self, key: &str) -> Result<T> {
+        let text = self.text(key)?;
+        text.parse().ok().with_context(|| format!("the guest's {key} is '{text}', no number, for: {}", self.order))
+    }
+}

@@ -1,0 +1,161 @@
+//! What surrounds each run: a directory, a sparse file for the pool, one daemon, and the guests that are booted on its
+//! disks. However a run ends, nothing of it is left.
+
+use crate::config::{POOL_MIB, Places};
+use crate::console::{self, Word};
+use crate::cores::Cores;
+use crate::daemon::Daemon;
+use crate::interrupt::Interrupt;
+use crate::process::{Event, Inbox, Running, Source};
+use crate::progress::Progress;
+use crate::qemu::{Accelerator, Disk, Machine};
+use crate::sidecore::Sidecore;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// What all runs have in common.
+pub(crate) struct Stage<'a> {
+    pub(crate) accelerator: Accelerator,
+    pub(crate) kernel: &'a Path,
+    pub(crate) initramfs: &'a Path,
+    pub(crate) binaries: &'a Path,
+    /// For the pool's file: on a real disk, where there is room.
+    pub(crate) scratch: &'a Path,
+    pub(crate) interrupt: &'a Interrupt,
+    pub(crate) progress: &'a Progress,
+}
+
+/// One run.
+pub(crate) struct Session<'a> {
+    stage: &'a Stage<'a>,
+    title: String,
+    /// For sockets and logs.
+    pub(crate) directory: &'a Path,
+    /// The pool's store.
+    pub(crate) pool: &'a Path,
+    pub(crate) inbox: Inbox<'a>,
+    cores: Cores,
+    /// Guests that have powered off, as they should.
+    gone: Vec<&'static str>,
+}
+
+impl Session<'_> {
+    /// Does a run. If it fails, the error has what was said last by everyone who takes part.
+    pub(crate) fn hold<T>(
+        stage: &Stage<'_>,
+        title: &str,
+        act: impl FnOnce(&mut Session<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let directory =
+            tempfile::Builder::new().prefix("sidecore-demo-").tempdir().context("cannot create a directory")?;
+        let pool = tempfile::Builder::new()
+            .prefix("demo-pool-")
+            .suffix(".img")
+            .tempfile_in(stage.scratch)
+            .and_then(|file| file.as_file().set_len(POOL_MIB << 20).map(|()| file.into_temp_path()))
+            .with_context(|| format!("cannot create a file in {}", stage.scratch.display()))?;
+        let mut session = Session {
+            stage,
+            title: title.to_owned(),
+            directory: directory.path(),
+            pool: &pool,
+            inbox: Inbox::new(stage.interrupt),
+            cores: Cores::divide()?,
+            gone: Vec::new(),
+        };
+        act(&mut session).map_err(|error| session.explain(error))
+    }
+
+    pub(crate) fn say(&self, what: impl AsRef<str>) {
+        self.stage.progress.say(format!("{}: {}", self.title, what.as_ref()));
+    }
+
+    /// Starts the daemon with the configuration that is made for this run's places.
+    pub(crate) fn daemon(&mut self, configure: impl FnOnce(&Places<'_>) -> Result<String>) -> Result<Daemon> {
+        let control = self.control();
+        let sidecore_cpu = self.cores.sidecore;
+        let places = Places { directory: self.directory, pool: self.pool, control: &control, sidecore_cpu };
+        let configuration = configure(&places)?;
+        let sidecore = self.sidecore();
+        Daemon::start(&mut self.inbox, self.stage.binaries, self.directory, sidecore, &configuration)
+    }
+
+    /// Boots a guest, which plays a part (one of its image's scripts) with the settings for it.
+    pub(crate) fn boot(
+        &mut self,
+        name: &'static str,
+        polled: bool,
+        disks: &[Disk<'_>],
+        settings: &str,
+    ) -> Result<Running> {
+        let machine = Machine {
+            name,
+            accelerator: self.stage.accelerator,
+            kernel: self.stage.kernel,
+            initramfs: self.stage.initramfs,
+            kernel_log: &self.kernel_log(name),
+            disks,
+            queues: crate::config::QUEUES,
+            settings: format!("SIDECORE_POLLED={} {settings}", u8::from(polled)),
+        };
+        self.say(format!("booting the {name} guest"));
+        self.cores.elsewhere(|| machine.start(&self.inbox))
+    }
+
+    /// The next line of a guest that is meant for us; `None` when the deadline passes first. All others, the other guest
+    /// among them, have to be well meanwhile.
+    pub(crate) fn hear(&mut self, name: &'static str, deadline: Instant) -> Result<Option<String>> {
+        loop {
+            match self.inbox.next(deadline)? {
+                Some(Event::Line(Source::Guest(speaker), line)) => match console::parse(&line)? {
+                    Some(_) if speaker == name => return Ok(Some(line)),
+                    Some(Word::Failed { why }) => bail!("in the {speaker} guest: {why}"),
+                    _ => {}
+                },
+                Some(Event::Line(..)) => {}
+                Some(Event::Closed(Source::Daemon)) => bail!("sidecored ended while a guest was using it"),
+                Some(Event::Closed(Source::Guest(gone) | Source::Qemu(gone))) if self.gone.contains(&gone) => {}
+                Some(Event::Closed(Source::Guest(gone) | Source::Qemu(gone))) => {
+                    bail!("the {gone} guest's QEMU ended before the guest had finished")
+                }
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Waits until a guest that powers off is gone; `false` when it is not by the deadline.
+    pub(crate) fn farewell(&mut self, name: &'static str, deadline: Instant) -> Result<bool> {
+        self.gone.push(name);
+        self.inbox.wait_closed(Source::Guest(name), deadline)
+    }
+
+    /// The command line tool, told this run's control socket.
+    pub(crate) fn sidecore(&self) -> Sidecore {
+        Sidecore::new(self.stage.binaries, &self.control())
+    }
+
+    fn control(&self) -> PathBuf {
+        self.directory.join("control.sock")
+    }
+
+    fn kernel_log(&self, name: &str) -> PathBuf {
+        self.directory.join(format!("{name}.log"))
+    }
+
+    fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
+        if self.stage.interrupt.check().is_err() {
+            return error;
+        }
+        let mut tail = String::new();
+        for name in crate::guest::NAMES {
+            let kernel = std::fs::read(self.kernel_log(name)).unwrap_or_default();
+            let kernel = String::from_utf8_lossy(&kernel);
+            let lines: Vec<&str> = kernel.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+            for line in &lines[lines.len().saturating_sub(15)..] {
+                tail.push_str(&format!("\n  Kernel of {name}: {line}"));
+            }
+        }
+        error.context(format!("the {} run failed{}{tail}", self.title, self.inbox.last_words()))
+    }
+}
