@@ -20,13 +20,19 @@
 //!
 //! # Power cuts
 //!
-//! [`volumes`] is another simulation: the volume format on a disk whose power is cut after every write and flush.
+//! [`volumes`] is another simulation: the volume format on a disk whose power is cut after every write and flush. And
+//! [`controller`] is the same for the whole controller, with guests on the queues of its virtual functions.
 #![forbid(unsafe_code)]
 
+pub mod controller;
 mod guest;
+mod many;
 mod random;
+mod violation;
 pub mod volumes;
 mod world;
 
+pub use many::{Total, run_many};
 pub use random::Random;
+pub use violation::Violation;
 pub use world::{Outcome, run};

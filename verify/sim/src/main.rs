@@ -1,11 +1,12 @@
 //! Simulations by hand: longer than the test command has time for.
 #![forbid(unsafe_code)]
 
+use std::fmt::Debug;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::{Parser, Subcommand};
-use sidecore_sim::volumes::{self, Options, Outcome};
+use clap::{Args, Parser, Subcommand};
+use sidecore_sim::{Total, Violation, controller, run_many, volumes};
 
 /// Runs simulations from seeds. The same seed and options give the same run.
 #[derive(Parser)]
@@ -22,8 +23,8 @@ Exit codes:
   2  the command line is wrong
 
 Examples:
-  sidecore-sim volumes --endless             until something is wrong, or Ctrl-C
-  sidecore-sim volumes --seed 17 --count 1   one history again
+  sidecore-sim volumes --endless                until something is wrong, or Ctrl-C
+  sidecore-sim controller --seed 17 --count 1   one history again
 ";
 
 /// How often progress is printed.
@@ -32,53 +33,74 @@ const HISTORIES_PER_LINE: u64 = 50;
 #[derive(Subcommand)]
 enum Command {
     /// Power cuts at every write and flush of random histories of volumes.
-    Volumes {
-        /// The first seed.
-        #[arg(long, default_value_t = 0)]
-        seed: u64,
-        /// How many seeds.
-        #[arg(long, default_value_t = 100, conflicts_with = "endless")]
-        count: u64,
-        /// All seeds from the first one on.
-        #[arg(long)]
-        endless: bool,
-        /// Runs in a history, each on what a power cut left of the one before.
-        #[arg(long, default_value_t = Options::default().runs)]
-        runs: u64,
-        /// Steps in a run.
-        #[arg(long, default_value_t = Options::default().steps)]
-        steps: u64,
-    },
+    Volumes(Histories),
+    /// The same for a whole controller, with guests on its virtual functions.
+    Controller(Histories),
+}
+
+#[derive(Args)]
+struct Histories {
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// How many seeds.
+    #[arg(long, default_value_t = 100, conflicts_with = "endless")]
+    count: u64,
+    /// All seeds from the first one on.
+    #[arg(long)]
+    endless: bool,
+    /// Runs in a history, each on what a power cut left of the one before.
+    #[arg(long)]
+    runs: Option<u64>,
+    /// Steps in a run.
+    #[arg(long)]
+    steps: Option<u64>,
 }
 
 fn main() -> ExitCode {
-    let Command::Volumes { seed, count, endless, runs, steps } = Arguments::parse().command;
-    let begin = Instant::now();
-    let options = Options { runs, steps, bug: None };
-    let seeds = seed..if endless { u64::MAX } else { seed.saturating_add(count) };
-    let progress = |histories: u64, total: &Outcome| {
-        if histories.is_multiple_of(HISTORIES_PER_LINE) {
-            tell(histories, total, begin);
+    match Arguments::parse().command {
+        Command::Volumes(histories) => {
+            let default = volumes::Options::default();
+            let runs = histories.runs.unwrap_or(default.runs);
+            let options = volumes::Options { runs, steps: histories.steps.unwrap_or(default.steps), bug: None };
+            run("volumes", &histories, &|seed| volumes::run(seed, &options))
         }
-    };
-    match volumes::run_many(seeds, &options, &progress) {
-        Ok(total) => {
-            tell(count, &total, begin);
-            ExitCode::SUCCESS
-        }
-        Err(violation) => {
-            eprintln!("{violation}");
-            eprintln!(
-                "or with: sidecore-sim volumes --seed {} --count 1 --runs {runs} --steps {steps}",
-                violation.seed
-            );
-            ExitCode::FAILURE
+        Command::Controller(histories) => {
+            let default = controller::Options::default();
+            let runs = histories.runs.unwrap_or(default.runs);
+            let options = controller::Options { runs, steps: histories.steps.unwrap_or(default.steps), bug: None };
+            run("controller", &histories, &|seed| controller::run(seed, &options))
         }
     }
 }
 
-fn tell(histories: u64, total: &Outcome, begin: Instant) {
-    let Outcome { cut_points, disks, operations, .. } = total;
-    let seconds = begin.elapsed().as_secs();
-    println!("{histories} histories, {cut_points} cut points, {disks} disks, {operations} operations, {seconds} s");
+fn run<T: Total + Debug>(
+    command: &str,
+    histories: &Histories,
+    one: &(dyn Fn(u64) -> Result<T, Box<Violation>> + Sync),
+) -> ExitCode {
+    let &Histories { seed, count, endless, runs, steps } = histories;
+    let begin = Instant::now();
+    let tell = |histories: u64, total: &T| {
+        println!("{histories} histories in {} s: {total:?}", begin.elapsed().as_secs());
+    };
+    let seeds = seed..if endless { u64::MAX } else { seed.saturating_add(count) };
+    let progress = |histories: u64, total: &T| {
+        if histories.is_multiple_of(HISTORIES_PER_LINE) {
+            tell(histories, total);
+        }
+    };
+    match run_many(seeds, one, &progress) {
+        Ok(total) => {
+            tell(count, &total);
+            ExitCode::SUCCESS
+        }
+        Err(violation) => {
+            let option = |name: &str, value: Option<u64>| value.map(|value| format!(" --{name} {value}"));
+            let options: String = [option("runs", runs), option("steps", steps)].into_iter().flatten().collect();
+            eprintln!("{violation}");
+            eprintln!("or with: sidecore-sim {command} --seed {} --count 1{options}", violation.seed);
+            ExitCode::FAILURE
+        }
+    }
 }

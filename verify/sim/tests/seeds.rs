@@ -1,18 +1,12 @@
 //! Many seeds. `SIDECORE_SEED=N` replays one; `SIDECORE_SEEDS=N` runs that many.
 
-use sidecore_sim::{Outcome, run};
+mod common;
 
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is a whole number, not {text}")))
-}
+use sidecore_sim::{Outcome, run};
 
 #[test]
 fn nothing_is_lost_whoever_runs_when() {
-    let seeds = match (number("SIDECORE_SEED"), number("SIDECORE_SEEDS")) {
-        (Some(seed), _) => seed..seed + 1,
-        (None, count) => 0..count.unwrap_or(300),
-    };
+    let seeds = common::seeds(300);
     let mut total = Outcome::default();
     for seed in seeds.clone() {
         let outcome = std::panic::catch_unwind(|| run(seed, 1 + seed as usize % 4, 200));

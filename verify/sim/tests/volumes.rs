@@ -1,8 +1,11 @@
 //! Power cuts, from many seeds. `SIDECORE_SEED=N` replays one; `SIDECORE_SEEDS=N` runs that many.
 
+mod common;
+
 use std::io::Write as _;
 
-use sidecore_sim::volumes::{Bug, Options, Outcome, run, run_many};
+use sidecore_sim::run_many;
+use sidecore_sim::volumes::{Bug, Options, Outcome, run};
 
 /// More than enough for `CUT_POINTS`.
 const SEEDS: u64 = 12;
@@ -10,20 +13,15 @@ const SEEDS: u64 = 12;
 const CUT_POINTS: u64 = 10_000;
 /// Histories in which every neglected duty shows.
 const SEEDS_PER_BUG: u64 = 20;
-
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is a whole number, not {text}")))
-}
+/// They need not be long for that.
+const SHORT: Options = Options { runs: 2, steps: 200, bug: None };
 
 #[test]
 fn no_power_cut_loses_or_shows_what_it_must_not() {
-    let seeds = match (number("SIDECORE_SEED"), number("SIDECORE_SEEDS")) {
-        (Some(seed), _) => seed..seed + 1,
-        (None, count) => 0..count.unwrap_or(SEEDS),
-    };
+    let seeds = common::seeds(SEEDS);
     let histories = seeds.end - seeds.start;
-    let total = run_many(seeds, &Options::default(), &|_, _| ()).unwrap_or_else(|violation| panic!("{violation}"));
+    let total = run_many(seeds, &|seed| run(seed, &Options::default()), &|_, _| ());
+    let total = total.unwrap_or_else(|violation| panic!("{violation}"));
     // Not by a macro: the harness would keep it to itself.
     let _ = writeln!(std::io::stderr(), "power cuts in {histories} histories of volumes: {total:?}");
     // A simulation in which nothing happens would pass as well.
@@ -38,12 +36,8 @@ fn no_power_cut_loses_or_shows_what_it_must_not() {
 #[test]
 fn a_neglected_duty_is_noticed() {
     for bug in Bug::ALL {
-        let options = Options { bug: Some(bug), ..Options::default() };
-        let noticed = (0..SEEDS_PER_BUG).find_map(|seed| run(seed, &options).err());
-        let noticed = noticed.unwrap_or_else(|| panic!("{bug:?}, and nobody notices in {SEEDS_PER_BUG} histories"));
-        println!("{bug:?}: {noticed}");
-        let without = run(noticed.seed, &Options::default());
-        assert!(without.is_ok(), "what was noticed is not {bug:?}: {without:?}");
+        let neglecting = Options { bug: Some(bug), ..SHORT };
+        common::assert_noticed(bug, SEEDS_PER_BUG, &|seed| run(seed, &neglecting), &|seed| run(seed, &SHORT));
     }
 }
 

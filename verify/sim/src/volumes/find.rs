@@ -14,11 +14,19 @@ use crate::Random;
 ///
 /// # Errors
 /// It finds a problem: any at all, or any but damaged copies of the superblock.
-pub(super) fn check(volumes: &mut Volumes, disk: &mut dyn Disk, damaged_superblocks: bool) -> Result<Report, String> {
+pub(crate) fn check(volumes: &mut Volumes, disk: &mut dyn Disk, damaged_superblocks: bool) -> Result<Report, String> {
     let report = volumes.check(disk);
+    check_report(&report, damaged_superblocks).map(|()| report)
+}
+
+/// Whether the report of a full check is a good one.
+///
+/// # Errors
+/// As [`check`].
+pub(crate) fn check_report(report: &Report, damaged_superblocks: bool) -> Result<(), String> {
     let is_known = |problem: &Problem| damaged_superblocks && matches!(problem.place, Place::Superblock(_));
     if report.more_problems == 0 && report.problems.iter().all(is_known) {
-        Ok(report)
+        Ok(())
     } else {
         Err(format!("check: {report:?}"))
     }
@@ -28,7 +36,7 @@ pub(super) fn check(volumes: &mut Volumes, disk: &mut dyn Disk, damaged_superblo
 ///
 /// # Errors
 /// A volume cannot be read, or an answer cannot be right.
-pub(super) fn find(
+pub(crate) fn find(
     volumes: &mut Volumes,
     disk: &mut dyn Disk,
     random: &mut Random,
@@ -51,7 +59,7 @@ pub(super) fn find(
 ///
 /// # Errors
 /// It cannot be read, or the answer cannot be right.
-pub(super) fn extents(
+pub(crate) fn extents(
     volumes: &mut Volumes,
     disk: &mut dyn Disk,
     id: VolumeId,
@@ -81,7 +89,7 @@ pub(super) fn extents(
 }
 
 /// Reads what lies at the extents.
-pub(super) fn read(found: Vec<(VolumeInfo, Vec<Extent>)>, bytes: &[u8], block_bytes: u32) -> Found {
+pub(crate) fn read(found: Vec<(VolumeInfo, Vec<Extent>)>, bytes: &[u8], block_bytes: u32) -> Found {
     let mut volumes = Found::new();
     for (info, extents) in found {
         let mut blocks = BTreeMap::new();
@@ -97,4 +105,17 @@ pub(super) fn read(found: Vec<(VolumeInfo, Vec<Extent>)>, bytes: &[u8], block_by
         volumes.insert(info.id.0, FoundVolume { info, blocks });
     }
     volumes
+}
+
+/// Every block is counted once, and nothing is under way in a store that was just opened.
+///
+/// # Errors
+/// It is not so.
+pub(crate) fn check_space(volumes: &Volumes, report: &Report, cells: u64) -> Result<(), String> {
+    let space = volumes.space();
+    let sum = space.free + space.data + space.metadata + space.reserved + space.granted + space.pending;
+    if sum != space.total || space.data != cells || space.granted + space.pending != 0 || report.data_blocks != cells {
+        return Err(format!("{cells} blocks hold data; the space is {space:?}, the report {report:?}"));
+    }
+    Ok(())
 }

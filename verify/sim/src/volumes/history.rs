@@ -1,8 +1,5 @@
 //! From a seed to many power cuts.
 
-use std::any::Any;
-use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use sidecore_volume::{FormatOptions, Volumes, format};
@@ -15,9 +12,8 @@ use super::model::{Found, Generation, Mark, When, compare, fill};
 use super::tuning::Tuning;
 use super::world::{Lore, World};
 use crate::Random;
-
-/// Steps that are told before the one in which something was wrong.
-const STEPS_TOLD: usize = 60;
+use crate::many::Total;
+use crate::violation::{Violation, no_panic};
 
 /// How long a history is.
 #[derive(Clone, Copy, Debug)]
@@ -55,9 +51,8 @@ pub struct Outcome {
     pub refusals: u64,
 }
 
-impl Outcome {
-    /// Adds another history's.
-    pub fn add(&mut self, other: Self) {
+impl Total for Outcome {
+    fn add(&mut self, other: Self) {
         self.cut_points += other.cut_points;
         self.disks += other.disks;
         self.fell_back += other.fell_back;
@@ -65,30 +60,6 @@ impl Outcome {
         self.most_extents = self.most_extents.max(other.most_extents);
         self.operations += other.operations;
         self.refusals += other.refusals;
-    }
-}
-
-/// Something that must not be.
-#[derive(Clone, Debug)]
-pub struct Violation {
-    /// The seed that shows it again.
-    pub seed: u64,
-    /// The run, from 0.
-    pub run: u64,
-    /// How it was found.
-    pub when: String,
-    /// What is wrong.
-    pub what: String,
-    /// What was done before, with the recording's position.
-    pub trace: Vec<String>,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "seed {}, run {}, {}: {}", self.seed, self.run, self.when, self.what)?;
-        writeln!(f, "before that (position of the recording, operation):")?;
-        self.trace.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
-        write!(f, "replay this with SIDECORE_SEED={}", self.seed)
     }
 }
 
@@ -134,11 +105,7 @@ struct History {
 
 impl History {
     fn violation(&self, when: String, what: String, trace: &[(usize, String)], position: usize) -> Box<Violation> {
-        // The steps that had begun by then.
-        let begun = trace.partition_point(|(at, _)| *at < position.max(1));
-        let told = &trace[begun.saturating_sub(STEPS_TOLD)..begun];
-        let trace = told.iter().map(|(at, what)| format!("{at} {what}")).collect();
-        Box::new(Violation { seed: self.seed, run: self.run, when: format!("{when} ({:?})", self.tuning), what, trace })
+        Violation::new((self.seed, self.run), format!("{when} ({:?})", self.tuning), what, trace, position)
     }
 
     /// Makes an empty store of whatever `bytes` are, with the power cut everywhere.
@@ -279,31 +246,11 @@ fn inspect<'a>(
         let when = When { taken: generation.taken, flushed, cut };
         match compare(&found, generation, &world.cells, &world.lore.stamps, when, true) {
             Ok(()) => {
-                check_space(&volumes, &report, generation.state.references().len() as u64)?;
+                find::check_space(&volumes, &report, generation.state.references().len() as u64)?;
                 return Ok((found, generation));
             }
             Err(what) => wrong.push(format!("not the {} generation: {what}", ["safe", "next"][index])),
         }
     }
     Err(wrong.join("\n  and "))
-}
-
-/// Every block is counted once, and nothing is under way in a store that was just opened.
-fn check_space(volumes: &Volumes, report: &sidecore_volume::Report, cells: u64) -> Result<(), String> {
-    let space = volumes.space();
-    let sum = space.free + space.data + space.metadata + space.reserved + space.granted + space.pending;
-    if sum != space.total || space.data != cells || space.granted + space.pending != 0 || report.data_blocks != cells {
-        return Err(format!("{cells} blocks hold data; the space is {space:?}, the report {report:?}"));
-    }
-    Ok(())
-}
-
-/// What `f` gives; a panic is an error like another.
-fn no_panic<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(format!("panicked: {}", message(panic.as_ref()))))
-}
-
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }

@@ -17,18 +17,16 @@
 
 pub mod cut;
 pub mod disk;
-mod find;
+pub(crate) mod find;
 mod guest;
 mod history;
 mod manage;
-mod many;
 pub mod model;
 mod remap;
-mod tuning;
-mod world;
+pub(crate) mod tuning;
+pub(crate) mod world;
 
-pub use history::{Options, Outcome, Violation, run};
-pub use many::run_many;
+pub use history::{Options, Outcome, run};
 
 /// A duty that is neglected, to see whether the simulation notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,37 +6,37 @@ use crate::Random;
 
 /// The choices that hold for a whole history.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tuning {
+pub(crate) struct Tuning {
     /// The granularity.
-    pub(super) block_bytes: u32,
+    pub(crate) block_bytes: u32,
     /// The disk's size.
-    pub(super) disk_bytes: usize,
+    pub(crate) disk_bytes: usize,
     /// The longest write, in sectors.
-    pub(super) longest_write: u64,
+    pub(crate) longest_write: u64,
     /// The size of usual volumes, at most, in blocks.
-    pub(super) largest_volume: u64,
+    pub(crate) largest_volume: u64,
     /// One in so many volumes is far larger than the disk.
-    pub(super) volumes_per_huge: u64,
+    pub(crate) volumes_per_huge: u64,
     /// How many volumes there are, at most.
-    pub(super) most_volumes: usize,
+    pub(crate) most_volumes: usize,
     /// For how many steps freed blocks are kept, below.
-    pub(super) longest_grace: u64,
+    pub(crate) longest_grace: u64,
     /// How many writes may be between allocation and link.
-    pub(super) most_flights: usize,
+    pub(crate) most_flights: usize,
     /// During a commit's writes, something else happens once in so many times.
-    pub(super) writes_per_meanwhile: u64,
+    pub(crate) writes_per_meanwhile: u64,
     /// One in so many commits meets a failing disk.
-    pub(super) commits_per_failure: u64,
+    pub(crate) commits_per_failure: u64,
     /// A comb has so many teeth at most: extents of one block each.
-    pub(super) longest_comb: u64,
+    pub(crate) longest_comb: u64,
     /// Clean nodes that are kept in memory.
-    pub(super) cache_nodes: usize,
+    pub(crate) cache_nodes: usize,
     /// One in so many volume operations is not committed at once.
-    pub(super) operations_per_lazy: u64,
+    pub(crate) operations_per_lazy: u64,
 }
 
 impl Tuning {
-    pub(super) fn draw(random: &mut Random) -> Self {
+    pub(crate) fn draw(random: &mut Random) -> Self {
         let block_bytes = [512, 1024, 1024, 4096][random.below(4) as usize];
         let kib = [1024, 1024, 1024 + 4 * random.below(256), 2048, 4096][random.below(5) as usize];
         Self {
@@ -56,11 +56,11 @@ impl Tuning {
         }
     }
 
-    pub(super) const fn open_options(&self) -> OpenOptions {
+    pub(crate) const fn open_options(&self) -> OpenOptions {
         OpenOptions { cache_nodes: self.cache_nodes, read_only: false }
     }
 
-    pub(super) const fn sectors_per_block(&self) -> usize {
+    pub(crate) const fn sectors_per_block(&self) -> usize {
         self.block_bytes as usize / super::disk::SECTOR_BYTES
     }
 }

@@ -16,16 +16,16 @@ use crate::Random;
 
 /// What goes on over power cuts.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Lore {
-    pub(super) stamps: Stamps,
+pub(crate) struct Lore {
+    pub(crate) stamps: Stamps,
     /// Names that were given.
-    pub(super) names: u64,
+    pub(crate) names: u64,
     /// What the clock says, in seconds.
-    pub(super) now_unix_s: u64,
+    pub(crate) now_unix_s: u64,
     /// What was done to the volumes.
-    pub(super) operations: u64,
+    pub(crate) operations: u64,
     /// What was refused, because the disk or the quota was full.
-    pub(super) refusals: u64,
+    pub(crate) refusals: u64,
 }
 
 /// Volumes from one start to the next power cut, and what they should hold.

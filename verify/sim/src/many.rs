@@ -4,25 +4,31 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use super::history::{Options, Outcome, Violation, run};
+use crate::Violation;
 
-/// Runs the histories of all `seeds`, on as many threads as there are cores. After each, `progress` is given how many
-/// have ended, and what they came to.
+/// What histories come to, which can be added up.
+pub trait Total: Default + Send {
+    /// Adds another history's.
+    fn add(&mut self, other: Self);
+}
+
+/// Has `run` run the histories of all `seeds`, on as many threads as there are cores. After each, `progress` is given how
+/// many have ended, and what they came to.
 ///
 /// # Errors
 /// Something that must not be; of several violations the one with the lowest seed.
-pub fn run_many(
+pub fn run_many<T: Total>(
     seeds: Range<u64>,
-    options: &Options,
-    progress: &(dyn Fn(u64, &Outcome) + Sync),
-) -> Result<Outcome, Box<Violation>> {
-    let all = Mutex::new(All { seeds, ended: 0, total: Outcome::default(), violation: None });
+    run: &(dyn Fn(u64) -> Result<T, Box<Violation>> + Sync),
+    progress: &(dyn Fn(u64, &T) + Sync),
+) -> Result<T, Box<Violation>> {
+    let all = Mutex::new(All { seeds, ended: 0, total: T::default(), violation: None });
     let lock = || all.lock().unwrap_or_else(PoisonError::into_inner);
     let work = || {
         loop {
             let next = lock().seeds.next();
             let Some(seed) = next else { return };
-            let result = run(seed, options);
+            let result = run(seed);
             let mut all = lock();
             match result {
                 Ok(outcome) => {
@@ -50,10 +56,10 @@ pub fn run_many(
     violation.map_or(Ok(total), Err)
 }
 
-struct All {
+struct All<T> {
     /// Those that nobody has begun.
     seeds: Range<u64>,
     ended: u64,
-    total: Outcome,
+    total: T,
     violation: Option<Box<Violation>>,
 }

@@ -1,0 +1,237 @@
+//! What the guests of a controller may find on their disks: in use, and after a power cut.
+//!
+//! Nothing here knows of blocks, trees or commits, only of what guests and operators were told: a write is over, a flush
+//! that came after it is over, a change is done.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::register::{Moment, Register, Write};
+use crate::volumes::model::{Found, FoundVolume, Stamp, Stamps};
+
+/// A volume.
+#[derive(Clone, Debug)]
+pub(super) struct ModelVolume {
+    pub(super) name: String,
+    pub(super) read_only: bool,
+    /// Its size in blocks.
+    pub(super) size: u64,
+    /// Deleted, as far as those know who are told.
+    pub(super) is_gone: bool,
+    exists: Register<bool>,
+    blocks: Register<u64>,
+    /// The sectors to which something was written; the others are zeroes.
+    sectors: BTreeMap<u64, Register<Stamp>>,
+    /// The sectors of which not everything is safe.
+    unsafe_sectors: BTreeSet<u64>,
+}
+
+/// Writes to sectors of a volume that are one request.
+pub(super) type Writes = Vec<(u64, Write)>;
+
+impl ModelVolume {
+    /// A new one, all zeroes: whether it will be there is not said.
+    pub(super) fn new(name: String, size: u64, issued: Moment, now: Moment) -> Self {
+        let mut exists = Register::holding([false], issued);
+        let write = exists.begin(true, issued);
+        exists.end(write, now, true);
+        Self {
+            name,
+            read_only: false,
+            size,
+            is_gone: false,
+            exists,
+            blocks: Register::holding([size], issued),
+            sectors: BTreeMap::new(),
+            unsafe_sectors: BTreeSet::new(),
+        }
+    }
+
+    /// A copy, which holds what this volume shows `issued` or what is being written to it.
+    pub(super) fn copy(&self, name: String, read_only: bool, issued: Moment, now: Moment) -> Self {
+        let copy = |(&sector, register): (&u64, &Register<Stamp>)| {
+            (sector, Register::holding(register.shown(issued).collect::<Vec<_>>(), now))
+        };
+        let sectors = self.sectors.iter().map(copy).collect();
+        let new = Self::new(name, self.size, issued, now);
+        Self { read_only, sectors, ..new }
+    }
+
+    /// What was found on a disk.
+    fn adopt(found: &FoundVolume, sectors_per_block: u64, now: Moment) -> Self {
+        let info = &found.info;
+        let mut sectors = BTreeMap::new();
+        for (block, found) in &found.blocks {
+            for (index, content) in (0..).zip(&found.sectors) {
+                let (Ok(stamp) | Err(stamp)) = content;
+                sectors.insert(block * sectors_per_block + index, Register::holding([*stamp], now));
+            }
+        }
+        Self {
+            name: info.name.clone(),
+            read_only: info.read_only,
+            size: info.blocks,
+            is_gone: false,
+            exists: Register::holding([true], now),
+            blocks: Register::holding([info.blocks], now),
+            sectors,
+            unsafe_sectors: BTreeSet::new(),
+        }
+    }
+
+    /// Somebody begins to write to some sectors.
+    pub(super) fn begin(&mut self, stamps: impl IntoIterator<Item = (u64, Stamp)>, issued: Moment) -> Writes {
+        let begin = |(sector, stamp)| {
+            self.unsafe_sectors.insert(sector);
+            let register = self.sectors.entry(sector).or_insert_with(|| Register::holding([0], Moment::default()));
+            (sector, register.begin(stamp, issued))
+        };
+        stamps.into_iter().map(begin).collect()
+    }
+
+    /// The sectors to which something was written.
+    pub(super) fn written(&self) -> impl Iterator<Item = u64> {
+        self.sectors.keys().copied()
+    }
+
+    /// Those writes are over.
+    pub(super) fn end(&mut self, writes: &Writes, now: Moment, succeeded: bool) {
+        for (sector, write) in writes {
+            if let Some(register) = self.sectors.get_mut(sector) {
+                register.end(*write, now, succeeded);
+            }
+        }
+    }
+
+    /// A guest's flush is over, which was `asked` for: what it wrote before is safe, and where it wrote it.
+    pub(super) fn secure(&mut self, asked: Moment, position: usize) {
+        self.secure_itself(asked, position);
+        let sectors = &mut self.sectors;
+        self.unsafe_sectors.retain(|sector| {
+            let register = sectors.get_mut(sector);
+            register.is_some_and(|register| register.secure(asked, position))
+        });
+    }
+
+    /// What an operator `asked` for is done.
+    pub(super) fn secure_itself(&mut self, asked: Moment, position: usize) {
+        let _ = (self.exists.secure(asked, position), self.blocks.secure(asked, position));
+    }
+
+    /// It has another size; what is cut off is zeroes should it come back.
+    pub(super) fn resize(&mut self, blocks: u64, sectors_per_block: u64, issued: Moment, now: Moment) {
+        self.size = blocks;
+        let write = self.blocks.begin(blocks, issued);
+        self.blocks.end(write, now, true);
+        let cut_off: Vec<_> =
+            self.sectors.range(blocks * sectors_per_block..).map(|(sector, _)| (*sector, 0)).collect();
+        let writes = self.begin(cut_off, issued);
+        self.end(&writes, now, true);
+    }
+
+    /// It is deleted.
+    pub(super) fn delete(&mut self, issued: Moment, now: Moment) {
+        self.is_gone = true;
+        let write = self.exists.begin(false, issued);
+        self.exists.end(write, now, true);
+    }
+
+    /// Whether a guest that began to read at `since` may find this.
+    pub(super) fn check_read(&self, sector: u64, since: Moment, found: Stamp) -> Result<(), Vec<Stamp>> {
+        let Some(register) = self.sectors.get(&sector) else { return if found == 0 { Ok(()) } else { Err(vec![0]) } };
+        if register.shown(since).any(|stamp| stamp == found) { Ok(()) } else { Err(register.shown(since).collect()) }
+    }
+
+    fn check_left(
+        &self,
+        found: &FoundVolume,
+        cut: usize,
+        sectors_per_block: u64,
+        stamps: &Stamps,
+    ) -> Result<(), String> {
+        let info = &found.info;
+        if !self.exists.left_at(cut).any(|exists| exists) {
+            return Err("is there".to_owned());
+        }
+        if !self.blocks.left_at(cut).any(|blocks| blocks == info.blocks) {
+            let sizes: Vec<_> = self.blocks.left_at(cut).collect();
+            return Err(format!("has {} blocks instead of {sizes:?}", info.blocks));
+        }
+        if (&info.name, info.read_only) != (&self.name, self.read_only) {
+            return Err(format!("is {info:?}"));
+        }
+        let check = |sector: u64, found: Stamp| match self.sectors.get(&sector) {
+            None if found == 0 => Ok(()),
+            Some(register) if register.left_at(cut).any(|stamp| stamp == found) => Ok(()),
+            register => {
+                let left = register.into_iter().flat_map(|register| register.left_at(cut));
+                let left: Vec<_> = left.map(|stamp| stamps.describe(stamp)).collect();
+                Err(format!("sector {sector} is {} instead of {left:?}", stamps.describe(found)))
+            }
+        };
+        for (block, found) in &found.blocks {
+            for (index, content) in (0..).zip(&found.sectors) {
+                let sector = block * sectors_per_block + index;
+                let stamp = content.map_err(|word| format!("sector {sector} is {word:#x}, and not alone"))?;
+                check(sector, stamp).map_err(|what| format!("{what} (physical block {})", found.physical))?;
+            }
+        }
+        let holes = self.sectors.keys().filter(|sector| !found.blocks.contains_key(&(*sector / sectors_per_block)));
+        holes.copied().try_for_each(|sector| check(sector, 0))
+    }
+}
+
+/// All volumes there ever were since the start, by number.
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    pub(super) volumes: BTreeMap<u64, ModelVolume>,
+    pub(super) sectors_per_block: u64,
+    clock: u64,
+}
+
+impl Model {
+    /// What was found on a disk.
+    pub(super) fn adopt(found: &Found, sectors_per_block: u64) -> Self {
+        let mut model = Self { volumes: BTreeMap::new(), sectors_per_block, clock: 0 };
+        let now = model.now(0);
+        let adopt = |(&id, found): (&u64, &FoundVolume)| (id, ModelVolume::adopt(found, sectors_per_block, now));
+        model.volumes = found.iter().map(adopt).collect();
+        model
+    }
+
+    /// The next moment.
+    pub(super) const fn now(&mut self, position: usize) -> Moment {
+        self.clock += 1;
+        Moment { clock: self.clock, position }
+    }
+
+    /// Those that are there.
+    pub(super) fn present(&self) -> impl Iterator<Item = (u64, &ModelVolume)> {
+        self.volumes.iter().filter(|(_, volume)| !volume.is_gone).map(|(id, volume)| (*id, volume))
+    }
+
+    /// The sectors of those blocks that lie inside of some sectors.
+    pub(super) fn whole_blocks(&self, sector: u64, count: u64) -> std::ops::Range<u64> {
+        let spb = self.sectors_per_block;
+        let (first, end) = (sector.next_multiple_of(spb), (sector + count) / spb * spb);
+        first..end.max(first)
+    }
+
+    /// Whether a power cut at `cut` may leave this.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(super) fn check_left(&self, found: &Found, cut: usize, stamps: &Stamps) -> Result<(), String> {
+        if let Some(id) = found.keys().find(|id| !self.volumes.contains_key(id)) {
+            return Err(format!("volume {id} was never made"));
+        }
+        for (id, volume) in &self.volumes {
+            match found.get(id) {
+                Some(found) => volume.check_left(found, cut, self.sectors_per_block, stamps),
+                None if volume.exists.left_at(cut).any(|exists| !exists) => Ok(()),
+                None => Err("is not there".to_owned()),
+            }
+            .map_err(|what| format!("volume {id}: {what}"))?;
+        }
+        Ok(())
+    }
+}

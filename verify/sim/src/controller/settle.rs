@@ -1,0 +1,160 @@
+//! The hypervisor side's turns, and what waits for them.
+
+use std::io;
+
+use sidecore_controller::Change;
+use sidecore_volume::Disk;
+
+use super::Bug;
+use super::register::Moment;
+use super::world::{Step, World};
+use crate::volumes::find;
+
+/// Rounds in which everything that is under way must come to its end.
+const PATIENCE: u32 = 20_000;
+
+/// A change to a volume that the operator waits for.
+pub(super) struct Settling {
+    pub(super) change: Change,
+    pub(super) volume: u64,
+    pub(super) begun: Moment,
+    /// The commit that has begun is the one that makes it durable.
+    pub(super) is_in_commit: bool,
+}
+
+impl World {
+    /// The hypervisor side does a piece of its work.
+    pub(super) fn serve(&mut self) -> Step {
+        let controller = self.controller.clone();
+        controller.step(&mut DuringWork { world: self });
+        self.wrong.take().map_or(Ok(()), Err)
+    }
+
+    /// Makes everything durable.
+    pub(super) fn commit(&mut self) -> Step {
+        if self.is_committing || self.has_failed {
+            return Ok(());
+        }
+        self.tell("commit");
+        for settling in &mut self.settling {
+            settling.is_in_commit = self.controller.has_passed(settling.change);
+        }
+        let commits = self.controller.report().commits;
+        if self.random.once_in(self.tuning.commits_per_failure) {
+            let succeeds = self.random.below(16);
+            self.disk.fail_after(Some(succeeds));
+        }
+        let controller = self.controller.clone();
+        self.is_committing = true;
+        let result = controller.commit_on(&mut DuringWork { world: self });
+        self.is_committing = false;
+        // It may also have met a request of a guest.
+        self.disk.fail_after(None);
+        if let Some(wrong) = self.wrong.take() {
+            return Err(wrong);
+        }
+        let report = controller.report();
+        self.has_failed = report.read_only.is_some();
+        if let Err(error) = result {
+            self.tell(format!("commit: {error}"));
+            return Ok(());
+        }
+        self.tell("commit is safe");
+        let position = self.disk.position();
+        if report.commits > commits {
+            self.first_commit.get_or_insert(position);
+        }
+        let settled: Vec<_> = self.settling.extract_if(.., |settling| settling.is_in_commit).collect();
+        for settling in settled {
+            self.settled(&settling, position);
+        }
+        Ok(())
+    }
+
+    /// The operator is told that a change is done.
+    pub(super) fn settled(&mut self, settling: &Settling, position: usize) {
+        let now = self.now();
+        if let Some(volume) = self.model.volumes.get_mut(&settling.volume) {
+            volume.secure_itself(Moment { clock: settling.begun.clock + 1, ..now }, position);
+        }
+    }
+
+    /// Goes on until everybody has what he waits for.
+    pub(super) fn drain(&mut self) -> Step {
+        let mut rounds = 0;
+        while !self.requests.pending.is_empty() {
+            rounds += 1;
+            if rounds > PATIENCE {
+                let report = self.controller.report();
+                let waiting = self.requests.pending.values().take(4).map(ToString::to_string);
+                let waiting = waiting.collect::<Vec<_>>().join(", ");
+                return Err(format!("{} requests do not end: {waiting}; {report:?}", self.requests.pending.len()));
+            }
+            self.poll_all()?;
+            self.serve()?;
+            if self.controller.wants_commit() && self.random.once_in(4) {
+                if self.has_failed {
+                    // As the thread that commits does: whoever waits is told.
+                    let _ = self.controller.clone().commit_on(&mut self.store.clone());
+                }
+                self.commit()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every block is accounted for.
+    pub(super) fn check(&mut self) -> Step {
+        self.tell("check");
+        find::check_report(&self.controller.check_on(&mut self.disk.clone()), false)
+    }
+
+    /// While the controller is at work, others go on.
+    fn meanwhile(&mut self) {
+        self.depth += 1;
+        while self.depth < 4 && self.wrong.is_none() && self.random.once_in(self.tuning.writes_per_meanwhile) {
+            if let Err(wrong) = self.step() {
+                self.wrong = Some(wrong);
+            }
+        }
+        self.depth -= 1;
+    }
+}
+
+/// The store, as the hypervisor side uses it where it holds no lock: when it writes.
+struct DuringWork<'a> {
+    world: &'a mut World,
+}
+
+impl Disk for DuringWork<'_> {
+    fn size_bytes(&self) -> u64 {
+        self.world.store.size_bytes()
+    }
+
+    fn read(&mut self, offset_bytes: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.world.store.read(offset_bytes, buffer)
+    }
+
+    fn write(&mut self, offset_bytes: u64, data: &[u8]) -> io::Result<()> {
+        self.world.meanwhile();
+        // Outside of a commit, only fresh blocks are written by the hypervisor side.
+        if self.world.bug == Some(Bug::UnfilledBlocks) && !self.world.is_committing {
+            return Ok(());
+        }
+        let result = self.world.store.write(offset_bytes, data);
+        self.world.meanwhile();
+        result.inspect_err(|_| self.world.store.note_fault())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.world.meanwhile();
+        let result = self.world.store.flush();
+        self.world.meanwhile();
+        result.inspect_err(|_| self.world.store.note_fault())
+    }
+
+    fn discard(&mut self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        self.world.meanwhile();
+        self.world.store.discard(offset_bytes, len_bytes)
+    }
+}

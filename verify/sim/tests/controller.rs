@@ -1,0 +1,49 @@
+//! Power cuts under a whole controller, from many seeds. `SIDECORE_SEED=N` replays one; `SIDECORE_SEEDS=N` runs that many.
+
+mod common;
+
+use std::io::Write as _;
+
+use sidecore_sim::controller::{Bug, Options, Outcome, run};
+use sidecore_sim::run_many;
+
+/// More than enough for `CUT_POINTS`.
+const SEEDS: u64 = 8;
+/// What must have been tried, to say something.
+const CUT_POINTS: u64 = 3_000;
+/// Histories in which every neglected duty shows.
+const SEEDS_PER_BUG: u64 = 20;
+/// They need not be long for that.
+const SHORT: Options = Options { runs: 2, steps: 600, bug: None };
+
+#[test]
+fn no_power_cut_takes_what_a_guest_was_promised() {
+    let seeds = common::seeds(SEEDS);
+    let histories = seeds.end - seeds.start;
+    let total = run_many(seeds, &|seed| run(seed, &Options::default()), &|_, _| ());
+    let total = total.unwrap_or_else(|violation| panic!("{violation}"));
+    // Not by a macro: the harness would keep it to itself.
+    let _ = writeln!(std::io::stderr(), "power cuts in {histories} histories of a controller: {total:?}");
+    // A simulation in which nothing happens would pass as well.
+    if histories >= SEEDS {
+        let Outcome { cut_points, requests, failures, refusals, .. } = total;
+        assert!(cut_points >= CUT_POINTS && requests > 3_000, "{total:?}");
+        assert!(failures > 0 && refusals > 0, "{total:?}");
+    }
+}
+
+#[test]
+fn a_neglected_duty_is_noticed() {
+    for bug in Bug::ALL {
+        let neglecting = Options { bug: Some(bug), ..SHORT };
+        common::assert_noticed(bug, SEEDS_PER_BUG, &|seed| run(seed, &neglecting), &|seed| run(seed, &SHORT));
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_history_again() {
+    let options = Options { runs: 2, steps: 300, bug: None };
+    let outcome = |seed| run(seed, &options).unwrap_or_else(|violation| panic!("{violation}"));
+    assert_eq!(outcome(42), outcome(42));
+    assert_ne!(outcome(42), outcome(43));
+}
