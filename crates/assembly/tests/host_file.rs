@@ -1,6 +1,7 @@
 //! A file of the host's filesystem as a disk: reached on the device below, and through the filesystem from the moment
 //! that another program opens it, with nothing lost in between.
 
+#[allow(dead_code)]
 mod common;
 #[path = "common/guest.rs"]
 mod guest;

@@ -1,6 +1,10 @@
-//! What the targets share: a small guest whose memory is the fuzzer's.
+//! What the targets share: a small guest whose memory is the fuzzer's, and a way to read an input as numbers.
 
 #![forbid(unsafe_code)]
+
+mod input;
+
+pub use input::Input;
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_ring::driver::RingAreas;
