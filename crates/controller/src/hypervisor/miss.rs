@@ -244,11 +244,22 @@ impl Hypervisor {
             message.reply_to.reply(Answer::Failed(BlockError::EIO));
             return;
         }
-        let (range, extents) = (grant.range(), grant.extents().to_vec());
+        let range = grant.range();
         let answer = match volumes.link(disk, grant) {
             Ok(()) => {
                 open.changed(transaction);
-                self.set_or_prune(&mut state, message.function, range, &extents);
+                // As the metadata says, also where it calls shared what nobody else has:
+                // whoever copies a block relies on nobody writing it in place.
+                match volumes.map(disk, id, range, LOOKUP_EXTENTS) {
+                    Ok(mapped) if mapped.covered == range => {
+                        self.set_or_prune(&mut state, message.function, range, &mapped.extents);
+                    }
+                    _ => {
+                        open.tree.prune(range);
+                        let retired = open.tree.take_retired();
+                        state.limbo.retire(retired, &self.epochs);
+                    }
+                }
                 Answer::Done
             }
             Err(VolumeError::NoSpace { after_commit: true }) => {

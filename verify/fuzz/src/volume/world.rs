@@ -156,7 +156,7 @@ impl World<'_> {
         self.disk.seen_bytes = self.disk.size_bytes;
         // An open mends superblocks at most.
         self.disk.guard.clear();
-        self.disk.guard.add((4 * PAGE, u64::MAX));
+        self.disk.guard.add((if self.options.read_only { 0 } else { 4 * PAGE }, u64::MAX));
         let opened = Volumes::open_with(&mut self.disk, &self.options);
         // A node that is there has 168 children, which may not be there.
         assert!(self.disk.reads <= 32 + 169 * self.disk.live().len() as u64, "{} reads", self.disk.reads);
@@ -174,6 +174,10 @@ impl World<'_> {
                     let next = or_next && volumes.generation() == generation + 1;
                     assert!(next || volumes.generation() == generation, "generation {}", volumes.generation());
                     assert!(sound && (writable || !wanted || self.options.read_only), "{:?}", volumes.read_only());
+                }
+                if self.expected.is_some() && writable {
+                    // What a commit left that was torn is mended, too.
+                    assert_eq!(volumes.check(&mut self.disk).problems, []);
                 }
                 self.open = Some(Open {
                     volumes,
