@@ -136,10 +136,9 @@ impl Nodes {
     /// Gives up a reference, and with it, for good, all that it led to.
     pub(crate) fn abandon(&mut self, address: u64) {
         self.drop_reference(address);
-        // What was made in this transaction is not on the disk: nobody else's there.
-        if !self.is_dirty(address) {
-            self.linger(address);
-        }
+        // Also if it was made in this transaction: what it leads to was not, and the
+        // one that keeps it may be another than the one that had it on the disk.
+        self.linger(address);
     }
 
     /// The node, and all below it, is shared on the disk, whatever it is in
