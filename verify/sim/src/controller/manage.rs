@@ -133,6 +133,10 @@ impl World {
             self.drain()?;
             self.guests.retain(|guest| guest.volume != id);
         }
+        // What was waited for may have been its deletion by another operator.
+        if !self.model.present().any(|(present, _)| present == id) {
+            return Ok(());
+        }
         self.tell(format!("delete volume {id}"));
         let begun = self.now();
         let change = match self.controller.begin_delete(&name, &mut self.store.clone()) {
