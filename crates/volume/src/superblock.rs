@@ -61,6 +61,10 @@ pub(crate) fn slot_offset_bytes(slot: u32) -> u64 {
     u64::from(slot).saturating_mul(NODE_BYTES as u64)
 }
 
+/// Generations and volume numbers that no store reaches by use. What says more is no
+/// superblock of ours, and there would be no next number.
+const MAX_NUMBER: u64 = 1 << 63;
+
 impl Superblock {
     pub(crate) fn geometry(&self) -> Geometry {
         Geometry { block_bytes: self.block_bytes, total_blocks: self.total_blocks, tag: tag_of(&self.uuid) }
@@ -143,10 +147,11 @@ impl Superblock {
         if self.total_blocks > MAX_STORE_BLOCKS || size_bytes < MIN_STORE_BYTES {
             return Err(format!("a store of {} blocks", self.total_blocks));
         }
-        if self.generation == 0 || self.generation == u64::MAX {
+        if !(1..MAX_NUMBER).contains(&self.generation) {
             return Err(format!("generation {}", self.generation));
         }
-        if self.volume_count > MAX_VOLUMES as u64 || self.volume_count >= self.next_volume {
+        let too_many = self.volume_count > MAX_VOLUMES as u64 || self.volume_count >= self.next_volume;
+        if too_many || self.next_volume >= MAX_NUMBER {
             return Err(format!("{} volumes, the next one being number {}", self.volume_count, self.next_volume));
         }
         if let Some(root) = self.catalogue

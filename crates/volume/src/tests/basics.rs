@@ -332,3 +332,13 @@ fn formatting_asks_before_it_destroys() {
     assert!(matches!(wrong(&|options| options.label = "x".repeat(65)), Err(FormatError::BadLabel)));
     assert!(matches!(format(&mut MemoryDisk::new(4096), &options), Err(FormatError::TooSmall { .. })));
 }
+
+#[test]
+fn a_quota_that_stands_for_none_is_none() {
+    let (mut disk, mut volumes) = store(4 * MIB, 1024);
+    let new = NewVolume { name: "v".to_owned(), blocks: 10, quota_blocks: Some(u64::MAX) };
+    let id = volumes.create(&new, 1).unwrap();
+    assert_eq!(volumes.get(id).unwrap().quota_blocks, None);
+    commit(&mut volumes, &mut disk);
+    clean(&volumes, &mut disk);
+}

@@ -359,6 +359,16 @@ fn superblocks_that_cannot_be_are_refused() {
     assert!(fewer.read_only().is_some() && fewer.damage()[0].place == Place::Store);
     // Whole, and impossible: that is no torn commit, and there is no way back.
     assert!(matches!(put(&|superblock, _| superblock.next_volume = 2), Err(OpenError::Invalid(_))));
+    // After these numbers there would be no next one.
+    for number in [1 << 63, u64::MAX - 1, u64::MAX] {
+        assert!(matches!(put(&|superblock, _| superblock.next_volume = number), Err(OpenError::Invalid(_))));
+        let mut disk = disk.clone();
+        for slot in 0..4 {
+            let late = Superblock { generation: number, ..volumes.superblock.clone() };
+            disk.write(slot_offset_bytes(slot), &late.encode(slot)).unwrap();
+        }
+        assert!(matches!(Volumes::open(&mut disk), Err(OpenError::Invalid(_))));
+    }
     let reused = put(&|superblock, _| (superblock.next_volume, superblock.volume_count) = (5, 4)).unwrap();
     assert!(reused.read_only().is_some());
 }

@@ -21,7 +21,8 @@ impl Volumes {
             id: VolumeId(0),
             name: new.name.clone(),
             blocks: new.blocks,
-            quota_blocks: new.quota_blocks,
+            // On the disk, this one stands for none.
+            quota_blocks: new.quota_blocks.filter(|quota| *quota != u64::MAX),
             allocated_blocks: 0,
             extents: 0,
             read_only: false,
