@@ -12,7 +12,7 @@ use sidecore_volume::{
 
 use crate::disk::{PAGE, SparseDisk};
 use crate::mutate::{SIZES_BYTES, mutate};
-use crate::reader::{Image, Superblock};
+use crate::reader::Image;
 use crate::rules::{self, Ranges, is_sound, physical, range};
 
 /// As much is done for one input, so that none takes long: operations, and grants in them.
