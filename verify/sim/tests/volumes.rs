@@ -8,7 +8,7 @@ use sidecore_sim::run_many;
 use sidecore_sim::volumes::{Bug, Options, Outcome, run};
 
 /// More than enough for `CUT_POINTS`.
-const SEEDS: u64 = 12;
+const SEEDS: u64 = 18;
 /// What must have been tried, to say something.
 const CUT_POINTS: u64 = 10_000;
 /// Histories in which every neglected duty shows.
