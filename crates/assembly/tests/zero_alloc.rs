@@ -21,7 +21,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const DISK_BYTES: u64 = 4 << 20;
 const PAGES: u64 = DISK_BYTES / 4096;
 /// More than a transaction and its grace period take.
-const SETTLING_ROUNDS: u32 = 100;
+const SETTLING_ROUNDS: u32 = 10;
 const REQUESTS: u64 = 100_000;
 
 fn spec(directory: &Path) -> Spec {
@@ -102,7 +102,7 @@ fn a_hundred_thousand_requests_allocate_nothing() {
             // And so does the metadata of a volume, behind the guest's back: until then, rounds are not counted.
             for _ in 0..SETTLING_ROUNDS {
                 let before = daemon_allocations();
-                run(1_000);
+                run(20_000);
                 if daemon_allocations() == before {
                     break;
                 }
