@@ -60,6 +60,8 @@ pub(crate) struct FunctionChannel {
     starved: VecDeque<Slot>,
     /// Slots that wait for the hypervisor side.
     asked: usize,
+    /// Signals taken whose answers have not come yet.
+    announced: u64,
     /// Translated, not yet taken by the store.
     outgoing: Outgoing,
     /// Of the outgoing and of those in the store.
@@ -114,6 +116,7 @@ impl FunctionChannel {
             slots: Slots::new(depth),
             starved: VecDeque::with_capacity(depth),
             asked: 0,
+            announced: 0,
             outgoing: Outgoing::with_capacity(depth.saturating_add(Multiplexer::PARTS)),
             under_way: 0,
             returned: Batch::with_capacity(depth.saturating_add(Multiplexer::PARTS)),
@@ -298,16 +301,17 @@ impl FunctionChannel {
         if self.asked == 0 {
             return;
         }
-        let mut drained = false;
+        let mut heard = 0_u64;
         while let Ok(reply) = self.line.replies.try_recv() {
-            if !std::mem::replace(&mut drained, true) {
-                // Before the rest is taken: a signal that comes now is for one that
-                // this loop may miss.
-                self.line.wake.drain();
-            }
+            heard = heard.saturating_add(1);
             self.asked = self.asked.saturating_sub(1);
             self.stats.stalled.store(self.asked as u64, Ordering::Relaxed);
             self.hear(multiplexer, reply.slot, reply.answer);
+        }
+        if heard > 0 {
+            // Each answer has a signal, which came before it: more signals than answers
+            // announce some that are about to come.
+            self.announced = self.announced.saturating_add(self.line.wake.drain()).saturating_sub(heard);
         }
     }
 
@@ -495,7 +499,7 @@ impl BlockChannel for FunctionChannel {
     fn deadline(&self) -> Option<Nanos> {
         let queued = self.queued.iter().any(|queue| !queue.is_empty());
         let stores = self.stores.deadline();
-        if !self.done.is_empty() || !self.outgoing.is_empty() || !self.starved.is_empty() {
+        if !self.done.is_empty() || !self.outgoing.is_empty() || !self.starved.is_empty() || self.announced > 0 {
             return Some(Nanos::ZERO);
         }
         let throttled = if queued { Some(self.throttled_until().unwrap_or(Nanos::ZERO)) } else { None };

@@ -26,13 +26,11 @@ pub(crate) struct ReplyTo {
 }
 
 impl ReplyTo {
-    /// Answers; false if the channel is gone.
+    /// Answers; false if the channel is gone. The signal comes first: one that came
+    /// behind the last answer would keep an idle sidecore awake.
     pub(crate) fn reply(&self, answer: Answer) -> bool {
-        let heard = self.sender.send(Reply { slot: self.slot, answer }).is_ok();
-        if heard {
-            self.wake.signal();
-        }
-        heard
+        self.wake.signal();
+        self.sender.send(Reply { slot: self.slot, answer }).is_ok()
     }
 }
 

@@ -439,6 +439,22 @@ fn a_read_only_function_writes_nothing_even_where_it_has_just_read() {
 }
 
 #[test]
+fn nothing_keeps_a_sidecore_awake_once_all_is_answered() {
+    let (controller, _store) = in_memory(16 * MIB, 1024);
+    controller.create_volume("v", 8 * MIB, None).unwrap();
+    let (mut guest, _device) = guest(&controller, "v");
+    for round in 0..200 {
+        let requests = (0..8).map(|index| {
+            guest.request(Operation::Write, (round * 8 + index) * PAGE, &[(0x1_0000_0000 + index * PAGE, PAGE)])
+        });
+        let requests: Vec<_> = requests.collect();
+        assert!(guest.run(requests).iter().all(Result::is_ok));
+        assert_eq!(guest.channel.deadline(), None);
+        assert!(!guest.wait(std::time::Duration::ZERO), "round {round}: there is nothing to wake up for");
+    }
+}
+
+#[test]
 fn functions_of_one_volume_share_its_tree() {
     let (controller, _store) = in_memory(16 * MIB, 1024);
     controller.create_volume("v", 4 * MIB, None).unwrap();
