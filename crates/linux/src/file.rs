@@ -14,6 +14,8 @@
 //! # What is kept
 //!
 //! * A flush is an `fdatasync`, always.
+//! * A transfer that is larger than what a block device takes at once is cut
+//!   here, into portions that are under way together.
 //! * A transfer that the kernel cuts short is continued until it is whole or
 //!   nothing more comes.
 //! * The file is this store's alone: it holds a lock on it that also QEMU
@@ -23,6 +25,7 @@ mod bounce;
 mod buffers;
 mod channel;
 mod error;
+mod ongoing;
 mod ring;
 mod slot;
 mod target;

@@ -35,11 +35,11 @@ impl Bounce {
         Ok(Self { base, len_bytes })
     }
 
-    /// Prepares a round of the request from byte `done_bytes` on; returns the
-    /// memory for it.
-    pub fn begin(&self, slot: u32, request: &BlockRequest, done_bytes: u64) -> libc::iovec {
+    /// Prepares a round of the request from byte `done_bytes` on, up to
+    /// `end_bytes` at most; returns the memory for it.
+    pub fn begin(&self, slot: u32, request: &BlockRequest, done_bytes: u64, end_bytes: u64) -> libc::iovec {
         let at = self.at(slot);
-        let len = request.len_bytes.saturating_sub(done_bytes).min(SLOT_BYTES as u64) as usize;
+        let len = end_bytes.saturating_sub(done_bytes).min(SLOT_BYTES as u64) as usize;
         if request.operation == Operation::Write {
             // SAFETY: the slot's buffer holds SLOT_BYTES, and the kernel is
             // not using it between rounds; mapped memory is always

@@ -1,5 +1,6 @@
 //! One queue's path to the file.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use sidecore_units::Nanos;
 
 use super::bounce::Bounce;
 use super::buffers::Buffers;
+use super::ongoing::Requests;
 use super::ring::{Completion, FILE, Ring};
 use super::slot::{Slot, Verdict, Way};
 use super::target::Target;
@@ -22,8 +24,12 @@ const MAX_PIECES: usize = 128;
 /// Bytes in one submission: below the kernel's limit of 2 GiB less a page.
 const MAX_ROUND_BYTES: usize = 1 << 30;
 
-/// The most a ring holds (IORING_MAX_ENTRIES).
-const MAX_DEPTH: usize = 32768;
+/// The most requests at once: a ring holds 32768 submissions
+/// (IORING_MAX_ENTRIES).
+const MAX_DEPTH: usize = 32768 - EXTRA_SLOTS;
+
+/// Slots beyond one for each request, for the portions of large ones.
+const EXTRA_SLOTS: usize = 32;
 
 /// What zeros are written from.
 #[repr(align(4096))]
@@ -40,9 +46,12 @@ pub(super) struct FileChannel {
     ring: Ring,
     target: Arc<Target>,
     buffers: Buffers,
+    requests: Requests,
     slots: Box<[Slot]>,
-    /// Places in `slots` without a request.
+    /// Places in `slots` without a portion.
     free: Vec<u32>,
+    /// Requests with a portion that found no slot.
+    waiting: VecDeque<u32>,
     /// `MAX_PIECES` for each slot.
     pieces: Box<[libc::iovec]>,
     bounce: Option<Bounce>,
@@ -56,26 +65,29 @@ pub(super) struct FileChannel {
 impl FileChannel {
     pub fn open(target: Arc<Target>, depth: usize) -> io::Result<Self> {
         let depth = depth.clamp(1, MAX_DEPTH);
+        let slots = if target.portion_bytes == u64::MAX { depth } else { depth + EXTRA_SLOTS };
         let bounce = match target.direct {
-            Some(alignment) if alignment.memory_bytes > 1 || alignment.file_bytes > 1 => Some(Bounce::new(depth)?),
+            Some(alignment) if alignment.memory_bytes > 1 || alignment.file_bytes > 1 => Some(Bounce::new(slots)?),
             _ => None,
         };
         Ok(Self {
-            ring: Ring::new(target.as_fd(), depth as u32)?,
+            ring: Ring::new(target.as_fd(), slots as u32)?,
             target,
             buffers: Buffers::none(),
-            slots: (0..depth).map(|_| Slot::empty()).collect(),
-            free: (0..depth as u32).rev().collect(),
-            pieces: vec![NO_PIECE; depth * MAX_PIECES].into(),
+            requests: Requests::new(depth),
+            slots: vec![Slot::empty(); slots].into(),
+            free: (0..slots as u32).rev().collect(),
+            waiting: VecDeque::with_capacity(depth),
+            pieces: vec![NO_PIECE; slots * MAX_PIECES].into(),
             bounce,
-            reaped: Vec::with_capacity(depth),
+            reaped: Vec::with_capacity(slots),
             done: Batch::with_capacity(depth),
             stalled: false,
         })
     }
 
     fn in_kernel(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.requests.count()
     }
 
     /// What is known to be wrong before the kernel is asked.
@@ -133,38 +145,56 @@ impl FileChannel {
             return;
         }
         let way = self.way_of(&request);
-        let Some(index) = self.free.pop() else {
-            // `submit` counts; all the same, no request is ever lost.
-            request.result = Err(BlockError::EIO);
-            self.done.push(request);
-            return;
-        };
-        self.slots[index as usize].start(request, way);
-        self.queue_round(index);
+        match self.requests.begin(request, way) {
+            Ok(index) => self.advance(index),
+            Err(mut request) => {
+                // `submit` counts; all the same, no request is ever lost.
+                request.result = Err(BlockError::EIO);
+                self.done.push(request);
+            }
+        }
     }
 
-    /// Queues the next round of the slot's request.
+    /// Begins as many portions of a request as there are slots.
+    #[inline]
+    fn advance(&mut self, request: u32) {
+        while let Some(index) = self.free.pop() {
+            let Some((way, bytes)) = self.requests.next_portion(request, self.target.portion_bytes) else {
+                self.free.push(index);
+                return;
+            };
+            self.slots[index as usize] = Slot::new(request, way, bytes);
+            self.queue_round(index);
+            if !self.requests.has_more(request) {
+                return;
+            }
+        }
+        self.waiting.push_back(request);
+    }
+
+    /// Queues the next round of the slot's portion.
     #[inline]
     fn queue_round(&mut self, index: u32) {
         let slot = &self.slots[index as usize];
-        let Some(request) = &slot.request else { return };
+        let Some(request) = self.requests.get(slot.request) else { return };
         let offset_bytes = request.offset_bytes + slot.done_bytes;
+        let left_bytes = slot.end_bytes - slot.done_bytes;
         let entry = match slot.way {
             Way::Transfer => {
                 let pieces = &mut self.pieces[index as usize * MAX_PIECES..][..MAX_PIECES];
-                let count = gather(request, slot.done_bytes, pieces);
+                let count = gather(request, slot.done_bytes, left_bytes, pieces);
                 transfer(request.operation, offset_bytes, &pieces[..count], Some((&mut self.buffers, &mut self.ring)))
             }
             Way::Bounce => match &self.bounce {
                 Some(bounce) => {
-                    let piece = bounce.begin(index, request, slot.done_bytes);
+                    let piece = bounce.begin(index, request, slot.done_bytes, slot.end_bytes);
                     transfer(request.operation, offset_bytes, &[piece], None)
                 }
                 None => return,
             },
             Way::WriteZeros => {
                 let pieces = &mut self.pieces[index as usize * MAX_PIECES..][..MAX_ZERO_PIECES];
-                let count = gather_zeros(request.len_bytes - slot.done_bytes, pieces);
+                let count = gather_zeros(left_bytes, pieces);
                 transfer(Operation::Write, offset_bytes, &pieces[..count], None)
             }
             Way::Sync => opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build(),
@@ -172,11 +202,11 @@ impl FileChannel {
             Way::ZeroRange => allocate(request, FallocateFlags::ZERO_RANGE),
         };
         let entry = entry.user_data(u64::from(index));
-        // SAFETY: the entry names the guest's memory, which the request in the
-        // slot keeps mapped; the slot's part of `pieces` and of the bounce
-        // buffer, which no other request uses; or constant zeros. The request
-        // leaves its slot when this entry's completion is reaped, and `drop`
-        // reaps them all.
+        // SAFETY: the entry names the guest's memory, which the slot's request
+        // keeps mapped; the slot's part of `pieces` and of the bounce buffer,
+        // which no other portion uses; or constant zeros. The request leaves
+        // its place after this entry's completion is reaped, and `drop` reaps
+        // them all.
         unsafe { self.ring.push(&entry) };
     }
 
@@ -184,16 +214,26 @@ impl FileChannel {
         let index = completion.user_data as u32;
         let align_bytes = self.target.direct.map_or(1, |alignment| alignment.file_bytes);
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        if let (Way::Bounce, Some(bounce), Some(request)) = (slot.way, &self.bounce, &slot.request) {
+        let Some(request) = self.requests.get(slot.request) else { return };
+        if let (Way::Bounce, Some(bounce)) = (slot.way, &self.bounce) {
             bounce.end(index, request, slot.done_bytes, completion.result);
         }
-        match slot.judge(completion.result, align_bytes) {
+        match slot.judge(request.operation, completion.result, align_bytes) {
             Verdict::Again => self.queue_round(index),
             Verdict::Done(result) => {
-                if let Some(mut request) = slot.request.take() {
-                    request.result = result;
-                    self.done.push(request);
-                    self.free.push(index);
+                let request = slot.request;
+                self.free.push(index);
+                if let Some(over) = self.requests.finish_portion(request, result) {
+                    if over.result.is_err() {
+                        // A part of it that never began.
+                        self.waiting.retain(|waiting| *waiting != request);
+                    }
+                    self.done.push(over);
+                }
+                while !self.free.is_empty()
+                    && let Some(next) = self.waiting.pop_front()
+                {
+                    self.advance(next);
                 }
             }
         }
@@ -218,11 +258,12 @@ impl FileChannel {
     }
 }
 
-/// The request's memory from `skip_bytes` on, as far as one submission takes.
+/// The request's memory from `skip_bytes` on, `most_bytes` of it or as far as
+/// one submission takes.
 #[inline]
-fn gather(request: &BlockRequest, skip_bytes: u64, pieces: &mut [libc::iovec]) -> usize {
+fn gather(request: &BlockRequest, skip_bytes: u64, most_bytes: u64, pieces: &mut [libc::iovec]) -> usize {
     let mut skip = skip_bytes;
-    let mut room = MAX_ROUND_BYTES;
+    let mut room = most_bytes.min(MAX_ROUND_BYTES as u64) as usize;
     let mut count = 0;
     for piece in request.segments.pieces() {
         let len = piece.len_bytes();
@@ -296,7 +337,7 @@ impl BlockChannel for FileChannel {
 
     fn submit(&mut self, batch: &mut Batch) {
         self.buffers.begin_round();
-        let room = self.slots.len() - self.in_flight();
+        let room = self.requests.depth() - self.in_flight();
         for request in batch.drain(..room.min(batch.len())) {
             self.start(request);
         }
@@ -331,7 +372,7 @@ impl Drop for FileChannel {
         while self.in_kernel() > 0 {
             if let Err(error) = self.ring.wait() {
                 tracing::error!(%error, "cannot wait for io_uring: the memory of its requests is never freed");
-                std::mem::forget(std::mem::take(&mut self.slots));
+                std::mem::forget(std::mem::replace(&mut self.requests, Requests::new(0)));
                 std::mem::forget(std::mem::take(&mut self.pieces));
                 std::mem::forget(self.bounce.take());
                 return;

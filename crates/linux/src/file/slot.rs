@@ -1,16 +1,18 @@
-//! One request in the kernel's hands.
+//! One portion of a request in the kernel's hands.
 //!
-//! A request is carried out in *rounds*, one submission each: usually one, and
+//! A portion is carried out in *rounds*, one submission each: usually one, and
 //! more when the kernel cuts a transfer short, when there are more pieces of
 //! memory than one submission takes, or when the first way of zeroing turns
 //! out not to exist.
 
-use sidecore_block::{BlockError, BlockRequest, Operation};
+use std::ops::Range;
+
+use sidecore_block::{BlockError, Operation};
 
 /// Rounds in a row that may bring nothing but "try again".
 const MAX_FRUITLESS_ROUNDS: u8 = 100;
 
-/// How the rounds of a request are made.
+/// How the rounds of a portion are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// Between the guest's memory and the file.
@@ -28,17 +30,28 @@ pub(super) enum Way {
     WriteZeros,
 }
 
-/// A place for one request in flight.
-#[derive(Debug)]
+impl Way {
+    /// Whether the kernel answers with a count of bytes moved.
+    #[inline]
+    pub const fn is_transfer(self) -> bool {
+        matches!(self, Self::Transfer | Self::Bounce | Self::WriteZeros)
+    }
+}
+
+/// A place for one portion in flight.
+#[derive(Clone, Debug)]
 pub(super) struct Slot {
-    pub request: Option<Box<BlockRequest>>,
+    /// Where the request is that it is a portion of.
+    pub request: u32,
     pub way: Way,
-    /// Bytes done in earlier rounds.
+    /// Up to where it is done, in bytes from the request's start.
     pub done_bytes: u64,
+    /// Where it ends.
+    pub end_bytes: u64,
     fruitless_rounds: u8,
 }
 
-/// What a completion means for its request.
+/// What a completion means for its portion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is over.
@@ -49,34 +62,32 @@ pub(super) enum Verdict {
 
 impl Slot {
     pub fn empty() -> Self {
-        Self { request: None, way: Way::Sync, done_bytes: 0, fruitless_rounds: 0 }
+        Self::new(0, Way::Sync, 0..0)
     }
 
+    /// The portion `bytes` of a request.
     #[inline]
-    pub fn start(&mut self, request: Box<BlockRequest>, way: Way) {
-        *self = Self { request: Some(request), way, done_bytes: 0, fruitless_rounds: 0 };
+    pub fn new(request: u32, way: Way, bytes: Range<u64>) -> Self {
+        Self { request, way, done_bytes: bytes.start, end_bytes: bytes.end, fruitless_rounds: 0 }
     }
 
-    /// Judges a round by the kernel's `result`. Transfers continue at multiples
-    /// of `align_bytes` only, because direct I/O takes no others.
+    /// Judges a round of an `operation` by the kernel's `result`. Transfers
+    /// continue at multiples of `align_bytes` only, because direct I/O takes no
+    /// others.
     #[inline]
-    pub fn judge(&mut self, result: i32, align_bytes: usize) -> Verdict {
-        let Some(request) = &self.request else {
-            return Verdict::Done(Err(BlockError::EIO));
-        };
-        let moves_bytes = matches!(self.way, Way::Transfer | Way::Bounce | Way::WriteZeros);
+    pub fn judge(&mut self, operation: Operation, result: i32, align_bytes: usize) -> Verdict {
         match u64::try_from(result) {
-            Err(_) => self.judge_error(-result),
-            Ok(_) if !moves_bytes => Verdict::Done(Ok(())),
+            Err(_) => self.judge_error(operation, -result),
+            Ok(_) if !self.way.is_transfer() => Verdict::Done(Ok(())),
             Ok(moved) => {
-                let asked_bytes = request.len_bytes;
                 let reached = self.done_bytes + moved;
-                if reached >= asked_bytes {
+                if reached >= self.end_bytes {
                     return Verdict::Done(Ok(()));
                 }
                 let next = reached & !(align_bytes as u64 - 1);
                 if next <= self.done_bytes {
-                    return Verdict::Done(Err(BlockError::Short { done_bytes: reached, asked_bytes }));
+                    let short = BlockError::Short { done_bytes: reached, asked_bytes: self.end_bytes };
+                    return Verdict::Done(Err(short));
                 }
                 self.done_bytes = next;
                 self.fruitless_rounds = 0;
@@ -86,17 +97,14 @@ impl Slot {
     }
 
     #[cold]
-    fn judge_error(&mut self, errno: i32) -> Verdict {
+    fn judge_error(&mut self, operation: Operation, errno: i32) -> Verdict {
         match errno {
             libc::EINTR | libc::EAGAIN if self.fruitless_rounds < MAX_FRUITLESS_ROUNDS => {
                 self.fruitless_rounds += 1;
                 Verdict::Again
             }
             libc::EOPNOTSUPP => {
-                let zeroes = self
-                    .request
-                    .as_ref()
-                    .is_some_and(|request| matches!(request.operation, Operation::WriteZeroes { .. }));
+                let zeroes = matches!(operation, Operation::WriteZeroes { .. });
                 self.way = match self.way {
                     Way::Punch if zeroes => Way::ZeroRange,
                     Way::ZeroRange => Way::WriteZeros,
@@ -115,58 +123,65 @@ impl Slot {
 mod tests {
     use super::*;
 
-    fn slot(operation: Operation, way: Way, len_bytes: u64) -> Slot {
-        let mut request = BlockRequest::blank(0);
-        request.operation = operation;
-        request.len_bytes = len_bytes;
-        let mut slot = Slot::empty();
-        slot.start(request, way);
-        slot
+    const READ: Operation = Operation::Read;
+    const WRITE: Operation = Operation::Write;
+
+    fn slot(way: Way, len_bytes: u64) -> Slot {
+        Slot::new(0, way, 0..len_bytes)
     }
 
     #[test]
     fn a_short_transfer_goes_on_until_nothing_moves() {
-        let mut slot = slot(Operation::Read, Way::Transfer, 4096);
-        assert_eq!(slot.judge(1000, 1), Verdict::Again);
+        let mut slot = slot(Way::Transfer, 4096);
+        assert_eq!(slot.judge(READ, 1000, 1), Verdict::Again);
         assert_eq!(slot.done_bytes, 1000);
-        assert_eq!(slot.judge(1000, 1), Verdict::Again);
+        assert_eq!(slot.judge(READ, 1000, 1), Verdict::Again);
         let short = BlockError::Short { done_bytes: 2000, asked_bytes: 4096 };
-        assert_eq!(slot.judge(0, 1), Verdict::Done(Err(short)));
+        assert_eq!(slot.judge(READ, 0, 1), Verdict::Done(Err(short)));
     }
 
     #[test]
     fn a_direct_transfer_goes_on_at_a_block() {
-        let mut slot = slot(Operation::Write, Way::Transfer, 4096);
-        assert_eq!(slot.judge(1000, 512), Verdict::Again);
+        let mut slot = slot(Way::Transfer, 4096);
+        assert_eq!(slot.judge(WRITE, 1000, 512), Verdict::Again);
         assert_eq!(slot.done_bytes, 512);
         let short = BlockError::Short { done_bytes: 812, asked_bytes: 4096 };
-        assert_eq!(slot.judge(300, 512), Verdict::Done(Err(short)));
+        assert_eq!(slot.judge(WRITE, 300, 512), Verdict::Done(Err(short)));
+    }
+
+    #[test]
+    fn a_later_portion_ends_where_it_should() {
+        let mut slot = Slot::new(7, Way::Transfer, 4096..8192);
+        assert_eq!(slot.judge(READ, 1024, 512), Verdict::Again);
+        assert_eq!(slot.done_bytes, 5120);
+        assert_eq!(slot.judge(READ, 3072, 512), Verdict::Done(Ok(())));
     }
 
     #[test]
     fn the_kernel_may_ask_to_try_again_but_not_for_ever() {
-        let mut slot = slot(Operation::Read, Way::Transfer, 512);
+        let mut slot = slot(Way::Transfer, 512);
         for _ in 0..MAX_FRUITLESS_ROUNDS {
-            assert_eq!(slot.judge(-libc::EINTR, 1), Verdict::Again);
+            assert_eq!(slot.judge(READ, -libc::EINTR, 1), Verdict::Again);
         }
         let stuck = BlockError::Io { errno: libc::EINTR };
-        assert_eq!(slot.judge(-libc::EINTR, 1), Verdict::Done(Err(stuck)));
+        assert_eq!(slot.judge(READ, -libc::EINTR, 1), Verdict::Done(Err(stuck)));
     }
 
     #[test]
     fn zeroing_falls_back_to_what_every_filesystem_can() {
-        let mut slot = slot(Operation::WriteZeroes { may_unmap: true }, Way::Punch, 4096);
-        assert_eq!(slot.judge(-libc::EOPNOTSUPP, 1), Verdict::Again);
+        const ZERO: Operation = Operation::WriteZeroes { may_unmap: true };
+        let mut slot = slot(Way::Punch, 4096);
+        assert_eq!(slot.judge(ZERO, -libc::EOPNOTSUPP, 1), Verdict::Again);
         assert_eq!(slot.way, Way::ZeroRange);
-        assert_eq!(slot.judge(-libc::EOPNOTSUPP, 1), Verdict::Again);
+        assert_eq!(slot.judge(ZERO, -libc::EOPNOTSUPP, 1), Verdict::Again);
         assert_eq!(slot.way, Way::WriteZeros);
-        assert_eq!(slot.judge(4096, 1), Verdict::Done(Ok(())));
+        assert_eq!(slot.judge(ZERO, 4096, 1), Verdict::Done(Ok(())));
     }
 
     #[test]
     fn a_discard_falls_back_to_nothing() {
-        let mut slot = slot(Operation::Discard, Way::Punch, 4096);
-        assert_eq!(slot.judge(-libc::EOPNOTSUPP, 1), Verdict::Done(Err(BlockError::Unsupported)));
+        let mut slot = slot(Way::Punch, 4096);
+        assert_eq!(slot.judge(Operation::Discard, -libc::EOPNOTSUPP, 1), Verdict::Done(Err(BlockError::Unsupported)));
     }
 
     #[test]
@@ -178,8 +193,8 @@ mod tests {
             (libc::EROFS, BlockError::ReadOnly),
             (libc::EBADF, BlockError::Io { errno: libc::EBADF }),
         ] {
-            let mut slot = slot(Operation::Write, Way::Transfer, 512);
-            assert_eq!(slot.judge(-errno, 1), Verdict::Done(Err(error)));
+            let mut slot = slot(Way::Transfer, 512);
+            assert_eq!(slot.judge(WRITE, -errno, 1), Verdict::Done(Err(error)));
         }
     }
 }

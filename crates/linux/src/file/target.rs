@@ -38,6 +38,8 @@ pub(super) struct Target {
     /// Whether zeroing is writing zeros: the filesystem's own ways zero parts
     /// of its blocks in the page cache, which go to the device later.
     pub zero_by_writing: bool,
+    /// The most that the kernel does in one go; more is cut into portions.
+    pub portion_bytes: u64,
 }
 
 /// What makes the file ours for as long as there is I/O to it.
@@ -116,7 +118,8 @@ impl Target {
                 && if is_device { device_zeroes(&file) } else { punches_holes(&file, size_bytes) },
             write_zeroes: !options.read_only,
         };
-        Ok(Self { file, _hold: hold, geometry, direct, zero_by_writing: !is_ours && !is_device })
+        let portion_bytes = if is_device { portion_bytes(&file) } else { u64::MAX };
+        Ok(Self { file, _hold: hold, geometry, direct, zero_by_writing: !is_ours && !is_device, portion_bytes })
     }
 }
 
@@ -281,17 +284,31 @@ fn punches_holes(file: &OwnedFd, size_bytes: u64) -> bool {
     rustix::fs::fallocate(file, flags, size_bytes, PAGE_BYTES).is_ok()
 }
 
+/// The most that a block device takes without the kernel having to split it, whatever memory it comes from: a power of
+/// two, so that portions of aligned buffers are aligned.
+fn portion_bytes(file: &OwnedFd) -> u64 {
+    let sectors = queue_limit(file, "max_sectors_kb").map(|limit| limit << 10);
+    // Pages of scattered memory are a segment each.
+    let segments = queue_limit(file, "max_segments").map(|limit| limit.saturating_mul(PAGE_BYTES));
+    let limit = sectors.into_iter().chain(segments).min().filter(|limit| *limit >= PAGE_BYTES);
+    limit.map_or(u64::MAX, |limit| 1 << limit.ilog2())
+}
+
 /// Whether the device can zero a range by itself, which is what punching a
 /// hole in a block device asks of it (`blkdev_fallocate` in the kernel's
 /// block/fops.c).
 fn device_zeroes(file: &OwnedFd) -> bool {
-    let Ok(stat) = rustix::fs::fstat(file) else { return false };
+    queue_limit(file, "write_zeroes_max_bytes").is_some_and(|limit| limit > 0)
+}
+
+/// A limit of a block device's queue, as the kernel tells it in sysfs.
+fn queue_limit(file: &OwnedFd, name: &str) -> Option<u64> {
+    let stat = rustix::fs::fstat(file).ok()?;
     let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
     // A partition has its disk's queue.
-    ["queue", "../queue"].iter().any(|queue| {
-        let mut name = OsString::from(format!("/sys/dev/block/{major}:{minor}/"));
-        name.push(queue);
-        std::fs::read_to_string(Path::new(&name).join("write_zeroes_max_bytes"))
-            .is_ok_and(|limit| limit.trim().parse::<u64>().is_ok_and(|limit| limit > 0))
+    ["queue", "../queue"].iter().find_map(|queue| {
+        let mut path = OsString::from(format!("/sys/dev/block/{major}:{minor}/"));
+        path.push(queue);
+        std::fs::read_to_string(Path::new(&path).join(name)).ok()?.trim().parse().ok()
     })
 }

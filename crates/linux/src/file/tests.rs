@@ -177,6 +177,47 @@ fn a_block_device_keeps_the_contract() {
     check(&device.device, |_| {});
 }
 
+/// The kernel's workers that carry out what this thread's io_urings could not do where they were asked.
+fn workers_of_this_thread() -> usize {
+    let name = format!("iou-wrk-{}", rustix::thread::gettid().as_raw_nonzero());
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let is_worker = |thread: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(thread.unwrap().path().join("comm")).is_ok_and(|comm| comm.trim() == name)
+    };
+    threads.map(is_worker).filter(|is_worker| *is_worker).count()
+}
+
+#[test]
+fn requests_larger_than_a_block_device_takes_are_cut_here_and_not_by_a_worker() {
+    let Some(device) = Loop::new(64 * MIB, &["--direct-io=on"]) else { return };
+    let store = open(&device.device);
+    let portion_bytes = store.target.portion_bytes;
+    assert!((MIB / 8..=2 * MIB).contains(&portion_bytes), "loop devices have limits of their own: {portion_bytes}");
+    drop(store);
+    // Together more portions than there are slots; the memory comes in an order that tells them apart.
+    let mut harness = harness(&device.device);
+    let (count, repeats, piece) = (4, 8, 2 * MIB);
+    let bytes = contract::pattern(1, piece as usize);
+    harness.poke(ALIGNED, &bytes);
+    let pieces = |index: u64| {
+        let turned = (index + 1) * 4096;
+        [(ALIGNED + turned, piece - turned), (ALIGNED, turned)].repeat(repeats)
+    };
+    let at = |index: u64| index * piece * repeats as u64;
+    let writes = (0..count).map(|index| harness.request(Operation::Write, at(index), &pieces(index))).collect();
+    assert!(harness.run(writes).iter().all(Result::is_ok));
+    for index in 0..count {
+        let turned = ((index + 1) * 4096) as usize;
+        for repeat in 0..repeats as u64 {
+            let found = harness.load(at(index) + repeat * piece, piece as usize);
+            assert!(found[..bytes.len() - turned] == bytes[turned..], "request {index}, repeat {repeat}");
+            assert!(found[bytes.len() - turned..] == bytes[..turned], "request {index}, repeat {repeat}");
+        }
+        harness.poke(ALIGNED, &bytes);
+    }
+    assert_eq!(workers_of_this_thread(), 0);
+}
+
 #[test]
 fn a_block_devices_block_size_is_found_out() {
     let Some(device) = Loop::new(4 * MIB, &["--sector-size", "4096"]) else { return };
