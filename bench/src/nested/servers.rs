@@ -7,7 +7,7 @@ use sidecore_units::{SECTOR_BYTES, Sector};
 
 use super::{Bench, FILE, Ground, NAME};
 use crate::fill::{Order, fill};
-use crate::host_disk::{Ext4, HostDisk, Kind};
+use crate::host_disk::{Ext4, HostDisk, Kind, Tmpfs};
 use crate::peer::{self, Disk, Program, StorageDaemon};
 use crate::process::Process;
 use crate::record::Params;
@@ -77,11 +77,10 @@ pub(super) struct Servers {
     _files: Option<Files>,
 }
 
-/// The disks, and where they lie.
+/// The disks.
 struct Files {
     _ext4: Ext4,
     _controller: HostDisk,
-    _directory: tempfile::TempDir,
 }
 
 impl Servers {
@@ -150,10 +149,11 @@ pub(super) fn on_ram(bench: &Bench) -> Result<Servers> {
 /// A controller on one disk; a filesystem on another, with a file for us and one for the peer.
 pub(super) fn on_disks(bench: &Bench, ground: Ground, kind: Kind, peer: Option<&Program>) -> Result<Servers> {
     let bytes = bench.plan.volume_bytes;
-    let directory = tempfile::Builder::new().prefix("sidecore-bench").tempdir_in("/dev/shm").context("no tmpfs")?;
-    let below = HostDisk::new(kind, directory.path(), store_bytes(bytes))?;
-    let other = HostDisk::new(kind, directory.path(), store_bytes(2 * bytes))?;
-    let mut ext4 = Ext4::new(other, &directory.path().join("mounted"))?;
+    let directory = bench.directory.path().join(format!("{}-disks", ground.name()));
+    let mut memory = Tmpfs::new(&directory.join("memory"))?;
+    let below = HostDisk::new(kind, memory.path(), store_bytes(bytes))?;
+    let other = HostDisk::new(kind, memory.path(), store_bytes(2 * bytes))?;
+    let mut ext4 = Ext4::new(other, &directory.join("mounted"))?;
     let (our_file, their_file) = (ext4.written_file("ours", bytes)?, ext4.written_file("theirs", bytes)?);
     let store = Store::File { path: below.path.clone() };
     let controller = Controller { name: CONTROLLER, store, block_bytes: BLOCK_BYTES.max(ground.block_bytes()) };
@@ -178,6 +178,7 @@ pub(super) fn on_disks(bench: &Bench, ground: Ground, kind: Kind, peer: Option<&
     };
     // All files are open: should we be killed from here on, nothing stays mounted.
     ext4.detach()?;
+    memory.detach()?;
     daemon.process.thaw()?;
     let mut systems = functions(bench, &daemon)?;
     systems.push(bench.system(FILE, 0, daemon.socket(FILE)));
@@ -189,7 +190,7 @@ pub(super) fn on_disks(bench: &Bench, ground: Ground, kind: Kind, peer: Option<&
         systems.push(system);
         programs.push(Server::Theirs(theirs));
     }
-    finish(programs, systems, Some(Files { _ext4: ext4, _controller: below, _directory: directory }))
+    finish(programs, systems, Some(Files { _ext4: ext4, _controller: below }))
 }
 
 fn finish(mut programs: Vec<Server>, systems: Vec<System>, files: Option<Files>) -> Result<Servers> {
