@@ -188,7 +188,7 @@ pub struct Watch {
     own_waits: Duration,
     waits: Duration,
     cpu: Duration,
-    workers: Option<Duration>,
+    strangers: Option<Duration>,
 }
 
 impl Watch {
@@ -198,30 +198,34 @@ impl Watch {
     /// The program has ended.
     pub fn start(process: Option<&Process>) -> Result<Self> {
         let (waits, cpu) = waits_and_cpu(process)?;
-        Ok(Self { own_waits: own_waits(), waits, cpu, workers: None, since: Instant::now() })
+        Ok(Self { own_waits: own_waits(), waits, cpu, strangers: None, since: Instant::now() })
     }
 
-    /// The same where the kernel's workers do a part of the work: what they took of the cores was not lost.
+    /// The same where the kernel's workers do a part of the work, on a core that they have to be given: what counts is
+    /// what others than those took of the machine.
     ///
     /// # Errors
     /// As [`Watch::start`].
     pub fn start_with_workers(process: Option<&Process>) -> Result<Self> {
-        let workers = Some(workers::cpu_time());
-        Ok(Self { workers, ..Self::start(process)? })
+        let strangers = Some(workers::strangers_time(&us(process)));
+        Ok(Self { strangers, ..Self::start(process)? })
     }
 
-    /// The share of the time since then that was lost in waiting for a core, by the same thread and program.
+    /// The share of the time since then that was lost in waiting for a core, by the same thread and program; or that
+    /// others had.
     ///
     /// # Errors
     /// The program has ended.
     pub fn share(&self, process: Option<&Process>) -> Result<f64> {
         let elapsed = self.since.elapsed();
+        if let Some(before) = self.strangers {
+            let lost = workers::strangers_time(&us(process)).saturating_sub(before);
+            return Ok(lost.as_secs_f64() / elapsed.as_secs_f64().max(1e-9));
+        }
         let (waits, cpu) = waits_and_cpu(process)?;
         // A program's threads may wait for each other on its one core: no more was lost than the core did not give it.
         let lost = waits.saturating_sub(self.waits).min(elapsed.saturating_sub(cpu.saturating_sub(self.cpu)));
         let lost = own_waits().saturating_sub(self.own_waits) + lost;
-        let worked = self.workers.map_or(Duration::ZERO, |before| workers::cpu_time().saturating_sub(before));
-        let lost = lost.saturating_sub(worked);
         Ok(lost.as_secs_f64() / elapsed.as_secs_f64().max(1e-9))
     }
 }
@@ -234,6 +238,11 @@ pub fn watched<T>(job: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let watch = Watch::start(None)?;
     let result = job()?;
     Ok((result, watch.share(None)?))
+}
+
+/// This program and the one that it watches.
+fn us(process: Option<&Process>) -> Vec<u32> {
+    std::iter::once(std::process::id()).chain(process.map(|process| process.child.id())).collect()
 }
 
 fn own_waits() -> Duration {

@@ -1,6 +1,7 @@
 //! The kernel's own workers, which carry out the requests of some disks.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use sidecore_units::CoreId;
@@ -61,17 +62,57 @@ impl Drop for Confined {
     }
 }
 
-/// How long all of them, present and still there, have run so far.
+/// How long all threads on this machine have run so far, except those of `ours` and the kernel's workers and the
+/// interrupts that are served for them, and how long the hypervisor below had given our cores to others.
+///
+/// Where workers have to get a core from those who wait for them, being kept off it is no sign of a disturbance; that
+/// somebody else was on it, is one.
 #[must_use]
-pub fn cpu_time() -> Duration {
+pub fn strangers_time(ours: &[u32]) -> Duration {
     let Ok(processes) = fs::read_dir("/proc") else { return Duration::ZERO };
-    let mut total = Duration::ZERO;
+    let mut total = stolen_time();
     for process in processes.flatten() {
-        let path = process.path();
-        let is_worker = fs::read_to_string(path.join("comm")).is_ok_and(|name| name.starts_with("kworker/u"));
-        if is_worker && let Ok(text) = fs::read_to_string(path.join("schedstat")) {
-            total += schedstat(&text, 0);
+        let id = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+        if id.is_none_or(|id| ours.contains(&id)) || is_worker(&process.path()) {
+            continue;
+        }
+        // A thread may end while we look.
+        for task in fs::read_dir(process.path().join("task")).into_iter().flatten().flatten() {
+            if let Ok(text) = fs::read_to_string(task.path().join("schedstat")) {
+                total += schedstat(&text, 0);
+            }
         }
     }
     total
+}
+
+fn is_worker(process: &Path) -> bool {
+    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    name.starts_with("kworker/") || name.starts_with("ksoftirqd/")
+}
+
+/// The eighth number of the first line of /proc/stat (proc_stat(5)), in ticks of 10 ms.
+fn stolen_time() -> Duration {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks = text.split_whitespace().nth(8).and_then(|ticks| ticks.parse().ok()).unwrap_or(0);
+    Duration::from_millis(10).saturating_mul(ticks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_ours_is_no_stranger() {
+        let me = std::process::id();
+        let all = strangers_time(&[]);
+        assert!(all > Duration::ZERO);
+        // More time than everybody else can have taken meanwhile.
+        let start = std::time::Instant::now();
+        while start.elapsed() < Duration::from_millis(20) {
+            std::hint::black_box(0);
+        }
+        assert!(strangers_time(&[]) > all);
+        assert!(strangers_time(&[me]) < strangers_time(&[]));
+    }
 }
