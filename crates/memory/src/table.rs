@@ -108,6 +108,8 @@ struct Region {
     /// Host address of the region's first byte.
     host_base: NonNull<u8>,
     user_base: u64,
+    /// The size of the pages that the file is made of.
+    page_bytes: u64,
     mapping: Arc<Mapping>,
 }
 
@@ -208,6 +210,13 @@ impl GuestMemory {
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
         self.0.regions.iter().fold(0, |sum: u64, region| sum.saturating_add(region.len_bytes))
+    }
+
+    /// The size of the smallest pages that it is made of, as far as the files
+    /// behind it tell: how much of it is certain to be contiguous.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.0.regions.iter().map(|region| region.page_bytes).min().unwrap_or(sidecore_units::PAGE_BYTES)
     }
 
     /// Each region's first host address and size, for registering them with
@@ -384,7 +393,14 @@ impl Region {
         // SAFETY: `lead_bytes` is smaller than a page, and the mapping is at
         // least `lead_bytes + len_bytes` long.
         let host_base = unsafe { mapping.base().add(lead_bytes) };
-        Ok(Self { guest_base: spec.guest_address.0, len_bytes, host_base, user_base: spec.user_address.0, mapping })
+        Ok(Self {
+            guest_base: spec.guest_address.0,
+            len_bytes,
+            host_base,
+            user_base: spec.user_address.0,
+            page_bytes: page,
+            mapping,
+        })
     }
 
     #[inline]

@@ -9,7 +9,7 @@ use io_uring::{opcode, squeue, types};
 use rustix::fs::FallocateFlags;
 use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Operation};
 use sidecore_memory::GuestMemory;
-use sidecore_units::Nanos;
+use sidecore_units::{Nanos, PAGE_BYTES};
 
 use super::bounce::Bounce;
 use super::buffers::Buffers;
@@ -47,6 +47,8 @@ pub(super) struct FileChannel {
     target: Arc<Target>,
     buffers: Buffers,
     requests: Requests,
+    /// The most that a portion has.
+    portion_bytes: u64,
     slots: Box<[Slot]>,
     /// Places in `slots` without a portion.
     free: Vec<u32>,
@@ -65,16 +67,18 @@ pub(super) struct FileChannel {
 impl FileChannel {
     pub fn open(target: Arc<Target>, depth: usize) -> io::Result<Self> {
         let depth = depth.clamp(1, MAX_DEPTH);
-        let slots = if target.portion_bytes == u64::MAX { depth } else { depth + EXTRA_SLOTS };
+        let slots = if target.limits.is_some() { depth + EXTRA_SLOTS } else { depth };
         let bounce = match target.direct {
             Some(alignment) if alignment.memory_bytes > 1 || alignment.file_bytes > 1 => Some(Bounce::new(slots)?),
             _ => None,
         };
+        let portion_bytes = portion_bytes(&target, PAGE_BYTES);
         Ok(Self {
             ring: Ring::new(target.as_fd(), slots as u32)?,
             target,
             buffers: Buffers::none(),
             requests: Requests::new(depth),
+            portion_bytes,
             slots: vec![Slot::empty(); slots].into(),
             free: (0..slots as u32).rev().collect(),
             waiting: VecDeque::with_capacity(depth),
@@ -159,7 +163,7 @@ impl FileChannel {
     #[inline]
     fn advance(&mut self, request: u32) {
         while let Some(index) = self.free.pop() {
-            let Some((way, bytes)) = self.requests.next_portion(request, self.target.portion_bytes) else {
+            let Some((way, bytes)) = self.requests.next_portion(request, self.portion_bytes) else {
                 self.free.push(index);
                 return;
             };
@@ -258,6 +262,10 @@ impl FileChannel {
     }
 }
 
+fn portion_bytes(target: &Target, page_bytes: u64) -> u64 {
+    target.limits.map_or(u64::MAX, |limits| limits.portion_bytes(page_bytes))
+}
+
 /// The request's memory from `skip_bytes` on, `most_bytes` of it or as far as
 /// one submission takes.
 #[inline]
@@ -332,6 +340,7 @@ fn allocate(request: &BlockRequest, how: FallocateFlags) -> squeue::Entry {
 impl BlockChannel for FileChannel {
     fn attach_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
         self.buffers.attach(&mut self.ring, memory);
+        self.portion_bytes = portion_bytes(&self.target, memory.page_bytes());
         Ok(())
     }
 

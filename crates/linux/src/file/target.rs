@@ -38,8 +38,35 @@ pub(super) struct Target {
     /// Whether zeroing is writing zeros: the filesystem's own ways zero parts
     /// of its blocks in the page cache, which go to the device later.
     pub zero_by_writing: bool,
-    /// The most that the kernel does in one go; more is cut into portions.
-    pub portion_bytes: u64,
+    /// What the kernel does in one go; `None` if it has no such limits.
+    pub limits: Option<Limits>,
+}
+
+/// What a block device takes without the kernel having to split it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// Bytes.
+    transfer_bytes: u64,
+    /// Pieces of contiguous memory, and the size of each.
+    segments: u64,
+    segment_bytes: u64,
+}
+
+impl Limits {
+    /// The most from memory that is made of pages of this size: a power of two,
+    /// so that portions of aligned buffers are aligned.
+    pub fn portion_bytes(&self, page_bytes: u64) -> u64 {
+        let gathered_bytes = self.segments.saturating_mul(page_bytes.min(self.segment_bytes));
+        1 << self.transfer_bytes.min(gathered_bytes).max(PAGE_BYTES).ilog2()
+    }
+
+    fn of(file: &OwnedFd) -> Option<Self> {
+        Some(Self {
+            transfer_bytes: queue_limit(file, "max_sectors_kb")? << 10,
+            segments: queue_limit(file, "max_segments")?,
+            segment_bytes: queue_limit(file, "max_segment_size")?,
+        })
+    }
 }
 
 /// What makes the file ours for as long as there is I/O to it.
@@ -118,8 +145,8 @@ impl Target {
                 && if is_device { device_zeroes(&file) } else { punches_holes(&file, size_bytes) },
             write_zeroes: !options.read_only,
         };
-        let portion_bytes = if is_device { portion_bytes(&file) } else { u64::MAX };
-        Ok(Self { file, _hold: hold, geometry, direct, zero_by_writing: !is_ours && !is_device, portion_bytes })
+        let limits = if is_device { Limits::of(&file) } else { None };
+        Ok(Self { file, _hold: hold, geometry, direct, zero_by_writing: !is_ours && !is_device, limits })
     }
 }
 
@@ -284,16 +311,6 @@ fn punches_holes(file: &OwnedFd, size_bytes: u64) -> bool {
     rustix::fs::fallocate(file, flags, size_bytes, PAGE_BYTES).is_ok()
 }
 
-/// The most that a block device takes without the kernel having to split it, whatever memory it comes from: a power of
-/// two, so that portions of aligned buffers are aligned.
-fn portion_bytes(file: &OwnedFd) -> u64 {
-    let sectors = queue_limit(file, "max_sectors_kb").map(|limit| limit << 10);
-    // Pages of scattered memory are a segment each.
-    let segments = queue_limit(file, "max_segments").map(|limit| limit.saturating_mul(PAGE_BYTES));
-    let limit = sectors.into_iter().chain(segments).min().filter(|limit| *limit >= PAGE_BYTES);
-    limit.map_or(u64::MAX, |limit| 1 << limit.ilog2())
-}
-
 /// Whether the device can zero a range by itself, which is what punching a
 /// hole in a block device asks of it (`blkdev_fallocate` in the kernel's
 /// block/fops.c).
@@ -311,4 +328,18 @@ fn queue_limit(file: &OwnedFd, name: &str) -> Option<u64> {
         path.push(queue);
         std::fs::read_to_string(Path::new(&path).join(name)).ok()?.trim().parse().ok()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn portions_are_as_large_as_the_memory_lets_them_be() {
+        let limits = Limits { transfer_bytes: 1280 << 10, segments: 128, segment_bytes: 64 << 10 };
+        assert_eq!(limits.portion_bytes(4 << 10), 512 << 10);
+        assert_eq!(limits.portion_bytes(2 << 20), 1 << 20);
+        let odd = Limits { transfer_bytes: 0, segments: 0, segment_bytes: 0 };
+        assert_eq!(odd.portion_bytes(4 << 10), PAGE_BYTES, "never nothing");
+    }
 }

@@ -190,10 +190,7 @@ fn workers_of_this_thread() -> usize {
 #[test]
 fn requests_larger_than_a_block_device_takes_are_cut_here_and_not_by_a_worker() {
     let Some(device) = Loop::new(64 * MIB, &["--direct-io=on"]) else { return };
-    let store = open(&device.device);
-    let portion_bytes = store.target.portion_bytes;
-    assert!((MIB / 8..=2 * MIB).contains(&portion_bytes), "loop devices have limits of their own: {portion_bytes}");
-    drop(store);
+    assert!(open(&device.device).target.limits.is_some(), "loop devices have limits of their own");
     // Together more portions than there are slots; the memory comes in an order that tells them apart.
     let mut harness = harness(&device.device);
     let (count, repeats, piece) = (4, 8, 2 * MIB);

@@ -20,6 +20,13 @@ fn spec(guest: u64, user: u64, len_bytes: u64) -> RegionSpec {
 }
 
 #[test]
+fn the_smallest_pages_are_told() {
+    assert_eq!(GuestMemory::empty().page_bytes(), sidecore_units::PAGE_BYTES);
+    let memory = GuestMemory::map(vec![spec(0, 0, 1 << 20)]).unwrap();
+    assert_eq!(memory.page_bytes(), sidecore_units::PAGE_BYTES);
+}
+
+#[test]
 fn bytes_cross_from_one_region_into_the_next() {
     let memory = GuestMemory::map(vec![spec(0x3000, 0x9000_0000, 0x1000), spec(0x2000, 0x7000_0000, 0x1000)]).unwrap();
     let mut hint = RegionHint::default();
