@@ -4,8 +4,10 @@
 //! Requests of 512 bytes to 2 MiB at random places, one at a time and many at a time, to a thin volume that was
 //! written before (`vf`); to the same blocks without translation and protection (`pf`); to the same bytes in a file on
 //! the host's filesystem (`file`); and to such a file through qemu-storage-daemon. All of it on loop devices of one
-//! kind, and once more on the store in memory, where nothing but the path itself is left.
+//! kind, and once more on the store in memory, where nothing but the path itself is left. What such a device can do at
+//! most, with no guest, no function and no filesystem on the way, is the `floor`.
 
+mod alone;
 mod report;
 mod run;
 mod servers;

@@ -8,14 +8,14 @@ use anyhow::{Context, Result};
 use super::servers::{PF, SCATTERED, VF};
 use super::{FILE, GROUNDS, Ground, NAME, SIZES, case, depths, operation, size_name};
 use crate::lines::{Figure, Line, Panel};
-use crate::record::{Measure, Record, Records};
+use crate::record::{FLOOR, Measure, Record, Records};
 use crate::{peer, plot, readme};
 
 const README: &str = "README.md";
 const PICTURES: &str = "docs/bench";
 
 /// Who is compared with [`VF`].
-const OTHERS: [&str; 4] = [PF, FILE, peer::NAME, SCATTERED];
+const OTHERS: [&str; 5] = [PF, FILE, peer::NAME, SCATTERED, FLOOR];
 
 /// Who was measured on `ground`, in the tables' order.
 fn systems(records: &Records, ground: Ground) -> Vec<&'static str> {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use sidecore_units::{SECTOR_BYTES, Sector};
 
+use super::alone::Alone;
 use super::{Bench, FILE, Ground, NAME};
 use crate::fill::{Order, fill};
 use crate::host_disk::{Ext4, HostDisk, Kind, Tmpfs};
@@ -74,6 +75,8 @@ impl Server {
 pub(super) struct Servers {
     pub programs: Vec<Server>,
     pub systems: Vec<System>,
+    /// A disk of the same kind for itself, if it is about disks.
+    pub alone: Option<Alone>,
     _files: Option<Files>,
 }
 
@@ -81,6 +84,7 @@ pub(super) struct Servers {
 struct Files {
     _ext4: Ext4,
     _controller: HostDisk,
+    _alone: HostDisk,
 }
 
 impl Servers {
@@ -153,6 +157,8 @@ pub(super) fn on_disks(bench: &Bench, ground: Ground, kind: Kind, peer: Option<&
     let mut memory = Tmpfs::new(&directory.join("memory"))?;
     let below = HostDisk::new(kind, memory.path(), store_bytes(bytes))?;
     let other = HostDisk::new(kind, memory.path(), store_bytes(2 * bytes))?;
+    let third = HostDisk::new(kind, memory.path(), bytes)?;
+    let alone = Alone::new(&third.path, bytes)?;
     let mut ext4 = Ext4::new(other, &directory.join("mounted"))?;
     let (our_file, their_file) = (ext4.written_file("ours", bytes)?, ext4.written_file("theirs", bytes)?);
     let store = Store::File { path: below.path.clone() };
@@ -190,14 +196,15 @@ pub(super) fn on_disks(bench: &Bench, ground: Ground, kind: Kind, peer: Option<&
         systems.push(system);
         programs.push(Server::Theirs(theirs));
     }
-    finish(programs, systems, Some(Files { _ext4: ext4, _controller: below }))
+    finish(programs, systems, Some((alone, Files { _ext4: ext4, _controller: below, _alone: third })))
 }
 
-fn finish(mut programs: Vec<Server>, systems: Vec<System>, files: Option<Files>) -> Result<Servers> {
+fn finish(mut programs: Vec<Server>, systems: Vec<System>, disks: Option<(Alone, Files)>) -> Result<Servers> {
     for program in &mut programs {
         program.process().freeze()?;
     }
-    Ok(Servers { programs, systems, _files: files })
+    let (alone, files) = disks.unzip();
+    Ok(Servers { programs, systems, alone, _files: files })
 }
 
 /// The virtual function, written; and the physical one, where its blocks are.
