@@ -1,6 +1,6 @@
 //! Memory that a sidecore shares with a peer it does not trust.
 //!
-//! Three things live here, and everything `unsafe` about them stays here:
+//! Four things live here, and everything `unsafe` about them stays here:
 //!
 //! * [`GuestMemory`]: the regions of a guest's RAM that are mapped into this
 //!   process. The table is immutable; changing it makes a new table. A clone
@@ -12,6 +12,7 @@
 //!   bound to already costs one comparison.
 //! * [`Arena`]: memory of our own (a RAM disk, a bounce pool), on huge pages
 //!   where there are any.
+//! * [`SharedPages`]: memory of our own that a peer maps (doorbells).
 //!
 //! The peer may write to shared memory at any moment. Nothing here therefore
 //! ever makes a Rust reference to it: scalars are read once, volatile, and
@@ -36,11 +37,13 @@ mod arena;
 pub mod copy;
 mod mapping;
 mod segments;
+mod shared_pages;
 pub mod sigbus;
 mod table;
 mod window;
 
 pub use arena::{Arena, PageKind, Part};
 pub use segments::{Segment, Segments};
+pub use shared_pages::SharedPages;
 pub use table::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, RegionHint, RegionSpec, UserAddress};
 pub use window::Window;

@@ -338,9 +338,33 @@ impl GuestMemory {
     /// # Errors
     /// Outside of memory, across regions, or not aligned to `align_bytes`.
     pub fn window(&self, address: UserAddress, len_bytes: usize, align_bytes: usize) -> Result<Window, MemoryError> {
-        let out_of_range = MemoryError::OutOfRange { start: address.0, len_bytes: len_bytes as u64 };
+        self.window_by(address.0, len_bytes, align_bytes, |region| region.user_base)
+    }
+
+    /// As [`GuestMemory::window`] at an address of the guest's: where a queue
+    /// of a PCI device lives.
+    ///
+    /// # Errors
+    /// Outside of memory, across regions, or not aligned to `align_bytes`.
+    pub fn guest_window(
+        &self,
+        address: GuestAddress,
+        len_bytes: usize,
+        align_bytes: usize,
+    ) -> Result<Window, MemoryError> {
+        self.window_by(address.0, len_bytes, align_bytes, |region| region.guest_base)
+    }
+
+    fn window_by(
+        &self,
+        start: u64,
+        len_bytes: usize,
+        align_bytes: usize,
+        base: impl Fn(&Region) -> u64,
+    ) -> Result<Window, MemoryError> {
+        let out_of_range = MemoryError::OutOfRange { start, len_bytes: len_bytes as u64 };
         let Some(host) = self.0.regions.iter().find_map(|region| {
-            let offset = address.0.checked_sub(region.user_base)?;
+            let offset = start.checked_sub(base(region))?;
             let rest = region.len_bytes.checked_sub(offset)?;
             if rest < len_bytes as u64 {
                 return None;
@@ -350,7 +374,7 @@ impl GuestMemory {
             return Err(out_of_range);
         };
         if !host.addr().get().is_multiple_of(align_bytes.max(1)) {
-            return Err(MemoryError::Misaligned { start: address.0, align_bytes });
+            return Err(MemoryError::Misaligned { start, align_bytes });
         }
         Ok(Window::new(self.clone(), host, len_bytes))
     }

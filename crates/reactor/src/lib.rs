@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod eventfd;
+mod histogram;
 mod idle;
 mod mailbox;
 mod pollable;
@@ -21,6 +22,7 @@ mod sleeper;
 mod stats;
 
 pub use eventfd::EventFd;
+pub use histogram::{Histogram, LatencySummary};
 pub use idle::IdleMode;
 pub use mailbox::{Closed, Mail, Mailbox, Post, mailbox};
 pub use pollable::{Arm, Pollable, PollableId, Polled};

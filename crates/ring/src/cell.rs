@@ -43,10 +43,21 @@ impl<T: Word> Words<T> {
         Ok(Self { window, count, kind: PhantomData })
     }
 
+    /// As many words as `window` holds, which must be aligned to the word.
+    pub(crate) fn of(window: Window) -> Result<Self, MemoryError> {
+        let align_bytes = align_of::<T>();
+        let start = window.as_ptr().addr();
+        if !start.is_multiple_of(align_bytes) {
+            return Err(MemoryError::Misaligned { start: start as u64, align_bytes });
+        }
+        let count = window.len_bytes().checked_div(size_of::<T>()).unwrap_or(0);
+        Ok(Self { window, count, kind: PhantomData })
+    }
+
     #[inline(always)]
     pub(crate) fn words(&self) -> &[T] {
         // SAFETY: the window is `count` words long, aligned for them (both
-        // checked in `new`), mapped as long as it lives, and only ever
+        // checked in `new` and `of`), mapped as long as it lives, and only ever
         // accessed through atomics or by the peer.
         unsafe { std::slice::from_raw_parts(self.window.as_ptr().cast::<T>(), self.count) }
     }

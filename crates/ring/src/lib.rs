@@ -1,9 +1,10 @@
 //! Rings in shared memory: the virtqueues of virtio 1.2, split (2.7) and
-//! packed (2.8), each from both sides.
+//! packed (2.8), and the queues of NVMe (base 2.0, 3.3), each from both sides.
 //!
 //! * [`DeviceRing`] is the device's side, which a sidecore polls. It trusts
 //!   nothing it reads there: every walk is bounded by the queue size, every
 //!   word is read once, and what makes no sense is a [`RingError`] with a name.
+//! * [`nvme`] is the same for a controller's queues and doorbells.
 //! * [`driver`] is the guest's side in user space, for tests, benches and
 //!   applications that reach a device with no kernel.
 //!
@@ -30,6 +31,7 @@ pub mod driver;
 mod error;
 mod indirect;
 mod layout;
+pub mod nvme;
 mod packed;
 mod split;
 

@@ -25,7 +25,6 @@
 pub mod blk;
 mod device;
 pub mod features;
-mod histogram;
 
 pub use device::{ConfigError, QueueResources, StartError, VirtioDevice};
-pub use histogram::{Histogram, LatencySummary};
+pub use sidecore_reactor::{Histogram, LatencySummary};

@@ -4,6 +4,8 @@
 //! described once ([`DriverRing::describe`]) and sent as often as one likes ([`DriverRing::push`]). In a split ring the
 //! descriptors then stay as they are, in both sides' caches, and a request costs one entry of the available ring.
 //!
+//! [`nvme`] has the same for the queues of an NVMe controller.
+//!
 //! [`RawRing`] writes any word of a ring, for tests which play a hostile guest. [`SharedMemory`] is how code without
 //! `unsafe` reads and writes what the descriptors point at.
 //!
@@ -42,6 +44,7 @@
 //! # }
 //! ```
 
+pub mod nvme;
 mod packed;
 mod raw;
 mod shared;

@@ -1,7 +1,8 @@
 //! A latency histogram that one sidecore fills and anybody reads.
 
-use sidecore_reactor::Counter;
 use sidecore_units::Nanos;
+
+use crate::Counter;
 
 /// Sub-buckets per power of two: values are kept to within 1/16 (6 %).
 const SUB_BITS: u32 = 4;

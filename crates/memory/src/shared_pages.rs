@@ -1,0 +1,82 @@
+//! Memory of our own that a peer maps.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use crate::table::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
+
+/// Zeroed pages in a file that a peer may be given: what it stores there is
+/// seen here without a message.
+///
+/// The file can neither shrink nor grow, so that the peer can take no page away
+/// from us, nor make us pay for more. It is mapped here like guest memory, and
+/// trusted as little.
+#[derive(Debug)]
+pub struct SharedPages {
+    file: OwnedFd,
+    memory: GuestMemory,
+    len_bytes: usize,
+}
+
+impl SharedPages {
+    /// Makes `len_bytes` of them, a whole number of pages; `name` is what the
+    /// kernel lists the file as.
+    ///
+    /// # Errors
+    /// The kernel has no memory or no descriptor left, or `len_bytes` is zero.
+    pub fn new(name: &str, len_bytes: usize) -> io::Result<Self> {
+        let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, len_bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let memory = GuestMemory::map(vec![RegionSpec {
+            guest_address: GuestAddress(0),
+            user_address: UserAddress(0),
+            len_bytes: len_bytes as u64,
+            file: file.try_clone()?,
+            file_offset_bytes: 0,
+        }])
+        .map_err(io::Error::other)?;
+        Ok(Self { file, memory, len_bytes })
+    }
+
+    /// The file, for the peer to map all of it or a part.
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The pages as mapped here, from address zero on.
+    #[must_use]
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::RegionHint;
+
+    #[test]
+    fn a_peer_sees_the_same_bytes_and_cannot_resize_the_file() {
+        let pages = SharedPages::new("test", 8192).unwrap();
+        let peer = pages.file().try_clone_to_owned().unwrap();
+        pages.memory().write_slice(GuestAddress(4095), &[1, 2], &mut RegionHint::default()).unwrap();
+        let mut seen = [0; 2];
+        rustix::io::pread(&peer, &mut seen, 4095).unwrap();
+        assert_eq!((seen, pages.len_bytes()), ([1, 2], 8192));
+        for len_bytes in [0, 4096, 12288] {
+            assert_eq!(rustix::fs::ftruncate(&peer, len_bytes), Err(rustix::io::Errno::PERM));
+        }
+        assert!(rustix::fs::fcntl_add_seals(&peer, SealFlags::WRITE).is_err(), "the seals are sealed");
+        assert!(SharedPages::new("test", 0).is_err());
+    }
+}
