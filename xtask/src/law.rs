@@ -13,8 +13,19 @@ use crate::workspace::{Package, Workspace};
 const UNSAFE_ROOMS: &[&str] = &["memory", "ring", "linux", "verify/alloc"];
 
 /// The rooms that read what a guest, a VMM or an operator wrote.
-const PEER_FACING: &[&str] =
-    &["memory", "ring", "block", "extent", "volume", "controller", "virtio", "vhost-user", "control"];
+const PEER_FACING: &[&str] = &[
+    "memory",
+    "ring",
+    "block",
+    "extent",
+    "volume",
+    "controller",
+    "virtio",
+    "nvme",
+    "vhost-user",
+    "vfio-user",
+    "control",
+];
 
 /// Every crate root outside the unsafe rooms has this line.
 const FORBID_UNSAFE: &str = "#![forbid(unsafe_code)]";

@@ -1,0 +1,188 @@
+//! A namespace's data structures (NVM command set 1.0, 4.1.5; NVMe base 2.0, 5.17.2).
+
+use crate::Namespace;
+use crate::admin::data::STRUCTURE_BYTES;
+use crate::bytes::Bytes;
+use crate::io::COMPARE_AND_WRITE_BYTES;
+use crate::manager::AllocatedNamespace;
+
+/// The sizes of logical blocks that there are, as powers of two: LBA formats 0 and 1.
+const LBA_FORMATS: [u8; 2] = [9, 12];
+
+/// What a host is told of a namespace.
+pub(super) struct NamespaceView {
+    capacity_bytes: u64,
+    block_bytes: u32,
+    /// What is best written at once.
+    physical_block_bytes: u32,
+    nguid: [u8; 16],
+    read_only: bool,
+    has_volatile_cache: bool,
+}
+
+impl From<&Namespace> for NamespaceView {
+    fn from(namespace: &Namespace) -> Self {
+        let geometry = namespace.store.geometry();
+        Self {
+            capacity_bytes: geometry.capacity_bytes,
+            block_bytes: namespace.block_bytes,
+            physical_block_bytes: geometry.physical_block_bytes,
+            nguid: namespace.nguid,
+            read_only: geometry.read_only,
+            has_volatile_cache: geometry.volatile_cache,
+        }
+    }
+}
+
+impl From<&AllocatedNamespace> for NamespaceView {
+    fn from(namespace: &AllocatedNamespace) -> Self {
+        Self {
+            capacity_bytes: namespace.capacity_bytes,
+            block_bytes: namespace.block_bytes,
+            physical_block_bytes: namespace.block_bytes,
+            nguid: namespace.nguid,
+            read_only: namespace.read_only,
+            has_volatile_cache: true,
+        }
+    }
+}
+
+/// The LBA format of blocks of this size.
+pub(crate) fn format_of(block_bytes: u32) -> u8 {
+    if block_bytes >= 4096 { 1 } else { 0 }
+}
+
+/// The size of blocks in an LBA format, if there is such a format.
+pub(crate) fn block_bytes_of(format: u8) -> Option<u32> {
+    LBA_FORMATS.get(usize::from(format)).and_then(|shift| 1_u32.checked_shl((*shift).into()))
+}
+
+/// How much Compare and Write do as one (ACWU, NACWU), a 0's based number of blocks of this size.
+pub(super) fn compare_and_write_blocks(block_bytes: u32) -> u16 {
+    zero_based(COMPARE_AND_WRITE_BYTES.checked_div(block_bytes.into()).unwrap_or(1))
+}
+
+/// A 0's based value, as large as it can be.
+fn zero_based(count: u64) -> u16 {
+    u16::try_from(count.saturating_sub(1)).unwrap_or(u16::MAX)
+}
+
+/// NLBAF and the formats themselves, without metadata.
+fn put_formats(structure: &mut Bytes) {
+    structure.put(25, &[LBA_FORMATS.len().saturating_sub(1) as u8]);
+    for (index, shift) in LBA_FORMATS.iter().enumerate() {
+        structure.put(index.saturating_mul(4).saturating_add(128), &[0, 0, *shift, 0]);
+    }
+}
+
+/// What namespaces to be created have in common.
+pub(super) fn common() -> Vec<u8> {
+    let mut structure = Bytes::new(STRUCTURE_BYTES);
+    put_formats(&mut structure);
+    structure.into()
+}
+
+impl NamespaceView {
+    /// Identify Namespace.
+    pub(super) fn identify(&self) -> Vec<u8> {
+        let blocks = self.capacity_bytes.checked_div(self.block_bytes.into()).unwrap_or(0);
+        let mut structure = Bytes::new(STRUCTURE_BYTES);
+        // NSZE, NCAP, NUSE: not thin, as far as the host is concerned.
+        for offset in [0, 8, 16] {
+            structure.put(offset, &blocks.to_le_bytes());
+        }
+        // NSFEAT: NACWU and the like are meant (bit 1), NGUIDs are never reused (bit 3), and NPWG and the like say how to
+        // write best (bit 4).
+        structure.put(24, &[1 << 1 | 1 << 3 | 1 << 4]);
+        put_formats(&mut structure);
+        structure.put(26, &[format_of(self.block_bytes)]);
+        // NACWU; NAWUN and NAWUPF are one block.
+        structure.put(38, &compare_and_write_blocks(self.block_bytes).to_le_bytes());
+        // NVMCAP.
+        structure.put(48, &u128::from(self.capacity_bytes).to_le_bytes());
+        // NPWG, NPWA, NPDG, NPDA, NOWS, all 0's based.
+        let granularity = self.physical_block_bytes.checked_div(self.block_bytes).unwrap_or(1);
+        let granularity = zero_based(granularity.into()).to_le_bytes();
+        for offset in [64, 66, 68, 70, 72] {
+            structure.put(offset, &granularity);
+        }
+        structure.put(99, &[self.attributes()]);
+        structure.put(104, &self.nguid);
+        structure.into()
+    }
+
+    /// NSATTR: whether it is write protected.
+    fn attributes(&self) -> u8 {
+        self.read_only.into()
+    }
+
+    /// Namespace Identification Descriptor list (figure 277): the NGUID, and that it is of the NVM command set.
+    pub(super) fn descriptors(&self) -> Vec<u8> {
+        const NGUID: u8 = 2;
+        const COMMAND_SET: u8 = 4;
+        let mut list = Vec::new();
+        if self.nguid != [0; 16] {
+            list.extend([NGUID, 16, 0, 0]);
+            list.extend(self.nguid);
+        }
+        list.extend([COMMAND_SET, 1, 0, 0, 0]);
+        list
+    }
+
+    /// I/O Command Set Independent Identify Namespace (figure 280): it is ready (NSTAT), and has a write cache or not
+    /// (NSFEAT, bit 5).
+    pub(super) fn independent(&self) -> Vec<u8> {
+        let mut structure = Bytes::new(STRUCTURE_BYTES);
+        let no_cache = if self.has_volatile_cache { 0 } else { 1 << 5 };
+        structure.put(0, &[1 << 3 | no_cache]);
+        structure.put(8, &[self.attributes()]);
+        structure.put(14, &[1]);
+        structure.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(block_bytes: u32) -> NamespaceView {
+        NamespaceView {
+            capacity_bytes: 1 << 30,
+            block_bytes,
+            physical_block_bytes: 4096,
+            nguid: [7; 16],
+            read_only: block_bytes == 4096,
+            has_volatile_cache: false,
+        }
+    }
+
+    #[test]
+    fn sizes_are_in_blocks_of_the_format() {
+        for (block_bytes, format, write_granularity) in [(512, 0, 7), (4096, 1, 0)] {
+            let structure = view(block_bytes).identify();
+            assert_eq!(&structure[..8], &((1_u64 << 30) / u64::from(block_bytes)).to_le_bytes());
+            assert_eq!((structure[25], structure[26]), (1, format));
+            assert_eq!(structure[usize::from(format) * 4 + 128 + 2], block_bytes.trailing_zeros() as u8);
+            assert_eq!(structure[64], write_granularity);
+            assert_eq!(u16::from(structure[38]) + 1, (65536 / block_bytes) as u16);
+            assert_eq!(structure[99], u8::from(block_bytes == 4096));
+            assert_eq!(&structure[104..120], &[7; 16]);
+            assert_eq!(block_bytes_of(format_of(block_bytes)), Some(block_bytes));
+        }
+        assert_eq!(block_bytes_of(2), None);
+    }
+
+    #[test]
+    fn descriptors_name_it_and_its_command_set() {
+        let list = view(512).descriptors();
+        assert_eq!((&list[..4], &list[20..]), (&[2, 16, 0, 0][..], &[4, 1, 0, 0, 0][..]));
+        let nameless = NamespaceView { nguid: [0; 16], ..view(512) };
+        assert_eq!(nameless.descriptors(), [4, 1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn it_is_ready() {
+        let structure = view(512).independent();
+        assert_eq!((structure[0], structure[14]), (0b10_1000, 1));
+    }
+}

@@ -1,0 +1,102 @@
+//! The admin submission and completion queue.
+
+use std::collections::VecDeque;
+
+use sidecore_memory::{GuestAddress, GuestMemory, MemoryError};
+use sidecore_ring::nvme::{Completion, CompletionQueue, DoorbellError, SubmissionQueue};
+
+use crate::registers::AdminQueues;
+use crate::{Command, Status};
+
+/// Most commands that wait for something before they complete. Those behind them are not taken meanwhile.
+const MAX_WAITING: usize = 128;
+
+/// The pair of queues number 0. They belong to the thread that runs the controller, not to a sidecore.
+#[derive(Debug)]
+pub(crate) struct AdminQueue {
+    submission: SubmissionQueue,
+    completion: CompletionQueue,
+    /// Completions that the queue has no room for: at most one for each command that waited.
+    backlog: VecDeque<Completion>,
+    /// Commands taken and not yet completed.
+    waiting: usize,
+    /// Whether there are completions that no interrupt has told of.
+    untold: bool,
+}
+
+impl AdminQueue {
+    pub(crate) fn new(memory: &GuestMemory, at: AdminQueues) -> Result<Self, MemoryError> {
+        let submission = GuestAddress(at.submission_address);
+        let completion = GuestAddress(at.completion_address);
+        Ok(Self {
+            submission: SubmissionQueue::new(memory, submission, at.submission_entries, 0)?,
+            completion: CompletionQueue::new(memory, completion, at.completion_entries)?,
+            backlog: VecDeque::new(),
+            waiting: 0,
+            untold: false,
+        })
+    }
+
+    /// The driver's doorbells.
+    pub(crate) fn set_tail(&mut self, tail: u32) -> Result<(), DoorbellError> {
+        self.submission.set_tail(tail)
+    }
+
+    pub(crate) fn set_head(&mut self, head: u32) -> Result<(), DoorbellError> {
+        self.completion.set_head(head)
+    }
+
+    /// The same queues in a new table. One that is not there holds nothing and does nothing until a later table has it.
+    pub(crate) fn rebind(&mut self, memory: &GuestMemory) -> Result<(), MemoryError> {
+        let submission = self.submission.rebind(memory);
+        self.completion.rebind(memory).and(submission)
+    }
+
+    /// The next command, if there is room for its completion.
+    pub(crate) fn take(&mut self) -> Option<Command> {
+        self.flush();
+        if !self.can_take() {
+            return None;
+        }
+        let command = Command::new(self.submission.pop()?);
+        self.waiting = self.waiting.saturating_add(1);
+        Some(command)
+    }
+
+    /// Whether a command could be taken now.
+    pub(crate) fn has_work(&self) -> bool {
+        self.can_take() && self.submission.pending() > 0
+    }
+
+    fn can_take(&self) -> bool {
+        self.backlog.is_empty() && self.completion.room() > 0 && self.waiting < MAX_WAITING
+    }
+
+    /// Completes a command that was taken.
+    pub(crate) fn complete(&mut self, command_id: u16, result: u32, status: Status) {
+        self.waiting = self.waiting.saturating_sub(1);
+        self.backlog.push_back(Completion {
+            result,
+            reserved_or_result_high: 0,
+            sq_head: 0,
+            sq_id: 0,
+            command_id,
+            status: status.field(),
+        });
+        self.flush();
+    }
+
+    /// Posts what there is room for.
+    fn flush(&mut self) {
+        while self.completion.room() > 0 {
+            let Some(mut entry) = self.backlog.pop_front() else { return };
+            entry.sq_head = self.submission.head();
+            self.untold |= self.completion.push(entry);
+        }
+    }
+
+    /// Whether an interrupt is due; it is so once.
+    pub(crate) fn take_untold(&mut self) -> bool {
+        std::mem::take(&mut self.untold)
+    }
+}

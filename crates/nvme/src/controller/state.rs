@@ -1,0 +1,204 @@
+//! The states of a controller, and the ways between them.
+//!
+//! ```text
+//!              CC.EN = 1                CC.EN = 0, or the function is reset
+//!   Disabled ────────────► Ready ───────────────────────► Stopping ──► Disabled
+//!       │                    │  CC.SHN                         │
+//!       │ cannot run so      ├───────────────────────────► Stopping ──► ShutDown
+//!       ▼                    │  fatal                          │
+//!     Failed                 └───────────────────────────► Stopping ──► Failed
+//! ```
+
+use sidecore_memory::MemoryError;
+
+use crate::Done;
+use crate::admin::events::Events;
+use crate::admin::queue::AdminQueue;
+use crate::controller::Controller;
+use crate::registers::{Configuration, ControllerStatus, Shutdown};
+
+/// What a controller is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It takes commands.
+    Ready,
+    /// It takes none, and waits for what is in flight, to become this.
+    Stopping(Rest),
+    /// Nothing runs.
+    Rest(Rest),
+}
+
+/// How it rests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// CC.EN is clear: at first, and after every reset.
+    Disabled,
+    /// After CC.SHN was set.
+    ShutDown,
+    /// After a fatal error (CSTS.CFS).
+    Failed,
+    /// A secondary controller that is offline (8.26.3), which cannot be enabled.
+    Offline,
+}
+
+/// Why a controller cannot be enabled.
+#[derive(Debug, thiserror::Error)]
+enum EnableError {
+    #[error("CC asks for what CAP does not offer")]
+    Unsupported,
+    #[error("an admin queue has less than two entries")]
+    TooSmall,
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+impl Controller {
+    /// CC has been written, and was different `before`, or not.
+    pub(super) fn configure(&mut self, before: Configuration) {
+        let now = self.registers.configuration();
+        match (self.state, now.is_enabled()) {
+            (State::Stopping(Rest::Offline) | State::Rest(Rest::Offline), _) => {}
+            (State::Rest(Rest::Disabled), true) => self.enable(),
+            (State::Rest(Rest::Disabled), false) => self.registers.status.shutdown = shutdown_at_rest(now),
+            (State::Ready, false) => self.stop(Rest::Disabled),
+            (State::Ready, true) => {
+                if now.is_shutdown() && !before.is_shutdown() {
+                    self.registers.status.shutdown = Shutdown::Occurring;
+                    self.stop(Rest::ShutDown);
+                }
+            }
+            // Enabled again too early: it is when what runs has stopped that CC is looked at.
+            (State::Stopping(_), false) => self.state = State::Stopping(Rest::Disabled),
+            (State::Stopping(_), true) => {}
+            (State::Rest(_), false) => self.become_disabled(),
+            (State::Rest(_), true) => {
+                if now.is_shutdown() {
+                    self.registers.status.shutdown = Shutdown::Complete;
+                }
+            }
+        }
+    }
+
+    fn enable(&mut self) {
+        self.registers.status = ControllerStatus::default();
+        match self.make_admin_queue() {
+            Ok(admin) => {
+                self.admin = Some(admin);
+                self.state = State::Ready;
+                self.registers.status.ready = true;
+            }
+            Err(error) => {
+                // At a level that is not on: a guest can do so as often as it likes.
+                tracing::debug!(%error, "the controller cannot be enabled");
+                self.registers.status.fatal = true;
+                self.state = State::Rest(Rest::Failed);
+            }
+        }
+    }
+
+    fn make_admin_queue(&self) -> Result<AdminQueue, EnableError> {
+        let at = self.registers.admin_queues();
+        if !self.registers.configuration().is_supported() {
+            return Err(EnableError::Unsupported);
+        }
+        if at.submission_entries < 2 || at.completion_entries < 2 {
+            return Err(EnableError::TooSmall);
+        }
+        Ok(AdminQueue::new(&self.memory, at)?)
+    }
+
+    /// Takes no more commands, and comes to rest when nothing is in flight any more. Commands that wait are not completed:
+    /// their queue is gone.
+    fn stop(&mut self, rest: Rest) {
+        self.admin = None;
+        self.waiting.clear();
+        self.queues.clear();
+        self.events = Events::default();
+        self.state = State::Stopping(rest);
+        let token = self.token();
+        self.stopping = Some(token);
+        let done = self.inbox.done(token);
+        self.host.stop_all(done);
+    }
+
+    /// Nothing is in flight any more.
+    pub(super) fn stopped(&mut self) {
+        let State::Stopping(rest) = self.state else { return };
+        match rest {
+            Rest::Disabled => self.become_disabled(),
+            Rest::ShutDown => {
+                self.registers.status.shutdown = Shutdown::Complete;
+                self.state = State::Rest(rest);
+            }
+            Rest::Failed => self.state = State::Rest(rest),
+            Rest::Offline => self.become_offline(),
+        }
+    }
+
+    /// Everything is as after a reset but AQA, ASQ and ACQ (3.7.2), and CC, which the host may have written meanwhile.
+    fn become_disabled(&mut self) {
+        self.forget();
+        self.state = State::Rest(Rest::Disabled);
+        let configuration = self.registers.configuration();
+        self.registers.status =
+            ControllerStatus { shutdown: shutdown_at_rest(configuration), ..ControllerStatus::default() };
+        if configuration.is_enabled() {
+            self.enable();
+        }
+    }
+
+    fn become_offline(&mut self) {
+        self.forget();
+        self.registers.reset();
+        self.registers.status.fatal = true;
+        self.state = State::Rest(Rest::Offline);
+    }
+
+    /// Forgets what a controller level reset does not leave, and tells those who waited for it.
+    fn forget(&mut self) {
+        self.reset_features();
+        self.changed.clear();
+        self.host.set_shadow_doorbells(None);
+        self.answers.append(&mut self.resets);
+    }
+
+    /// Something happened that only a reset can mend.
+    pub(super) fn fail(&mut self) {
+        if self.state == State::Ready {
+            self.registers.status.fatal = true;
+            self.stop(Rest::Failed);
+        }
+    }
+
+    /// The function is reset: everything is as after power on, when `done` is called.
+    pub(crate) fn reset(&mut self, done: Done) {
+        let is_offline = matches!(self.state, State::Stopping(Rest::Offline) | State::Rest(Rest::Offline));
+        self.registers.reset();
+        self.registers.status.fatal = is_offline;
+        self.resets.push(done);
+        self.rest(if is_offline { Rest::Offline } else { Rest::Disabled });
+    }
+
+    /// Takes a secondary controller online or offline, which resets it.
+    pub(crate) fn set_online(&mut self, online: bool, done: Done) {
+        self.registers.reset();
+        self.registers.status.fatal = !online;
+        self.resets.push(done);
+        self.rest(if online { Rest::Disabled } else { Rest::Offline });
+    }
+
+    /// Comes to that rest from wherever it is.
+    fn rest(&mut self, rest: Rest) {
+        match (self.state, rest) {
+            (State::Ready, _) => self.stop(rest),
+            (State::Stopping(_), _) => self.state = State::Stopping(rest),
+            (State::Rest(_), Rest::Offline) => self.become_offline(),
+            (State::Rest(_), _) => self.become_disabled(),
+        }
+    }
+}
+
+/// A controller that nothing runs in is shut down as soon as it is asked to.
+fn shutdown_at_rest(configuration: Configuration) -> Shutdown {
+    if configuration.is_shutdown() { Shutdown::Complete } else { Shutdown::None }
+}

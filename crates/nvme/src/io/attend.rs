@@ -1,0 +1,135 @@
+//! What an ordinary poll has no eye for: commands in steps, fused pairs, the fence, and changes that wait.
+
+use sidecore_block::Tag;
+use sidecore_units::Nanos;
+
+use super::command::Job;
+use super::fused::{FUSED_WRITE, Phase};
+use super::queue::IoQueue;
+use super::steps::{FUSED_STEP, Held, Surroundings};
+use crate::Status;
+
+impl IoQueue {
+    /// Gives a stepper's next requests to the store.
+    pub(super) fn advance(&mut self, index: usize) -> Option<Status> {
+        let stepper = self.steps.steppers.get_mut(index)?;
+        let before = self.waiting.len();
+        let ended = stepper.advance(&mut self.waiting);
+        self.out = self.out.saturating_add(self.waiting.len().saturating_sub(before));
+        ended
+    }
+
+    /// Starts commands that wait for a stepper, as many as there are steppers.
+    pub(super) fn start_held(&mut self) {
+        while self.fused.is_none()
+            && let Some(index) = self.steps.free()
+            && let Some(held) = self.steps.held.pop_front()
+        {
+            if let Some(status) = self.begin(index, &held) {
+                if status.is_success() {
+                    self.count_job(Some(held.job));
+                    self.complete(held.slot, held.command.id(), status);
+                } else {
+                    self.reject(held.slot, held.command.id(), status);
+                }
+            }
+        }
+    }
+
+    /// Starts a command in steps; its status, if it is over already.
+    pub(super) fn begin(&mut self, index: usize, held: &Held) -> Option<Status> {
+        let mut around = Surroundings { rules: &self.rules, memory: &self.memory, hint: &mut self.hint };
+        let begun = self.steps.steppers.get_mut(index)?.begin(held, &mut around);
+        match begun {
+            Ok(()) => self.advance(index),
+            Err(status) => Some(status),
+        }
+    }
+
+    /// Carries a fused pair on, once this queue is alone.
+    pub(super) fn drive_fused(&mut self, now: Nanos) {
+        let Some(fused) = &self.fused else { return };
+        if fused.phase != Phase::Closing || !self.seat.close() || self.out > 0 || !self.seat.is_alone() {
+            return;
+        }
+        let held = Held { command: fused.compare, job: Job::Compare, slot: fused.slot, taken_at: fused.taken_at };
+        if let Some(fused) = &mut self.fused {
+            fused.phase = Phase::Comparing;
+        }
+        if let Some(status) = self.begin(FUSED_STEP, &held) {
+            self.compared(now, status);
+        }
+    }
+
+    /// The compare of a fused pair is over.
+    pub(super) fn compared(&mut self, now: Nanos, status: Status) {
+        let Some(fused) = &mut self.fused else { return };
+        if status.is_success()
+            && let Some(mut write) = fused.write.take()
+        {
+            fused.phase = Phase::Writing;
+            write.tag = Some(Tag::from_bits(FUSED_WRITE | fused.flags));
+            self.waiting.push(write);
+            self.out = self.out.wrapping_add(1);
+            self.again = true;
+            return;
+        }
+        self.end_fused(now, status, Status::FAILED_FUSED);
+    }
+
+    /// Both commands of a fused pair are over: the others may go on.
+    pub(super) fn end_fused(&mut self, now: Nanos, compare_status: Status, write_status: Status) {
+        let Some(fused) = self.fused.take() else { return };
+        self.seat.open();
+        if let Some(write) = fused.write {
+            self.pool.push(write);
+        }
+        self.measure(now, fused.taken_at);
+        self.complete(fused.slot, fused.compare.id(), compare_status);
+        self.complete(fused.slot, fused.write_id, write_status);
+        self.attention = true;
+    }
+
+    /// What an ordinary poll has no eye for. Whether commands may be taken.
+    #[cold]
+    pub(super) fn attend(&mut self, now: Nanos) -> bool {
+        self.seat.rise();
+        let fenced = self.seat.is_closed();
+        if fenced && self.out == 0 {
+            self.seat.answer();
+        }
+        if std::mem::replace(&mut self.fenced, fenced) && !fenced {
+            self.seat.see_opened();
+        }
+        if self.stopping.is_some() {
+            return false;
+        }
+        if !self.completions.post_backlog(&self.doorbells, now) {
+            self.report_invalid_doorbell();
+        }
+        if !fenced && self.fused.is_none() {
+            self.start_held();
+        }
+        if !fenced {
+            self.drive_fused(now);
+        }
+        if !self.waiting.is_empty() {
+            self.exchange(now);
+        }
+        self.remove_stopped();
+        while self.in_flight == 0
+            && let Some(change) = self.changes.pop_front()
+        {
+            self.apply(change);
+        }
+        let busy = fenced
+            || self.fused.is_some()
+            || self.completions.has_backlog()
+            || !self.changes.is_empty()
+            || self.halted
+            || self.doorbells.is_missing();
+        let ending = self.submissions.iter().flatten().any(|submission| submission.stopping.is_some());
+        self.attention = busy || ending || !self.steps.held.is_empty();
+        !busy
+    }
+}

@@ -1,0 +1,268 @@
+//! From a command to a block request (NVM command set 1.0, 3.2 and 3.3).
+
+use sidecore_block::{BlockRequest, Operation};
+use sidecore_memory::{GuestMemory, RegionHint};
+
+use crate::pointer::{self, Direction, Gathered, MAX_TRANSFER_BYTES};
+use crate::{BROADCAST_NSID, Command, Namespace, Status};
+
+/// Opcodes (figure 8, and NVM command set 1.0, figure 22).
+pub(super) mod opcode {
+    pub(crate) const FLUSH: u8 = 0x00;
+    pub(crate) const WRITE: u8 = 0x01;
+    pub(crate) const READ: u8 = 0x02;
+    pub(crate) const COMPARE: u8 = 0x05;
+    pub(crate) const WRITE_ZEROES: u8 = 0x08;
+    pub(crate) const DATASET_MANAGEMENT: u8 = 0x09;
+    pub(crate) const VERIFY: u8 = 0x0C;
+}
+
+/// Dword 12: bypass caches (FUA), and protection information (PRINFO).
+const FORCE_UNIT_ACCESS: u32 = 1 << 30;
+const PROTECTION_INFORMATION: u32 = 0b1111 << 26;
+/// Dword 12 of Write Zeroes: the blocks may be deallocated (DEAC).
+const DEALLOCATE: u32 = 1 << 25;
+/// Dword 12 of Write: a directive type (DTYPE), of which there are none.
+const DIRECTIVE: u32 = 0b1111 << 20;
+/// Dword 11 of Dataset Management: deallocate (AD).
+const ATTRIBUTE_DEALLOCATE: u32 = 1 << 2;
+
+/// The request is followed by a flush, which completes the command.
+pub(super) const FLUSH_AFTER: u64 = 1 << 32;
+/// The request is a flush for now, and is followed by what the command asks for: a read.
+pub(super) const FLUSH_FIRST: u64 = 1 << 33;
+
+/// What takes more than one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Job {
+    Compare,
+    Verify,
+    /// A read that leaves out parts of what it reads.
+    ReadAround,
+    /// Dataset Management.
+    Deallocate,
+}
+
+/// What becomes of a command that nothing is wrong with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The block request is filled in and goes to the store, with these flags in its tag.
+    Submit(u64),
+    /// It takes steps.
+    Steps(Job),
+    /// There is nothing to do.
+    Done,
+}
+
+/// Bytes of the namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) offset_bytes: u64,
+    pub(super) len_bytes: u64,
+}
+
+/// What a queue knows about its namespace when it looks at a command.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    /// `None` while no namespace is attached.
+    nsid: Option<u32>,
+    /// NN: higher identifiers are not valid.
+    nsid_max: u32,
+    /// A logical block has two to the power of this bytes.
+    block_shift: u32,
+    blocks: u64,
+    read_only: bool,
+    pub(super) volatile_cache: bool,
+    discard: bool,
+    write_zeroes: bool,
+}
+
+impl Rules {
+    pub(super) fn new(namespace: Option<&Namespace>, nsid_max: u32) -> Self {
+        let Some(namespace) = namespace else {
+            return Self {
+                nsid: None,
+                nsid_max,
+                block_shift: 0,
+                blocks: 0,
+                read_only: true,
+                volatile_cache: false,
+                discard: false,
+                write_zeroes: false,
+            };
+        };
+        let geometry = namespace.store.geometry();
+        let block_shift = namespace.block_bytes.checked_ilog2().unwrap_or(0);
+        Self {
+            nsid: Some(namespace.id),
+            nsid_max,
+            block_shift,
+            blocks: geometry.capacity_bytes >> block_shift,
+            read_only: geometry.read_only,
+            volatile_cache: geometry.volatile_cache,
+            discard: geometry.discard,
+            write_zeroes: geometry.write_zeroes,
+        }
+    }
+
+    /// Looks at a command, whose FUSE field is somebody else's business, and fills in `request` if it is one request.
+    /// With `write_through` no write completes before it is durable.
+    ///
+    /// # Errors
+    /// The status that says what is wrong.
+    #[inline]
+    pub(super) fn parse(
+        &self,
+        command: &Command,
+        write_through: bool,
+        memory: &GuestMemory,
+        hint: &mut RegionHint,
+        request: &mut BlockRequest,
+    ) -> Result<Verdict, Status> {
+        let opcode = command.opcode();
+        match opcode {
+            opcode::READ => {
+                self.check_namespace(command)?;
+                let range = self.transfer(command)?;
+                let segments = &mut request.segments;
+                match pointer::gather(command, range.len_bytes, Direction::ToGuest, memory, hint, segments)? {
+                    Gathered::HasHoles => Ok(Verdict::Steps(Job::ReadAround)),
+                    Gathered::Whole => {
+                        let flags = self.flush_flag(command, FLUSH_FIRST);
+                        fill(request, if flags == 0 { Operation::Read } else { Operation::Flush }, range);
+                        Ok(Verdict::Submit(flags))
+                    }
+                }
+            }
+            opcode::WRITE => {
+                self.check_writable(command)?;
+                let range = self.transfer(command)?;
+                if command.dword12() & DIRECTIVE != 0 {
+                    return Err(Status::INVALID_FIELD);
+                }
+                pointer::gather(command, range.len_bytes, Direction::FromGuest, memory, hint, &mut request.segments)?;
+                fill(request, Operation::Write, range);
+                Ok(Verdict::Submit(self.write_flag(command, write_through)))
+            }
+            opcode::FLUSH => {
+                // Identify Controller, VWC: all namespaces are this one, or none.
+                if command.nsid() != BROADCAST_NSID {
+                    self.check_namespace(command)?;
+                } else if self.nsid.is_none() {
+                    return Ok(Verdict::Done);
+                }
+                request.segments.clear();
+                fill(request, Operation::Flush, Range { offset_bytes: 0, len_bytes: 0 });
+                Ok(Verdict::Submit(0))
+            }
+            opcode::WRITE_ZEROES if self.write_zeroes || self.nsid.is_none() => {
+                self.check_writable(command)?;
+                let range = self.range(command)?;
+                request.segments.clear();
+                let may_unmap = command.dword12() & DEALLOCATE != 0;
+                fill(request, Operation::WriteZeroes { may_unmap }, range);
+                Ok(Verdict::Submit(self.write_flag(command, write_through)))
+            }
+            opcode::COMPARE => {
+                self.check_transfer(command)?;
+                Ok(Verdict::Steps(Job::Compare))
+            }
+            opcode::VERIFY => {
+                self.check_namespace(command)?;
+                self.range(command)?;
+                Ok(Verdict::Steps(Job::Verify))
+            }
+            opcode::DATASET_MANAGEMENT => {
+                self.check_writable(command)?;
+                // Everything it can ask for is advice.
+                let deallocate = command.dword11() & ATTRIBUTE_DEALLOCATE != 0 && self.discard;
+                Ok(if deallocate { Verdict::Steps(Job::Deallocate) } else { Verdict::Done })
+            }
+            _ => Err(Status::INVALID_OPCODE),
+        }
+    }
+
+    /// The range of a command that transfers it, before its data is looked at.
+    ///
+    /// # Errors
+    /// The namespace or the range is wrong.
+    pub(super) fn check_transfer(&self, command: &Command) -> Result<Range, Status> {
+        self.check_namespace(command)?;
+        self.transfer(command)
+    }
+
+    /// Whether the blocks are to be read from the medium itself, which takes a flush.
+    pub(super) fn wants_flush_first(&self, command: &Command) -> bool {
+        self.flush_flag(command, FLUSH_FIRST) != 0
+    }
+
+    /// The range of a command that names one.
+    ///
+    /// # Errors
+    /// It ends past the namespace, or wants protection information, which this namespace has not.
+    #[inline]
+    pub(super) fn range(&self, command: &Command) -> Result<Range, Status> {
+        let dword12 = command.dword12();
+        if dword12 & PROTECTION_INFORMATION != 0 {
+            return Err(Status::INVALID_PROTECTION_INFORMATION);
+        }
+        // NLB is 0's based.
+        self.blocks(command.qword10(), u64::from(dword12 & 0xFFFF).wrapping_add(1))
+    }
+
+    /// So many blocks from this one on.
+    ///
+    /// # Errors
+    /// They end past the namespace.
+    #[inline]
+    pub(super) fn blocks(&self, first: u64, count: u64) -> Result<Range, Status> {
+        match first.checked_add(count) {
+            Some(end) if end <= self.blocks => {
+                Ok(Range { offset_bytes: first << self.block_shift, len_bytes: count << self.block_shift })
+            }
+            _ => Err(Status::LBA_OUT_OF_RANGE),
+        }
+    }
+
+    /// The range of a command that transfers it.
+    #[inline]
+    fn transfer(&self, command: &Command) -> Result<Range, Status> {
+        let range = self.range(command)?;
+        // Figure 275, MDTS.
+        if range.len_bytes > MAX_TRANSFER_BYTES { Err(Status::INVALID_FIELD) } else { Ok(range) }
+    }
+
+    #[inline]
+    fn check_writable(&self, command: &Command) -> Result<(), Status> {
+        self.check_namespace(command)?;
+        if self.read_only { Err(Status::NAMESPACE_WRITE_PROTECTED) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn check_namespace(&self, command: &Command) -> Result<(), Status> {
+        let nsid = command.nsid();
+        if self.nsid == Some(nsid) {
+            return Ok(());
+        }
+        // 3.2.1: a namespace that is not attached is an invalid field, and a number that none can have an invalid
+        // namespace.
+        if (1..=self.nsid_max).contains(&nsid) { Err(Status::INVALID_FIELD) } else { Err(Status::INVALID_NAMESPACE) }
+    }
+
+    #[inline]
+    fn flush_flag(&self, command: &Command, flag: u64) -> u64 {
+        if self.volatile_cache && command.dword12() & FORCE_UNIT_ACCESS != 0 { flag } else { 0 }
+    }
+
+    #[inline]
+    fn write_flag(&self, command: &Command, write_through: bool) -> u64 {
+        if write_through && self.volatile_cache { FLUSH_AFTER } else { self.flush_flag(command, FLUSH_AFTER) }
+    }
+}
+
+#[inline]
+fn fill(request: &mut BlockRequest, operation: Operation, range: Range) {
+    request.operation = operation;
+    request.offset_bytes = range.offset_bytes;
+    request.len_bytes = range.len_bytes;
+}

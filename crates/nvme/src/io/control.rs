@@ -1,0 +1,195 @@
+//! What comes by mail: everything that a queue is told between its polls.
+
+use std::io;
+use std::sync::Arc;
+
+use sidecore_block::Tag;
+use sidecore_memory::{GuestAddress, GuestMemory};
+use sidecore_reactor::EventFd;
+use sidecore_ring::nvme::ShadowDoorbells;
+
+use super::command::Rules;
+use super::completions::Coalescing;
+use super::doorbells::Source;
+use super::queue::IoQueue;
+use super::steps::{STEP_COUNT, STEP_REQUESTS};
+use super::submission::Submission;
+use crate::{Done, Namespace, StartError, Status, SubmissionQueueSetup};
+
+/// From one shadow doorbell to the next: functions that offer them have CAP.DSTRD = 0.
+const SHADOW_STRIDE_BYTES: u32 = 4;
+
+/// What can only be changed while nothing is in flight.
+pub(super) enum Change {
+    Memory(GuestMemory, Done),
+    Namespace(Option<Arc<Namespace>>, Done),
+}
+
+impl IoQueue {
+    /// Takes commands from one more submission queue.
+    ///
+    /// # Errors
+    /// It is not in the guest's memory.
+    pub(super) fn add_submission(&mut self, setup: &SubmissionQueueSetup) -> Result<(), StartError> {
+        let mut submission = Submission::new(setup)?;
+        self.doorbells.reset_tail(setup.id);
+        submission.ask_for_no_kick(&self.doorbells);
+        match self.submissions.iter_mut().find(|slot| slot.is_none()) {
+            Some(slot) => *slot = Some(submission),
+            None => self.submissions.push(Some(submission)),
+        }
+        Ok(())
+    }
+
+    /// Takes nothing more from a submission queue; done when all of its commands are completed.
+    pub(super) fn remove_submission(&mut self, id: u16, done: Done) {
+        let found = self.submissions.iter_mut().flatten().find(|submission| submission.id == id);
+        if let Some(submission) = found {
+            // Not looked at yet: as if it had not been fetched.
+            submission.ahead = None;
+            submission.stopping = Some(done);
+            self.attention = true;
+            self.remove_stopped();
+        }
+    }
+
+    /// Drops submission queues that are to go, and whose commands are completed.
+    pub(super) fn remove_stopped(&mut self) {
+        for slot in &mut self.submissions {
+            if slot.as_ref().is_some_and(|submission| submission.stopping.is_some() && submission.in_flight == 0) {
+                let stopped = slot.take().and_then(|mut submission| submission.stopping.take());
+                // Its memory is let go of by now.
+                drop(stopped);
+            }
+        }
+        while self.submissions.last().is_some_and(Option::is_none) {
+            self.submissions.pop();
+        }
+    }
+
+    /// Ends the queue: takes and posts nothing more; done when the store has answered everything.
+    pub(super) fn stop(&mut self, done: Done) {
+        for mut request in self.waiting.drain(..) {
+            request.tag.take().map(Tag::into_bits);
+            self.out = self.out.saturating_sub(1);
+            self.pool.push(request);
+        }
+        self.steps.held.clear();
+        self.stopping = Some(done);
+        self.attention = true;
+    }
+
+    /// The guest's memory has changed.
+    pub(super) fn set_memory(&mut self, memory: GuestMemory, done: Done) {
+        self.changes.push_back(Change::Memory(memory, done));
+        self.attention = true;
+    }
+
+    /// What the commands to come are served from.
+    pub(super) fn set_namespace(&mut self, namespace: Option<Arc<Namespace>>, done: Done) {
+        self.changes.push_back(Change::Namespace(namespace, done));
+        self.attention = true;
+    }
+
+    /// Does what had to wait; nothing is in flight.
+    pub(super) fn apply(&mut self, change: Change) {
+        match change {
+            Change::Memory(memory, done) => {
+                self.move_to(&memory);
+                done.call();
+            }
+            Change::Namespace(namespace, done) => {
+                if let Err(error) = self.attach(namespace.as_deref()) {
+                    self.break_with(&format_args!("cannot open the store: {error}"));
+                }
+                done.call();
+            }
+        }
+    }
+
+    /// Lets go of the old table, everywhere, and takes up the new one.
+    fn move_to(&mut self, memory: &GuestMemory) {
+        for request in &mut self.pool {
+            request.segments.release();
+        }
+        self.steps.release();
+        self.completions.rebind(memory);
+        for submission in self.submissions.iter_mut().flatten() {
+            submission.rebind(memory);
+        }
+        if let Some(channel) = &mut self.channel
+            && let Err(error) = channel.attach_memory(memory)
+        {
+            tracing::warn!(device = self.shared.options.name, queue = self.id, "the store refuses the memory: {error}");
+        }
+        self.memory = memory.clone();
+        self.set_shadow_doorbells(self.shadow_pages);
+    }
+
+    /// Opens a channel to the namespace's store, in place of the one there is.
+    ///
+    /// # Errors
+    /// The kernel refuses what it needs; there is no channel then, and no namespace.
+    pub(super) fn attach(&mut self, namespace: Option<&Namespace>) -> io::Result<()> {
+        if let Some(channel) = self.channel.take()
+            && let Some(fd) = channel.wake_fd()
+        {
+            self.wake.unwatch(fd);
+        }
+        let namespaces = self.shared.options.namespaces;
+        self.rules = Rules::new(None, namespaces);
+        if let Some(namespace) = namespace {
+            let depth = STEP_COUNT.saturating_mul(STEP_REQUESTS).saturating_add(self.depth as usize);
+            let mut channel = namespace.store.open_channel(self.core, depth)?;
+            channel.attach_memory(&self.memory)?;
+            if let Some(fd) = channel.wake_fd() {
+                self.wake.watch(fd)?;
+            }
+            self.channel = Some(channel);
+            self.rules = Rules::new(Some(namespace), namespaces);
+        }
+        Ok(())
+    }
+
+    /// The driver's shadow doorbells; where they are not in its memory, nothing is taken until they are.
+    pub(super) fn set_shadow_doorbells(&mut self, pages: Option<(GuestAddress, GuestAddress)>) {
+        self.shadow_pages = pages;
+        let pairs = self.shared.options.queue_pairs;
+        let shadow = pages.map(|(shadow, event_index)| {
+            ShadowDoorbells::new(&self.memory, shadow, event_index, pairs, SHADOW_STRIDE_BYTES)
+        });
+        self.doorbells.source = match shadow {
+            None => Source::Registers,
+            Some(Ok(shadow)) => Source::Shadow(shadow),
+            Some(Err(error)) => {
+                tracing::debug!(queue = self.id, "shadow doorbells wait for their memory: {error}");
+                Source::Missing
+            }
+        };
+        self.ask_for_no_kicks();
+        self.attention = true;
+    }
+
+    /// What the queue's vector signals from now on.
+    pub(super) fn set_event(&mut self, event: Option<EventFd>) {
+        self.completions.set_event(event);
+    }
+
+    /// When interrupts are raised from now on.
+    pub(super) fn set_coalescing(&mut self, coalescing: Option<Coalescing>) {
+        self.completions.set_coalescing(coalescing);
+    }
+
+    /// Aborts a command that the store has not got yet; whether there was one.
+    pub(super) fn abort(&mut self, submission: u16, command_id: u16) -> bool {
+        let is_its = |queue: &Option<Submission>| queue.as_ref().is_some_and(|queue| queue.id == submission);
+        let Some(slot) = self.submissions.iter().position(is_its) else { return false };
+        let held = &mut self.steps.held;
+        let found = held.iter().position(|held| held.slot == slot && held.command.id() == command_id);
+        if found.and_then(|index| held.remove(index)).is_none() {
+            return false;
+        }
+        self.complete(slot, command_id, Status::ABORT_REQUESTED);
+        true
+    }
+}

@@ -1,0 +1,334 @@
+//! One completion queue and the submission queues that complete into it: doorbells, commands, store and back, on one
+//! thread.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use sidecore_block::{Batch, BlockChannel, BlockRequest};
+use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
+use sidecore_reactor::{Arm, EventFd, IdleMode, Pollable, Polled};
+use sidecore_units::{CoreId, Nanos};
+
+use super::QueueStats;
+use super::command::Rules;
+use super::completions::{Coalescing, Completions};
+use super::control::Change;
+use super::doorbells::DoorbellView;
+use super::fence::Seat;
+use super::fused::Fused;
+use super::shared::Shared;
+use super::steps::{STEP_COUNT, STEP_REQUESTS, Steps};
+use super::submission::Submission;
+use super::wake::Wake;
+use crate::pointer::MAX_PIECES;
+use crate::{CompletionQueueSetup, Done, Namespace, QueueEvent, StartError};
+
+/// Most commands in flight, whatever the completion queue has room for.
+const DEPTH: usize = 256;
+
+/// Polls with commands from one look for truncated guest memory to the next.
+const LOSS_INTERVAL: u32 = 64;
+
+/// Invalid doorbell values are reported once in this time: a driver may write as many as it likes.
+const REPORT_INTERVAL: Nanos = Nanos::from_millis(1);
+
+/// A tag's lowest half is the submission queue's place in the list, and the command's identifier.
+pub(super) const SLOT_BITS: u32 = 16;
+
+/// What a queue is started with.
+pub(super) struct Start {
+    pub(super) shared: Arc<Shared>,
+    pub(super) setup: CompletionQueueSetup,
+    pub(super) core: Option<CoreId>,
+    pub(super) kick: Arc<EventFd>,
+    pub(super) event: Option<EventFd>,
+    pub(super) coalescing: Option<Coalescing>,
+    pub(super) namespace: Option<Arc<Namespace>>,
+    pub(super) shadow: Option<(GuestAddress, GuestAddress)>,
+}
+
+/// A completion queue with its submission queues and everything it needs to be polled.
+pub struct IoQueue {
+    pub(super) shared: Arc<Shared>,
+    pub(super) id: u16,
+    pub(super) core: Option<CoreId>,
+    pub(super) memory: GuestMemory,
+    pub(super) hint: RegionHint,
+    pub(super) rules: Rules,
+    /// `None` while no namespace is attached.
+    pub(super) channel: Option<Box<dyn BlockChannel>>,
+    pub(super) completions: Completions,
+    /// By slot; a slot keeps its queue until all of its commands are completed.
+    pub(super) submissions: Vec<Option<Submission>>,
+    /// The slot that is served first in the next poll.
+    pub(super) first: usize,
+    pub(super) doorbells: DoorbellView,
+    pub(super) shadow_pages: Option<(GuestAddress, GuestAddress)>,
+    /// Requests at rest: as many as commands can be in flight.
+    pub(super) pool: Batch,
+    /// Taken and not yet accepted by the channel.
+    pub(super) waiting: Batch,
+    pub(super) completed: Batch,
+    /// Requests that are waiting or at the store.
+    pub(super) out: usize,
+    /// One of those that wait is the other half of what is half done.
+    pub(super) again: bool,
+    /// Commands taken and not completed, and how many there may be.
+    pub(super) in_flight: u32,
+    pub(super) depth: u32,
+    pub(super) steps: Steps,
+    pub(super) fused: Option<Fused>,
+    pub(super) seat: Seat,
+    /// The fence was closed when it was looked at last.
+    pub(super) fenced: bool,
+    /// What waits until nothing is in flight.
+    pub(super) changes: VecDeque<Change>,
+    pub(super) stopping: Option<Done>,
+    /// Takes nothing more: guest memory is gone, or the store is.
+    pub(super) halted: bool,
+    /// There is something that an ordinary poll has no eye for.
+    pub(super) attention: bool,
+    pub(super) wake: Wake,
+    /// The time of the last poll.
+    pub(super) now: Nanos,
+    /// Completed in the turn they were taken in: when that was, and how many. Their end is the next turn's time, which
+    /// saves a look at the clock.
+    pub(super) unmeasured: Option<(Nanos, u64)>,
+    polls_to_loss: u32,
+    reported_at: Option<Nanos>,
+}
+
+impl IoQueue {
+    /// Its completion queue's number.
+    #[must_use]
+    pub fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// Takes up a completion queue, empty and without submission queues. To be called on its sidecore.
+    ///
+    /// # Errors
+    /// Its memory or the store's channel is unusable, or the kernel has no descriptor for it.
+    pub(super) fn new(start: Start) -> Result<Self, StartError> {
+        let Start { shared, setup, core, kick, event, coalescing, namespace, shadow } = start;
+        let id = setup.id;
+        let io = |error| StartError::Io { id, error };
+        let entries = usize::try_from(setup.entries).unwrap_or(usize::MAX);
+        let depth = entries.saturating_sub(1).clamp(1, DEPTH);
+        let most_out = STEP_COUNT.saturating_mul(STEP_REQUESTS).saturating_add(depth);
+        let doorbells = DoorbellView::new(Arc::clone(&shared.options.doorbells));
+        doorbells.reset_head(id);
+        let mut queue = Self {
+            id,
+            core,
+            hint: RegionHint::default(),
+            rules: Rules::new(None, shared.options.namespaces),
+            channel: None,
+            completions: Completions::new(&setup, depth, event, coalescing, &shared)?,
+            submissions: Vec::new(),
+            first: 0,
+            doorbells,
+            shadow_pages: None,
+            // One more for the write of a fused pair, whose compare has been taken as well.
+            pool: (0..=depth).map(|_| BlockRequest::blank(MAX_PIECES)).collect(),
+            waiting: Batch::with_capacity(most_out),
+            completed: Batch::with_capacity(most_out),
+            out: 0,
+            again: false,
+            in_flight: 0,
+            depth: u32::try_from(depth).unwrap_or(1),
+            steps: Steps::new(&shared, id, depth),
+            fused: None,
+            seat: Seat::new(&shared.fence, usize::from(id).saturating_sub(1)),
+            fenced: false,
+            changes: VecDeque::new(),
+            stopping: None,
+            halted: false,
+            attention: false,
+            wake: Wake::new(kick).map_err(io)?,
+            now: Nanos::ZERO,
+            unmeasured: None,
+            polls_to_loss: LOSS_INTERVAL,
+            reported_at: None,
+            memory: setup.memory,
+            shared,
+        };
+        queue.attach(namespace.as_deref()).map_err(io)?;
+        queue.set_shadow_doorbells(shadow);
+        Ok(queue)
+    }
+
+    #[inline]
+    pub(super) fn stats(&self) -> Option<&QueueStats> {
+        self.shared.stats(self.id)
+    }
+
+    /// The driver has written a doorbell value that its queue cannot have.
+    #[cold]
+    pub(super) fn report_invalid_doorbell(&mut self) {
+        if let Some(stats) = self.stats() {
+            stats.invalid_doorbells.add(1);
+        }
+        if self.reported_at.is_some_and(|at| self.now.since(at) < REPORT_INTERVAL) {
+            return;
+        }
+        self.reported_at = Some(self.now);
+        (self.shared.report)(QueueEvent::InvalidDoorbellValue { queue: self.id });
+    }
+
+    /// It cannot go on; the driver has to reset the controller.
+    #[cold]
+    pub(super) fn break_with(&mut self, reason: &dyn std::fmt::Display) {
+        tracing::error!(device = self.shared.options.name, queue = self.id, "queue stopped: {reason}");
+        self.halted = true;
+        self.attention = true;
+        (self.shared.report)(QueueEvent::Fatal { queue: self.id });
+    }
+
+    /// Looks now and then whether the file behind guest memory was truncated.
+    #[inline]
+    pub(super) fn look_for_loss(&mut self) {
+        self.polls_to_loss = self.polls_to_loss.saturating_sub(1);
+        if self.polls_to_loss == 0 {
+            self.polls_to_loss = LOSS_INTERVAL;
+            if self.memory.is_lost() {
+                self.break_with(&"the file behind guest memory was truncated");
+            }
+        }
+    }
+
+    /// Whether the store, or time, wakes this queue for what it has out.
+    fn is_woken_by_store(&self) -> bool {
+        self.channel.as_ref().is_some_and(|channel| channel.wake_fd().is_some() || channel.deadline().is_some())
+    }
+
+    /// Whether there is something to take or to post, at another look.
+    fn finds_work(&mut self) -> bool {
+        let mut valid = true;
+        for submission in self.submissions.iter_mut().flatten() {
+            valid &= submission.look(&self.doorbells);
+        }
+        valid &= self.completions.look(&self.doorbells);
+        if !valid {
+            self.report_invalid_doorbell();
+        }
+        let (room, _) = self.completions.room(self.in_flight, 0, &self.doorbells);
+        if self.completions.has_backlog() {
+            return room > 0;
+        }
+        let may_take = !self.halted && self.changes.is_empty() && !self.pool.is_empty() && room > 0;
+        may_take && self.submissions.iter().flatten().any(Submission::has_next)
+    }
+
+    fn ask_for_kicks(&mut self) {
+        for submission in self.submissions.iter().flatten() {
+            submission.ask_for_kick(&self.doorbells);
+        }
+        self.completions.ask_for_kick(&self.doorbells);
+    }
+
+    pub(super) fn ask_for_no_kicks(&mut self) {
+        for submission in self.submissions.iter_mut().flatten() {
+            submission.ask_for_no_kick(&self.doorbells);
+        }
+        self.completions.ask_for_no_kick(&self.doorbells);
+    }
+}
+
+impl Pollable for IoQueue {
+    fn poll(&mut self, now: Nanos, budget: usize) -> Polled {
+        self.now = now;
+        if let Some((taken_at, count)) = self.unmeasured.take()
+            && let Some(stats) = self.stats()
+        {
+            stats.latency.record(now.since(taken_at), count);
+        }
+        let mut work = 0_usize;
+        if self.out > 0 {
+            work = self.exchange(now);
+        }
+        let ordinary = !self.attention && !self.seat.is_closed();
+        if ordinary || self.attend(now) {
+            let taken = self.take_from_all(now, budget);
+            if taken > 0 {
+                work = work.saturating_add(taken);
+                self.look_for_loss();
+            }
+        }
+        if !self.completions.tell(&self.doorbells, now) {
+            self.report_invalid_doorbell();
+        }
+        if let Some(stats) = self.stats() {
+            stats.polls.add(1);
+            if work == 0 {
+                stats.empty_polls.add(1);
+            }
+        }
+        if self.stopping.is_some() && self.out == 0 {
+            return Polled::Finished;
+        }
+        if work > 0 { Polled::Busy(work) } else { Polled::Idle }
+    }
+
+    fn idle_mode(&self) -> IdleMode {
+        self.shared.options.idle
+    }
+
+    fn arm(&mut self) -> Arm {
+        let stuck = self.seat.is_closed()
+            || self.fused.is_some()
+            || !self.waiting.is_empty()
+            || (self.out == 0 && !self.steps.held.is_empty())
+            || (self.out > 0 && !self.is_woken_by_store());
+        if stuck {
+            return Arm::CannotSleep;
+        }
+        self.ask_for_kicks();
+        // Arm, then look again: a doorbell written before the driver could see the wish would otherwise sleep with us.
+        fence(Ordering::SeqCst);
+        if self.finds_work() {
+            self.ask_for_no_kicks();
+            return Arm::WorkPending;
+        }
+        if self.out == 0 {
+            self.seat.rest();
+            self.attention = true;
+        }
+        Arm::Armed
+    }
+
+    fn disarm(&mut self) {
+        self.seat.rise();
+        self.ask_for_no_kicks();
+    }
+
+    fn wake_fds(&self, watch: &mut dyn FnMut(BorrowedFd<'_>)) {
+        watch(self.wake.as_fd());
+    }
+
+    fn on_wake(&mut self) {
+        let kicks = self.wake.kick.drain();
+        if let Some(stats) = self.stats() {
+            stats.kicks.add(kicks);
+        }
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        let store = self.channel.as_ref().and_then(|channel| channel.deadline());
+        store.into_iter().chain(self.completions.deadline()).min()
+    }
+
+    fn finish(mut self) {
+        self.on_wake();
+        let done = self.stopping.take();
+        let changes = std::mem::take(&mut self.changes);
+        let stopped: Vec<_> =
+            self.submissions.iter_mut().flatten().filter_map(|submission| submission.stopping.take()).collect();
+        // Everything that holds guest memory goes before anybody is told.
+        drop(self);
+        drop((changes, stopped));
+        drop(done);
+    }
+}

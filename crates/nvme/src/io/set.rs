@@ -1,0 +1,357 @@
+//! All I/O queues of a controller, wherever they run.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use sidecore_memory::{GuestAddress, GuestMemory};
+use sidecore_reactor::{EventFd, PollableId};
+use sidecore_units::{CoreId, Nanos};
+
+use super::completions::Coalescing;
+use super::queue::{IoQueue, Start};
+use super::shared::Shared;
+use super::{IoOptions, QueueStats};
+use crate::{CompletionQueueSetup, Done, Namespace, QueueEvent, QueueHost, StartError, SubmissionQueueSetup};
+
+/// Makes a queue, on its sidecore.
+pub type MakeQueue = Box<dyn FnOnce() -> Result<IoQueue, StartError> + Send>;
+
+/// Does something to a queue, on its sidecore.
+pub type Task = Box<dyn FnOnce(&mut IoQueue) + Send>;
+
+/// A sidecore as queues see it: a reactor and the way to send it mail.
+pub trait QueueRunner: Send + Sync {
+    /// The CPU that it is pinned to.
+    fn core(&self) -> Option<CoreId>;
+
+    /// Makes a queue there and starts to poll it. Waits for that: a turn at most.
+    ///
+    /// # Errors
+    /// The queue's, or [`StartError::SidecoreGone`].
+    fn start(&self, make: MakeQueue) -> Result<PollableId, StartError>;
+
+    /// Has something done to a queue that was started there, in the order of the calls; does not wait. What cannot be
+    /// delivered is dropped. If the queue is busy stopping or gone, that is the same.
+    fn tell(&self, queue: PollableId, task: Task);
+}
+
+/// A completion queue that runs.
+struct Running {
+    runner: usize,
+    id: PollableId,
+    kick: Arc<EventFd>,
+    vector: Option<u16>,
+}
+
+/// An interrupt vector.
+struct Vector {
+    event: Option<OwnedFd>,
+    is_coalesced: bool,
+}
+
+/// Handles that are to be called when a queue that is ending has ended.
+type Followers = Mutex<Vec<Done>>;
+
+struct State {
+    /// By number.
+    queues: BTreeMap<u16, Running>,
+    /// Queues that were told to end, and may still have something at the store.
+    ending: Vec<(u16, Weak<Followers>)>,
+    /// The completion queue of each submission queue.
+    submissions: BTreeMap<u16, u16>,
+    vectors: Vec<Vector>,
+    coalescing: Option<Coalescing>,
+    namespace: Option<Arc<Namespace>>,
+    shadow: Option<(GuestAddress, GuestAddress)>,
+}
+
+impl State {
+    fn coalescing_of(&self, vector: Option<u16>) -> Option<Coalescing> {
+        let vector = self.vectors.get(usize::from(vector?))?;
+        self.coalescing.filter(|_| vector.is_coalesced)
+    }
+}
+
+/// A [`QueueHost`] over sidecores. Completion queues take them in turn, by their numbers; a submission queue is on its
+/// completion queue's.
+pub struct QueueSet {
+    shared: Arc<Shared>,
+    runners: Vec<Box<dyn QueueRunner>>,
+    state: Mutex<State>,
+}
+
+impl QueueSet {
+    /// No queues yet. `report` is called on sidecores and must not wait.
+    ///
+    /// # Errors
+    /// There is no runner, or the kernel has no memory for the queues' buffers.
+    pub fn new(
+        options: IoOptions,
+        runners: Vec<Box<dyn QueueRunner>>,
+        report: Box<dyn Fn(QueueEvent) + Send + Sync>,
+    ) -> io::Result<Self> {
+        if runners.is_empty() || options.queue_pairs == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "queues need a sidecore"));
+        }
+        let vectors = (0..options.vectors).map(|_| Vector { event: None, is_coalesced: true }).collect();
+        let state = State {
+            queues: BTreeMap::new(),
+            ending: Vec::new(),
+            submissions: BTreeMap::new(),
+            vectors,
+            coalescing: None,
+            namespace: None,
+            shadow: None,
+        };
+        Ok(Self { shared: Shared::new(options, report)?, runners, state: Mutex::new(state) })
+    }
+
+    /// The counters of a completion queue, from number 1, with those of the submission queues that complete into it.
+    #[must_use]
+    pub fn stats(&self, queue: u16) -> Option<&QueueStats> {
+        self.shared.stats(queue)
+    }
+
+    /// How many I/O queue pairs there can be.
+    #[must_use]
+    pub fn queue_pairs(&self) -> u16 {
+        self.shared.options.queue_pairs
+    }
+
+    /// How many completion queues are running.
+    #[must_use]
+    pub fn running_count(&self) -> usize {
+        self.state().queues.len()
+    }
+
+    /// Aborts a command that the store has not got yet (NVMe base 2.0, 5.1), and says whether there was one.
+    pub fn abort(&self, submission: u16, command_id: u16, reply: impl FnOnce(bool) + Send + 'static) {
+        let state = self.state();
+        let Some(running) = state.submissions.get(&submission).and_then(|id| state.queues.get(id)) else {
+            return reply(false);
+        };
+        self.tell(running, move |queue| reply(queue.abort(submission, command_id)));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics between two changes that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, running: &Running, task: impl FnOnce(&mut IoQueue) + Send + 'static) {
+        if let Some(runner) = self.runners.get(running.runner) {
+            runner.tell(running.id, Box::new(task));
+        }
+    }
+
+    /// Tells all queues, and is done when each of them has done with its part of `done`, and those that are ending have
+    /// ended: they hold what they have until then.
+    fn tell_all<T: FnOnce(&mut IoQueue, Done) + Send + 'static>(
+        &self,
+        state: &mut State,
+        done: Done,
+        mut task: impl FnMut() -> T,
+    ) {
+        // Called when the last part of it is dropped.
+        let done = Arc::new(Mutex::new(done));
+        let part = || {
+            let part = Arc::clone(&done);
+            Done::new(move || drop(part))
+        };
+        for running in state.queues.values() {
+            let (task, part) = (task(), part());
+            self.tell(running, move |queue| task(queue, part));
+        }
+        state.ending.retain(|(_, followers)| {
+            let Some(followers) = followers.upgrade() else { return false };
+            // If it ends just now, this is the last hold on the list, and calls what is in it.
+            followers.lock().unwrap_or_else(PoisonError::into_inner).push(part());
+            true
+        });
+    }
+
+    /// `done`, for a queue that is told to end.
+    fn ending(state: &mut State, id: u16, done: Done) -> Done {
+        let followers = Arc::new(Followers::default());
+        state.ending.retain(|(_, followers)| followers.strong_count() > 0);
+        state.ending.push((id, Arc::downgrade(&followers)));
+        Done::new(move || {
+            drop(followers);
+            done.call();
+        })
+    }
+
+    /// A vector's descriptor for one more queue.
+    fn event(&self, state: &State, vector: Option<u16>) -> Option<EventFd> {
+        let event = state.vectors.get(usize::from(vector?))?.event.as_ref()?;
+        let event = event.as_fd().try_clone_to_owned().and_then(EventFd::from_peer);
+        match event {
+            Ok(event) => Some(event),
+            Err(error) => {
+                let device = &self.shared.options.name;
+                tracing::error!(device, vector, "the interrupt's descriptor is unusable: {error}");
+                None
+            }
+        }
+    }
+}
+
+impl QueueHost for QueueSet {
+    fn start_completion_queue(&self, setup: CompletionQueueSetup) -> Result<(), StartError> {
+        let id = setup.id;
+        let refuse = |why| StartError::Io { id, error: io::Error::new(io::ErrorKind::InvalidInput, why) };
+        let mut state = self.state();
+        if id == 0 || id > self.queue_pairs() {
+            return Err(refuse("there is no such queue"));
+        }
+        if state.queues.contains_key(&id) {
+            return Err(refuse("it is running already"));
+        }
+        if state.ending.iter().any(|(ending, followers)| *ending == id && followers.strong_count() > 0) {
+            return Err(refuse("one of the same number has not ended yet"));
+        }
+        let index = usize::from(id.saturating_sub(1)).checked_rem(self.runners.len()).unwrap_or(0);
+        let Some(runner) = self.runners.get(index) else { return Err(StartError::SidecoreGone) };
+        let kick = Arc::new(EventFd::new().map_err(|error| StartError::Io { id, error })?);
+        let vector = setup.vector;
+        let start = Start {
+            shared: Arc::clone(&self.shared),
+            core: runner.core(),
+            kick: Arc::clone(&kick),
+            event: self.event(&state, vector),
+            coalescing: state.coalescing_of(vector),
+            namespace: state.namespace.clone(),
+            shadow: state.shadow,
+            setup,
+        };
+        let pollable = runner.start(Box::new(move || IoQueue::new(start)))?;
+        state.queues.insert(id, Running { runner: index, id: pollable, kick, vector });
+        Ok(())
+    }
+
+    fn start_submission_queue(&self, setup: SubmissionQueueSetup) -> Result<(), StartError> {
+        let (id, completion_queue) = (setup.id, setup.completion_queue);
+        let mut state = self.state();
+        let Some(running) = state.queues.get(&completion_queue) else {
+            let error = io::Error::new(io::ErrorKind::InvalidInput, "its completion queue is not running");
+            return Err(StartError::Io { id, error });
+        };
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.tell(running, move |queue| {
+            // Whoever asked waits.
+            let _ = reply.send(queue.add_submission(&setup));
+        });
+        answer.recv().map_err(|_| StartError::SidecoreGone)??;
+        state.submissions.insert(id, completion_queue);
+        Ok(())
+    }
+
+    fn stop_submission_queue(&self, id: u16, done: Done) {
+        let mut state = self.state();
+        let Some(completion_queue) = state.submissions.remove(&id) else { return };
+        if let Some(running) = state.queues.get(&completion_queue) {
+            self.tell(running, move |queue| queue.remove_submission(id, done));
+        }
+    }
+
+    fn stop_completion_queue(&self, id: u16, done: Done) {
+        let mut state = self.state();
+        state.submissions.retain(|_, completion_queue| *completion_queue != id);
+        if let Some(running) = state.queues.remove(&id) {
+            let done = Self::ending(&mut state, id, done);
+            self.tell(&running, move |queue| queue.stop(done));
+        }
+    }
+
+    fn stop_all(&self, done: Done) {
+        let mut state = self.state();
+        // Taken out first: nothing that is told from now on reaches whoever takes their places in a reactor.
+        for (id, running) in std::mem::take(&mut state.queues) {
+            let done = Self::ending(&mut state, id, Done::nobody());
+            self.tell(&running, move |queue| queue.stop(done));
+        }
+        state.submissions.clear();
+        self.tell_all(&mut state, done, || |_: &mut IoQueue, _| {});
+    }
+
+    fn set_memory(&self, memory: &GuestMemory, done: Done) {
+        self.tell_all(&mut self.state(), done, || {
+            let memory = memory.clone();
+            move |queue: &mut IoQueue, done| queue.set_memory(memory, done)
+        });
+    }
+
+    fn set_vector(&self, vector: u16, event: Option<OwnedFd>) {
+        let mut state = self.state();
+        let Some(entry) = state.vectors.get_mut(usize::from(vector)) else { return };
+        entry.event = event;
+        for running in state.queues.values().filter(|running| running.vector == Some(vector)) {
+            let event = self.event(&state, Some(vector));
+            self.tell(running, move |queue| queue.set_event(event));
+        }
+    }
+
+    fn is_pending(&self, vector: u16) -> bool {
+        self.shared.is_pending(vector)
+    }
+
+    fn set_namespace(&self, namespace: Option<Arc<Namespace>>, done: Done) {
+        let mut state = self.state();
+        state.namespace.clone_from(&namespace);
+        self.tell_all(&mut state, done, || {
+            let namespace = namespace.clone();
+            move |queue: &mut IoQueue, done| queue.set_namespace(namespace, done)
+        });
+    }
+
+    fn set_coalescing(&self, threshold: u16, time_us: u32) {
+        let mut state = self.state();
+        let time = Nanos::from_micros(u64::from(time_us));
+        let on = threshold > 0 && time_us > 0;
+        state.coalescing = on.then_some(Coalescing { threshold: u32::from(threshold), time });
+        for running in state.queues.values() {
+            let coalescing = state.coalescing_of(running.vector);
+            self.tell(running, move |queue| queue.set_coalescing(coalescing));
+        }
+    }
+
+    fn set_vector_coalescing(&self, vector: u16, enabled: bool) {
+        let mut state = self.state();
+        let Some(entry) = state.vectors.get_mut(usize::from(vector)) else { return };
+        entry.is_coalesced = enabled;
+        let coalescing = state.coalescing_of(Some(vector));
+        for running in state.queues.values().filter(|running| running.vector == Some(vector)) {
+            self.tell(running, move |queue| queue.set_coalescing(coalescing));
+        }
+    }
+
+    fn set_write_cache(&self, enabled: bool) -> bool {
+        self.shared.set_write_through(!enabled);
+        true
+    }
+
+    fn abort(&self, queue: u16, command: u16, reply: Box<dyn FnOnce(bool) + Send>) {
+        // The one above, which takes any closure.
+        Self::abort(self, queue, command, reply);
+    }
+
+    fn kick(&self, queue: u16) {
+        let state = self.state();
+        let its_own = state.queues.get(&queue);
+        let of_its_commands = state.submissions.get(&queue).filter(|id| **id != queue);
+        for running in its_own.into_iter().chain(of_its_commands.and_then(|id| state.queues.get(id))) {
+            running.kick.signal();
+        }
+    }
+
+    fn set_shadow_doorbells(&self, pages: Option<(GuestAddress, GuestAddress)>) {
+        let mut state = self.state();
+        state.shadow = pages;
+        for running in state.queues.values() {
+            self.tell(running, move |queue| queue.set_shadow_doorbells(pages));
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Taking commands: no more than there is room for completions.
+
+use sidecore_block::{BlockRequest, Tag};
+use sidecore_units::Nanos;
+
+use super::command::Verdict;
+use super::fused::{self, Fused, Phase};
+use super::queue::{IoQueue, SLOT_BITS};
+use super::steps::Held;
+use crate::{Command, Fuse, Status};
+
+/// Commands taken, submitted and completed together. Small enough that the guest prepares new ones while the rest is
+/// served, large enough that the store can fetch ahead.
+const BATCH: usize = 16;
+
+/// Bytes of commands that a poll takes before the next queue has its turn, but for the last command's.
+const POLL_BYTES: u64 = 512 << 10;
+
+impl IoQueue {
+    /// Takes commands from all submission queues in turn; how many there were.
+    #[inline]
+    pub(super) fn take_from_all(&mut self, now: Nanos, budget: usize) -> usize {
+        let count = self.submissions.len();
+        let mut taken = 0_usize;
+        let mut room_bytes = POLL_BYTES;
+        let mut slot = self.first;
+        for _ in 0..count {
+            slot = if slot < count { slot } else { 0 };
+            taken = taken.saturating_add(self.take_from(slot, now, budget.saturating_sub(taken), &mut room_bytes));
+            slot = slot.wrapping_add(1);
+        }
+        let next = self.first.wrapping_add(1);
+        self.first = if next < count { next } else { 0 };
+        taken
+    }
+
+    /// Takes commands from one submission queue, at most about `budget`, and gives them to the store; how many there were.
+    #[inline]
+    pub(super) fn take_from(&mut self, slot: usize, now: Nanos, budget: usize, room_bytes: &mut u64) -> usize {
+        let Some(Some(submission)) = self.submissions.get_mut(slot) else { return 0 };
+        let valid = submission.look(&self.doorbells);
+        let has_next = submission.has_next();
+        if !valid {
+            self.report_invalid_doorbell();
+        }
+        let mut taken = 0_usize;
+        while has_next && taken < budget && self.fused.is_none() {
+            let batch = self.take(slot, now, room_bytes);
+            if batch == 0 {
+                break;
+            }
+            taken = taken.saturating_add(batch);
+            if let Some(stats) = self.stats() {
+                stats.batches.add(1);
+            }
+            if !self.steps.held.is_empty() {
+                self.start_held();
+            }
+            if self.out > 0 {
+                self.exchange(now);
+            }
+            if batch < BATCH {
+                break;
+            }
+        }
+        if taken > 0
+            && let Some(Some(submission)) = self.submissions.get_mut(slot)
+        {
+            submission.keep_quiet(&self.doorbells);
+        }
+        taken
+    }
+
+    /// Takes up to [`BATCH`] commands, or fewer if they are of `room_bytes`, which becomes less; how many there were.
+    #[inline]
+    pub(super) fn take(&mut self, slot: usize, now: Nanos, room_bytes: &mut u64) -> usize {
+        let write_through = self.shared.is_write_through();
+        let (room, valid) = self.completions.room(self.in_flight, BATCH as u32, &self.doorbells);
+        if !valid {
+            self.report_invalid_doorbell();
+        }
+        let mut taken = 0_usize;
+        let room = (room.min(self.depth.saturating_sub(self.in_flight)) as usize).min(BATCH);
+        self.completions.prefetch();
+        while taken < room && *room_bytes > 0 {
+            let Some(mut request) = self.pool.pop() else { break };
+            let Some(Some(submission)) = self.submissions.get_mut(slot) else {
+                self.pool.push(request);
+                break;
+            };
+            let Some(command) = submission.next() else {
+                self.pool.push(request);
+                break;
+            };
+            taken = taken.wrapping_add(1);
+            submission.in_flight = submission.in_flight.wrapping_add(1);
+            self.in_flight = self.in_flight.wrapping_add(1);
+            request.taken_at = now;
+            if command.fuse() != Fuse::Normal {
+                self.take_fused(slot, &command, request);
+                if self.fused.is_some() {
+                    break;
+                }
+                continue;
+            }
+            let verdict = self.rules.parse(&command, write_through, &self.memory, &mut self.hint, &mut request);
+            if let Ok(Verdict::Submit(flags)) = verdict {
+                *room_bytes = room_bytes.saturating_sub(request.len_bytes);
+                request.tag = Some(Tag::from_bits(flags | u64::from(command.id()) << SLOT_BITS | slot as u64));
+                self.waiting.push(request);
+                self.out = self.out.wrapping_add(1);
+            } else {
+                self.pool.push(request);
+                self.take_other(slot, command, verdict);
+            }
+        }
+        taken
+    }
+
+    /// A command that is not one request.
+    pub(super) fn take_other(&mut self, slot: usize, command: Command, verdict: Result<Verdict, Status>) {
+        match verdict {
+            Ok(Verdict::Steps(job)) => {
+                self.steps.held.push_back(Held { command, job, slot, taken_at: self.now });
+                self.attention = true;
+            }
+            Ok(_) => self.complete(slot, command.id(), Status::SUCCESS),
+            Err(status) => self.reject(slot, command.id(), status),
+        }
+    }
+
+    /// One of two commands that are to be one, if the other is next to it.
+    #[cold]
+    pub(super) fn take_fused(&mut self, slot: usize, first: &Command, mut request: Box<BlockRequest>) {
+        let alone = match first.fuse() {
+            Fuse::First => None,
+            Fuse::Normal | Fuse::Second => Some(Status::MISSING_FUSED),
+            Fuse::Reserved => Some(Status::INVALID_FIELD),
+        };
+        let second = match self.submissions.get_mut(slot) {
+            Some(Some(submission)) if alone.is_none() => match submission.next() {
+                Some(second) if second.fuse() == Fuse::Second => {
+                    submission.in_flight = submission.in_flight.wrapping_add(1);
+                    Some(second)
+                }
+                other => {
+                    submission.ahead = other;
+                    None
+                }
+            },
+            _ => None,
+        };
+        let Some(second) = second else {
+            self.pool.push(request);
+            // 3.4.2: one doorbell write is for both, so a second one that is not there now is missing.
+            self.reject(slot, first.id(), alone.unwrap_or(Status::MISSING_FUSED));
+            return;
+        };
+        self.in_flight = self.in_flight.wrapping_add(1);
+        let write_through = self.shared.is_write_through();
+        let pair = (first, &second);
+        match fused::check(pair, write_through, &self.rules, &self.memory, &mut self.hint, &mut request) {
+            Ok(flags) => {
+                self.fused = Some(Fused {
+                    slot,
+                    compare: *first,
+                    write_id: second.id(),
+                    taken_at: self.now,
+                    write: Some(request),
+                    flags,
+                    phase: Phase::Closing,
+                });
+                self.attention = true;
+            }
+            Err((first_status, second_status)) => {
+                self.pool.push(request);
+                self.reject(slot, first.id(), first_status);
+                self.reject(slot, second.id(), second_status);
+            }
+        }
+    }
+
+    /// Completes a command that was refused.
+    pub(super) fn reject(&mut self, slot: usize, command_id: u16, status: Status) {
+        if let Some(stats) = self.stats() {
+            stats.rejected.add(1);
+        }
+        self.complete(slot, command_id, status);
+    }
+
+    /// Posts a completion.
+    #[inline]
+    pub(super) fn complete(&mut self, slot: usize, command_id: u16, status: Status) {
+        if let Some(stats) = self.stats() {
+            stats.requests.add(1);
+        }
+        let Some(Some(submission)) = self.submissions.get_mut(slot) else { return };
+        submission.in_flight = submission.in_flight.saturating_sub(1);
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.completions.post(submission, command_id, status, self.now);
+        self.attention |= self.completions.has_backlog();
+    }
+}

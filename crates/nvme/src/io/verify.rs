@@ -1,0 +1,11 @@
+//! Verify (NVM command set 1.0, 3.2.5): reads what is stored, and gives it to nobody.
+
+use super::steps::{Stepper, Surroundings};
+use crate::{Command, Status};
+
+/// # Errors
+/// The range is wrong.
+pub(super) fn begin(stepper: &mut Stepper, command: &Command, around: &mut Surroundings<'_>) -> Result<(), Status> {
+    stepper.range = around.rules.range(command)?;
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! NVMe: the controller model, its queues, and the PCI function that it is.
+//!
+//! [`PciFunction`] is the seam to the transport, [`QueueHost`] the one to the sidecores that poll the queues. The
+//! controller itself runs where the transport calls it; its I/O queues are [`Pollable`](sidecore_reactor::Pollable)s
+//! on sidecores, one for each completion queue with the submission queues that complete into it.
+//!
+//! The guest is hostile. Whatever it writes is read once and checked. What the specification has a status for gets
+//! that status, what it calls fatal makes this controller fatal (CSTS.CFS), and no other.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::todo,
+        clippy::unimplemented
+    )
+)]
+
+mod admin;
+mod attendant;
+mod bytes;
+mod command;
+mod controller;
+mod done;
+mod host;
+mod identity;
+mod inbox;
+pub mod io;
+mod manager;
+mod namespace;
+mod pci;
+mod pointer;
+mod registers;
+mod statistics;
+mod status;
+
+pub use attendant::Attendant;
+pub use command::{BROADCAST_NSID, COMMAND_BYTES, Command, Fuse, PointerKind};
+pub use done::Done;
+pub use host::{CompletionQueueSetup, QueueHost, StartError, SubmissionQueueSetup};
+pub use identity::Identity;
+pub use inbox::QueueEvent;
+pub use manager::{
+    AllocatedNamespace, CreateNamespace, FlexibleResources, ManageError, Manager, Reply, Resource, SecondaryController,
+};
+pub use namespace::Namespace;
+pub use pci::{
+    AccessError, BarInfo, FunctionSetup, MAX_QUEUE_PAIRS, MappableArea, NvmeFunction, PciFunction, Region, VECTORS,
+};
+pub use pointer::{MAX_TRANSFER_BYTES, MAX_TRANSFER_PAGES_LOG2};
+pub use statistics::{Activity, Statistics};
+pub use status::Status;

@@ -1,0 +1,80 @@
+//! The base address registers: which access is for what.
+
+use crate::registers::DOORBELLS_OFFSET;
+
+/// BAR0: the controller's properties and doorbells.
+pub(crate) const REGISTERS_BAR: u8 = 0;
+pub(crate) const REGISTERS_BAR_BYTES: u64 = 1 << 20;
+
+/// BAR4: the MSI-X table, and the pending bits on a page of their own.
+pub(crate) const MSIX_BAR: u8 = 4;
+pub(crate) const MSIX_BAR_BYTES: u64 = 8192;
+pub(crate) const TABLE_OFFSET: u64 = 0;
+pub(crate) const PENDING_OFFSET: u64 = 4096;
+
+/// Most I/O queue pairs.
+pub const MAX_QUEUE_PAIRS: u16 = 64;
+
+/// CAP.DSTRD of doorbells that are mapped: 2 KiB apart, so that each queue pair has a page of its own, and the admin queue's,
+/// which is not mapped, is alone on the first one.
+pub(crate) const MAPPED_STRIDE: u8 = 9;
+
+/// CAP.DSTRD of doorbells that are not: side by side. Shadow doorbells are laid out like doorbells, and those of all queues
+/// have to fit a page (NVMe base 2.0, 5.8).
+pub(crate) const TRAPPED_STRIDE: u8 = 0;
+
+/// Where the doorbells of the I/O queues begin if they are mapped, a page for each pair.
+pub(crate) const MAPPED_OFFSET: u64 = 0x2000;
+
+/// What an access to BAR0 is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bar {
+    /// A property, at this offset.
+    Register(u64),
+    /// The tail doorbell of a submission queue.
+    Tail(u16),
+    /// The head doorbell of a completion queue.
+    Head(u16),
+    /// Nothing.
+    Hole,
+}
+
+impl Bar {
+    /// Behind the last doorbell there can be.
+    pub(super) const END_BYTES: u64 = DOORBELLS_OFFSET + (MAX_QUEUE_PAIRS as u64 + 1) * (8 << MAPPED_STRIDE);
+
+    /// What is at `offset`, with doorbells 4 << `stride` bytes apart (NVMe over PCIe transport 1.0, 3.1.2).
+    pub(crate) fn at(offset: u64, stride: u8) -> Self {
+        let Some(behind) = offset.checked_sub(DOORBELLS_OFFSET) else { return Self::Register(offset) };
+        let stride_bytes = 4_u64.checked_shl(stride.into()).unwrap_or(4);
+        let Some(index) = behind.checked_div(stride_bytes) else { return Self::Hole };
+        let queue = match u16::try_from(index / 2) {
+            Ok(queue) if queue <= MAX_QUEUE_PAIRS && behind.is_multiple_of(stride_bytes) => queue,
+            _ => return Self::Hole,
+        };
+        if index.is_multiple_of(2) { Self::Tail(queue) } else { Self::Head(queue) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapped_doorbells_have_a_page_for_each_pair() {
+        let at = |offset| Bar::at(offset, MAPPED_STRIDE);
+        assert_eq!(at(0x14), Bar::Register(0x14));
+        assert_eq!((at(0x1000), at(0x1800)), (Bar::Tail(0), Bar::Head(0)));
+        assert_eq!((at(0x2000), at(0x2800)), (Bar::Tail(1), Bar::Head(1)));
+        assert_eq!((at(0x41000), at(0x41800)), (Bar::Tail(64), Bar::Head(64)));
+        assert_eq!((at(0x42000), at(0x2004), at(0xF_FFFC)), (Bar::Hole, Bar::Hole, Bar::Hole));
+        assert_eq!(MAPPED_OFFSET + 63 * 4096, 0x41000);
+    }
+
+    #[test]
+    fn trapped_doorbells_are_side_by_side() {
+        let at = |offset| Bar::at(offset, TRAPPED_STRIDE);
+        assert_eq!((at(0x1000), at(0x1004), at(0x1008)), (Bar::Tail(0), Bar::Head(0), Bar::Tail(1)));
+        assert_eq!((at(0x1204), at(0x1208)), (Bar::Head(64), Bar::Hole));
+    }
+}

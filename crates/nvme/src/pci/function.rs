@@ -1,0 +1,109 @@
+//! The seam between a PCI function and the transport that carries it.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use sidecore_memory::GuestMemory;
+
+use crate::Done;
+
+/// Where in a function an access goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Region {
+    /// A base address register's memory, 0 to 5.
+    Bar(u8),
+    /// The configuration space.
+    Config,
+}
+
+/// A part of a base address register that the client may map: what it stores there is seen without a message.
+#[derive(Clone, Copy, Debug)]
+pub struct MappableArea<'a> {
+    /// Where in the register's memory it begins; a whole number of pages.
+    pub offset_bytes: u64,
+    /// Its size, a whole number of pages.
+    pub len_bytes: u64,
+    /// The file that it is in.
+    pub file: BorrowedFd<'a>,
+    /// Where in the file it begins.
+    pub file_offset_bytes: u64,
+}
+
+/// A base address register.
+#[derive(Clone, Copy, Debug)]
+pub struct BarInfo<'a> {
+    /// The size of its memory, a power of two.
+    pub len_bytes: u64,
+    /// What of it may be mapped.
+    pub mappable: Option<MappableArea<'a>>,
+}
+
+/// Why an access or a request was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccessError {
+    /// There is no such register, or the access ends past it.
+    #[error("access of {len_bytes} bytes at {offset_bytes:#x} of {region:?} is out of range")]
+    OutOfRange {
+        /// Where.
+        region: Region,
+        /// First byte.
+        offset_bytes: u64,
+        /// Size.
+        len_bytes: u64,
+    },
+    /// There is no such interrupt vector.
+    #[error("there is no interrupt vector {vector}")]
+    NoSuchVector {
+        /// Which.
+        vector: u32,
+    },
+    /// The descriptor is not an eventfd.
+    #[error("what came for interrupt vector {vector} is not an eventfd")]
+    NotAnEvent {
+        /// Which.
+        vector: u32,
+    },
+}
+
+/// A PCI function as its transport sees it.
+///
+/// One thread of the transport calls it at a time, and never waits: what takes longer is answered by its [`Done`],
+/// which may be called before the method returns, or later from another thread.
+pub trait PciFunction: Send + Sync {
+    /// The name it has in the configuration, for messages.
+    fn name(&self) -> &str;
+
+    /// The size of the configuration space in bytes: 256 or 4096.
+    fn config_bytes(&self) -> u64;
+
+    /// A base address register; `None` if it is not implemented.
+    fn bar(&self, index: u8) -> Option<BarInfo<'_>>;
+
+    /// How many MSI-X vectors there are.
+    fn vectors(&self) -> u16;
+
+    /// Reads all of `data`.
+    ///
+    /// # Errors
+    /// [`AccessError::OutOfRange`].
+    fn read(&self, region: Region, offset_bytes: u64, data: &mut [u8]) -> Result<(), AccessError>;
+
+    /// Writes all of `data`, as one access of the guest's.
+    ///
+    /// # Errors
+    /// [`AccessError::OutOfRange`].
+    fn write(&self, region: Region, offset_bytes: u64, data: &[u8]) -> Result<(), AccessError>;
+
+    /// What a vector signals from now on; `None` for nothing.
+    ///
+    /// # Errors
+    /// There is no such vector, or it is no eventfd; nothing has changed then.
+    fn set_vector(&self, vector: u16, event: Option<OwnedFd>) -> Result<(), AccessError>;
+
+    /// The client's memory from now on: after a DMA map or unmap, whose message is answered when it is done, that is
+    /// when nothing uses the table from before.
+    fn set_memory(&self, memory: GuestMemory, done: Done);
+
+    /// A reset by the client, and after its disconnect: all registers as after power on, nothing in flight.
+    fn reset(&self, done: Done);
+}

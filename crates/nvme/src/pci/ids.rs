@@ -1,0 +1,14 @@
+//! The numbers that a function is known by.
+//!
+//! Drivers of NVMe controllers bind by class. The vendor and device identifiers are ones that PCI-SIG has given to nobody,
+//! so that no driver with workarounds for a certain product takes this for it.
+
+/// Vendor ID, and Subsystem Vendor ID.
+pub(crate) const VENDOR: u16 = 0x1234;
+/// Device ID, and Subsystem ID.
+pub(crate) const DEVICE: u16 = 0x5EC0;
+/// Revision ID.
+pub(crate) const REVISION: u8 = 1;
+/// Class Code: programming interface (NVM Express I/O controller), sub-class (non-volatile memory), base class (mass
+/// storage).
+pub(crate) const CLASS: [u8; 3] = [0x02, 0x08, 0x01];

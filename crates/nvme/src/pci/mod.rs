@@ -1,0 +1,13 @@
+//! The PCI function that a controller is.
+
+mod bar;
+mod capabilities;
+mod config;
+mod function;
+pub(crate) mod ids;
+mod msix;
+mod nvme_function;
+
+pub use bar::MAX_QUEUE_PAIRS;
+pub use function::{AccessError, BarInfo, MappableArea, PciFunction, Region};
+pub use nvme_function::{FunctionSetup, NvmeFunction, VECTORS};

@@ -1,0 +1,338 @@
+//! The PCI function that a controller is: its configuration space, its base address registers, its interrupts.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use sidecore_memory::GuestMemory;
+use sidecore_reactor::EventFd;
+use sidecore_ring::nvme::Doorbells;
+use sidecore_units::Nanos;
+
+use crate::controller::{Controller, Limits, Parts};
+use crate::inbox::{Inbox, News, QueueEvent};
+use crate::manager::Manager;
+use crate::pci::bar::{
+    Bar, MAPPED_OFFSET, MAPPED_STRIDE, MAX_QUEUE_PAIRS, MSIX_BAR, MSIX_BAR_BYTES, REGISTERS_BAR, REGISTERS_BAR_BYTES,
+    TRAPPED_STRIDE,
+};
+use crate::pci::config::{CONFIG_BYTES, ConfigSpace};
+use crate::pci::msix::Msix;
+use crate::pci::{AccessError, BarInfo, MappableArea, PciFunction, Region};
+use crate::{Attendant, Done, Identity, Namespace, QueueHost, Statistics};
+
+/// How many MSI-X vectors a function has. With 512 of them a driver of Windows' does not work; 64 are enough for as many
+/// queue pairs, if one of them shares vector 0 with the admin queue.
+pub const VECTORS: u16 = 64;
+
+/// How often, at most, answers are waited upon before the caller goes on with something else.
+const ROUNDS: usize = 8;
+
+/// What a function is made of.
+pub struct FunctionSetup {
+    /// The name it has in the configuration, for messages.
+    pub name: String,
+    /// What its controller is called.
+    pub identity: Identity,
+    /// How many I/O queue pairs the driver may create, at most [`MAX_QUEUE_PAIRS`] and as many as there are doorbells for.
+    pub queue_pairs: u16,
+    /// The doorbells of the I/O queues, which the sidecores look at too.
+    pub doorbells: Arc<Doorbells>,
+    /// Whether the client maps them: then a driver's doorbell is a store that somebody has to poll for. Otherwise each is a
+    /// message, and drivers may use shadow doorbells (Doorbell Buffer Config), 4 bytes apart.
+    pub doorbells_are_mapped: bool,
+    /// Who runs the I/O queues.
+    pub host: Arc<dyn QueueHost>,
+    /// Who counts.
+    pub statistics: Arc<dyn Statistics>,
+    /// Who manages the subsystem, if this is the physical function.
+    pub manager: Option<Arc<dyn Manager>>,
+    /// What it serves to begin with.
+    pub namespace: Option<Arc<Namespace>>,
+    /// Who runs the controller when a queue or the manager has news for it; `None` if the caller does so itself, with
+    /// [`NvmeFunction::run`].
+    pub attendant: Option<Attendant>,
+}
+
+/// An NVMe controller as a PCI function.
+///
+/// All that is called here takes its lock, and never for longer than the host needs to start a queue; what waits for
+/// requests in flight is answered later.
+pub struct NvmeFunction {
+    name: String,
+    doorbells: Arc<Doorbells>,
+    stride: u8,
+    /// Time is counted from here.
+    start: Instant,
+    inbox: Arc<Inbox>,
+    core: Mutex<Core>,
+}
+
+struct Core {
+    controller: Controller,
+    config: ConfigSpace,
+    msix: Msix,
+}
+
+impl NvmeFunction {
+    /// A function after power on. The host is told what it serves.
+    #[must_use]
+    pub fn new(setup: FunctionSetup) -> Arc<Self> {
+        let FunctionSetup { name, identity, doorbells, doorbells_are_mapped, host, statistics, manager, .. } = setup;
+        let stride = if doorbells_are_mapped { MAPPED_STRIDE } else { TRAPPED_STRIDE };
+        let limits = Limits { queue_pairs: setup.queue_pairs.clamp(1, most_pairs(&doorbells)), vectors: VECTORS };
+        let bell = setup.attendant.as_ref().map(Attendant::bell);
+        let function = Arc::new_cyclic(|this: &Weak<Self>| {
+            let this = this.clone();
+            let inbox = Inbox::new(Box::new(move || {
+                if let Some(bell) = &bell {
+                    bell(&this);
+                }
+            }));
+            let parts = Parts {
+                identity,
+                limits,
+                doorbells: doorbells.clone(),
+                doorbells_are_mapped,
+                doorbell_stride: stride,
+                host,
+                manager,
+                statistics,
+                inbox: inbox.clone(),
+            };
+            let core = Core {
+                controller: Controller::new(parts),
+                config: ConfigSpace::new(VECTORS),
+                msix: Msix::new(VECTORS),
+            };
+            Self { name, doorbells, stride, start: Instant::now(), inbox, core: Mutex::new(core) }
+        });
+        if setup.namespace.is_some() {
+            function.set_namespace(setup.namespace, Done::nobody());
+        }
+        function
+    }
+
+    /// Carries out what queues, the manager and the clock have brought. Returns when it wants to be run again though
+    /// nothing happens. The thread may have to wait a sidecore's turn.
+    pub fn run(&self) -> Option<Instant> {
+        let deadline = self.enter(|core| core.controller.deadline());
+        deadline.and_then(|at| self.start.checked_add(Duration::from(at)))
+    }
+
+    /// What the controller serves from now on, or that it serves nothing; `done` when nothing uses what was served before.
+    /// The driver is told: that a namespace came, went, or has changed, its size for instance.
+    pub fn set_namespace(&self, namespace: Option<Arc<Namespace>>, done: Done) {
+        self.enter(|core| core.controller.set_namespace(namespace, done));
+    }
+
+    /// Takes a secondary controller online or offline (NVMe base 2.0, 8.26.3), which resets it; `done` when nothing is in
+    /// flight. One that is offline cannot be enabled.
+    pub fn set_online(&self, online: bool, done: Done) {
+        self.enter(|core| core.controller.set_online(online, done));
+    }
+
+    /// Whether the controller is in a fatal state (CSTS.CFS), which a reset by the driver ends.
+    pub fn is_fatal(&self) -> bool {
+        self.enter(|core| core.controller.registers.status.fatal)
+    }
+
+    /// How many I/O queue pairs the driver may create from now on, at most [`MAX_QUEUE_PAIRS`]; those that there are stay.
+    pub fn set_queue_pairs(&self, queue_pairs: u16) {
+        self.enter(|core| core.controller.limits.queue_pairs = queue_pairs.clamp(1, most_pairs(&self.doorbells)));
+    }
+
+    /// A queue has something to report. Never waits: for sidecores.
+    pub fn report(&self, event: QueueEvent) {
+        self.inbox.put(News::Queue(event));
+    }
+
+    /// Does something to the controller, carries out what follows, and tells those who waited for it.
+    fn enter<T>(&self, act: impl FnOnce(&mut Core) -> T) -> T {
+        let (result, answers) = {
+            let mut core = self.lock();
+            self.hear(&mut core);
+            let result = act(&mut core);
+            for _ in 0..ROUNDS {
+                self.hear(&mut core);
+                let now = Nanos::from(self.start.elapsed());
+                if core.controller.run(now) {
+                    core.msix.signal_admin();
+                }
+                // Whoever was asked may have answered at once. What is left is for whom the inbox has called.
+                if self.inbox.is_empty() {
+                    break;
+                }
+            }
+            (result, core.controller.take_answers())
+        };
+        answers.into_iter().for_each(Done::call);
+        result
+    }
+
+    fn hear(&self, core: &mut Core) {
+        while let Some(news) = self.inbox.take() {
+            core.controller.hear(news);
+        }
+    }
+
+    /// Nothing that is done under the lock panics half-way.
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Core {
+    fn reset(&mut self, done: Done) {
+        self.config.reset();
+        self.msix.reset();
+        for vector in 0..self.msix.len() {
+            self.tell_host(vector);
+        }
+        self.controller.reset(done);
+    }
+
+    /// The queues of a vector signal what it signals now.
+    fn tell_host(&self, vector: u16) {
+        let event = self.msix.duplicate(vector).unwrap_or_else(|error| {
+            tracing::warn!(vector, %error, "the queues of an interrupt vector cannot signal it");
+            None
+        });
+        self.controller.host.set_vector(vector, event);
+    }
+
+    /// A dword of BAR0 is written.
+    fn write_dword(&mut self, offset: u64, value: u32, stride: u8) {
+        match Bar::at(offset, stride) {
+            Bar::Register(offset) => self.controller.write_register(offset, value),
+            Bar::Tail(0) => self.controller.write_admin_tail(value),
+            Bar::Head(0) => self.controller.write_admin_head(value),
+            Bar::Tail(queue) => self.controller.write_tail(queue, value),
+            Bar::Head(queue) => self.controller.write_head(queue, value),
+            Bar::Hole => self.controller.write_nowhere(),
+        }
+    }
+}
+
+/// As many queue pairs as there are doorbells for, and addresses.
+fn most_pairs(doorbells: &Doorbells) -> u16 {
+    doorbells.queue_pairs().clamp(1, MAX_QUEUE_PAIRS)
+}
+
+/// Checks that an access lies in what there is.
+fn check(region: Region, offset_bytes: u64, len_bytes: usize, size_bytes: u64) -> Result<(), AccessError> {
+    let len_bytes = len_bytes as u64;
+    match offset_bytes.checked_add(len_bytes) {
+        Some(end) if end <= size_bytes => Ok(()),
+        _ => Err(AccessError::OutOfRange { region, offset_bytes, len_bytes }),
+    }
+}
+
+/// The size of a region; zero if there is no such.
+const fn size_bytes(region: Region) -> u64 {
+    match region {
+        Region::Bar(REGISTERS_BAR) => REGISTERS_BAR_BYTES,
+        Region::Bar(MSIX_BAR) => MSIX_BAR_BYTES,
+        Region::Bar(_) => 0,
+        Region::Config => CONFIG_BYTES as u64,
+    }
+}
+
+impl PciFunction for NvmeFunction {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn config_bytes(&self) -> u64 {
+        CONFIG_BYTES as u64
+    }
+
+    fn bar(&self, index: u8) -> Option<BarInfo<'_>> {
+        let len_bytes = size_bytes(Region::Bar(index));
+        let mappable = (index == REGISTERS_BAR && self.stride == MAPPED_STRIDE).then(|| MappableArea {
+            offset_bytes: MAPPED_OFFSET,
+            len_bytes: (self.doorbells.len_bytes() as u64).min(REGISTERS_BAR_BYTES.saturating_sub(MAPPED_OFFSET)),
+            file: self.doorbells.file(),
+            file_offset_bytes: self.doorbells.file_offset_bytes(),
+        });
+        (len_bytes > 0).then_some(BarInfo { len_bytes, mappable })
+    }
+
+    fn vectors(&self) -> u16 {
+        VECTORS
+    }
+
+    fn read(&self, region: Region, offset_bytes: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        check(region, offset_bytes, data.len(), size_bytes(region))?;
+        self.enter(|core| match region {
+            // A doorbell's value is nobody's business (NVMe over PCIe transport 1.0, 3.1.2): they read as zeros.
+            Region::Bar(REGISTERS_BAR) => core.controller.registers.read(offset_bytes, data),
+            Region::Bar(_) => {
+                let host = &core.controller.host;
+                for (at, byte) in (offset_bytes..).zip(data) {
+                    *byte = core.msix.read(at, |vector| host.is_pending(vector));
+                }
+            }
+            Region::Config => {
+                let offset = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
+                core.config.read(offset, data);
+            }
+        });
+        Ok(())
+    }
+
+    fn write(&self, region: Region, offset_bytes: u64, data: &[u8]) -> Result<(), AccessError> {
+        check(region, offset_bytes, data.len(), size_bytes(region))?;
+        self.enter(|core| match region {
+            Region::Bar(REGISTERS_BAR) => {
+                // Only dwords, or pairs of them, are obeyed (NVMe base 2.0, 3.1.1).
+                let is_aligned = offset_bytes.is_multiple_of(data.len().max(1) as u64);
+                if is_aligned && [4, 8].contains(&data.len()) {
+                    for (at, dword) in (offset_bytes..).step_by(4).zip(data.chunks_exact(4)) {
+                        let value = u32::from_le_bytes(dword.first_chunk().copied().unwrap_or_default());
+                        core.write_dword(at, value, self.stride);
+                    }
+                }
+            }
+            Region::Bar(_) => {
+                for vector in core.msix.write(offset_bytes, data) {
+                    core.tell_host(vector);
+                }
+            }
+            Region::Config => {
+                let offset = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
+                if core.config.write(offset, data) == Some(true) {
+                    core.reset(Done::nobody());
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn set_vector(&self, vector: u16, event: Option<OwnedFd>) -> Result<(), AccessError> {
+        if vector >= VECTORS {
+            return Err(AccessError::NoSuchVector { vector: vector.into() });
+        }
+        let not_an_event = |_| AccessError::NotAnEvent { vector: vector.into() };
+        let event = event.map(EventFd::from_peer).transpose().map_err(not_an_event)?;
+        self.enter(|core| {
+            core.msix.set(vector, event);
+            core.tell_host(vector);
+        });
+        Ok(())
+    }
+
+    fn set_memory(&self, memory: GuestMemory, done: Done) {
+        self.enter(|core| core.controller.set_memory(memory, done));
+    }
+
+    fn reset(&self, done: Done) {
+        self.enter(|core| core.reset(done));
+    }
+}
+
+impl std::fmt::Debug for NvmeFunction {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("NvmeFunction").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,142 @@
+//! A host of queues that keeps books, and insists on the order that controllers promise.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, UserAddress};
+use sidecore_nvme::{CompletionQueueSetup, Done, Namespace, QueueHost, StartError, SubmissionQueueSetup};
+
+#[derive(Default)]
+pub struct FakeHost(Mutex<Books>);
+
+type AbortReply = Box<dyn FnOnce(bool) + Send>;
+
+#[derive(Default)]
+pub struct Books {
+    /// Completion queues, and their vectors.
+    pub completion: BTreeMap<u16, Option<u16>>,
+    /// Submission queues, and their completion queues.
+    pub submission: BTreeMap<u16, u16>,
+    /// Whether stopping takes until [`FakeHost::release`].
+    pub holds: bool,
+    held: Vec<Done>,
+    pub kicks: Vec<u16>,
+    pub coalescing: (u16, u32),
+    pub coalesced: BTreeMap<u16, bool>,
+    pub shadow: Option<(GuestAddress, GuestAddress)>,
+    pub events: BTreeMap<u16, bool>,
+    pub namespace: Option<Arc<Namespace>>,
+    pub memory_changes: usize,
+    pub stops: usize,
+    pub pending: Vec<u16>,
+    /// Aborts that were not answered yet.
+    pub aborts: Vec<(u16, u16, AbortReply)>,
+}
+
+impl FakeHost {
+    pub fn books(&self) -> MutexGuard<'_, Books> {
+        self.0.lock().unwrap()
+    }
+
+    /// Answers what was held; how many that were.
+    pub fn release(&self) -> usize {
+        let held = std::mem::take(&mut self.books().held);
+        let count = held.len();
+        held.into_iter().for_each(Done::call);
+        count
+    }
+
+    fn answer(&self, done: Done) {
+        let mut books = self.books();
+        if books.holds {
+            books.held.push(done);
+        } else {
+            drop(books);
+            done.call();
+        }
+    }
+}
+
+fn check(memory: &GuestMemory, id: u16, address: GuestAddress, bytes: u32) -> Result<(), StartError> {
+    let window = memory.window(UserAddress(address.0), bytes as usize, 4096);
+    window.map(|_| ()).map_err(|error: MemoryError| StartError::Memory { id, error })
+}
+
+impl QueueHost for FakeHost {
+    fn start_completion_queue(&self, setup: CompletionQueueSetup) -> Result<(), StartError> {
+        check(&setup.memory, setup.id, setup.address, setup.entries * 16)?;
+        assert!((2..=65536).contains(&setup.entries) && setup.id > 0);
+        assert!(self.books().completion.insert(setup.id, setup.vector).is_none(), "started twice");
+        Ok(())
+    }
+
+    fn start_submission_queue(&self, setup: SubmissionQueueSetup) -> Result<(), StartError> {
+        check(&setup.memory, setup.id, setup.address, setup.entries * 64)?;
+        assert!((2..=65536).contains(&setup.entries) && setup.id > 0);
+        let mut books = self.books();
+        assert!(books.completion.contains_key(&setup.completion_queue), "no such completion queue");
+        assert!(books.submission.insert(setup.id, setup.completion_queue).is_none(), "started twice");
+        Ok(())
+    }
+
+    fn stop_submission_queue(&self, id: u16, done: Done) {
+        self.books().submission.remove(&id).expect("no such submission queue");
+        self.answer(done);
+    }
+
+    fn stop_completion_queue(&self, id: u16, done: Done) {
+        let mut books = self.books();
+        assert!(books.submission.values().all(|used| *used != id), "a submission queue uses it");
+        books.completion.remove(&id).expect("no such completion queue");
+        drop(books);
+        self.answer(done);
+    }
+
+    fn stop_all(&self, done: Done) {
+        let mut books = self.books();
+        books.completion.clear();
+        books.submission.clear();
+        books.stops += 1;
+        drop(books);
+        self.answer(done);
+    }
+
+    fn set_memory(&self, _memory: &GuestMemory, done: Done) {
+        self.books().memory_changes += 1;
+        self.answer(done);
+    }
+
+    fn set_vector(&self, vector: u16, event: Option<OwnedFd>) {
+        self.books().events.insert(vector, event.is_some());
+    }
+
+    fn is_pending(&self, vector: u16) -> bool {
+        self.books().pending.contains(&vector)
+    }
+
+    fn set_namespace(&self, namespace: Option<Arc<Namespace>>, done: Done) {
+        self.books().namespace = namespace;
+        self.answer(done);
+    }
+
+    fn set_coalescing(&self, threshold: u16, time_us: u32) {
+        self.books().coalescing = (threshold, time_us);
+    }
+
+    fn set_vector_coalescing(&self, vector: u16, enabled: bool) {
+        self.books().coalesced.insert(vector, enabled);
+    }
+
+    fn abort(&self, queue: u16, command: u16, reply: Box<dyn FnOnce(bool) + Send>) {
+        self.books().aborts.push((queue, command, reply));
+    }
+
+    fn kick(&self, queue: u16) {
+        self.books().kicks.push(queue);
+    }
+
+    fn set_shadow_doorbells(&self, pages: Option<(GuestAddress, GuestAddress)>) {
+        self.books().shadow = pages;
+    }
+}

@@ -1,0 +1,11 @@
+//! I/O queues from doorbell to store and back: every command, several queues, and guests that lie.
+
+mod commands;
+mod control;
+mod fused;
+mod hostile;
+mod interrupts;
+mod queues;
+mod rig;
+mod shadow;
+mod threads;

@@ -1,0 +1,239 @@
+//! Messages over a stream socket, each with its file descriptors, without ever waiting.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::cmsg_space;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+
+use crate::message::{HEADER_BYTES, Header, MAX_FDS, Message, MessageError};
+
+/// Buffers that have grown beyond this are given back after their message.
+const KEPT_BYTES: usize = 8 << 10;
+
+/// Why a connection cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectionError {
+    /// The socket failed.
+    #[error("socket: {0}")]
+    Io(#[from] io::Error),
+    /// The peer went away in the middle of a message.
+    #[error("the peer closed the connection in the middle of a message")]
+    Truncated,
+    /// More file descriptors came with a message than any message has.
+    #[error("more than {MAX_FDS} file descriptors with one message")]
+    TooManyFds,
+    /// What came is no message.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// A message is to be sent while another one is still under way.
+    #[error("the message before has not been sent yet")]
+    Busy,
+}
+
+/// What there is to receive.
+#[derive(Debug)]
+pub enum Received {
+    /// A whole message.
+    Message(Message),
+    /// Nothing, or a part of a message: look again when the socket is readable.
+    Nothing,
+    /// The peer has closed the connection, between two messages.
+    Closed,
+}
+
+/// One end of a vfio-user socket.
+///
+/// One message is read at a time, and no byte of the next one: so its descriptors are known to be its own. One message
+/// is sent at a time, with a call of its own, because QEMU's client expects a header in one piece.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+    incoming: Incoming,
+    outgoing: Outgoing,
+}
+
+/// The message that is being read.
+#[derive(Debug, Default)]
+struct Incoming {
+    header: [u8; HEADER_BYTES],
+    /// The header, once it is whole.
+    parsed: Option<Header>,
+    payload: Vec<u8>,
+    /// Bytes there are of the header, or of the payload once the header is whole.
+    filled: usize,
+    fds: Vec<OwnedFd>,
+}
+
+/// The message that is being sent.
+#[derive(Debug, Default)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    sent: usize,
+    fds: Vec<OwnedFd>,
+}
+
+/// How far a buffer got.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Filled {
+    Whole,
+    Partly,
+    Ended,
+}
+
+impl Connection {
+    /// Speaks vfio-user over a connected stream, which need not be in non-blocking mode.
+    #[must_use]
+    pub fn new(stream: UnixStream) -> Self {
+        Self { stream, incoming: Incoming::default(), outgoing: Outgoing::default() }
+    }
+
+    /// Takes what has come.
+    ///
+    /// # Errors
+    /// After any [`ConnectionError`] the stream is out of step and of no further use.
+    pub fn receive(&mut self) -> Result<Received, ConnectionError> {
+        let Self { stream, incoming, .. } = self;
+        let header = match incoming.parsed {
+            Some(header) => header,
+            None => {
+                match fill(stream, &mut incoming.header, &mut incoming.filled, &mut incoming.fds)? {
+                    Filled::Whole => {}
+                    Filled::Partly => return Ok(Received::Nothing),
+                    Filled::Ended if incoming.filled == 0 => return Ok(Received::Closed),
+                    Filled::Ended => return Err(ConnectionError::Truncated),
+                }
+                // The payload's size is checked here, before there is room for it.
+                let header = Header::parse(&incoming.header)?;
+                incoming.payload.clear();
+                incoming.payload.resize(header.payload_bytes, 0);
+                incoming.filled = 0;
+                *incoming.parsed.insert(header)
+            }
+        };
+        match fill(stream, &mut incoming.payload, &mut incoming.filled, &mut incoming.fds)? {
+            Filled::Whole => {}
+            Filled::Partly => return Ok(Received::Nothing),
+            Filled::Ended => return Err(ConnectionError::Truncated),
+        }
+        incoming.parsed = None;
+        incoming.filled = 0;
+        let message = Message::parse(header, &incoming.payload, std::mem::take(&mut incoming.fds));
+        give_back(&mut incoming.payload);
+        Ok(Received::Message(message))
+    }
+
+    /// Sends a message. False if some of it is left for [`Connection::flush`], when the socket is writable again.
+    ///
+    /// # Errors
+    /// [`ConnectionError::Busy`] if one is under way already, [`ConnectionError::TooManyFds`], and the socket's.
+    pub fn send(&mut self, message: Message) -> Result<bool, ConnectionError> {
+        let outgoing = &mut self.outgoing;
+        if !outgoing.bytes.is_empty() {
+            return Err(ConnectionError::Busy);
+        }
+        if message.fds.len() > MAX_FDS {
+            return Err(ConnectionError::TooManyFds);
+        }
+        message.write(&mut outgoing.bytes);
+        outgoing.fds = message.fds;
+        self.flush()
+    }
+
+    /// Goes on sending. True when nothing is left.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn flush(&mut self) -> Result<bool, ConnectionError> {
+        let Self { stream, outgoing, .. } = self;
+        while let Some(rest) = outgoing.bytes.get(outgoing.sent..).filter(|rest| !rest.is_empty()) {
+            match write(stream, rest, &outgoing.fds) {
+                Ok(sent) => {
+                    outgoing.sent = outgoing.sent.saturating_add(sent);
+                    // The descriptors went with the first byte.
+                    outgoing.fds.clear();
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        }
+        outgoing.bytes.clear();
+        outgoing.sent = 0;
+        give_back(&mut outgoing.bytes);
+        Ok(true)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn give_back(buffer: &mut Vec<u8>) {
+    if buffer.capacity() > KEPT_BYTES {
+        *buffer = Vec::new();
+    }
+}
+
+fn write(stream: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> Result<usize, Errno> {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(Errno::TOOBIG);
+    }
+    sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags)
+}
+
+/// Reads until `bytes` is full or there is nothing more.
+fn fill(
+    stream: &UnixStream,
+    bytes: &mut [u8],
+    filled: &mut usize,
+    fds: &mut Vec<OwnedFd>,
+) -> Result<Filled, ConnectionError> {
+    while let Some(rest) = bytes.get_mut(*filled..).filter(|rest| !rest.is_empty()) {
+        match read(stream, rest, fds) {
+            Ok(0) => return Ok(Filled::Ended),
+            Ok(count) => *filled = filled.saturating_add(count),
+            Err(ConnectionError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Filled::Partly),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Filled::Whole)
+}
+
+fn read(stream: &UnixStream, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, ConnectionError> {
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        match recvmsg(stream, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            received => break received.map_err(io::Error::from)?,
+        }
+    };
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    // What did not fit the kernel has closed already; what did is closed with `fds`.
+    if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
+        return Err(ConnectionError::TooManyFds);
+    }
+    Ok(received.bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! What the client has mapped for DMA.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, RegionSpec, UserAddress};
+
+use crate::body::{DMA_MAP_BYTES, DMA_UNMAP_BYTES};
+use crate::message::{DmaMap, DmaUnmap};
+use crate::refusal::Refusal;
+use crate::vfio;
+
+/// Most maps at once (`max_dma_maps`).
+pub(crate) const MAX_MAPS: usize = MAX_REGIONS;
+/// Maps are whole pages of this size (`pgsizes`).
+pub(crate) const PAGE_BYTES: u64 = sidecore_units::PAGE_BYTES;
+
+/// The maps of one client: those that are in its memory, and those that are only remembered, so that they can be taken
+/// back.
+///
+/// There is one address space: guest address, user address and the map's own are the same.
+///
+/// Only what the device may both read and write and what comes with a file is memory. Of the rest, QEMU maps ROMs, which
+/// have no file; what shadows them, which is read-only; and our own mapped doorbells, as the guest sees those as memory.
+/// None is a place for a driver's data. To map what is read-only so that a guest cannot have it written would need another kind
+/// of region.
+#[derive(Debug)]
+pub(crate) struct DmaTable {
+    maps: BTreeMap<u64, Map>,
+    memory: GuestMemory,
+}
+
+#[derive(Debug)]
+struct Map {
+    len_bytes: u64,
+    is_memory: bool,
+}
+
+impl DmaTable {
+    pub(crate) fn new() -> Self {
+        Self { maps: BTreeMap::new(), memory: GuestMemory::empty() }
+    }
+
+    /// Adds a map. The new memory, if it has changed.
+    pub(crate) fn map(&mut self, map: &DmaMap, file: Option<OwnedFd>) -> Result<Option<GuestMemory>, Refusal> {
+        let DmaMap { argsz, flags, offset_bytes, address, len_bytes } = *map;
+        if argsz < DMA_MAP_BYTES {
+            return Err(Refusal::ShortArgsz { argsz, needed: DMA_MAP_BYTES });
+        }
+        let access = vfio::DMA_MAP_FLAG_READ | vfio::DMA_MAP_FLAG_WRITE;
+        let wants_file = flags & vfio::DMA_MAP_FLAG_MMAP != 0;
+        if flags & !(access | vfio::DMA_MAP_FLAG_MMAP) != 0 || flags & access == 0 || (wants_file && file.is_none()) {
+            return Err(Refusal::BadFlags { flags });
+        }
+        self.check_place(address, len_bytes)?;
+        if self.maps.len() >= MAX_MAPS {
+            return Err(Refusal::TooManyMaps { max_maps: MAX_MAPS });
+        }
+        let file = file.filter(|_| flags & access == access);
+        let is_memory = file.is_some();
+        if let Some(file) = file {
+            let (guest_address, user_address) = (GuestAddress(address), UserAddress(address));
+            let file_offset_bytes = offset_bytes;
+            let spec = RegionSpec { guest_address, user_address, len_bytes, file, file_offset_bytes };
+            self.memory = self.memory.with_region(spec)?;
+        } else {
+            tracing::debug!(address, len_bytes, flags, "a map that is not memory");
+        }
+        self.maps.insert(address, Map { len_bytes, is_memory });
+        Ok(is_memory.then(|| self.memory.clone()))
+    }
+
+    /// Whole pages that end within the address space and overlap with none that are mapped.
+    fn check_place(&self, address: u64, len_bytes: u64) -> Result<(), Refusal> {
+        if !address.is_multiple_of(PAGE_BYTES) || !len_bytes.is_multiple_of(PAGE_BYTES) {
+            return Err(Refusal::Misaligned { address, len_bytes });
+        }
+        let out_of_range = Refusal::BadRange { start: address, count: len_bytes };
+        let end = address.checked_add(len_bytes).filter(|_| len_bytes > 0).ok_or(out_of_range)?;
+        // All maps are disjoint: the last one that begins before the end is the last one that ends.
+        let before = self.maps.range(..end).next_back();
+        match before {
+            Some((start, map)) if start.saturating_add(map.len_bytes) > address => {
+                Err(Refusal::Mapped { address, len_bytes })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a map back, or all. The new memory, if it has changed.
+    pub(crate) fn unmap(&mut self, unmap: &DmaUnmap) -> Result<Option<GuestMemory>, Refusal> {
+        let DmaUnmap { argsz, flags, address, len_bytes } = *unmap;
+        if argsz < DMA_UNMAP_BYTES {
+            return Err(Refusal::ShortArgsz { argsz, needed: DMA_UNMAP_BYTES });
+        }
+        match flags {
+            0 => self.unmap_one(address, len_bytes),
+            vfio::DMA_UNMAP_FLAG_ALL if address == 0 && len_bytes == 0 => Ok(self.unmap_all()),
+            vfio::DMA_UNMAP_FLAG_ALL => Err(Refusal::BadRange { start: address, count: len_bytes }),
+            _ => Err(Refusal::BadFlags { flags }),
+        }
+    }
+
+    /// "The address and size of the DMA region being unmapped must match exactly a previous mapping."
+    fn unmap_one(&mut self, address: u64, len_bytes: u64) -> Result<Option<GuestMemory>, Refusal> {
+        let Some(map) = self.maps.get(&address).filter(|map| map.len_bytes == len_bytes) else {
+            return Err(Refusal::NotMapped { address, len_bytes });
+        };
+        let is_memory = map.is_memory;
+        if is_memory {
+            self.memory = self.memory.without_region(GuestAddress(address), UserAddress(address), len_bytes)?;
+        }
+        self.maps.remove(&address);
+        Ok(is_memory.then(|| self.memory.clone()))
+    }
+
+    /// The empty memory, if it was not so before.
+    pub(crate) fn unmap_all(&mut self) -> Option<GuestMemory> {
+        self.maps.clear();
+        if self.memory.region_count() == 0 {
+            return None;
+        }
+        self.memory = GuestMemory::empty();
+        Some(self.memory.clone())
+    }
+}

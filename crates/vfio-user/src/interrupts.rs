@@ -1,0 +1,116 @@
+//! Interrupts: MSI-X vectors, and two that are there for QEMU.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+use sidecore_nvme::PciFunction;
+
+use crate::body::{INFO_BYTES, IRQ_SET_BYTES};
+use crate::message::{IrqInfo, IrqSet};
+use crate::refusal::Refusal;
+use crate::regions::check_argsz;
+use crate::vfio;
+
+const DATA_MASK: u32 = vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_DATA_BOOL | vfio::IRQ_SET_DATA_EVENTFD;
+const ACTION_MASK: u32 = vfio::IRQ_SET_ACTION_MASK | vfio::IRQ_SET_ACTION_UNMASK | vfio::IRQ_SET_ACTION_TRIGGER;
+
+/// How many interrupts there are of a kind.
+///
+/// Of ERR there is one, because QEMU warns of a device without it; and of REQ, for symmetry. Neither is ever signalled:
+/// the first stops the whole VM, the second unplugs the device.
+fn count(function: &dyn PciFunction, index: u32) -> Result<u32, Refusal> {
+    match index {
+        vfio::PCI_MSIX_IRQ_INDEX => Ok(function.vectors().into()),
+        vfio::PCI_ERR_IRQ_INDEX | vfio::PCI_REQ_IRQ_INDEX => Ok(1),
+        vfio::PCI_INTX_IRQ_INDEX | vfio::PCI_MSI_IRQ_INDEX => Ok(0),
+        _ => Err(Refusal::NoSuchIndex { index }),
+    }
+}
+
+/// What a kind of interrupts is. They cannot be masked by message: a vector that is masked is one without an eventfd.
+pub(crate) fn info(function: &dyn PciFunction, request: &IrqInfo) -> Result<IrqInfo, Refusal> {
+    check_argsz(request.argsz, INFO_BYTES)?;
+    let index = request.index;
+    Ok(IrqInfo { argsz: INFO_BYTES, flags: vfio::IRQ_INFO_EVENTFD, index, count: count(function, index)? })
+}
+
+/// What a SET_IRQS is to do.
+#[derive(Debug)]
+enum Change {
+    /// These signal nothing any longer.
+    Release(Range<u32>),
+    /// These, from the first on, signal what came with the message.
+    Assign(u32),
+}
+
+/// Carries out a SET_IRQS, or nothing of it.
+pub(crate) fn set(function: &dyn PciFunction, set: &IrqSet, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
+    let change = change(function, set, fds.len())?;
+    if set.index != vfio::PCI_MSIX_IRQ_INDEX {
+        // ERR and REQ: there is nothing to keep the descriptor for.
+        return Ok(());
+    }
+    match change {
+        Change::Release(vectors) => release(function, vectors),
+        Change::Assign(start) => {
+            for (vector, fd) in (start..).zip(fds) {
+                let assigned = u16::try_from(vector)
+                    .map_err(|_| Refusal::NoSuchIndex { index: vector })
+                    .and_then(|vector| Ok(function.set_vector(vector, Some(fd))?));
+                if let Err(refusal) = assigned {
+                    let _ = release(function, start..vector);
+                    return Err(refusal);
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Takes the eventfds away from these vectors.
+pub(crate) fn release(function: &dyn PciFunction, vectors: Range<u32>) -> Result<(), Refusal> {
+    for vector in vectors {
+        let number = u16::try_from(vector).map_err(|_| Refusal::NoSuchIndex { index: vector })?;
+        function.set_vector(number, None)?;
+    }
+    Ok(())
+}
+
+/// What the message asks for, which is checked whole first.
+///
+/// A client could also have an interrupt signalled, for a test of its own (DATA_NONE or DATA_BOOL with ACTION_TRIGGER).
+/// That is refused: QEMU does not ask for it, and a write to an eventfd whose other end the peer holds may wait, which one
+/// thread for many sockets must not.
+fn change(function: &dyn PciFunction, set: &IrqSet, fds: usize) -> Result<Change, Refusal> {
+    check_argsz(set.argsz, IRQ_SET_BYTES)?;
+    let IrqSet { flags, index, start, count: named, .. } = *set;
+    let available = count(function, index)?;
+    let (data, action) = (flags & DATA_MASK, flags & ACTION_MASK);
+    if flags & !(DATA_MASK | ACTION_MASK) != 0 || data.count_ones() != 1 || action.count_ones() != 1 {
+        return Err(Refusal::BadFlags { flags });
+    }
+    let values = if data == vfio::IRQ_SET_DATA_BOOL { usize::try_from(named).unwrap_or(usize::MAX) } else { 0 };
+    if set.data.len() != values {
+        return Err(Refusal::Malformed { len_bytes: set.data.len() });
+    }
+    let eventfds = data == vfio::IRQ_SET_DATA_EVENTFD;
+    if fds != 0 && (!eventfds || u32::try_from(fds) != Ok(named)) {
+        return Err(Refusal::FdCount { count: fds });
+    }
+    let disable = vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_ACTION_TRIGGER;
+    if named == 0 {
+        // "As a special case, a count (and start) of 0, with data flags of VFIO_IRQ_SET_DATA_NONE disables all": also of
+        // a kind that has none.
+        return if start == 0 && flags == disable { Ok(Change::Release(0..available)) } else { Err(bad_range(set)) };
+    }
+    let end = start.checked_add(named).filter(|end| *end <= available).ok_or_else(|| bad_range(set))?;
+    match (action, eventfds) {
+        (vfio::IRQ_SET_ACTION_TRIGGER, true) if fds == 0 => Ok(Change::Release(start..end)),
+        (vfio::IRQ_SET_ACTION_TRIGGER, true) => Ok(Change::Assign(start)),
+        _ => Err(Refusal::NotOffered),
+    }
+}
+
+fn bad_range(set: &IrqSet) -> Refusal {
+    Refusal::BadRange { start: set.start.into(), count: set.count.into() }
+}

@@ -1,0 +1,78 @@
+//! vfio-user: how a VMM has this process be a PCI function of its guest, over a Unix socket (QEMU's
+//! docs/interop/vfio-user.rst, "the specification" below).
+//!
+//! * [`Message`] is the wire format, for both ends of the socket. Sizes are checked before there is room for anything.
+//! * [`Connection`] carries messages and their file descriptors over a stream, and never waits.
+//! * [`Session`] is the server's state machine for one connection. It knows no socket, so tests and the fuzzer drive it
+//!   directly.
+//! * [`Service`] is a few threads, each serving many sockets, each of them a
+//!   [`PciFunction`](sidecore_nvme::PciFunction), to one VMM after the other.
+//!
+//! Why not rust-vmm's `vfio_user`: docs/decisions/0014-own-vfio-user-server.md.
+//!
+//! # What QEMU's client does
+//!
+//! As of QEMU 10.1 (hw/vfio-user, hw/vfio), and what is done here because of it:
+//!
+//! * **It connects once.** When the server goes away, the device is dead: reads are all ones, writes are lost, until
+//!   the device is unplugged or the VM restarted. Nothing reconnects, so a server that restarts has lost its guests.
+//! * **It waits five seconds for an answer** (`x-msg-timeout`). An answer after that is taken for nobody's and, if it
+//!   has a payload, puts the stream out of step. So what a function answers with a [`Done`](sidecore_nvme::Done) has to
+//!   take much less.
+//! * **It expects a header in one piece**, and a reply no larger than the command, except to REGION_READ, and to
+//!   DEVICE_GET_REGION_INFO within its argsz. VERSION is no exception: our version data is shorter than QEMU's.
+//! * **An error reply with errno 0 is a success** to it.
+//! * **At start** it sends VERSION; DMA_MAP for all RAM and ROM, without waiting in between; DEVICE_GET_INFO;
+//!   DEVICE_GET_REGION_INFO of the six registers and the configuration space (first with room for no capability);
+//!   DEVICE_GET_IRQ_INFO; one REGION_READ of the whole configuration space; and an eventfd for ERR.
+//! * **A change of memory** is a row of DMA_UNMAP and DMA_MAP, the last of which it waits for; they are served in their
+//!   order. An error to a map while the guest runs may end QEMU ("unable to continue"). Maps without a file are usual:
+//!   ROMs, and our own doorbells once it has them mapped.
+//! * **At a reset** it takes the vectors away, writes 0 to the command register, sends DEVICE_RESET, and writes 0 to all six
+//!   base address registers. Memory stays mapped, and is not sent again.
+//! * **The MSI-X table is QEMU's.** What a guest writes to it never arrives here; of the pending bits reads do. A
+//!   vector that is masked has no eventfd, or one that QEMU itself reads. Message Control arrives as a write to the
+//!   configuration space.
+//! * **With mapped doorbells** no write is posted any longer, so the order of a mapped store and a message that follows it
+//!   is the guest's own business only.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::todo,
+        clippy::unimplemented
+    )
+)]
+
+mod body;
+mod command;
+mod connection;
+mod data;
+mod dma;
+mod interrupts;
+mod message;
+mod refusal;
+mod regions;
+mod service;
+mod session;
+mod slot;
+mod socket_file;
+mod ticket;
+pub mod vfio;
+mod worker;
+
+pub use command::Command;
+pub use connection::{Connection, ConnectionError, Received};
+pub use data::Data;
+pub use message::{
+    ACCESS_BYTES, Body, DeviceInfo, DmaMap, DmaUnmap, Flags, HEADER_BYTES, Header, IrqInfo, IrqSet, MAX_AREAS, MAX_FDS,
+    MAX_TRANSFER_BYTES, Message, MessageError, RegionAccess, RegionInfo, SparseArea, Version,
+};
+pub use service::{ServerError, Service, Socket};
+pub use session::{Answer, ProtocolError, Session};
+pub use ticket::Wake;

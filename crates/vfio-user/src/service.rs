@@ -1,0 +1,127 @@
+//! A few threads that serve many sockets.
+
+use std::fmt;
+use std::io;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::{self, JoinHandle};
+
+use sidecore_nvme::PciFunction;
+
+pub use crate::socket_file::ServerError;
+use crate::socket_file::SocketFile;
+use crate::worker::{Mailbox, Order, Worker};
+
+/// Threads that serve sockets: each socket a function, each function to one VMM at a time.
+///
+/// Every socket belongs to one thread, which waits for nothing but messages: a VMM that sends half of one, or reads no
+/// answers, or whose last command takes long, holds up itself only. Dropping the service ends all that it serves.
+#[derive(Debug)]
+pub struct Service {
+    threads: Vec<Thread>,
+    /// The number of the next socket, which also says what thread it is on.
+    next: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Thread {
+    mailbox: Arc<Mailbox>,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl Service {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// No thread, or no descriptor for it, is to be had.
+    pub fn start(threads: NonZeroUsize) -> io::Result<Self> {
+        let mut service = Self { threads: Vec::new(), next: AtomicU64::new(0) };
+        for number in 0..threads.get() {
+            let (mailbox, worker) = Worker::new()?;
+            let handle = thread::Builder::new().name(format!("vfu-{number}")).spawn(move || worker.run())?;
+            service.threads.push(Thread { mailbox, handle: Some(handle) });
+        }
+        Ok(service)
+    }
+
+    /// Creates the socket file, for this user only, and serves `function` on it. A socket file that a dead process left
+    /// behind is replaced.
+    ///
+    /// # Errors
+    /// See [`ServerError`].
+    pub fn serve(&self, path: &Path, function: Arc<dyn PciFunction>) -> Result<Socket, ServerError> {
+        let (file, listener) = SocketFile::listen(path)?;
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let connected = Arc::new(AtomicBool::new(false));
+        let order = Order::Serve { number, listener, function, connected: Arc::clone(&connected) };
+        let turn = usize::try_from(number).unwrap_or(0).checked_rem(self.threads.len()).unwrap_or(0);
+        match self.threads.get(turn) {
+            Some(thread) if thread.mailbox.send(order) => {
+                Ok(Socket { file, number, mailbox: Arc::clone(&thread.mailbox), connected })
+            }
+            _ => {
+                file.remove();
+                Err(ServerError::Ended { path: path.to_owned() })
+            }
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        for thread in &self.threads {
+            thread.mailbox.send(Order::Stop);
+        }
+        for thread in &mut self.threads {
+            if thread.handle.take().is_some_and(|handle| handle.join().is_err()) {
+                tracing::error!("a thread that served vfio-user has panicked");
+            }
+        }
+    }
+}
+
+/// A socket that is served.
+///
+/// Dropping it removes the file, ends the connection, wherever in a message it is, and waits until the function is reset
+/// and holds none of the client's memory. So it may be dropped by no thread that the function needs for that.
+pub struct Socket {
+    file: SocketFile,
+    number: u64,
+    mailbox: Arc<Mailbox>,
+    connected: Arc<AtomicBool>,
+}
+
+impl Socket {
+    /// The socket file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Whether a VMM is connected, or the function still busy with one that has gone.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.file.remove();
+        let (over, wait) = channel();
+        if self.mailbox.send(Order::End { number: self.number, over }) {
+            // Nothing is ever sent: the other end is dropped when it is over, or with its thread.
+            let _ = wait.recv();
+        }
+    }
+}
+
+impl fmt::Debug for Socket {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let connected = self.is_connected();
+        formatter.debug_struct("Socket").field("path", &self.path()).field("connected", &connected).finish()
+    }
+}

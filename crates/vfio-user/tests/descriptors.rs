@@ -1,0 +1,79 @@
+//! No descriptor is left behind, whatever a client does. A process of its own: it counts them all.
+
+mod common;
+
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use common::*;
+use sidecore_vfio_user::{Body, Command, MAX_FDS, Message, Service, vfio};
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn none_is_left_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let before = open_descriptors();
+    let service = Service::start(NonZeroUsize::MIN).unwrap();
+    let function = Function::new();
+    let socket = service.serve(&directory.path().join("socket"), function.clone()).unwrap();
+    let serving = open_descriptors();
+    let events = |count| (0..count).map(|_| event()).collect::<Vec<_>>();
+    let eventfd = vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER;
+    for round in 0..20 {
+        let mut client = Client::start(socket.path());
+        // What is right.
+        for page in 0..4 {
+            let dma_map = (Command::DmaMap, Body::DmaMap(map(page * PAGE, PAGE)));
+            assert_eq!(client.ask(dma_map, vec![memfd(PAGE)]).errno, 0);
+        }
+        let set = (Command::DeviceSetIrqs, Body::IrqSet(irqs(eventfd, vfio::PCI_MSIX_IRQ_INDEX, 0, 8)));
+        assert_eq!(client.ask(set, events(8)).errno, 0);
+        let set = (Command::DeviceSetIrqs, Body::IrqSet(irqs(eventfd, vfio::PCI_ERR_IRQ_INDEX, 0, 1)));
+        assert_eq!(client.ask(set, events(1)).errno, 0);
+        let reply = client.ask((Command::DeviceGetRegionInfo, region_info(0, 64)), vec![]);
+        assert_eq!(reply.fds.len(), 1);
+        drop(reply);
+        // The client's end, ours, the vectors: maps need none. The server may be about to close what it has just sent.
+        wait_until(|| open_descriptors() == serving + 2 + 8);
+        // What is wrong.
+        assert_ne!(client.ask(read(0, 0, 8), events(MAX_FDS)).errno, 0);
+        assert_ne!(client.ask((Command::DmaMap, Body::DmaMap(map(0, PAGE))), vec![memfd(PAGE)]).errno, 0);
+        assert_ne!(client.ask((Command::DmaMap, Body::DmaMap(map(1 << 30, PAGE))), events(1)).errno, 0);
+        assert_ne!(client.ask((Command::Unknown(77), Body::Other(vec![1; 99])), events(MAX_FDS)).errno, 0);
+        let set = (Command::DeviceSetIrqs, Body::IrqSet(irqs(eventfd, vfio::PCI_MSIX_IRQ_INDEX, 10, 3)));
+        assert_ne!(client.ask(set, vec![event(), event(), memfd(0)]).errno, 0);
+        assert_eq!(open_descriptors(), serving + 2 + 8);
+        // And an end in the middle of it, with descriptors under way.
+        match round % 4 {
+            0 => {}
+            1 => drop(client.post((Command::DmaMap, Body::DmaMap(map(1 << 30, PAGE))), vec![memfd(PAGE)])),
+            2 => {
+                // A command with descriptors whose payload never comes.
+                let mut bytes = Vec::new();
+                Message::command(1, Command::DmaMap, Body::DmaMap(map(0, PAGE)), vec![]).write(&mut bytes);
+                bytes[4..8].copy_from_slice(&40_u32.to_ne_bytes());
+                let short = Message::command(1, Command::DmaMap, Body::Other(vec![0; 200]), events(MAX_FDS));
+                client.post_message(short);
+                let mut stream = UnixStream::from(client.connection.as_fd().try_clone_to_owned().unwrap());
+                stream.write_all(&bytes[..20]).unwrap();
+            }
+            _ => {
+                function.hold(true);
+                client.post((Command::DmaMap, Body::DmaMap(map(1 << 30, PAGE))), vec![memfd(PAGE)]);
+                wait_until(|| function.is_held());
+                function.hold(false);
+                function.release();
+            }
+        }
+        drop(client);
+        wait_until(|| !socket.is_connected());
+        assert_eq!(open_descriptors(), serving, "round {round}");
+    }
+    drop((socket, service, function));
+    assert_eq!(open_descriptors(), before);
+}

@@ -1,0 +1,281 @@
+//! A client that says anything, in any order, with any descriptors, while the function takes its time or does not: the
+//! session must neither panic nor lose track of what it waits for, nor ask a function for two things at once, nor leave
+//! anything of a client behind.
+//!
+//! The input is a sequence of steps. One below 0xf0 is a message: command (1 byte), flags (1 byte: 1 no-reply, 2 reply),
+//! descriptors (1 byte: how many, and of what kind), payload size (2 bytes, little-endian), payload. The others are:
+//! 0xf0 what is waited for is done, 0xf1 and 0xf2 the function takes its time or does not, 0xf3 another client.
+#![no_main]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use libfuzzer_sys::fuzz_target;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use sidecore_memory::GuestMemory;
+use sidecore_nvme::{AccessError, BarInfo, Done, MappableArea, PciFunction, Region};
+use sidecore_vfio_user::{Answer, Command, HEADER_BYTES, Header, MAX_FDS, MAX_TRANSFER_BYTES, Message, Session, Wake};
+
+const FILE_BYTES: u64 = 1 << 20;
+const BAR_BYTES: u64 = 1 << 16;
+const CONFIG_BYTES: u64 = 4096;
+const VECTORS: u16 = 5;
+
+#[derive(Default)]
+struct State {
+    memory: Option<GuestMemory>,
+    vectors: [bool; VECTORS as usize],
+    held: Option<Done>,
+    outstanding: bool,
+    resets: usize,
+}
+
+/// What inputs share: making files is most of the work of a message.
+struct Files {
+    memory: OwnedFd,
+    event: OwnedFd,
+}
+
+struct Function {
+    files: Files,
+    holds: AtomicBool,
+    state: Mutex<State>,
+    this: Weak<Self>,
+}
+
+impl Function {
+    fn new() -> Arc<Self> {
+        let memory = memfd_create("fuzz", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memory, FILE_BYTES).unwrap();
+        let files = Files { memory, event: eventfd(0, EventfdFlags::CLOEXEC).unwrap() };
+        let (holds, state) = (AtomicBool::new(false), Mutex::default());
+        Arc::new_cyclic(|this| Self { files, holds, state, this: this.clone() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn later(&self, done: Done) {
+        let mut state = self.state();
+        assert!(!state.outstanding, "two things at once");
+        state.outstanding = true;
+        let this = self.this.clone();
+        let done = Done::new(move || {
+            if let Some(this) = this.upgrade() {
+                this.state().outstanding = false;
+            }
+            done.call();
+        });
+        if self.holds.load(Ordering::Relaxed) {
+            state.held = Some(done);
+        } else {
+            drop(state);
+            done.call();
+        }
+    }
+
+    fn release(&self) -> bool {
+        let held = self.state().held.take();
+        held.map(Done::call).is_some()
+    }
+
+    /// How the next client has to find it.
+    fn is_free(&self) -> bool {
+        let state = self.state();
+        let empty = state.memory.as_ref().is_none_or(|memory| memory.region_count() == 0);
+        empty && !state.vectors.contains(&true) && !state.outstanding
+    }
+
+    fn fds(&self, what: u8) -> Vec<OwnedFd> {
+        let fd: BorrowedFd<'_> = if what & 0x80 == 0 { self.files.memory.as_fd() } else { self.files.event.as_fd() };
+        (0..usize::from(what & 0x1f).min(MAX_FDS)).map(|_| fd.try_clone_to_owned().unwrap()).collect()
+    }
+}
+
+fn check(region: Region, offset_bytes: u64, len: usize) -> Result<(), AccessError> {
+    assert!((1..=MAX_TRANSFER_BYTES).contains(&len));
+    let room = match region {
+        Region::Bar(0) => BAR_BYTES,
+        Region::Config => CONFIG_BYTES,
+        Region::Bar(bar) => {
+            assert!(bar < 6);
+            0
+        }
+    };
+    let len_bytes = len as u64;
+    // An access that wraps is the session's to refuse.
+    if offset_bytes + len_bytes > room {
+        return Err(AccessError::OutOfRange { region, offset_bytes, len_bytes });
+    }
+    Ok(())
+}
+
+impl PciFunction for Function {
+    fn name(&self) -> &str {
+        "fuzz"
+    }
+
+    fn config_bytes(&self) -> u64 {
+        CONFIG_BYTES
+    }
+
+    fn bar(&self, index: u8) -> Option<BarInfo<'_>> {
+        let file = self.files.memory.as_fd();
+        let area = MappableArea { offset_bytes: 0x2000, len_bytes: 0x4000, file, file_offset_bytes: 0x2000 };
+        (index == 0).then_some(BarInfo { len_bytes: BAR_BYTES, mappable: Some(area) })
+    }
+
+    fn vectors(&self) -> u16 {
+        VECTORS
+    }
+
+    fn read(&self, region: Region, offset_bytes: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        check(region, offset_bytes, data.len())?;
+        data.fill(0x5a);
+        Ok(())
+    }
+
+    fn write(&self, region: Region, offset_bytes: u64, data: &[u8]) -> Result<(), AccessError> {
+        check(region, offset_bytes, data.len())
+    }
+
+    fn set_vector(&self, vector: u16, event: Option<OwnedFd>) -> Result<(), AccessError> {
+        if let Some(event) = &event {
+            // As a function does, if less thoroughly: a file has a size.
+            if rustix::fs::fstat(event).unwrap().st_size != 0 {
+                return Err(AccessError::NotAnEvent { vector: vector.into() });
+            }
+            assert!(event.as_raw_fd() >= 0);
+        }
+        self.state().vectors[usize::from(vector)] = event.is_some();
+        Ok(())
+    }
+
+    fn set_memory(&self, memory: GuestMemory, done: Done) {
+        self.state().memory = Some(memory);
+        self.later(done);
+    }
+
+    fn reset(&self, done: Done) {
+        self.state().resets += 1;
+        self.later(done);
+    }
+}
+
+/// Checks what is to be sent.
+fn check_reply(message: &Message, id: u16, command: Command) {
+    assert!(message.flags.reply && !message.flags.no_reply);
+    assert_eq!((message.id, message.command), (id, command));
+    assert_eq!(message.flags.error, message.errno != 0, "an error without an errno is a success to QEMU");
+    assert!(message.fds.len() <= 1);
+    let mut bytes = Vec::new();
+    message.write(&mut bytes);
+    let (header, payload) = bytes.split_first_chunk().unwrap();
+    let read = Message::parse(Header::parse(header).unwrap(), payload, Vec::new());
+    assert_eq!(read.body, message.body);
+}
+
+/// A client's session, and what it has asked that is not answered.
+struct Client {
+    session: Session,
+    woken: Arc<AtomicBool>,
+    waits: Option<(u16, Command, bool)>,
+}
+
+impl Client {
+    fn new(function: &Arc<Function>) -> Self {
+        assert!(function.is_free());
+        let woken = Arc::new(AtomicBool::new(false));
+        let shared = Arc::clone(&woken);
+        let wake: Wake = Arc::new(move || shared.store(true, Ordering::Relaxed));
+        Self { session: Session::new(function.clone(), wake), woken, waits: None }
+    }
+
+    fn handle(&mut self, message: Message) {
+        let (id, command, no_reply) = (message.id, message.command, message.flags.no_reply);
+        let waits = self.waits.is_some();
+        match self.session.handle(message) {
+            // A session must stand even what comes after the error that ends its connection.
+            Err(_) => {}
+            Ok(_) if waits => panic!("served out of turn"),
+            Ok(Answer::Reply(reply)) => {
+                assert!(!no_reply, "a reply that nobody waits for");
+                check_reply(&reply, id, command);
+            }
+            Ok(Answer::Nothing) => assert!(no_reply),
+            Ok(Answer::Later) => self.waits = Some((id, command, no_reply)),
+        }
+        assert_eq!(self.session.is_waiting(), self.waits.is_some());
+    }
+
+    fn release(&mut self, function: &Function) {
+        let released = function.release();
+        assert_eq!(self.woken.swap(false, Ordering::Relaxed), released, "woken when it is done, and only then");
+        match (self.session.resume(), released.then(|| self.waits.take()).flatten()) {
+            (Answer::Reply(reply), Some((id, command, false))) => check_reply(&reply, id, command),
+            (Answer::Nothing, Some((_, _, true))) => {}
+            (Answer::Nothing, None) => assert!(self.waits.is_none()),
+            (Answer::Later, None) => assert!(self.waits.is_some()),
+            (answer, waited) => panic!("{answer:?} for {waited:?}"),
+        }
+    }
+
+    fn end(mut self, function: &Function) {
+        for _ in 0..4 {
+            if self.session.end() {
+                break;
+            }
+            assert!(function.release(), "it waits for nothing");
+            assert!(self.woken.swap(false, Ordering::Relaxed));
+        }
+        assert!(self.session.end());
+        assert!(function.is_free(), "something of the client is left");
+    }
+}
+
+/// The next message and what is left; an error is a connection that a server would have closed.
+fn next_message<'a>(input: &'a [u8], function: &Function) -> Option<(Option<Message>, &'a [u8])> {
+    let ([command, flags, fds, size @ ..], rest) = input.split_first_chunk::<5>()?;
+    let size = usize::from(u16::from_le_bytes(*size)).min(rest.len());
+    let (payload, rest) = rest.split_at(size);
+    let flags = u32::from(flags & 1) << 4 | u32::from(flags & 2) >> 1;
+    let first = u32::from_ne_bytes([7, 0, *command, 0]);
+    let words = [first, (HEADER_BYTES + size) as u32, flags, 0];
+    let header: [u8; HEADER_BYTES] = words.map(u32::to_ne_bytes).as_flattened().try_into().unwrap();
+    let message = Header::parse(&header).map(|header| Message::parse(header, payload, function.fds(*fds)));
+    Some((message.ok(), rest))
+}
+
+fuzz_target!(|input: &[u8]| {
+    thread_local! {
+        static FUNCTION: Arc<Function> = Function::new();
+    }
+    let function = FUNCTION.with(Arc::clone);
+    function.holds.store(false, Ordering::Relaxed);
+    let mut client = Client::new(&function);
+    let mut rest = input;
+    while let Some((step, after)) = rest.split_first() {
+        match step {
+            0xf0 => client.release(&function),
+            0xf1 => function.holds.store(true, Ordering::Relaxed),
+            0xf2 => function.holds.store(false, Ordering::Relaxed),
+            0xf3 => {
+                client.end(&function);
+                client = Client::new(&function);
+            }
+            _ => {
+                let Some((message, next)) = next_message(rest, &function) else { break };
+                if let Some(message) = message {
+                    client.handle(message);
+                }
+                rest = next;
+                continue;
+            }
+        }
+        rest = after;
+    }
+    client.end(&function);
+});
