@@ -34,8 +34,11 @@ enum Command {
 struct AddArguments {
     /// The device's name.
     device: String,
-    /// The vhost-user socket to serve it on.
+    /// The socket to serve it on: of vhost-user, or of vfio-user for NVMe.
     path: PathBuf,
+    /// What its guest sees: virtio-blk or nvme.
+    #[arg(long, value_name = "KIND")]
+    front_end: Option<String>,
     /// The volume that it shows, through a virtual function of its own.
     #[arg(long, value_name = "NAME", required_unless_present = "store", conflicts_with = "store")]
     volume: Option<String>,
@@ -69,6 +72,9 @@ struct AddArguments {
     /// The serial number that the guest sees.
     #[arg(long, value_name = "TEXT")]
     serial: Option<String>,
+    /// The size of an NVMe namespace's blocks, 512 or 4096.
+    #[arg(long, value_name = "BYTES")]
+    block_size: Option<u32>,
     /// Its share among the volumes that want to be served, 1 to 1000.
     #[arg(long, value_name = "WEIGHT", conflicts_with = "store")]
     weight: Option<u32>,
@@ -140,6 +146,7 @@ fn device(client: &Client, add: AddArguments) -> Result<NewDevice> {
         name: add.device,
         // The daemon has another working directory.
         socket: std::path::absolute(add.path)?,
+        front_end: add.front_end,
         store: add.store,
         volume,
         queues: add.queues,
@@ -152,5 +159,6 @@ fn device(client: &Client, add: AddArguments) -> Result<NewDevice> {
         seg_max: None,
         size_max: None,
         serial: add.serial,
+        block_size: add.block_size,
     })
 }

@@ -13,7 +13,8 @@ pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
         let text = serde_json::to_string_pretty(&Devices { devices })?;
         return Ok(print(&(text + "\n"))?);
     }
-    let mut table = Table::new(&["NAME", "STATE", "STORE", "TYPE", ">SIZE", ">QUEUES", "IDLE", "SIDECORES", "SOCKET"]);
+    let mut table =
+        Table::new(&["NAME", "STATE", "FRONT-END", "STORE", "TYPE", ">SIZE", ">QUEUES", "IDLE", "SIDECORES", "SOCKET"]);
     let mut reasons = String::new();
     for device in devices {
         if let Some(reason) = &device.reason {
@@ -27,6 +28,7 @@ pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
         table.row([
             device.name,
             device.state.word().to_owned(),
+            device.front_end,
             device.store,
             device.store_type,
             size,

@@ -21,6 +21,7 @@ socket = "vd0.sock"
 queues = 2
 [[device]]
 name = "vd1"
+front_end = "nvme"
 store = "mem"
 socket = "vd1.sock"
 read_only = true
@@ -36,11 +37,12 @@ fn list_shows_every_device() {
     let daemon = daemon();
     let text = stdout(daemon.path(), &["list"]);
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(rows[0][..2], ["NAME", "STATE"]);
-    assert_eq!(rows[1][..7], ["vd0", "waiting", "mem", "ram", "1MiB", "0/2", "adaptive"]);
-    assert_eq!(rows[2][..8], ["vd1", "waiting", "mem", "ram", "1MiB", "ro", "0/1", "poll"]);
+    assert_eq!(rows[0][..3], ["NAME", "STATE", "FRONT-END"]);
+    assert_eq!(rows[1][..8], ["vd0", "waiting", "virtio-blk", "mem", "ram", "1MiB", "0/2", "adaptive"]);
+    assert_eq!(rows[2][..9], ["vd1", "waiting", "nvme", "mem", "ram", "1MiB", "ro", "0/64", "poll"]);
     let json: serde_json::Value = serde_json::from_str(&stdout(daemon.path(), &["list", "--json"])).unwrap();
     assert_eq!(json["devices"][1]["name"], "vd1");
+    assert_eq!(json["devices"][1]["front_end"], "nvme");
 }
 
 #[test]

@@ -7,8 +7,9 @@ use sidecore_linux::Clock;
 use sidecore_units::Nanos;
 
 use crate::AssemblyError;
-use crate::controllers::{ControllerHandle, Controllers};
+use crate::controllers::{ControllerHandle, Controllers, VolumeChange};
 use crate::disk::Disk;
+use crate::front_end::{NvmeParts, NvmeThreads, Subsystems};
 use crate::report::{DeviceReport, Stats};
 use crate::sidecore::{Sidecore, SidecoreThread};
 use crate::spec::{DeviceSpec, Spec, StoreKind, StoreSpec};
@@ -20,18 +21,32 @@ pub struct Assembly {
     started_at: Nanos,
     sidecores: Vec<Sidecore>,
     /// Locked for as long as it takes to look at the list, and by no sidecore.
-    disks: Mutex<Vec<Arc<Disk>>>,
+    disks: Arc<Mutex<Vec<Arc<Disk>>>>,
     controllers: Controllers,
     /// Locked for as long as a change takes: the opening of a store, for instance.
-    graph: Mutex<Graph>,
+    graph: Arc<Mutex<Graph>>,
+    /// The controllers that a physical function's host manages.
+    subsystems: Arc<Subsystems>,
 }
 
 /// What only changes take.
-struct Graph {
+pub(crate) struct Graph {
     stores: Stores,
+    /// Those that controllers own.
+    owned: Vec<String>,
     threads: Vec<SidecoreThread>,
+    /// Those of NVMe functions, once there is one.
+    nvme: Option<Arc<NvmeThreads>>,
     /// It has been drained, or is about to be: nothing is added any more.
-    ends: bool,
+    pub(crate) ends: bool,
+}
+
+impl Graph {
+    /// Closes the stores that no device and no controller leads to.
+    pub(crate) fn close_unused(&mut self, disks: &[Arc<Disk>]) {
+        let used = disks.iter().filter_map(|disk| disk.leads_to());
+        self.stores.close_unused(used.chain(self.owned.clone()));
+    }
 }
 
 impl Assembly {
@@ -53,8 +68,12 @@ impl Assembly {
         }
         let sidecores = threads.iter().map(|thread| thread.sidecore().clone()).collect();
         let started_at = clock.now();
-        let graph = Mutex::new(Graph { stores, threads, ends: false });
-        let assembly = Self { clock, started_at, sidecores, disks: Mutex::default(), controllers, graph };
+        let owned = controllers.stores().collect();
+        let graph = Arc::new(Mutex::new(Graph { stores, owned, threads, nvme: None, ends: false }));
+        let disks = Arc::default();
+        let subsystems = Arc::new(Subsystems::new(&graph, &disks));
+        let assembly = Self { clock, started_at, sidecores, disks, controllers, graph, subsystems };
+        assembly.tell_disks_of_changes();
         {
             let mut graph = assembly.graph();
             for device in &spec.devices {
@@ -62,6 +81,7 @@ impl Assembly {
                 assembly.disks().push(Arc::new(disk));
             }
         }
+        assembly.subsystems.refresh();
         for disk in assembly.all_disks() {
             disk.serve()?;
         }
@@ -92,11 +112,14 @@ impl Assembly {
         match added {
             Ok(disk) => {
                 self.disks().push(Arc::new(disk));
+                self.subsystems.refresh();
                 tracing::info!(device = device.name, socket = %device.socket.display(), "device added");
                 Ok(())
             }
             Err(error) => {
-                self.close_unused(&mut graph);
+                graph.close_unused(&self.all_disks());
+                // Its volume may have been made by then.
+                self.subsystems.refresh();
                 Err(error)
             }
         }
@@ -118,7 +141,9 @@ impl Assembly {
         disk.close();
         let mut graph = self.graph();
         self.disks().retain(|other| !Arc::ptr_eq(other, &disk));
-        self.close_unused(&mut graph);
+        graph.close_unused(&self.all_disks());
+        drop(graph);
+        self.subsystems.refresh();
         tracing::info!(device = name, "device removed");
         Ok(())
     }
@@ -126,6 +151,12 @@ impl Assembly {
     /// Ends it in order: no more connections, queues stopped when what is in flight is done, controllers' metadata
     /// written, files flushed, sidecores ended. Reports go on to be answered. The second call does nothing.
     pub fn drain(&self) {
+        self.drain_graph();
+        // What was being done for a physical function may have waited for the graph, and finds that it has ended.
+        self.subsystems.end();
+    }
+
+    fn drain_graph(&self) {
         let mut graph = self.graph();
         if std::mem::replace(&mut graph.ends, true) {
             return;
@@ -138,6 +169,7 @@ impl Assembly {
             }
         });
         disks.iter().for_each(|disk| disk.close());
+        graph.nvme = None;
         graph.stores.close_functions();
         self.controllers.shutdown();
         graph.stores.close_all();
@@ -188,8 +220,9 @@ impl Assembly {
         let unknown = || AssemblyError::Unknown { user: subject(device), kind: "store", name: device.store.clone() };
         let kind = graph.stores.kind(&device.store).ok_or_else(unknown)?;
         let bottom = graph.stores.bottom(&device.store).ok_or_else(unknown)?.clone();
-        let disk = Disk::new(device, store, (kind, bottom), &self.sidecores)?;
-        let writes_too = |other: &&Arc<Disk>| both_write(disk.writes_to(), other.writes_to());
+        let parts = || self.nvme_parts(device, &bottom, graph);
+        let disk = Disk::new(device, store, (kind, bottom.clone()), &self.sidecores, parts)?;
+        let writes_too = |other: &&Arc<Disk>| both_write(disk.writes_to().as_ref(), other.writes_to().as_ref());
         if let Some(other) = disks.iter().find(writes_too) {
             let (store, other) = (device.store.clone(), other.spec.name.clone());
             return Err(AssemblyError::SecondWriter { name: name(), store, other });
@@ -197,17 +230,59 @@ impl Assembly {
         Ok(disk)
     }
 
+    /// What an NVMe function needs besides its store. A physical function that is only read manages nothing.
+    fn nvme_parts(
+        &self,
+        device: &DeviceSpec,
+        bottom: &StoreSpec,
+        graph: &mut Graph,
+    ) -> Result<NvmeParts, AssemblyError> {
+        let threads = match &graph.nvme {
+            Some(threads) => Arc::clone(threads),
+            None => Arc::clone(graph.nvme.insert(Arc::new(NvmeThreads::start()?))),
+        };
+        let mut parts = NvmeParts { threads, manager: None, volume: None };
+        let Some(controller) = bottom.kind.controller().and_then(|name| self.controller(name)) else {
+            return Ok(parts);
+        };
+        match &bottom.kind {
+            StoreKind::PhysicalFunction { .. } if !device.read_only => {
+                parts.manager = Some(self.subsystems.of(&controller).map_err(AssemblyError::Threads)?);
+            }
+            StoreKind::Volume(volume) => {
+                let refused = |error| AssemblyError::Controller { user: subject(device), error };
+                parts.volume = Some(controller.volume(&volume.volume).map_err(refused)?);
+            }
+            _ => {}
+        }
+        Ok(parts)
+    }
+
+    /// When a volume has changed, the guests that see it are told, and whoever manages it.
+    fn tell_disks_of_changes(&self) {
+        for controller in self.controllers.all() {
+            let (disks, subsystems) = (Arc::downgrade(&self.disks), Arc::downgrade(&self.subsystems));
+            let name = controller.name().to_owned();
+            controller.on_change(move |change| {
+                let (Some(disks), Some(subsystems)) = (disks.upgrade(), subsystems.upgrade()) else { return };
+                let disks = disks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                match change {
+                    VolumeChange::Listed => {}
+                    VolumeChange::Resized => disks.iter().for_each(|disk| disk.refresh()),
+                    VolumeChange::Renamed { from, to } => {
+                        disks.iter().for_each(|disk| disk.volume_renamed(&name, from, to));
+                    }
+                }
+                subsystems.refresh();
+            });
+        }
+    }
+
     /// The sidecore that the fewest queues were given to, the first of several.
     fn least_loaded(&self) -> Option<String> {
         let disks = self.all_disks();
         let load = |sidecore: &&Sidecore| disks.iter().map(|disk| disk.queues_on(sidecore.name())).sum::<usize>();
         self.sidecores.iter().min_by_key(load).map(|sidecore| sidecore.name().to_owned())
-    }
-
-    fn close_unused(&self, graph: &mut Graph) {
-        let disks = self.all_disks();
-        let used = disks.iter().map(|disk| disk.spec.store.clone()).chain(self.controllers.stores());
-        graph.stores.close_unused(used);
     }
 
     fn all_disks(&self) -> Vec<Arc<Disk>> {
@@ -235,7 +310,7 @@ fn subject(device: &DeviceSpec) -> String {
 }
 
 /// Whether both are the same file or volume. In memory nothing is lost that the end would not take as well.
-fn both_write(one: Option<&StoreSpec>, other: Option<&StoreSpec>) -> bool {
+pub(crate) fn both_write(one: Option<&StoreSpec>, other: Option<&StoreSpec>) -> bool {
     let (Some(one), Some(other)) = (one, other) else { return false };
     match (&one.kind, &other.kind) {
         (StoreKind::File(_), StoreKind::File(_)) | (StoreKind::HostFile(_), StoreKind::HostFile(_)) => {

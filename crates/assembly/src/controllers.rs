@@ -1,7 +1,7 @@
 //! The controllers of an assembly: opened with it, and managed while it runs.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use sidecore_block::BlockDevice;
 use sidecore_controller::{Controller, ControllerError, ControllerOptions, FunctionOptions, Limit, Limits};
@@ -30,7 +30,7 @@ impl Controllers {
             let pin: sidecore_controller::PinNodes = Box::new(sidecore_linux::pin_memory);
             let controller = Controller::open(&spec.name, store, &options(spec), Some(pin))
                 .map_err(|error| AssemblyError::Controller { user, error: refused_to_open(spec, error) })?;
-            controllers.0.push(Arc::new(ControllerHandle { controller, spec: spec.clone() }));
+            controllers.0.push(Arc::new(ControllerHandle { controller, spec: spec.clone(), changed: OnceLock::new() }));
         }
         Ok(controllers)
     }
@@ -131,6 +131,21 @@ pub struct BlocksOf<'a> {
 pub struct ControllerHandle {
     controller: Arc<Controller>,
     spec: ControllerSpec,
+    /// Told when a volume has changed.
+    changed: OnceLock<Told>,
+}
+
+type Told = Box<dyn Fn(VolumeChange<'_>) + Send + Sync>;
+
+/// What has become of a controller's volumes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum VolumeChange<'a> {
+    /// There are others.
+    Listed,
+    /// One has another size.
+    Resized,
+    /// One has another name.
+    Renamed { from: &'a str, to: &'a str },
 }
 
 /// Every method fails as [`OperationError`] says; then nothing has changed.
@@ -140,6 +155,11 @@ impl ControllerHandle {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.spec.name
+    }
+
+    /// The size of a logical block of its volumes as NVMe namespaces: its store's, in bytes.
+    pub(crate) fn logical_block_bytes(&self) -> u32 {
+        self.controller.report().store.block_bytes.max(sidecore_units::SECTOR_BYTES as u32)
     }
 
     /// What it is and how it fares.
@@ -193,27 +213,48 @@ impl ControllerHandle {
         size_bytes: u64,
         quota_bytes: Option<u64>,
     ) -> Result<VolumeReport, OperationError> {
-        Ok(self.one(&self.controller.create_volume(name, size_bytes, quota_bytes)?))
+        let made = self.controller.create_volume(name, size_bytes, quota_bytes)?;
+        self.tell(VolumeChange::Listed);
+        Ok(self.one(&made))
     }
 
     /// Makes a read-only copy of a volume as it is now, at once and without copying.
     pub fn snapshot_volume(&self, volume: &str, name: &str) -> Result<VolumeReport, OperationError> {
-        Ok(self.one(&self.controller.snapshot_volume(volume, name)?))
+        let made = self.controller.snapshot_volume(volume, name)?;
+        self.tell(VolumeChange::Listed);
+        Ok(self.one(&made))
     }
 
     /// Makes a writable copy of a volume or snapshot as it is now, at once and without copying.
     pub fn clone_volume(&self, origin: &str, name: &str) -> Result<VolumeReport, OperationError> {
-        Ok(self.one(&self.controller.clone_volume(origin, name)?))
+        let made = self.controller.clone_volume(origin, name)?;
+        self.tell(VolumeChange::Listed);
+        Ok(self.one(&made))
     }
 
     /// Gives a volume another size.
     pub fn resize_volume(&self, volume: &str, size_bytes: u64) -> Result<VolumeReport, OperationError> {
-        Ok(self.one(&self.controller.resize_volume(volume, size_bytes)?))
+        let resized = self.controller.resize_volume(volume, size_bytes)?;
+        self.tell(VolumeChange::Resized);
+        Ok(self.one(&resized))
+    }
+
+    /// Calls `tell` whenever volumes have changed, before whoever changed them knows; there is one who is told.
+    pub(crate) fn on_change(&self, tell: impl Fn(VolumeChange<'_>) + Send + Sync + 'static) {
+        let _ = self.changed.set(Box::new(tell));
+    }
+
+    fn tell(&self, change: VolumeChange<'_>) {
+        if let Some(tell) = self.changed.get() {
+            tell(change);
+        }
     }
 
     /// Gives a volume another name.
     pub fn rename_volume(&self, volume: &str, name: &str) -> Result<VolumeReport, OperationError> {
-        Ok(self.one(&self.controller.rename_volume(volume, name)?))
+        let renamed = self.controller.rename_volume(volume, name)?;
+        self.tell(VolumeChange::Renamed { from: volume, to: name });
+        Ok(self.one(&renamed))
     }
 
     /// Gives a volume another quota; `None` for none.
@@ -223,7 +264,9 @@ impl ControllerHandle {
 
     /// Deletes a volume or snapshot that is not served.
     pub fn delete_volume(&self, volume: &str) -> Result<(), OperationError> {
-        Ok(self.controller.delete_volume(volume)?)
+        self.controller.delete_volume(volume)?;
+        self.tell(VolumeChange::Listed);
+        Ok(())
     }
 
     /// What is mapped in a volume from a block on, at most so many extents.
@@ -266,7 +309,8 @@ impl ControllerHandle {
         Ok(self.controller.share_blocks((from.volume, range), (to.volume, Vlba(to.first)))?)
     }
 
-    fn open_function(&self, spec: &VolumeSpec) -> Result<Arc<dyn BlockDevice>, OperationError> {
+    /// A virtual function in front of a volume, which is made if the spec gives a size.
+    pub(crate) fn open_function(&self, spec: &VolumeSpec) -> Result<Arc<dyn BlockDevice>, OperationError> {
         match (self.controller.volume(&spec.volume), spec.size_bytes) {
             (Err(ControllerError::NoSuchVolume(_)), Some(size_bytes)) => {
                 self.controller.create_volume(&spec.volume, size_bytes, spec.quota_bytes)?;

@@ -1,106 +1,138 @@
 //! A device that is being served, and what reports say about it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_block::BlockDevice;
 use sidecore_reactor::IdleMode;
-use sidecore_vhost_user::Server;
-use sidecore_virtio::VirtioDevice;
-use sidecore_virtio::blk::{BlkDevice, BlkOptions, QueueStats};
 
 use crate::AssemblyError;
-use crate::report::{DeviceReport, DeviceState, DeviceStats, Latency, QueueCounters};
-use crate::served::ServedBlk;
+use crate::front_end::{FrontEnd, Nvme, NvmeParts, VirtioBlk};
+use crate::report::{DeviceReport, DeviceState, DeviceStats};
 use crate::sidecore::Sidecore;
-use crate::spec::{DeviceSpec, StoreSpec};
+use crate::spec::{DeviceSpec, FrontEndKind, StoreKind, StoreSpec};
 
 /// A device of an assembly.
 pub(crate) struct Disk {
     pub(crate) spec: DeviceSpec,
-    /// The store at the bottom of those that it leads to.
-    bottom: StoreSpec,
+    /// The store at the bottom of those that it leads to, as it was configured.
+    configured: StoreSpec,
+    below: Mutex<Below>,
     store_type: &'static str,
-    served: Arc<ServedBlk>,
-    /// Locked for as long as it takes to stop it.
-    server: Mutex<Option<Server>>,
+    front_end: Box<dyn FrontEnd>,
+}
+
+/// What a disk serves at present: a manager of volumes may have it serve another one, or none.
+struct Below {
+    /// The store at the bottom.
+    bottom: Option<StoreSpec>,
+    /// Whether it is served as it was configured.
+    as_configured: bool,
 }
 
 impl Disk {
-    /// A disk that nobody can connect to yet.
+    /// A disk that nobody can connect to yet. `parts` gives what an NVMe function needs besides.
     pub(crate) fn new(
         spec: &DeviceSpec,
         store: Arc<dyn BlockDevice>,
         (store_type, bottom): (&'static str, StoreSpec),
         sidecores: &[Sidecore],
+        parts: impl FnOnce() -> Result<NvmeParts, AssemblyError>,
     ) -> Result<Self, AssemblyError> {
         let serving = sidecores_of(spec, sidecores)?;
-        let blk = BlkDevice::new(&spec.name, options(spec)?, store.geometry());
-        let served = ServedBlk::new(blk, store, spec.idle, spec.queue_size_max, serving.into_iter());
-        Ok(Self { spec: spec.clone(), bottom, store_type, served: Arc::new(served), server: Mutex::new(None) })
+        let front_end: Box<dyn FrontEnd> = match spec.front_end {
+            FrontEndKind::VirtioBlk => Box::new(VirtioBlk::new(spec, store, serving)),
+            FrontEndKind::Nvme => Box::new(Nvme::new(spec, (store, &bottom), serving, parts()?)?),
+        };
+        let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
+        Ok(Self { spec: spec.clone(), configured: bottom, below, store_type, front_end })
     }
 
     /// Makes its socket and serves whoever connects.
     pub(crate) fn serve(&self) -> Result<(), AssemblyError> {
-        let server = Server::start(&self.spec.socket, Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
-        let server = server.map_err(|error| AssemblyError::Server { name: self.spec.name.clone(), error })?;
-        *self.server() = Some(server);
-        Ok(())
+        self.front_end.serve(&self.spec.socket)
     }
 
     /// Removes its socket and stops its queues, when what is in flight is done. False if it was stopped before; then it
     /// has stopped, too.
     pub(crate) fn stop(&self) -> bool {
-        let mut server = self.server();
-        let Some(server) = server.take() else { return false };
-        server.shutdown();
-        true
+        self.front_end.stop()
     }
 
     /// Lets go of its store.
     pub(crate) fn close(&self) {
-        self.served.close();
+        self.front_end.close();
+    }
+
+    /// Its volume may have another size by now.
+    pub(crate) fn refresh(&self) {
+        self.front_end.refresh();
     }
 
     /// What it would destroy if another device did it as well: the file or volume that its guest writes to.
-    pub(crate) fn writes_to(&self) -> Option<&StoreSpec> {
-        let geometry = self.served.device().geometry();
-        (!self.spec.read_only && !geometry.read_only).then_some(&self.bottom)
+    pub(crate) fn writes_to(&self) -> Option<StoreSpec> {
+        let geometry = self.front_end.geometry();
+        self.bottom().filter(|_| !self.spec.read_only && !geometry.read_only)
+    }
+
+    /// The store at the bottom of what it serves, if it serves anything.
+    pub(crate) fn bottom(&self) -> Option<StoreSpec> {
+        self.below().bottom.clone()
+    }
+
+    /// The store at the bottom of what it was configured to serve.
+    pub(crate) fn configured(&self) -> &StoreSpec {
+        &self.configured
+    }
+
+    /// It serves another store from now on, or none.
+    pub(crate) fn set_bottom(&self, bottom: Option<StoreSpec>) {
+        *self.below() = Below { bottom, as_configured: false };
+    }
+
+    /// The store that it leads to by its name.
+    pub(crate) fn leads_to(&self) -> Option<String> {
+        self.below().as_configured.then(|| self.spec.store.clone())
+    }
+
+    /// A volume has another name.
+    pub(crate) fn volume_renamed(&self, controller: &str, from: &str, to: &str) {
+        if let Some(StoreSpec { kind: StoreKind::Volume(volume), .. }) = &mut self.below().bottom
+            && (volume.controller == controller && volume.volume == from)
+        {
+            to.clone_into(&mut volume.volume);
+        }
+    }
+
+    /// It, if it is an NVMe function.
+    pub(crate) fn nvme(&self) -> Option<&Nvme> {
+        self.front_end.nvme()
+    }
+
+    fn below(&self) -> MutexGuard<'_, Below> {
+        self.below.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many of its queues the sidecore of this name was given.
     pub(crate) fn queues_on(&self, sidecore: &str) -> usize {
-        self.served.queues_on(sidecore)
-    }
-
-    fn server(&self) -> MutexGuard<'_, Option<Server>> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether a VMM is connected; of a device that is being stopped nobody waits for the answer.
-    fn is_connected(&self) -> bool {
-        match self.server.try_lock() {
-            Ok(server) => server.as_ref().is_some_and(Server::is_connected),
-            Err(TryLockError::Poisoned(server)) => server.into_inner().as_ref().is_some_and(Server::is_connected),
-            Err(TryLockError::WouldBlock) => false,
-        }
+        self.front_end.queues_on(sidecore)
     }
 
     /// Its counters as of now.
     pub(crate) fn stats(&self) -> DeviceStats {
-        let device = self.served.device();
-        let queue = |index| device.queue_stats(index).map(|stats| counters(index, stats));
-        DeviceStats { name: self.spec.name.clone(), queues: (0..self.spec.queues).filter_map(queue).collect() }
+        DeviceStats { name: self.spec.name.clone(), queues: self.front_end.queues() }
     }
 
     /// All about it as of now.
     pub(crate) fn report(&self) -> DeviceReport {
-        let (spec, geometry) = (&self.spec, self.served.device().geometry());
-        let broken = self.served.device().broken();
-        let lost = |name| format!("sidecore \"{name}\" has ended, the log says why; restart the daemon");
+        let (spec, geometry) = (&self.spec, self.front_end.geometry());
+        let broken = self.front_end.broken();
+        let lost = |name: String| format!("sidecore \"{name}\" has ended, the log says why; restart the daemon");
         let needs_reset = broken.is_some();
-        let reason = self.served.lost_sidecore().map(lost).or(broken);
-        let queues_running = self.served.running_count();
-        let state = match (&reason, queues_running, self.is_connected()) {
+        let offline = || "the host of its physical function has taken it offline".to_owned();
+        let reason = self.front_end.lost_sidecore().map(lost);
+        let reason = reason.or_else(|| self.front_end.is_offline().then(offline)).or(broken);
+        let queues_running = self.front_end.running_count();
+        let state = match (&reason, queues_running, self.front_end.is_connected()) {
             (Some(_), ..) => DeviceState::Broken,
             (None, 1.., _) => DeviceState::Running,
             (None, 0, true) => DeviceState::Connected,
@@ -108,10 +140,11 @@ impl Disk {
         };
         DeviceReport {
             name: spec.name.clone(),
+            front_end: spec.front_end.word().to_owned(),
             store: spec.store.clone(),
             store_type: self.store_type.to_owned(),
-            controller: self.bottom.kind.controller().map(str::to_owned),
-            volume: self.bottom.kind.volume().map(|volume| volume.volume.clone()),
+            controller: self.configured.kind.controller().map(str::to_owned),
+            volume: self.bottom().and_then(|bottom| bottom.kind.volume().map(|volume| volume.volume.clone())),
             socket: spec.socket.display().to_string(),
             capacity_bytes: geometry.capacity_bytes,
             block_bytes: geometry.block_bytes,
@@ -143,59 +176,11 @@ fn sidecores_of(device: &DeviceSpec, sidecores: &[Sidecore]) -> Result<Vec<Sidec
         })
     };
     let named = device.sidecores.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    if !(1..=crate::spec::QUEUES_MAX).contains(&device.queues) {
+        return Err(AssemblyError::Device { name: device.name.clone(), why: "it needs 1 to 64 queues" });
+    }
     if named.is_empty() {
         return Err(AssemblyError::Device { name: device.name.clone(), why: "it has no sidecore" });
     }
     Ok(named.into_iter().cycle().take(usize::from(device.queues)).cloned().collect())
-}
-
-fn options(device: &DeviceSpec) -> Result<BlkOptions, AssemblyError> {
-    let usual = BlkOptions::default();
-    if !(1..=crate::spec::QUEUES_MAX).contains(&device.queues) {
-        return Err(AssemblyError::Device { name: device.name.clone(), why: "it needs 1 to 64 queues" });
-    }
-    // A serial number longer than there is room for is cut: what differs is more often in front.
-    let serial = device.serial.as_ref().unwrap_or(&device.name);
-    Ok(BlkOptions {
-        queues: device.queues,
-        seg_max: device.seg_max.unwrap_or(usual.seg_max),
-        size_max_bytes: device.size_max_bytes,
-        serial: serial.chars().take(crate::spec::SERIAL_MAX_BYTES).collect(),
-        packed: device.packed,
-        read_only: device.read_only,
-    })
-}
-
-fn counters(index: u16, stats: &QueueStats) -> QueueCounters {
-    let (bytes_read, bytes_written) = (stats.bytes_read.get(), stats.bytes_written.get());
-    let latency = stats.latency.summary();
-    QueueCounters {
-        index,
-        kicks: stats.kicks.get(),
-        calls: stats.calls.get(),
-        polls: stats.polls.get(),
-        empty_polls: stats.empty_polls.get(),
-        batches: stats.batches.get(),
-        requests: stats.requests.get(),
-        reads: stats.reads.get(),
-        writes: stats.writes.get(),
-        flushes: stats.flushes.get(),
-        discards: stats.discards.get(),
-        write_zeroes: stats.write_zeroes.get(),
-        errors: stats.errors.get(),
-        rejected: stats.rejected.get(),
-        bytes_read,
-        bytes_written,
-        bytes: bytes_read.saturating_add(bytes_written),
-        latency_ns: Latency {
-            count: latency.count,
-            mean: latency.mean_ns as f64,
-            p50: latency.p50_ns,
-            p90: latency.p90_ns,
-            p99: latency.p99_ns,
-            p99_9: latency.p99_9_ns,
-            p99_99: latency.p99_99_ns,
-            max: latency.max_ns,
-        },
-    }
 }

@@ -3,20 +3,22 @@
 //! # Architecture
 //!
 //! [`Assembly::start`] takes a [`Spec`](spec::Spec), plain data, and makes what it names: a store for each name that a
-//! device leads to, a pinned thread with a reactor for each sidecore, and for each device a vhost-user server on its
-//! socket. A device's queues are spread over the sidecores that it names; a queue is started when the guest's driver
-//! starts it, and until then costs nothing but its counters.
+//! device leads to, a pinned thread with a reactor for each sidecore, and for each device a front end (virtio-blk or NVMe)
+//! with its transport (vhost-user or vfio-user) on its socket. A device's queues are spread over the sidecores that it
+//! names; a queue is started when the guest's driver starts it, and until then costs nothing but its counters.
 //!
 //! A store may be owned by a controller, which divides it into volumes; a virtual function of it is a store like any
 //! other. Devices come and go while the assembly runs ([`Assembly::add_device`], [`Assembly::remove_device`]), and volumes
-//! are managed through a [`ControllerHandle`].
+//! are managed through a [`ControllerHandle`], or by the host of an NVMe function in front of the controller's physical
+//! function, with NVMe's commands.
 //!
 //! # Threads
 //!
 //! The sidecores' threads do I/O and nothing else. The servers' threads follow their VMMs; starting and stopping a
 //! queue crosses from them to a sidecore by mail and waits for the acknowledgement. Whoever asks for a
 //! [`report`] reads counters and crosses over nowhere. Controllers have threads of their own, for what their functions
-//! miss and for commits; whoever manages volumes waits for those.
+//! miss and for commits; whoever manages volumes waits for those. One that an NVMe host manages has a thread that waits
+//! for it.
 //!
 //! # Errors
 //!
@@ -30,10 +32,12 @@ mod convert;
 mod disk;
 mod error;
 mod flush;
+mod front_end;
 mod host;
 pub mod machine;
 pub mod offline;
 mod operation;
+mod queue;
 pub mod report;
 mod served;
 mod sidecore;

@@ -6,6 +6,7 @@
 mod controller;
 
 use serde::{Deserialize, Serialize};
+use sidecore_reactor::Histogram;
 
 pub use controller::{
     CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport, SpaceReport,
@@ -158,6 +159,21 @@ pub struct Latency {
 }
 
 impl Latency {
+    /// What a histogram has seen.
+    pub(crate) fn of(histogram: &Histogram) -> Self {
+        let summary = histogram.summary();
+        Self {
+            count: summary.count,
+            mean: summary.mean_ns as f64,
+            p50: summary.p50_ns,
+            p90: summary.p90_ns,
+            p99: summary.p99_ns,
+            p99_9: summary.p99_9_ns,
+            p99_99: summary.p99_99_ns,
+            max: summary.max_ns,
+        }
+    }
+
     fn add(&mut self, other: &Self) {
         let count = self.count.saturating_add(other.count);
         if count > 0 {
@@ -179,6 +195,8 @@ impl Latency {
 pub struct DeviceReport {
     /// Its name.
     pub name: String,
+    /// What its guest sees: `virtio-blk` or `nvme`.
+    pub front_end: String,
     /// The store behind it.
     pub store: String,
     /// That store's type.

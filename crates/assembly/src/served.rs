@@ -14,7 +14,7 @@ use sidecore_ring::RingState;
 use sidecore_virtio::blk::{BlkDevice, BlkQueue};
 use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
 
-use crate::sidecore::Sidecore;
+use crate::sidecore::{Counted, DiskReactor, Sidecore};
 
 /// Requests in flight that take longer than this are worth a line in the log.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -34,11 +34,17 @@ pub(crate) struct ServedBlk {
 /// A request queue: where it is served, and whether it is.
 struct Queue {
     sidecore: Sidecore,
-    running: Mutex<Option<PollableId>>,
+    running: Mutex<Option<Running>>,
+}
+
+/// Where it is on its sidecore.
+struct Running {
+    id: PollableId,
+    _counted: Counted,
 }
 
 impl Queue {
-    fn running(&self) -> MutexGuard<'_, Option<PollableId>> {
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
         // An id is whole whoever panicked.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,8 +89,8 @@ impl ServedBlk {
     }
 
     /// A sidecore of its queues that has ended by itself.
-    pub(crate) fn lost_sidecore(&self) -> Option<&str> {
-        self.queues.iter().map(|queue| &queue.sidecore).find(|sidecore| sidecore.is_lost()).map(Sidecore::name)
+    pub(crate) fn lost_sidecore(&self) -> Option<String> {
+        crate::front_end::lost(self.queues.iter().map(|queue| &queue.sidecore))
     }
 
     fn queue(&self, index: u16) -> Result<&Queue, StartError> {
@@ -132,11 +138,11 @@ impl VirtioDevice for ServedBlk {
             let io_error = |error| StartError::Io { index, error };
             let channel = store.open_channel(cpu, usize::from(size)).map_err(io_error)?;
             let queue = BlkQueue::new(&device, index, resources, state, channel, idle)?;
-            reactor.add(queue).map_err(io_error)
+            reactor.add(crate::queue::Queue::VirtioBlk(Box::new(queue))).map_err(io_error)
         });
-        *running = Some(started.map_err(|_| StartError::SidecoreGone)??);
+        let id = started.map_err(|_| StartError::SidecoreGone)??;
+        *running = Some(Running { id, _counted: queue.sidecore.count_queue() });
         self.running_count.fetch_add(1, Ordering::Relaxed);
-        queue.sidecore.queue_added();
         tracing::info!(device = self.name(), queue = index, sidecore = queue.sidecore.name(), size, "queue started");
         Ok(())
     }
@@ -145,10 +151,10 @@ impl VirtioDevice for ServedBlk {
         let queue = self.queue(index).ok()?;
         // Held until the queue has stopped: a start that comes meanwhile waits.
         let mut running = queue.running();
-        let id = running.take()?;
+        let Running { id, _counted } = running.take()?;
         let (reply, stopped) = mpsc::sync_channel(1);
         let asked = queue.sidecore.ask(move |reactor| {
-            if let Some(queue) = reactor.get_mut(id) {
+            if let Some(queue) = virtqueue(reactor, id) {
                 queue.stop(Box::new(move |state| {
                     let _ = reply.send(state);
                 }));
@@ -156,7 +162,6 @@ impl VirtioDevice for ServedBlk {
         });
         let state = asked.ok().and_then(|()| wait(&stopped, self.name(), index));
         self.running_count.fetch_sub(1, Ordering::Relaxed);
-        queue.sidecore.queue_removed();
         match state {
             Some(_) => tracing::info!(device = self.name(), queue = index, "queue stopped"),
             None => tracing::error!(device = self.name(), queue = index, "queue lost: its sidecore is gone"),
@@ -167,8 +172,8 @@ impl VirtioDevice for ServedBlk {
     fn set_call(&self, index: u16, call: Option<OwnedFd>) {
         let Ok(queue) = self.queue(index) else { return };
         let running = queue.running();
-        let Some(id) = *running else { return };
-        let answer = queue.sidecore.ask(move |reactor| reactor.get_mut(id).map(|queue| queue.set_call(call)));
+        let Some(Running { id, .. }) = *running else { return };
+        let answer = queue.sidecore.ask(move |reactor| virtqueue(reactor, id).map(|queue| queue.set_call(call)));
         if let Ok(Some(Err(error))) = answer {
             self.device.break_with(&format!("queue {index}: the call descriptor is unusable: {error}"));
         }
@@ -181,6 +186,10 @@ impl VirtioDevice for ServedBlk {
     fn broken(&self) -> Option<String> {
         self.device.broken()
     }
+}
+
+fn virtqueue(reactor: &mut DiskReactor, id: PollableId) -> Option<&mut BlkQueue> {
+    reactor.get_mut(id).and_then(crate::queue::Queue::virtio_blk)
 }
 
 /// Waits for a queue's last words, and says so when they take long: the store owes answers then, and nobody but it can

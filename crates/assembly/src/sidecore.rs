@@ -9,14 +9,14 @@ use std::thread::JoinHandle;
 use sidecore_linux::{Clock, EpollSleeper, cpu};
 use sidecore_reactor::{Closed, Mailbox, Post, Reactor, ReactorStats, mailbox};
 use sidecore_units::{CoreId, Nanos};
-use sidecore_virtio::blk::BlkQueue;
 
 use crate::AssemblyError;
+use crate::queue::Queue;
 use crate::report::SidecoreReport;
 use crate::spec::SidecoreSpec;
 
 /// What a sidecore runs.
-pub(crate) type DiskReactor = Reactor<BlkQueue, EpollSleeper>;
+pub(crate) type DiskReactor = Reactor<Queue, EpollSleeper>;
 
 /// Deep enough for a request's whole way; only what is touched takes memory.
 const STACK_BYTES: usize = 512 << 10;
@@ -26,7 +26,7 @@ const STACK_BYTES: usize = 512 << 10;
 pub(crate) struct Sidecore {
     name: String,
     cpu: Option<CoreId>,
-    post: Post<BlkQueue, EpollSleeper>,
+    post: Post<Queue, EpollSleeper>,
     stats: Arc<ReactorStats>,
     /// How many queues it polls.
     queues: Arc<AtomicU64>,
@@ -51,6 +51,15 @@ impl Drop for EndWatch {
         if !self.0.wanted.load(Ordering::Acquire) {
             self.0.unwanted.store(true, Ordering::Release);
         }
+    }
+}
+
+/// A queue that counts among those that a sidecore polls, until it is dropped.
+pub(crate) struct Counted(Arc<AtomicU64>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -83,14 +92,15 @@ impl Sidecore {
         answer.recv().map_err(|_| Closed)
     }
 
-    /// A queue has come.
-    pub(crate) fn queue_added(&self) {
-        self.queues.fetch_add(1, Ordering::Relaxed);
+    /// Has something done on the sidecore's thread, and does not wait. If the sidecore is gone it is dropped.
+    pub(crate) fn tell(&self, what: impl FnOnce(&mut DiskReactor) + Send + 'static) {
+        let _ = self.post.send(Box::new(what));
     }
 
-    /// A queue has gone.
-    pub(crate) fn queue_removed(&self) {
-        self.queues.fetch_sub(1, Ordering::Relaxed);
+    /// One queue more, until what this returns is dropped.
+    pub(crate) fn count_queue(&self) -> Counted {
+        self.queues.fetch_add(1, Ordering::Relaxed);
+        Counted(Arc::clone(&self.queues))
     }
 
     /// Whether it has ended by itself: nothing on it will be served again.
@@ -170,7 +180,7 @@ impl Drop for SidecoreThread {
 }
 
 /// On the thread itself: to its CPU, and a reactor with nothing in it.
-fn set_up(spec: &SidecoreSpec, mailbox: Mailbox<BlkQueue, EpollSleeper>) -> Result<DiskReactor, AssemblyError> {
+fn set_up(spec: &SidecoreSpec, mailbox: Mailbox<Queue, EpollSleeper>) -> Result<DiskReactor, AssemblyError> {
     if let Some(cpu) = spec.cpu {
         cpu::pin_current_thread(cpu).map_err(|error| AssemblyError::Pin { name: spec.name.clone(), error })?;
     }

@@ -261,16 +261,58 @@ impl StoreKind {
     }
 }
 
+/// What a disk looks like to its guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FrontEndKind {
+    /// A virtio block device.
+    #[default]
+    VirtioBlk,
+    /// A PCI function that is an NVMe controller.
+    Nvme,
+}
+
+impl FrontEndKind {
+    /// The words for them in the configuration and in reports.
+    pub const ALL: [Self; 2] = [Self::VirtioBlk, Self::Nvme];
+
+    /// The word for it in the configuration and in reports.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::VirtioBlk => "virtio-blk",
+            Self::Nvme => "nvme",
+        }
+    }
+
+    /// What a word of [`word`](Self::word) stands for.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.word() == word)
+    }
+
+    /// How many queues a device has unless told otherwise.
+    #[must_use]
+    pub const fn queues(self) -> u16 {
+        match self {
+            Self::VirtioBlk => 1,
+            // A driver creates as many as it has CPUs.
+            Self::Nvme => QUEUES_MAX,
+        }
+    }
+}
+
 /// A disk that a guest sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
     /// Its name.
     pub name: String,
+    /// What the guest sees.
+    pub front_end: FrontEndKind,
     /// The store behind it.
     pub store: String,
-    /// The vhost-user socket that it is served on.
+    /// The socket that it is served on: of vhost-user for virtio-blk, of vfio-user for NVMe.
     pub socket: PathBuf,
-    /// How many request queues it has.
+    /// How many request queues it has; for NVMe, I/O queue pairs that the driver may create.
     pub queues: u16,
     /// The largest ring that it accepts, in entries.
     pub queue_size_max: u16,
@@ -288,4 +330,6 @@ pub struct DeviceSpec {
     pub size_max_bytes: Option<u32>,
     /// What the guest sees as the disk's serial number; `None` for the name.
     pub serial: Option<String>,
+    /// The size of an NVMe namespace's blocks in bytes, 512 or 4096; `None` for the store's.
+    pub block_bytes: Option<u32>,
 }

@@ -133,6 +133,7 @@ impl Page {
         for device in devices {
             let labels = [
                 ("device", device.name.as_str()),
+                ("front_end", &device.front_end),
                 ("store", &device.store),
                 ("type", &device.store_type),
                 ("idle", &device.idle),

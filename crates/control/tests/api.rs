@@ -29,6 +29,7 @@ impl Source for StandIn {
     fn devices(&self) -> Vec<DeviceReport> {
         vec![DeviceReport {
             name: "vd0".to_owned(),
+            front_end: "virtio-blk".to_owned(),
             store: "mem".to_owned(),
             store_type: "ram".to_owned(),
             controller: None,

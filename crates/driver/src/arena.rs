@@ -31,6 +31,7 @@ pub(crate) struct Region {
 pub(crate) struct Arena {
     file: OwnedFd,
     memory: GuestMemory,
+    guest_base: u64,
     len_bytes: u64,
     page_bytes: u64,
     given_bytes: u64,
@@ -46,6 +47,11 @@ pub(crate) struct Part {
 
 impl Arena {
     pub(crate) fn new(len_bytes: u64, huge_pages: bool) -> Result<Self, ClientError> {
+        Self::new_at(GUEST_BASE, len_bytes, huge_pages)
+    }
+
+    /// As [`Arena::new`], at a guest address of the caller's choice.
+    pub(crate) fn new_at(guest_base: u64, len_bytes: u64, huge_pages: bool) -> Result<Self, ClientError> {
         let in_huge = len_bytes.max(1).next_multiple_of(HUGE_PAGE_BYTES);
         let huge = huge_pages.then(|| file(in_huge, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)).and_then(Result::ok);
         let (file, len_bytes, page_bytes) = match huge {
@@ -57,13 +63,13 @@ impl Arena {
             }
         };
         let memory = GuestMemory::map(vec![RegionSpec {
-            guest_address: GuestAddress(GUEST_BASE),
+            guest_address: GuestAddress(guest_base),
             user_address: UserAddress(USER_BASE),
             len_bytes,
             file: file.try_clone().map_err(|source| ClientError::Io { what: "shared memory", source })?,
             file_offset_bytes: 0,
         }])?;
-        let arena = Self { file, memory, len_bytes, page_bytes, given_bytes: 0 };
+        let arena = Self { file, memory, guest_base, len_bytes, page_bytes, given_bytes: 0 };
         // Touched here and now, so that no request waits for a page.
         let whole = usize::try_from(len_bytes).map_err(|_| ClientError::Options("too much memory".to_owned()))?;
         SharedMemory::new(arena.memory.window(UserAddress(USER_BASE), whole, 1)?).fill_zero();
@@ -75,7 +81,7 @@ impl Arena {
         let at = self.given_bytes.next_multiple_of(PAGE_BYTES);
         let window = self.memory.window(UserAddress(USER_BASE + at), len_bytes, 4096)?;
         self.given_bytes = at + len_bytes as u64;
-        Ok(Part { window, guest_address: GUEST_BASE + at, user_address: USER_BASE + at })
+        Ok(Part { window, guest_address: self.guest_base + at, user_address: USER_BASE + at })
     }
 
     /// The arena in at most `count` regions of whole pages.
@@ -84,12 +90,22 @@ impl Arena {
         let starts = (0..self.len_bytes).step_by(usize::try_from(share).unwrap_or(usize::MAX));
         starts
             .map(|start| Region {
-                guest_address: GUEST_BASE + start,
+                guest_address: self.guest_base + start,
                 len_bytes: share.min(self.len_bytes - start),
                 user_address: USER_BASE + start,
                 file_offset_bytes: start,
             })
             .collect()
+    }
+
+    /// The guest address behind its last byte.
+    pub(crate) fn end(&self) -> u64 {
+        self.guest_base + self.len_bytes
+    }
+
+    /// Whether a guest address is its own.
+    pub(crate) fn contains(&self, address: u64) -> bool {
+        (self.guest_base..self.end()).contains(&address)
     }
 
     pub(crate) fn memory(&self) -> &GuestMemory {

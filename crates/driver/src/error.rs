@@ -4,6 +4,9 @@ use std::io;
 
 use sidecore_memory::MemoryError;
 use sidecore_ring::driver::DriverError;
+use sidecore_ring::driver::nvme::QueueError;
+
+use crate::nvme::NvmeStatus;
 
 /// Why the driver gave up.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +48,41 @@ pub enum ClientError {
         /// Its answer, not zero.
         code: u64,
     },
+    /// The device refused, with an errno (vfio-user).
+    #[error("the device refused {request}: {source}")]
+    Denied {
+        /// The message.
+        request: &'static str,
+        /// Its errno.
+        source: io::Error,
+    },
+    /// The controller failed an admin command (NVMe).
+    #[error("the controller failed {command} with {status}")]
+    Command {
+        /// The command.
+        command: &'static str,
+        /// Its status.
+        status: NvmeStatus,
+    },
+    /// The controller did not get ready, or did not stop, in its own time (NVMe, CAP.TO).
+    #[error("the controller did not {what} within {millis} ms: connect again, or reset the device")]
+    NotReady {
+        /// What it was to do.
+        what: &'static str,
+        /// How long it had.
+        millis: u128,
+    },
+    /// The controller has given up (NVMe, CSTS.CFS).
+    #[error("the controller is in a fatal state (CSTS.CFS): reset it, or connect again")]
+    Fatal,
+    /// The controller completed what it was not given (NVMe). The queue is of no use any more.
+    #[error("queue {queue}: the controller completed command {id}, which is not in flight: reset it, or connect again")]
+    NotInFlight {
+        /// The queue pair.
+        queue: u16,
+        /// The command's identifier.
+        id: u16,
+    },
     /// The device has not got what was asked for.
     #[error("the device has no {what}")]
     Missing {
@@ -60,6 +98,9 @@ pub enum ClientError {
     /// The ring, or the device's use of it.
     #[error(transparent)]
     Ring(#[from] DriverError),
+    /// An NVMe queue, or the controller's use of it.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
     /// The memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),

@@ -1,4 +1,5 @@
-//! User-space guest drivers: a virtio-blk disk over a vhost-user socket, with no guest, no kernel and no VMM.
+//! User-space guest drivers: a virtio-blk disk over a vhost-user socket, or an NVMe controller over a vfio-user socket,
+//! with no guest, no kernel and no VMM.
 //!
 //! The benches load a daemon with it, the tests attack one with it, and an application that wants a disk's full speed
 //! links it. It works with any vhost-user-blk back end, and negotiates down to what that one has.
@@ -34,6 +35,31 @@
 //!
 //! A slot whose request has completed may be used for the next one at once; a request of the same shape (direction and
 //! length) as the slot's last then rewrites no descriptor.
+//!
+//! An [`NvmeClient`] and its [`NvmeQueue`]s are used in the same way:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use sidecore_driver::{NvmeClient, NvmeOptions};
+//! use sidecore_units::Sector;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut client = NvmeClient::connect("/run/function.sock", &NvmeOptions::default())?;
+//! println!("{} bytes", client.namespace().len_bytes());
+//! let queue = client.queue(0).ok_or("no queue")?;
+//!
+//! let slot = queue.take_slot().ok_or("all slots are in use")?;
+//! queue.submit_read(slot, Sector(0), 4096)?;
+//! queue.publish()?;
+//!
+//! let mut completions = Vec::new();
+//! while queue.poll_completions(&mut completions)? == 0 {
+//!     queue.wait(Duration::from_secs(1))?;
+//! }
+//! assert!(completions[0].status.is_ok());
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 mod arena;
@@ -41,6 +67,7 @@ mod client;
 mod config;
 mod error;
 mod loopback;
+mod nvme;
 mod options;
 mod queue;
 mod request;
@@ -50,6 +77,11 @@ pub use client::{BlkClient, protocol};
 pub use config::{BlkConfig, features};
 pub use error::ClientError;
 pub use loopback::Loopback;
+pub use nvme::{
+    AdminCompletion, DataPointers, DeviceInfo, DmaBuffer, IrqInfo, MappableArea, NvmeAdmin, NvmeCapabilities,
+    NvmeClient, NvmeCommand, NvmeCompletion, NvmeControllerInfo, NvmeNamespaceInfo, NvmeOptions, NvmeQueue, NvmeStatus,
+    RawMessage, RegionInfo, Transport, admin_opcode, io_opcode, region, register, set_irqs,
+};
 pub use options::{ClientOptions, Notify};
 pub use queue::{BlkQueue, Counters};
 pub use request::{Completion, Operation, Piece, Slot, Status};

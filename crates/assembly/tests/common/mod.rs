@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceReport;
-use sidecore_assembly::spec::{DeviceSpec, IdleMode, Nanos};
+use sidecore_assembly::spec::{DeviceSpec, FrontEndKind, IdleMode, Nanos};
 
 /// How long anything may take before a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -13,6 +13,7 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// A disk in front of the store of the same name, with its socket in `directory`, on the sidecore `sc0`.
 pub fn device(directory: &Path, name: &str) -> DeviceSpec {
     DeviceSpec {
+        front_end: FrontEndKind::VirtioBlk,
         name: name.to_owned(),
         store: name.to_owned(),
         socket: directory.join(format!("{name}.sock")),
@@ -25,6 +26,7 @@ pub fn device(directory: &Path, name: &str) -> DeviceSpec {
         seg_max: None,
         size_max_bytes: None,
         serial: None,
+        block_bytes: None,
     }
 }
 

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use sidecore_assembly::spec::{
-    DeviceSpec, IdleMode, LimitSpec, LimitsSpec, Nanos, QUEUES_MAX, SERIAL_MAX_BYTES, StoreKind, StoreSpec, VolumeSpec,
+    DeviceSpec, FrontEndKind, IdleMode, LimitSpec, LimitsSpec, Nanos, QUEUES_MAX, SERIAL_MAX_BYTES, StoreKind,
+    StoreSpec, VolumeSpec,
 };
 
 use crate::config::DEFAULT_SPIN_US;
@@ -18,6 +19,9 @@ pub struct NewDevice {
     pub name: String,
     /// The vhost-user socket to serve it on, an absolute path.
     pub socket: PathBuf,
+    /// What its guest sees: `virtio-blk` or `nvme`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub front_end: Option<String>,
     /// A store of the configuration; or else `volume`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
@@ -52,6 +56,9 @@ pub struct NewDevice {
     /// The serial number that the guest sees.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
+    /// The size of an NVMe namespace's blocks in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<u32>,
 }
 
 /// A virtual function of a volume that exists.
@@ -98,6 +105,7 @@ impl NewDevice {
     pub(super) fn settle(self) -> Result<(DeviceSpec, Option<StoreSpec>), String> {
         rules::device_name(&self.name)?;
         rules::socket(&self.socket)?;
+        let front_end = self.front_end()?;
         let (store, spec) = match (self.store, self.volume) {
             (Some(store), None) => (store, None),
             (None, Some(function)) => {
@@ -107,7 +115,7 @@ impl NewDevice {
             }
             _ => return Err("a device has either a `store` or a `volume`".to_owned()),
         };
-        let queues = within("queues", self.queues.unwrap_or(1).into(), 1, QUEUES_MAX.into())?;
+        let queues = within("queues", self.queues.unwrap_or(front_end.queues()).into(), 1, QUEUES_MAX.into())?;
         let queue_size_max = self.queue_size_max.unwrap_or(rules::QUEUE_SIZE_DEFAULT);
         if !queue_size_max.is_power_of_two() || queue_size_max > rules::QUEUE_SIZE_LIMIT {
             return Err(format!("`queue_size_max` is a power of two up to {}", rules::QUEUE_SIZE_LIMIT));
@@ -133,6 +141,7 @@ impl NewDevice {
         }
         let device = DeviceSpec {
             name: self.name,
+            front_end,
             store,
             socket: self.socket,
             queues: u16::try_from(queues).unwrap_or(1),
@@ -144,8 +153,34 @@ impl NewDevice {
             seg_max: self.seg_max,
             size_max_bytes: self.size_max,
             serial: self.serial,
+            block_bytes: self.block_size,
         };
         Ok((device, spec))
+    }
+
+    /// What its guest sees, if all that is said of it has a meaning then.
+    fn front_end(&self) -> Result<FrontEndKind, String> {
+        let kind = match self.front_end.as_deref() {
+            Some(word) => FrontEndKind::from_word(word)
+                .ok_or_else(|| format!("`front_end` is \"virtio-blk\" or \"nvme\", not \"{word}\""))?,
+            None => FrontEndKind::default(),
+        };
+        let said = [
+            ("queue_size_max", self.queue_size_max.is_some()),
+            ("packed", self.packed),
+            ("seg_max", self.seg_max.is_some()),
+            ("size_max", self.size_max.is_some()),
+            ("block_size", self.block_size.is_some()),
+        ];
+        for (key, is_said) in said {
+            if is_said && rules::without_meaning(kind).contains(&key) {
+                return Err(format!("`{key}` has no meaning with `front_end` \"{}\"; leave it out", kind.word()));
+            }
+        }
+        if self.block_size.is_some_and(|bytes| !rules::NVME_BLOCK_BYTES.contains(&bytes)) {
+            return Err("`block_size` is 512 or 4096".to_owned());
+        }
+        Ok(kind)
     }
 }
 
@@ -220,6 +255,8 @@ mod tests {
             ("`idle` is", |device, _| device.idle = Some("often".to_owned())),
             ("`spin_us`", |device, _| device.spin_us = Some(u64::MAX)),
             ("`seg_max`", |device, _| device.seg_max = Some(0)),
+            ("`front_end`", |device, _| device.front_end = Some("scsi".to_owned())),
+            ("`block_size` has no meaning", |device, _| device.block_size = Some(512)),
             ("`size_max`", |device, _| device.size_max = Some(512)),
             ("`serial`", |device, _| device.serial = Some("x".repeat(21))),
             ("is no name for a volume", |_, function| function.volume = "../v".to_owned()),

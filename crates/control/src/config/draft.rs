@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use sidecore_assembly::spec::{
-    Affected, Fault, FaultPlan, FaultRule, FileOptions, QUEUES_MAX, SERIAL_MAX_BYTES, Sector, When,
+    Affected, Fault, FaultPlan, FaultRule, FileOptions, FrontEndKind, QUEUES_MAX, SERIAL_MAX_BYTES, Sector, When,
 };
 use toml::Spanned;
 use toml::de::DeTable;
@@ -13,7 +13,8 @@ use toml::de::DeTable;
 use super::controller::{self, ControllerDraft, VolumeDraft};
 use super::problem::Collector;
 use super::rules::{
-    MINUTE_US, QUEUE_SIZE_DEFAULT, QUEUE_SIZE_LIMIT, SEG_MAX_LIMIT, SIZE_MAX_LEAST, about_names, is_name, is_serial,
+    self, MINUTE_US, QUEUE_SIZE_DEFAULT, QUEUE_SIZE_LIMIT, SEG_MAX_LIMIT, SIZE_MAX_LEAST, about_names, is_name,
+    is_serial,
 };
 use super::section::Section;
 
@@ -101,6 +102,7 @@ impl KindDraft {
 
 pub(super) struct DeviceDraft {
     pub(super) head: Head,
+    pub(super) front_end: FrontEndKind,
     pub(super) store: Option<Spanned<String>>,
     pub(super) socket: Option<Spanned<PathBuf>>,
     pub(super) queues: u16,
@@ -114,6 +116,7 @@ pub(super) struct DeviceDraft {
     pub(super) seg_max: Option<u32>,
     pub(super) size_max_bytes: Option<u32>,
     pub(super) serial: Option<String>,
+    pub(super) block_bytes: Option<u32>,
 }
 
 /// Reads the file's text; `base` is the directory that relative paths start from. `None` if it is not TOML: whatever
@@ -273,11 +276,12 @@ fn inner(section: &mut Section<'_, '_, '_>) -> Option<Spanned<String>> {
 
 fn device(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Collector<'_>) -> DeviceDraft {
     let (mut section, head) = open("device", table, at, problems);
+    let front_end = front_end(&mut section);
     let store = section.string("store");
     let store = section.required("store", store, "\"the name of a [[store]]\"");
     let socket = section.path("socket", base);
     let socket = section.required("socket", socket, "\"/run/sidecore/disk.sock\"");
-    let queues = section.number("queues", 1..=QUEUES_MAX).map_or(1, Spanned::into_inner);
+    let queues = section.number("queues", 1..=QUEUES_MAX).map_or(front_end.queues(), Spanned::into_inner);
     let idle = section.word("idle", &["poll", "adaptive", "interrupt"]).map_or("adaptive", Spanned::into_inner);
     let spin_us = section.number("spin_us", 0..=MINUTE_US);
     if let Some(spin_us) = &spin_us
@@ -288,6 +292,7 @@ fn device(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Col
     }
     let draft = DeviceDraft {
         head,
+        front_end,
         store,
         socket,
         queues,
@@ -300,9 +305,34 @@ fn device(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Col
         seg_max: section.number("seg_max", 1..=SEG_MAX_LIMIT).map(Spanned::into_inner),
         size_max_bytes: section.number("size_max", SIZE_MAX_LEAST..=u32::MAX).map(Spanned::into_inner),
         serial: serial(&mut section),
+        block_bytes: device_block_bytes(&mut section),
     };
     section.finish();
     draft
+}
+
+/// What the guest sees; complains about keys that have no meaning then.
+fn front_end(section: &mut Section<'_, '_, '_>) -> FrontEndKind {
+    let words = FrontEndKind::ALL.map(FrontEndKind::word);
+    let word = section.word("front_end", &words);
+    let kind = word.and_then(|word| FrontEndKind::from_word(word.get_ref())).unwrap_or_default();
+    for key in rules::without_meaning(kind) {
+        if section.has(key) {
+            let span = section.heading();
+            section
+                .complain(span, format!("`{key}` has no meaning with front_end = \"{}\"; leave it out", kind.word()));
+        }
+    }
+    kind
+}
+
+/// The size of an NVMe namespace's blocks.
+fn device_block_bytes(section: &mut Section<'_, '_, '_>) -> Option<u32> {
+    let size = section.number("block_size", 1..=u32::MAX)?;
+    if !rules::NVME_BLOCK_BYTES.contains(size.get_ref()) {
+        section.complain(size.span(), "`block_size` of a device is 512 or 4096");
+    }
+    Some(size.into_inner())
 }
 
 /// A power of two, so that drivers of both ring formats can use all of it.

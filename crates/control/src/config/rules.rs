@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use sidecore_assembly::spec::SERIAL_MAX_BYTES;
+use sidecore_assembly::spec::{FrontEndKind, SERIAL_MAX_BYTES};
 
 /// The largest ring that a device may accept (virtio 1.2, 2.7).
 pub(crate) const QUEUE_SIZE_LIMIT: u16 = 32768;
@@ -15,6 +15,17 @@ pub(crate) const SEG_MAX_LIMIT: u32 = 1022;
 
 /// Drivers refuse disks whose segments hold less than a page.
 pub(crate) const SIZE_MAX_LEAST: u32 = 4096;
+
+/// The sizes that an NVMe namespace's blocks may have, in bytes.
+pub(crate) const NVME_BLOCK_BYTES: [u32; 2] = [512, 4096];
+
+/// The keys of a device that mean nothing to this kind of it.
+pub(crate) const fn without_meaning(kind: FrontEndKind) -> &'static [&'static str] {
+    match kind {
+        FrontEndKind::VirtioBlk => &["block_size"],
+        FrontEndKind::Nvme => &["queue_size_max", "packed", "seg_max", "size_max"],
+    }
+}
 
 /// Longest name, in characters.
 const NAME_MAX: usize = 64;

@@ -85,6 +85,7 @@ fn settle_device(device: DeviceDraft, load: &mut Load, spin_us: &HashMap<String,
     };
     Some(DeviceSpec {
         name: device.head.name?.into_inner(),
+        front_end: device.front_end,
         store: device.store?.into_inner(),
         socket: device.socket?.into_inner(),
         queues: device.queues,
@@ -96,6 +97,7 @@ fn settle_device(device: DeviceDraft, load: &mut Load, spin_us: &HashMap<String,
         seg_max: device.seg_max,
         size_max_bytes: device.size_max_bytes,
         serial: device.serial,
+        block_bytes: device.block_bytes,
     })
 }
 

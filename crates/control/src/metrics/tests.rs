@@ -50,6 +50,7 @@ fn example() -> (Stats, Vec<DeviceReport>) {
     };
     let device = DeviceReport {
         name: "vd0".to_owned(),
+        front_end: "virtio-blk".to_owned(),
         store: "disk".to_owned(),
         store_type: "ram".to_owned(),
         controller: None,
@@ -127,7 +128,7 @@ fn numbers_carry_their_labels_and_units() {
         "sidecore_uptime_seconds 2",
         "sidecore_reactor_turns_total{sidecore=\"sc0\"} 16",
         "sidecore_reactor_asleep_seconds_total{sidecore=\"sc0\"} 1.5",
-        "sidecore_device_info{device=\"vd0\",store=\"disk\",type=\"ram\",idle=\"adaptive\"} 1",
+        "sidecore_device_info{device=\"vd0\",front_end=\"virtio-blk\",store=\"disk\",type=\"ram\",idle=\"adaptive\"} 1",
         "sidecore_device_state{device=\"vd0\",state=\"running\"} 1",
         "sidecore_device_state{device=\"vd0\",state=\"broken\"} 0",
         "sidecore_device_capacity_bytes{device=\"vd0\"} 1073741824",

@@ -1,0 +1,67 @@
+//! What a guest sees of a disk, and how it is served.
+
+mod nvme;
+mod virtio_blk;
+
+use std::path::Path;
+
+use sidecore_block::Geometry;
+
+use crate::AssemblyError;
+use crate::report::QueueCounters;
+use crate::sidecore::Sidecore;
+
+pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads, Subsystems};
+pub(crate) use virtio_blk::VirtioBlk;
+
+/// A device model with its transport and its queues on sidecores.
+pub(crate) trait FrontEnd: Send + Sync {
+    /// Makes the socket and serves whoever connects.
+    fn serve(&self, socket: &Path) -> Result<(), AssemblyError>;
+
+    /// Removes the socket and stops the queues, when what is in flight is done. False if it was stopped before; then it
+    /// has stopped, too.
+    fn stop(&self) -> bool;
+
+    /// Lets go of the store: nothing can be served any more.
+    fn close(&self);
+
+    /// The store may have another size by now: the guest is told, if it can be.
+    fn refresh(&self) {}
+
+    /// The store's geometry, as far as it was made known to the guest.
+    fn geometry(&self) -> Geometry;
+
+    /// It, if it is an NVMe function.
+    fn nvme(&self) -> Option<&Nvme> {
+        None
+    }
+
+    /// How many queues the sidecore of this name was given.
+    fn queues_on(&self, sidecore: &str) -> usize;
+
+    /// How many queues are running.
+    fn running_count(&self) -> u16;
+
+    /// Whether a VMM is connected; of a device that is being stopped nobody waits for the answer.
+    fn is_connected(&self) -> bool;
+
+    /// Why the guest's driver has to reset it, if it has to.
+    fn broken(&self) -> Option<String>;
+
+    /// Whether somebody has taken it offline: no reset by the guest helps.
+    fn is_offline(&self) -> bool {
+        false
+    }
+
+    /// A sidecore of its queues that has ended by itself.
+    fn lost_sidecore(&self) -> Option<String>;
+
+    /// The counters of each queue.
+    fn queues(&self) -> Vec<QueueCounters>;
+}
+
+/// A sidecore that has ended by itself.
+pub(crate) fn lost<'a>(mut sidecores: impl Iterator<Item = &'a Sidecore>) -> Option<String> {
+    sidecores.find(|sidecore| sidecore.is_lost()).map(|sidecore| sidecore.name().to_owned())
+}

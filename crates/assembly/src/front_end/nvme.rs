@@ -1,0 +1,351 @@
+//! An NVMe controller over a vfio-user socket.
+
+mod attachment;
+mod manager;
+mod names;
+mod runner;
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak, mpsc};
+
+use sidecore_block::{BlockChannel, BlockDevice, Geometry};
+use sidecore_nvme::io::{IoOptions, QueueSet, QueueStats};
+use sidecore_nvme::{
+    Activity, Attendant, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction, QueueHost, Statistics,
+    VECTORS,
+};
+use sidecore_reactor::IdleMode;
+use sidecore_ring::nvme::Doorbells;
+use sidecore_units::CoreId;
+use sidecore_vfio_user::{Service, Socket};
+
+pub(crate) use self::manager::Subsystems;
+use self::runner::Runner;
+use super::FrontEnd;
+use crate::AssemblyError;
+use crate::report::{Latency, QueueCounters, VolumeReport};
+use crate::sidecore::Sidecore;
+use crate::spec::{DeviceSpec, StoreSpec};
+
+/// A virtual function has one namespace.
+const NAMESPACE: u32 = 1;
+
+/// The threads that all NVMe functions share.
+pub(crate) struct NvmeThreads {
+    service: Service,
+    attendant: Attendant,
+}
+
+impl NvmeThreads {
+    pub(crate) fn start() -> Result<Self, AssemblyError> {
+        let failed = AssemblyError::Threads;
+        let service = Service::start(NonZeroUsize::MIN).map_err(failed)?;
+        Ok(Self { service, attendant: Attendant::start().map_err(failed)? })
+    }
+}
+
+/// What a function is made with, besides its store.
+pub(crate) struct NvmeParts {
+    pub(crate) threads: Arc<NvmeThreads>,
+    /// Who manages the controller's subsystem, if it is a primary controller.
+    pub(crate) manager: Option<Arc<dyn Manager>>,
+    /// The volume that it serves, if it serves one.
+    pub(crate) volume: Option<VolumeReport>,
+}
+
+/// A function and its queues.
+pub(crate) struct Nvme {
+    spec: DeviceSpec,
+    function: Arc<NvmeFunction>,
+    queues: Arc<QueueSet>,
+    sidecores: Vec<Sidecore>,
+    threads: Arc<NvmeThreads>,
+    /// Locked for as long as it takes to stop it.
+    socket: Mutex<Option<Socket>>,
+    /// What is served, and how large the guest was told that it is.
+    served: Mutex<Served>,
+    /// Locked for as long as it takes to serve something else.
+    changing: Mutex<()>,
+}
+
+struct Served {
+    namespace: Option<Arc<Namespace>>,
+    geometry: Geometry,
+    /// Nothing is served any more.
+    is_closed: bool,
+    /// Whether it can be enabled: its physical function says so.
+    is_online: bool,
+}
+
+impl Nvme {
+    /// A function that nobody can connect to yet; `sidecores` has one for each queue pair.
+    pub(crate) fn new(
+        spec: &DeviceSpec,
+        (store, bottom): (Arc<dyn BlockDevice>, &StoreSpec),
+        sidecores: Vec<Sidecore>,
+        NvmeParts { threads, manager, volume }: NvmeParts,
+    ) -> Result<Self, AssemblyError> {
+        let failed = |error| AssemblyError::Function { name: spec.name.clone(), error };
+        let nguid = volume.map_or_else(|| names::nguid(bottom), |volume| names::volume_nguid(&volume));
+        let (namespace, geometry) = namespace(spec, store, nguid)?;
+        let doorbells = Arc::new(Doorbells::new(spec.queues).map_err(failed)?);
+        let options = IoOptions {
+            name: spec.name.clone(),
+            queue_pairs: spec.queues,
+            vectors: VECTORS,
+            namespaces: NAMESPACE,
+            idle: spec.idle,
+            doorbells: Arc::clone(&doorbells),
+        };
+        let runners = sidecores.iter().map(Runner::boxed).collect();
+        // The queues report to the function, which is made of them.
+        let function: Arc<OnceLock<Weak<NvmeFunction>>> = Arc::default();
+        let reporter = Arc::clone(&function);
+        let report = Box::new(move |event| {
+            if let Some(function) = reporter.get().and_then(Weak::upgrade) {
+                function.report(event);
+            }
+        });
+        let queues = Arc::new(QueueSet::new(options, runners, report).map_err(failed)?);
+        let setup = FunctionSetup {
+            name: spec.name.clone(),
+            identity: names::identity(spec, manager.is_some()),
+            queue_pairs: spec.queues,
+            doorbells,
+            doorbells_are_mapped: spec.idle == IdleMode::Poll,
+            host: Arc::clone(&queues) as Arc<dyn QueueHost>,
+            statistics: Arc::new(Counting(Arc::clone(&queues))),
+            manager,
+            namespace: Some(Arc::clone(&namespace)),
+            attendant: Some(threads.attendant.clone()),
+        };
+        let made = NvmeFunction::new(setup);
+        let _ = function.set(Arc::downgrade(&made));
+        let served = Served { namespace: Some(namespace), geometry, is_closed: false, is_online: true };
+        Ok(Self {
+            spec: spec.clone(),
+            function: made,
+            queues,
+            sidecores,
+            threads,
+            socket: Mutex::new(None),
+            served: Mutex::new(served),
+            changing: Mutex::new(()),
+        })
+    }
+
+    fn socket(&self) -> MutexGuard<'_, Option<Socket>> {
+        self.socket.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn served(&self) -> MutexGuard<'_, Served> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves this store, which shows a volume, as its namespace from now on. False if it serves nothing any more.
+    pub(crate) fn attach(&self, store: Arc<dyn BlockDevice>, volume: &VolumeReport) -> Result<bool, AssemblyError> {
+        let (namespace, geometry) = namespace(&self.spec, store, names::volume_nguid(volume))?;
+        let _one = self.change();
+        {
+            let mut served = self.served();
+            if served.is_closed {
+                return Ok(false);
+            }
+            (served.namespace, served.geometry) = (Some(Arc::clone(&namespace)), geometry);
+        }
+        self.replace(Some(namespace));
+        Ok(true)
+    }
+
+    /// Serves nothing for now. Returns when nothing uses what was served.
+    pub(crate) fn detach(&self) {
+        let _one = self.change();
+        self.replace(None);
+        let mut served = self.served();
+        served.namespace = None;
+        served.geometry.capacity_bytes = 0;
+    }
+
+    /// Takes it online or offline, which resets it, and waits until nothing is in flight.
+    pub(crate) fn set_online(&self, is_online: bool) {
+        let _one = self.change();
+        let (reply, done) = mpsc::sync_channel::<()>(1);
+        self.function.set_online(is_online, Done::new(move || drop(reply)));
+        let _ = done.recv();
+        self.served().is_online = is_online;
+    }
+
+    /// Whether its controller can be enabled.
+    pub(crate) fn is_online(&self) -> bool {
+        self.served().is_online
+    }
+
+    /// Serves something else, and waits until nothing uses what was served before.
+    fn replace(&self, namespace: Option<Arc<Namespace>>) {
+        let (reply, done) = mpsc::sync_channel::<()>(1);
+        self.function.set_namespace(namespace, Done::new(move || drop(reply)));
+        // It ends when the reply is dropped.
+        let _ = done.recv();
+    }
+}
+
+impl FrontEnd for Nvme {
+    fn serve(&self, socket: &Path) -> Result<(), AssemblyError> {
+        let function = Arc::clone(&self.function) as Arc<dyn PciFunction>;
+        let served = self.threads.service.serve(socket, function);
+        let refused = |error| AssemblyError::FunctionSocket { name: self.spec.name.clone(), error };
+        *self.socket() = Some(served.map_err(refused)?);
+        Ok(())
+    }
+
+    fn stop(&self) -> bool {
+        let mut socket = self.socket();
+        let Some(socket) = socket.take() else { return false };
+        drop(socket);
+        true
+    }
+
+    fn close(&self) {
+        let _one = self.change();
+        self.replace(None);
+        let mut served = self.served();
+        (served.namespace, served.is_closed) = (None, true);
+    }
+
+    fn refresh(&self) {
+        let _one = self.change();
+        let changed = {
+            let mut served = self.served();
+            let Some(namespace) = served.namespace.clone() else { return };
+            let capacity_bytes = namespace.store.geometry().capacity_bytes;
+            if capacity_bytes == served.geometry.capacity_bytes {
+                return;
+            }
+            served.geometry.capacity_bytes = capacity_bytes;
+            namespace
+        };
+        self.replace(Some(Arc::new(Namespace::clone(&changed))));
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.served().geometry
+    }
+
+    fn nvme(&self) -> Option<&Nvme> {
+        Some(self)
+    }
+
+    fn queues_on(&self, sidecore: &str) -> usize {
+        self.sidecores.iter().filter(|its| its.name() == sidecore).count()
+    }
+
+    fn running_count(&self) -> u16 {
+        u16::try_from(self.queues.running_count()).unwrap_or(u16::MAX)
+    }
+
+    fn is_connected(&self) -> bool {
+        match self.socket.try_lock() {
+            Ok(socket) => socket.as_ref().is_some_and(Socket::is_connected),
+            Err(TryLockError::Poisoned(socket)) => socket.into_inner().as_ref().is_some_and(Socket::is_connected),
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
+    fn broken(&self) -> Option<String> {
+        let is_fatal = self.is_online() && self.function.is_fatal();
+        is_fatal.then(|| "the controller is in a fatal state, the log says why".to_owned())
+    }
+
+    fn is_offline(&self) -> bool {
+        !self.is_online()
+    }
+
+    fn lost_sidecore(&self) -> Option<String> {
+        super::lost(self.sidecores.iter())
+    }
+
+    fn queues(&self) -> Vec<QueueCounters> {
+        let queue = |id| self.queues.stats(id).map(|stats| counters(id, stats));
+        (1..=self.queues.queue_pairs()).filter_map(queue).collect()
+    }
+}
+
+/// What a function serves of a store.
+fn namespace(
+    spec: &DeviceSpec,
+    store: Arc<dyn BlockDevice>,
+    nguid: [u8; 16],
+) -> Result<(Arc<Namespace>, Geometry), AssemblyError> {
+    let store = if spec.read_only { Arc::new(ReadOnly(store)) } else { store };
+    let geometry = store.geometry();
+    let refuse = |why| Err(AssemblyError::Device { name: spec.name.clone(), why });
+    let block_bytes = spec.block_bytes.unwrap_or(geometry.block_bytes);
+    if ![512, 4096].contains(&block_bytes) {
+        return refuse("an NVMe namespace has blocks of 512 or 4096 bytes; set `block_size`");
+    }
+    if block_bytes < geometry.block_bytes {
+        return refuse("its store has larger blocks than that; set `block_size = 4096`");
+    }
+    Ok((Arc::new(Namespace { id: NAMESPACE, store, block_bytes, nguid }), geometry))
+}
+
+/// A store that says it cannot be written; the front end sees to it.
+struct ReadOnly(Arc<dyn BlockDevice>);
+
+impl BlockDevice for ReadOnly {
+    fn geometry(&self) -> Geometry {
+        Geometry { read_only: true, ..self.0.geometry() }
+    }
+
+    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        self.0.open_channel(core, depth)
+    }
+}
+
+/// The counters of all queues together, for the SMART log page.
+struct Counting(Arc<QueueSet>);
+
+impl Statistics for Counting {
+    fn activity(&self) -> Activity {
+        let mut sum = Activity::default();
+        for stats in (1..=self.0.queue_pairs()).filter_map(|id| self.0.stats(id)) {
+            sum.read_bytes = sum.read_bytes.saturating_add(stats.bytes_read.get());
+            sum.written_bytes = sum.written_bytes.saturating_add(stats.bytes_written.get());
+            sum.read_commands =
+                sum.read_commands.saturating_add(stats.reads.get()).saturating_add(stats.compares.get());
+            sum.write_commands = sum.write_commands.saturating_add(stats.writes.get());
+            sum.media_errors = sum.media_errors.saturating_add(stats.errors.get());
+        }
+        sum
+    }
+}
+
+fn counters(index: u16, stats: &QueueStats) -> QueueCounters {
+    let (bytes_read, bytes_written) = (stats.bytes_read.get(), stats.bytes_written.get());
+    QueueCounters {
+        index,
+        kicks: stats.kicks.get(),
+        calls: stats.calls.get(),
+        polls: stats.polls.get(),
+        empty_polls: stats.empty_polls.get(),
+        batches: stats.batches.get(),
+        requests: stats.requests.get(),
+        reads: stats.reads.get(),
+        writes: stats.writes.get(),
+        flushes: stats.flushes.get(),
+        discards: stats.discards.get(),
+        write_zeroes: stats.write_zeroes.get(),
+        errors: stats.errors.get(),
+        rejected: stats.rejected.get(),
+        bytes_read,
+        bytes_written,
+        bytes: bytes_read.saturating_add(bytes_written),
+        latency_ns: Latency::of(&stats.latency),
+    }
+}

@@ -1,0 +1,127 @@
+//! virtio-blk over a vhost-user socket.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use sidecore_block::{BlockDevice, Geometry};
+use sidecore_vhost_user::Server;
+use sidecore_virtio::VirtioDevice;
+use sidecore_virtio::blk::{BlkDevice, BlkOptions, QueueStats};
+
+use super::FrontEnd;
+use crate::AssemblyError;
+use crate::report::{Latency, QueueCounters};
+use crate::served::ServedBlk;
+use crate::sidecore::Sidecore;
+use crate::spec::DeviceSpec;
+
+pub(crate) struct VirtioBlk {
+    served: Arc<ServedBlk>,
+    /// Locked for as long as it takes to stop it.
+    server: Mutex<Option<Server>>,
+}
+
+impl VirtioBlk {
+    /// A disk that nobody can connect to yet; `sidecores` has one for each queue.
+    pub(crate) fn new(spec: &DeviceSpec, store: Arc<dyn BlockDevice>, sidecores: Vec<Sidecore>) -> Self {
+        let blk = BlkDevice::new(&spec.name, options(spec), store.geometry());
+        let served = ServedBlk::new(blk, store, spec.idle, spec.queue_size_max, sidecores.into_iter());
+        Self { served: Arc::new(served), server: Mutex::new(None) }
+    }
+
+    fn server(&self) -> MutexGuard<'_, Option<Server>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FrontEnd for VirtioBlk {
+    fn serve(&self, socket: &Path) -> Result<(), AssemblyError> {
+        let name = self.served.device().name().to_owned();
+        let server = Server::start(socket, Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
+        *self.server() = Some(server.map_err(|error| AssemblyError::Server { name, error })?);
+        Ok(())
+    }
+
+    fn stop(&self) -> bool {
+        let mut server = self.server();
+        let Some(server) = server.take() else { return false };
+        server.shutdown();
+        true
+    }
+
+    fn close(&self) {
+        self.served.close();
+    }
+
+    fn geometry(&self) -> Geometry {
+        *self.served.device().geometry()
+    }
+
+    fn queues_on(&self, sidecore: &str) -> usize {
+        self.served.queues_on(sidecore)
+    }
+
+    fn running_count(&self) -> u16 {
+        self.served.running_count()
+    }
+
+    fn is_connected(&self) -> bool {
+        match self.server.try_lock() {
+            Ok(server) => server.as_ref().is_some_and(Server::is_connected),
+            Err(TryLockError::Poisoned(server)) => server.into_inner().as_ref().is_some_and(Server::is_connected),
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
+    fn broken(&self) -> Option<String> {
+        self.served.device().broken()
+    }
+
+    fn lost_sidecore(&self) -> Option<String> {
+        self.served.lost_sidecore()
+    }
+
+    fn queues(&self) -> Vec<QueueCounters> {
+        let device = self.served.device();
+        let queue = |index| device.queue_stats(index).map(|stats| counters(index, stats));
+        (0..device.options().queues).filter_map(queue).collect()
+    }
+}
+
+fn options(device: &DeviceSpec) -> BlkOptions {
+    let usual = BlkOptions::default();
+    // A serial number longer than there is room for is cut: what differs is more often in front.
+    let serial = device.serial.as_ref().unwrap_or(&device.name);
+    BlkOptions {
+        queues: device.queues,
+        seg_max: device.seg_max.unwrap_or(usual.seg_max),
+        size_max_bytes: device.size_max_bytes,
+        serial: serial.chars().take(crate::spec::SERIAL_MAX_BYTES).collect(),
+        packed: device.packed,
+        read_only: device.read_only,
+    }
+}
+
+fn counters(index: u16, stats: &QueueStats) -> QueueCounters {
+    let (bytes_read, bytes_written) = (stats.bytes_read.get(), stats.bytes_written.get());
+    QueueCounters {
+        index,
+        kicks: stats.kicks.get(),
+        calls: stats.calls.get(),
+        polls: stats.polls.get(),
+        empty_polls: stats.empty_polls.get(),
+        batches: stats.batches.get(),
+        requests: stats.requests.get(),
+        reads: stats.reads.get(),
+        writes: stats.writes.get(),
+        flushes: stats.flushes.get(),
+        discards: stats.discards.get(),
+        write_zeroes: stats.write_zeroes.get(),
+        errors: stats.errors.get(),
+        rejected: stats.rejected.get(),
+        bytes_read,
+        bytes_written,
+        bytes: bytes_read.saturating_add(bytes_written),
+        latency_ns: Latency::of(&stats.latency),
+    }
+}

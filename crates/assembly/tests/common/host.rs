@@ -1,0 +1,87 @@
+//! A host's NVMe driver, and functions for it.
+
+use std::path::Path;
+use std::time::Instant;
+
+use sidecore_assembly::spec::{DeviceSpec, FrontEndKind, IdleMode, Nanos, Sector};
+use sidecore_driver::{Notify, NvmeClient, NvmeCompletion, NvmeOptions, NvmeQueue, NvmeStatus};
+
+use crate::common::{PATIENCE, device};
+
+/// What the tests read and write at a time.
+#[allow(dead_code)]
+pub const PAGE: usize = 4096;
+
+/// Sidecores that spin for a while, and then sleep.
+#[allow(dead_code)]
+pub const ADAPTIVE: IdleMode = IdleMode::Adaptive { spin: Nanos::from_micros(50) };
+
+/// An NVMe function in front of the store of the same name, with its socket in `directory`, on the sidecore `sc0`.
+#[allow(dead_code)]
+pub fn function(directory: &Path, name: &str, idle: IdleMode) -> DeviceSpec {
+    DeviceSpec { front_end: FrontEndKind::Nvme, packed: false, idle, ..device(directory, name) }
+}
+
+/// Connects to a function.
+#[allow(dead_code)]
+pub fn connect(socket: &Path) -> NvmeClient {
+    connect_as(socket, &NvmeOptions::default())
+}
+
+/// Connects to a function; on ordinary pages, which there are always enough of.
+#[allow(dead_code)]
+pub fn connect_as(socket: &Path, options: &NvmeOptions) -> NvmeClient {
+    NvmeClient::connect(socket, &NvmeOptions { huge_pages: false, ..options.clone() }).unwrap()
+}
+
+/// Shows what was submitted, and waits for so many completions.
+#[allow(dead_code)]
+pub fn complete(queue: &mut NvmeQueue, count: usize) -> Vec<NvmeCompletion> {
+    queue.publish().unwrap();
+    let mut completions = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    while completions.len() < count {
+        assert!(Instant::now() < deadline, "{} of {count} completions", completions.len());
+        if queue.notify() == Notify::Interrupt {
+            queue.wait(PATIENCE).unwrap();
+        } else {
+            // The sidecore may need this core.
+            std::thread::yield_now();
+        }
+        queue.poll_completions(&mut completions).unwrap();
+    }
+    completions
+}
+
+/// Writes a page full of one byte.
+#[allow(dead_code)]
+pub fn write(queue: &mut NvmeQueue, sector: u64, byte: u8) -> NvmeStatus {
+    let slot = queue.take_slot().unwrap();
+    queue.write_data(slot, 0, &[byte; PAGE]);
+    queue.submit_write(slot, Sector(sector), PAGE as u32).unwrap();
+    let status = complete(queue, 1)[0].status;
+    queue.release_slot(slot);
+    status
+}
+
+/// Reads a page that is full of one byte.
+#[allow(dead_code)]
+pub fn read(queue: &mut NvmeQueue, sector: u64) -> u8 {
+    let slot = queue.take_slot().unwrap();
+    queue.submit_read(slot, Sector(sector), PAGE as u32).unwrap();
+    assert_eq!(complete(queue, 1)[0].status, NvmeStatus::OK);
+    let mut data = vec![0; PAGE];
+    assert_eq!(queue.read_data(slot, 0, &mut data), PAGE);
+    queue.release_slot(slot);
+    assert!(data.iter().all(|byte| *byte == data[0]), "a page of several bytes");
+    data[0]
+}
+
+/// Makes what was written durable.
+#[allow(dead_code)]
+pub fn flush(queue: &mut NvmeQueue) {
+    let slot = queue.take_slot().unwrap();
+    queue.submit_flush(slot).unwrap();
+    assert_eq!(complete(queue, 1)[0].status, NvmeStatus::OK);
+    queue.release_slot(slot);
+}

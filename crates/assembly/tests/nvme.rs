@@ -1,0 +1,344 @@
+//! NVMe functions of a running assembly, driven by a host's driver.
+
+mod common;
+#[path = "common/graph.rs"]
+mod graph;
+#[path = "common/host.rs"]
+mod host;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use sidecore_assembly::report::DeviceState;
+use sidecore_assembly::spec::{IdleMode, Sector, Spec, StoreKind, VolumeSpec};
+use sidecore_assembly::{Assembly, ControllerHandle};
+use sidecore_driver::{
+    ClientError, Notify, NvmeClient, NvmeCommand, NvmeOptions, NvmeStatus, admin_opcode, io_opcode, register,
+};
+
+use common::{PATIENCE, until};
+use graph::{DISK_BYTES, queue, spec};
+use host::{ADAPTIVE, PAGE, complete, connect, connect_as, flush, read, write};
+
+/// Asynchronous Event Configuration, and its bit for namespaces.
+const EVENT_CONFIGURATION: u32 = 0x0B;
+const NAMESPACE_NOTICES: u32 = 1 << 8;
+/// What the completion of an event says: a notice, namespace attribute changed, log page 04h.
+const NAMESPACE_CHANGED: u32 = 0x0004_0002;
+const CHANGED_NAMESPACES: u32 = 0x04;
+
+fn pool(assembly: &Assembly) -> &ControllerHandle {
+    &assembly.controllers()[0]
+}
+
+#[test]
+fn what_is_written_is_read_from_every_store_and_however_the_sidecore_waits() {
+    for idle in [IdleMode::Poll, ADAPTIVE, IdleMode::Interrupt] {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = spec(directory.path(), idle, &["mem", "file", "one"]);
+        let assembly = Assembly::start(&spec).unwrap();
+        for (index, device) in spec.devices.iter().enumerate() {
+            for (notify, byte) in [(Notify::Polled, 1), (Notify::Interrupt, 2)] {
+                let mut client = connect_as(&device.socket, &NvmeOptions { notify, ..NvmeOptions::default() });
+                assert_eq!(client.namespace().len_bytes(), DISK_BYTES);
+                let queue = queue(&mut client);
+                assert_eq!(queue.has_mapped_doorbells(), idle == IdleMode::Poll);
+                for sector in [0, 8, DISK_BYTES / 512 - 8] {
+                    assert_eq!(write(queue, sector, byte), NvmeStatus::OK);
+                }
+                flush(queue);
+                for sector in [0, 8, DISK_BYTES / 512 - 8] {
+                    assert_eq!(read(queue, sector), byte, "{} at {sector}", device.name);
+                }
+                assert_eq!(read(queue, 512), 0, "what was never written is zeros");
+                until(&assembly, index, |report| report.state == DeviceState::Running);
+            }
+        }
+        assembly.drain();
+        assert_eq!(std::fs::read(directory.path().join("file.img")).unwrap()[4096], 2);
+    }
+}
+
+#[test]
+fn reports_and_counters_tell_what_a_function_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path(), ADAPTIVE, &["one", "mem"]);
+    let wide = &mut spec.devices[1];
+    (wide.queues, wide.sidecores, wide.idle) = (4, vec!["sc0".to_owned(), "sc1".to_owned()], IdleMode::Poll);
+    (wide.block_bytes, wide.read_only) = (Some(4096), true);
+    let assembly = Assembly::start(&spec).unwrap();
+    let waiting = assembly.devices().swap_remove(0);
+    assert_eq!((waiting.state, waiting.queues_running), (DeviceState::Waiting, 0));
+    let mut client = connect(&spec.devices[0].socket);
+    let running = until(&assembly, 0, |report| report.state == DeviceState::Running);
+    let names = (running.front_end.as_str(), running.store.as_str(), running.store_type.as_str());
+    assert_eq!(names, ("nvme", "one", "volume"));
+    assert_eq!((running.controller.as_deref(), running.volume.as_deref()), (Some("pool"), Some("one")));
+    assert_eq!((running.capacity_bytes, running.block_bytes, running.read_only), (DISK_BYTES, 512, false));
+    assert_eq!((running.queues, running.queues_running, running.idle.as_str()), (1, 1, "adaptive"));
+    assert_eq!((running.reason, running.needs_reset), (None, false));
+
+    let queue = queue(&mut client);
+    for sector in 0..10 {
+        write(queue, sector * 8, 1);
+        read(queue, sector * 8);
+    }
+    flush(queue);
+    let slot = queue.take_slot().unwrap();
+    queue.submit_read(slot, Sector(DISK_BYTES / 512), 512).unwrap();
+    assert!(!complete(queue, 1)[0].status.is_ok());
+    let kicks = queue.counters().kicks;
+    let stats = assembly.stats();
+    let [counted] = &stats.devices[0].queues[..] else { panic!("{stats:?}") };
+    assert_eq!((counted.index, counted.reads, counted.writes, counted.flushes), (1, 10, 10, 1));
+    assert_eq!((counted.bytes_read, counted.bytes_written, counted.bytes), (40_960, 40_960, 81_920));
+    assert_eq!((counted.rejected, counted.errors), (1, 0), "{counted:?}");
+    assert!(counted.latency_ns.count >= 21, "{counted:?}");
+    assert!(counted.kicks > 0 && counted.kicks <= kicks, "{counted:?}, {kicks} sent");
+
+    // As many queue pairs as the driver creates, on the sidecores in turn.
+    let options = NvmeOptions { queues: 3, ..NvmeOptions::default() };
+    let mut wide = connect_as(&spec.devices[1].socket, &options);
+    let report = until(&assembly, 1, |report| report.queues_running == 3);
+    assert_eq!((report.queues, report.block_bytes, report.read_only), (4, 512, true));
+    assert_eq!(wide.namespace().block_bytes, 4096);
+    assert_eq!(stats.devices[1].queues.len(), 4);
+    let refused = write(wide.queue(2).unwrap(), 0, 1);
+    assert_eq!(refused.name(), "Namespace is Write Protected", "{refused:?}");
+    assert_eq!(read(wide.queue(2).unwrap(), 0), 0);
+    let on: Vec<u64> = assembly.stats().sidecores.iter().map(|sidecore| sidecore.queues).collect();
+    assert_eq!(on.iter().sum::<u64>(), 4, "{on:?}");
+    drop((client, wide));
+    until(&assembly, 0, |report| report.state == DeviceState::Waiting);
+    let after = assembly.stats();
+    assert_eq!(after.devices[0].queues[0].writes, 10, "counters outlive connections");
+}
+
+#[test]
+fn a_volume_grows_under_its_host_which_is_told() {
+    for idle in [IdleMode::Poll, ADAPTIVE] {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = spec(directory.path(), idle, &["one"]);
+        let assembly = Assembly::start(&spec).unwrap();
+        let mut client = connect(&spec.devices[0].socket);
+        let set = NvmeCommand::new(admin_opcode::SET_FEATURES, 0).dword(10, EVENT_CONFIGURATION);
+        assert!(client.admin().run(set.dword(11, NAMESPACE_NOTICES)).unwrap().status.is_ok());
+        let event = client.admin().submit(NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0)).unwrap();
+        let beyond = DISK_BYTES / 512;
+        assert_eq!(write(queue(&mut client), beyond, 1).name(), "LBA Out of Range");
+
+        pool(&assembly).resize_volume("one", 2 * DISK_BYTES).unwrap();
+        let told = client.admin().wait(event).unwrap();
+        assert_eq!((told.result, told.status), (NAMESPACE_CHANGED, NvmeStatus::OK));
+        let mut changed = [0; 4096];
+        let get = NvmeCommand::new(admin_opcode::GET_LOG_PAGE, u32::MAX);
+        let get = get.dword(10, CHANGED_NAMESPACES | (4096 / 4 - 1) << 16);
+        assert!(client.admin().read(get, &mut changed).unwrap().status.is_ok());
+        assert_eq!(changed[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(client.read_namespace().unwrap().len_bytes(), 2 * DISK_BYTES);
+        assert_eq!(write(queue(&mut client), beyond, 1), NvmeStatus::OK);
+        assert_eq!((read(queue(&mut client), beyond), read(queue(&mut client), 0)), (1, 0));
+        assert_eq!(assembly.devices()[0].capacity_bytes, 2 * DISK_BYTES);
+
+        // Under load as well, and nothing fails.
+        let mut busy = client.take_queue(0).unwrap();
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut rounds = 0_u64;
+                while !ends.load(Ordering::Relaxed) {
+                    assert_eq!(write(&mut busy, rounds % 100 * 8, rounds as u8), NvmeStatus::OK);
+                    rounds += 1;
+                }
+                rounds
+            });
+            let steps: Vec<u64> = (3..10).map(|step| step * DISK_BYTES).collect();
+            let told = steps.iter().map(|size_bytes| {
+                let resized = pool(&assembly).resize_volume("one", *size_bytes).is_ok();
+                client.read_namespace().ok().filter(|_| resized).map(|namespace| namespace.len_bytes())
+            });
+            let told: Vec<_> = told.collect();
+            ends.store(true, Ordering::Relaxed);
+            assert!(writer.join().unwrap() > 0);
+            assert_eq!(told, steps.into_iter().map(Some).collect::<Vec<_>>());
+        });
+    }
+}
+
+/// Writes pages until the function is gone, and counts those that were acknowledged.
+fn write_until_gone(client: &mut NvmeClient, acknowledged: &AtomicU64) {
+    let mut queue = client.take_queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    let mut completions = Vec::new();
+    'busy: for count in 0_u64.. {
+        queue.write_data(slot, 0, &[count as u8 | 1; PAGE]);
+        queue.submit_write(slot, Sector(count % 64 * 8), PAGE as u32).unwrap();
+        if queue.publish().is_err() {
+            break;
+        }
+        for looks in 1_u64.. {
+            if queue.poll_completions(&mut completions).unwrap() > 0 {
+                break;
+            }
+            // Mapped doorbells do not tell that nobody looks at them any more.
+            if looks.is_multiple_of(1000) && client.read_register32(register::CSTS).is_err() {
+                break 'busy;
+            }
+            std::thread::yield_now();
+        }
+        assert_eq!(completions.pop().unwrap().status, NvmeStatus::OK);
+        acknowledged.fetch_add(1, Ordering::Relaxed);
+    }
+    client.put_queue(queue);
+}
+
+/// Waits until there are so many; false if that takes too long.
+fn reaches(count: &AtomicU64, least: u64) -> bool {
+    let deadline = Instant::now() + PATIENCE;
+    while count.load(Ordering::Relaxed) < least && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    count.load(Ordering::Relaxed) >= least
+}
+
+#[test]
+fn a_busy_function_is_removed_and_comes_back() {
+    for idle in [IdleMode::Poll, ADAPTIVE] {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = spec(directory.path(), idle, &["mem", "file", "one"]);
+        let assembly = Assembly::start(&spec).unwrap();
+        for device in &spec.devices[1..] {
+            let mut client = connect(&device.socket);
+            let acknowledged = AtomicU64::new(0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| write_until_gone(&mut client, &acknowledged));
+                let is_busy = reaches(&acknowledged, 100);
+                assembly.remove_device(&device.name).unwrap();
+                assert!(is_busy && !device.socket.exists());
+            });
+            assert!(matches!(client.read_namespace(), Err(ClientError::HungUp { .. })));
+            assert!(assembly.devices().iter().all(|other| other.name != device.name));
+            assembly.add_device(device, None).unwrap();
+            client.reconnect().unwrap();
+            let queue = queue(&mut client);
+            // What was in flight when it went.
+            assert_eq!(complete(queue, 1)[0].status, NvmeStatus::ABORTED_BY_HOST);
+            assert_ne!(read(queue, 0), 0);
+            assert_eq!(write(queue, 0, 7), NvmeStatus::OK);
+        }
+        let mut neighbour = connect(&spec.devices[0].socket);
+        assert_eq!(write(queue(&mut neighbour), 0, 1), NvmeStatus::OK);
+    }
+}
+
+#[test]
+fn a_drain_ends_busy_functions_and_keeps_what_was_written() {
+    for idle in [IdleMode::Poll, IdleMode::Interrupt] {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = spec(directory.path(), idle, &["file", "one", "slow"]);
+        let assembly = Assembly::start(&spec).unwrap();
+        let counts: Vec<AtomicU64> = spec.devices.iter().map(|_| AtomicU64::new(0)).collect();
+        std::thread::scope(|scope| {
+            for (device, count) in spec.devices.iter().zip(&counts) {
+                scope.spawn(|| write_until_gone(&mut connect(&device.socket), count));
+            }
+            let are_busy = counts.iter().all(|count| reaches(count, 3));
+            assembly.drain();
+            assert!(are_busy, "{counts:?}");
+        });
+        assert_eq!(sidecore_block::dropped_tags(), 0);
+        drop(assembly);
+        let _assembly = Assembly::start(&spec).unwrap();
+        for (device, count) in spec.devices.iter().zip(counts).take(2) {
+            let mut client = connect(&device.socket);
+            let last = count.into_inner() - 1;
+            // The next one may have been written as well, elsewhere.
+            assert_eq!(read(queue(&mut client), last % 64 * 8), last as u8 | 1, "{}", device.name);
+        }
+    }
+}
+
+#[test]
+fn functions_of_one_controller_neither_see_nor_manage_each_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path(), IdleMode::Poll, &["one", "two"]);
+    let _assembly = Assembly::start(&spec).unwrap();
+    let [mut one, mut two] = [0, 1].map(|index: usize| connect(&spec.devices[index].socket));
+    assert_eq!(write(queue(&mut one), 8, 1), NvmeStatus::OK);
+    assert_eq!(write(queue(&mut two), 8, 2), NvmeStatus::OK);
+    assert_eq!(write(queue(&mut two), 80, 3), NvmeStatus::OK);
+    assert_eq!((read(queue(&mut one), 8), read(queue(&mut one), 80), read(queue(&mut two), 8)), (1, 0, 2));
+
+    assert_ne!(one.controller().subsystem, two.controller().subsystem);
+    assert_ne!(one.namespace().nguid, two.namespace().nguid);
+    for client in [&mut one, &mut two] {
+        assert_eq!(client.controller().namespaces, 1);
+        assert_eq!(client.active_namespaces().unwrap(), [1]);
+        // OACS: neither Namespace Management nor Virtualization Management.
+        assert_eq!(client.controller().optional_admin_commands & (1 << 3 | 1 << 7), 0);
+        for opcode in [
+            admin_opcode::NAMESPACE_MANAGEMENT,
+            admin_opcode::NAMESPACE_ATTACHMENT,
+            admin_opcode::VIRTUALIZATION_MANAGEMENT,
+        ] {
+            for selection in 0..16 {
+                let command = NvmeCommand::new(opcode, 1).dword(10, selection);
+                let status = client.admin().write(command, &[0; 4096]).unwrap().status;
+                assert_eq!(status.name(), "Invalid Command Opcode", "{opcode:#x}, {selection}");
+            }
+        }
+        // The subsystem's namespaces, and its secondary controllers.
+        for cns in [0x10, 0x11, 0x14, 0x15] {
+            assert!(client.identify(cns, 0).is_err(), "CNS {cns:#x}");
+        }
+        let queue = queue(client);
+        let slot = queue.take_slot().unwrap();
+        for nsid in [0, 2, 3, u32::MAX] {
+            let command = NvmeCommand::new(io_opcode::READ, nsid).blocks(8, 8);
+            queue.submit(slot, command.prp(queue.data_address(slot), 0)).unwrap();
+            assert_eq!(complete(queue, 1)[0].status.name(), "Invalid Namespace or Format", "{nsid}");
+        }
+        queue.release_slot(slot);
+    }
+}
+
+#[test]
+fn names_stay_the_same_and_belong_to_volumes() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path(), IdleMode::Poll, &["one", "two", "mem", "file"]);
+    let names = |spec: &Spec| {
+        let assembly = Assembly::start(spec).unwrap();
+        let names: Vec<_> = spec
+            .devices
+            .iter()
+            .map(|device| {
+                let client = connect(&device.socket);
+                let controller = client.controller().clone();
+                (client.namespace().nguid, controller.serial, controller.subsystem)
+            })
+            .collect();
+        drop(assembly);
+        names
+    };
+    let before = names(&spec);
+    assert_eq!(names(&spec), before);
+    for (index, name) in before.iter().enumerate() {
+        assert_ne!(name.0, [0; 16]);
+        assert!(name.2.starts_with("nqn."), "{name:?}");
+        for other in &before[..index] {
+            assert!(name.0 != other.0 && name.1 != other.1 && name.2 != other.2, "{name:?} and {other:?}");
+        }
+    }
+    // Another device, the same volume, and that under another name; the one that has its name now is another.
+    spec.devices[0].name = "other".to_owned();
+    spec.devices[0].serial = Some("S123".to_owned());
+    let assembly = Assembly::start(&spec).unwrap();
+    pool(&assembly).rename_volume("one", "renamed").unwrap();
+    pool(&assembly).create_volume("one", DISK_BYTES, None).unwrap();
+    drop(assembly);
+    assert_ne!(names(&spec)[0].0, before[0].0);
+    spec.stores[3].kind = StoreKind::Volume(VolumeSpec::new("pool", "renamed"));
+    let after = names(&spec);
+    assert_eq!((after[0].0, after[0].1.as_str()), (before[0].0, "S123"));
+    assert_eq!(after[1..], before[1..]);
+}

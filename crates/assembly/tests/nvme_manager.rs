@@ -1,0 +1,427 @@
+//! A controller's physical function as an NVMe function: its host manages the volumes, and who serves them.
+
+mod common;
+#[path = "common/host.rs"]
+mod host;
+
+use std::path::Path;
+use std::time::Instant;
+
+use sidecore_assembly::report::DeviceState;
+use sidecore_assembly::spec::{
+    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, IdleMode, SidecoreSpec, Spec, StoreKind, StoreSpec, VolumeSpec,
+};
+use sidecore_assembly::{Assembly, ControllerHandle, ErrorKind};
+use sidecore_driver::{NvmeClient, NvmeCommand, NvmeStatus, admin_opcode, register};
+
+use common::{PATIENCE, device, until};
+use host::{ADAPTIVE, connect, function, read, write};
+
+const STORE_BYTES: u64 = 64 << 20;
+const VOLUME_BYTES: u64 = 8 << 20;
+
+/// Where the devices are in the list.
+const ONE: usize = 1;
+const TWO: usize = 2;
+
+/// Statuses, type and code.
+const OK: u16 = 0;
+const INVALID_FIELD: u16 = 0x002;
+const INVALID_NAMESPACE: u16 = 0x00B;
+const OPERATION_DENIED: u16 = 0x015;
+const INVALID_FORMAT: u16 = 0x10A;
+const INSUFFICIENT_CAPACITY: u16 = 0x115;
+const ALREADY_ATTACHED: u16 = 0x118;
+const IS_PRIVATE: u16 = 0x119;
+const NOT_ATTACHED: u16 = 0x11A;
+const LIST_INVALID: u16 = 0x11C;
+const INVALID_CONTROLLER: u16 = 0x11F;
+const INVALID_RESOURCE: u16 = 0x122;
+const ATTACHMENT_LIMIT: u16 = 0x127;
+
+fn volume(name: &str) -> StoreSpec {
+    let spec = VolumeSpec { size_bytes: Some(VOLUME_BYTES), ..VolumeSpec::new("pool", name) };
+    StoreSpec { name: name.to_owned(), kind: StoreKind::Volume(spec) }
+}
+
+/// The physical function, and two virtual ones.
+fn spec(directory: &Path, idle: IdleMode) -> Spec {
+    let path = directory.join("pool.img");
+    if !path.exists() {
+        std::fs::File::create(&path).unwrap().set_len(STORE_BYTES).unwrap();
+    }
+    let file = StoreKind::File(FileOptions { direct: false, ..FileOptions::new(path) });
+    let pf = StoreKind::PhysicalFunction { controller: "pool".to_owned() };
+    Spec {
+        sidecores: ["sc0", "sc1"].map(|name| SidecoreSpec { name: name.to_owned(), cpu: None }).to_vec(),
+        stores: [("below", file), ("pf", pf)]
+            .map(|(name, kind)| StoreSpec { name: name.to_owned(), kind })
+            .into_iter()
+            .chain(["one", "two"].map(volume))
+            .collect(),
+        controllers: vec![ControllerSpec {
+            format: Some(FormatSpec::default()),
+            physical_function: true,
+            ..ControllerSpec::new("pool", "below")
+        }],
+        devices: ["pf", "one", "two"].map(|name| function(directory, name, idle)).to_vec(),
+    }
+}
+
+fn pool(assembly: &Assembly) -> &ControllerHandle {
+    &assembly.controllers()[0]
+}
+
+fn volumes(assembly: &Assembly) -> Vec<String> {
+    pool(assembly).volumes().unwrap().into_iter().map(|volume| volume.name).collect()
+}
+
+fn run(pf: &mut NvmeClient, command: NvmeCommand, data: &[u8]) -> (u16, u32) {
+    let completion = pf.admin().write(command, data).unwrap();
+    (completion.status.0 & 0x7FF, completion.result)
+}
+
+/// Namespace Management, Create: so many blocks, in that LBA format.
+fn create(pf: &mut NvmeClient, blocks: u64, format: u8) -> (u16, u32) {
+    let mut data = [0; 4096];
+    data[..8].copy_from_slice(&blocks.to_le_bytes());
+    data[8..16].copy_from_slice(&blocks.to_le_bytes());
+    data[26] = format;
+    run(pf, NvmeCommand::new(admin_opcode::NAMESPACE_MANAGEMENT, 0), &data)
+}
+
+/// Namespace Management, Delete.
+fn delete(pf: &mut NvmeClient, namespace: u32) -> u16 {
+    let command = NvmeCommand::new(admin_opcode::NAMESPACE_MANAGEMENT, namespace).dword(10, 1);
+    run(pf, command, &[0; 4096]).0
+}
+
+/// Namespace Attachment: 0 attaches, 1 detaches.
+fn attachment(pf: &mut NvmeClient, selection: u32, namespace: u32, controllers: &[u16]) -> u16 {
+    let mut data = [0; 4096];
+    data[..2].copy_from_slice(&(controllers.len() as u16).to_le_bytes());
+    for (index, id) in controllers.iter().enumerate() {
+        data[2 + index * 2..][..2].copy_from_slice(&id.to_le_bytes());
+    }
+    let command = NvmeCommand::new(admin_opcode::NAMESPACE_ATTACHMENT, namespace).dword(10, selection);
+    run(pf, command, &data).0
+}
+
+fn attach(pf: &mut NvmeClient, namespace: u32, controller: u16) -> u16 {
+    attachment(pf, 0, namespace, &[controller])
+}
+
+fn detach(pf: &mut NvmeClient, namespace: u32, controller: u16) -> u16 {
+    attachment(pf, 1, namespace, &[controller])
+}
+
+/// Virtualization Management.
+fn virtualization(pf: &mut NvmeClient, controller: u16, action: u32) -> u16 {
+    let command = NvmeCommand::new(admin_opcode::VIRTUALIZATION_MANAGEMENT, 0);
+    run(pf, command.dword(10, u32::from(controller) << 16 | action), &[]).0
+}
+
+fn ids(list: &[u8]) -> Vec<u32> {
+    let ids = list.chunks_exact(4).map(|id| u32::from_le_bytes(id.try_into().unwrap()));
+    ids.take_while(|id| *id != 0).collect()
+}
+
+/// The allocated namespaces.
+fn allocated(pf: &mut NvmeClient) -> Vec<u32> {
+    ids(&pf.identify(0x10, 0).unwrap()[..])
+}
+
+/// The controllers that a namespace is attached to.
+fn attached(pf: &mut NvmeClient, namespace: u32) -> Vec<u16> {
+    let list = pf.identify(0x12, namespace).unwrap();
+    let ids = list.chunks_exact(2).map(|id| u16::from_le_bytes(id.try_into().unwrap()));
+    let ids: Vec<u16> = ids.collect();
+    ids[1..][..usize::from(ids[0])].to_vec()
+}
+
+/// The secondary controllers, and whether they are online.
+fn secondary(pf: &mut NvmeClient) -> Vec<(u16, bool)> {
+    let list = pf.identify(0x15, 0).unwrap();
+    let entry = |at: usize| (u16::from_le_bytes([list[at], list[at + 1]]), list[at + 4] == 1);
+    (1..=usize::from(list[0])).map(|index| entry(index * 32)).collect()
+}
+
+fn status(client: &mut NvmeClient, sector: u64) -> NvmeStatus {
+    write(client.queue(0).unwrap(), sector, 9)
+}
+
+#[test]
+fn the_primary_controller_knows_volumes_and_functions() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path(), IdleMode::Poll);
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut pf = connect(&spec.devices[0].socket);
+    let both = 1 << 3 | 1 << 7;
+    assert_eq!(pf.controller().optional_admin_commands & both, both);
+    assert_eq!(pf.controller().model, "Sidecore physical function");
+    assert_eq!(pf.active_namespaces().unwrap(), [1], "its own is the whole store");
+    assert_eq!(pf.namespace().len_bytes(), STORE_BYTES);
+    assert_eq!(allocated(&mut pf), [1, 2, 3]);
+    assert_eq!((attached(&mut pf, 1), attached(&mut pf, 2), attached(&mut pf, 3)), (vec![0], vec![1], vec![2]));
+    assert_eq!(secondary(&mut pf), [(1, true), (2, true)]);
+    let controllers = pf.identify(0x13, 0).unwrap();
+    assert_eq!(controllers[..8], [3, 0, 0, 0, 1, 0, 2, 0]);
+    // What it is told of a volume is what the volume's own host is told.
+    let two = connect(&spec.devices[TWO].socket);
+    let told = pf.identify(0x11, 3).unwrap();
+    assert_eq!(told[..8], two.namespace().blocks.to_le_bytes());
+    assert_eq!(told[104..120], two.namespace().nguid);
+    let capabilities = pf.identify(0x14, 0).unwrap();
+    assert_eq!(capabilities[4], 0, "nothing that could be assigned");
+    let capacity = u128::from_le_bytes(pf.identify(1, 0).unwrap()[280..296].try_into().unwrap());
+    assert!(capacity > 0 && capacity <= STORE_BYTES.into(), "{capacity}");
+
+    // Whoever makes a volume or a device.
+    pool(&assembly).snapshot_volume("one", "before").unwrap();
+    assert_eq!(allocated(&mut pf), [1, 2, 3, 4]);
+    assert_eq!(pf.identify(0x11, 4).unwrap()[99] & 1, 1, "it is write protected");
+    pool(&assembly).delete_volume("before").unwrap();
+    assert_eq!(allocated(&mut pf), [1, 2, 3]);
+    pool(&assembly).resize_volume("two", 2 * VOLUME_BYTES).unwrap();
+    assert_eq!(pf.identify(0x11, 3).unwrap()[..8], (2 * VOLUME_BYTES / 512).to_le_bytes());
+    assembly.remove_device("one").unwrap();
+    assert_eq!(secondary(&mut pf), [(2, true)]);
+    assert_eq!(attached(&mut pf, 2), []);
+    assembly.add_device(&spec.devices[ONE], None).unwrap();
+    assert_eq!(secondary(&mut pf), [(1, true), (2, true)]);
+    // One that is only read manages nothing.
+    let reader = DeviceSpec { read_only: true, store: "pf".to_owned(), ..function(directory.path(), "r", ADAPTIVE) };
+    assembly.add_device(&reader, None).unwrap();
+    let reader = connect(&reader.socket);
+    assert_eq!(reader.controller().optional_admin_commands & both, 0);
+}
+
+#[test]
+fn namespaces_are_created_and_deleted() {
+    for idle in [IdleMode::Poll, ADAPTIVE] {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = spec(directory.path(), idle);
+        let assembly = Assembly::start(&spec).unwrap();
+        let mut pf = connect(&spec.devices[0].socket);
+        assert_eq!(create(&mut pf, 8192, 0), (OK, 4));
+        assert_eq!(create(&mut pf, 2048, 0), (OK, 5));
+        assert_eq!(volumes(&assembly), ["one", "two", "ns-4", "ns-5"]);
+        assert_eq!(pool(&assembly).volume("ns-4").unwrap().size_bytes, 8192 * 512);
+        assert_eq!(allocated(&mut pf), [1, 2, 3, 4, 5]);
+        assert_eq!((attached(&mut pf, 4), delete(&mut pf, 4)), (vec![], OK));
+        assert_eq!(allocated(&mut pf), [1, 2, 3, 5]);
+        // The number is free again, but somebody has taken the name that goes with it.
+        pool(&assembly).rename_volume("ns-5", "ns-4").unwrap();
+        assert_eq!(create(&mut pf, 2048, 0), (OK, 6));
+        assert_eq!(volumes(&assembly), ["one", "two", "ns-4", "ns-6"]);
+        // What cannot be.
+        assert_eq!(create(&mut pf, 8192, 1).0, INVALID_FORMAT, "the store has blocks of 512 bytes");
+        assert_eq!(create(&mut pf, 3, 0).0, INVALID_FORMAT, "the controller has blocks of 1 KiB");
+        assert_eq!(create(&mut pf, 0, 0).0, INVALID_FIELD);
+        assert_eq!(create(&mut pf, u64::MAX >> 10, 0).0, INSUFFICIENT_CAPACITY);
+        assert_eq!(delete(&mut pf, 1), OPERATION_DENIED, "the whole store");
+        assert_eq!((delete(&mut pf, 2), delete(&mut pf, u32::MAX)), (OPERATION_DENIED, OPERATION_DENIED));
+        assert_eq!((delete(&mut pf, 77), delete(&mut pf, 0)), (INVALID_FIELD, INVALID_NAMESPACE));
+        assert_eq!(volumes(&assembly).len(), 4);
+        // All of them, when none is attached.
+        assert_eq!((detach(&mut pf, 2, 1), detach(&mut pf, 3, 2)), (OK, OK));
+        assert_eq!((delete(&mut pf, u32::MAX), volumes(&assembly).len()), (OK, 0));
+        assert_eq!(allocated(&mut pf), [1]);
+        assert!(pool(&assembly).check().unwrap().clean);
+    }
+}
+
+#[test]
+fn a_function_serves_what_is_attached_to_it() {
+    for idle in [IdleMode::Poll, ADAPTIVE] {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = spec(directory.path(), idle);
+        let assembly = Assembly::start(&spec).unwrap();
+        let mut pf = connect(&spec.devices[0].socket);
+        let mut one = connect(&spec.devices[ONE].socket);
+        assert_eq!(write(one.queue(0).unwrap(), 8, 1), NvmeStatus::OK);
+        let nguid = one.namespace().nguid;
+        let set = NvmeCommand::new(admin_opcode::SET_FEATURES, 0).dword(10, 0x0B).dword(11, 1 << 8);
+        assert!(one.admin().run(set).unwrap().status.is_ok());
+        let event = one.admin().submit(NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0)).unwrap();
+
+        // Its host sees it go.
+        assert_eq!(detach(&mut pf, 2, 1), OK);
+        assert!(one.admin().wait(event).unwrap().status.is_ok());
+        assert_eq!(one.active_namespaces().unwrap(), []);
+        assert_eq!(status(&mut one, 8).name(), "Invalid Field in Command", "the number of no active namespace");
+        let report = assembly.devices().swap_remove(ONE);
+        assert_eq!((report.volume, report.capacity_bytes), (None, 0));
+        assert_eq!(attached(&mut pf, 2), []);
+        assert_eq!((detach(&mut pf, 2, 1), detach(&mut pf, 3, 1)), (NOT_ATTACHED, NOT_ATTACHED));
+
+        // And another one come.
+        assert_eq!(create(&mut pf, 4096, 0), (OK, 4));
+        assert_eq!(attachment(&mut pf, 0, 4, &[1, 2]), IS_PRIVATE);
+        assert_eq!((attach(&mut pf, 4, 2), attach(&mut pf, 3, 1)), (ATTACHMENT_LIMIT, IS_PRIVATE));
+        assert_eq!((attach(&mut pf, 4, 0), attach(&mut pf, 4, 9)), (LIST_INVALID, LIST_INVALID));
+        assert_eq!((attach(&mut pf, 4, 1), attach(&mut pf, 4, 1)), (OK, ALREADY_ATTACHED));
+        assert_eq!(attached(&mut pf, 4), [1]);
+        assert_eq!(one.active_namespaces().unwrap(), [1]);
+        assert_eq!(one.read_namespace().unwrap().len_bytes(), 4096 * 512);
+        assert_ne!(one.namespace().nguid, nguid);
+        assert_eq!(read(one.queue(0).unwrap(), 8), 0);
+        assert_eq!(write(one.queue(0).unwrap(), 8, 4), NvmeStatus::OK);
+        let report = assembly.devices().swap_remove(ONE);
+        assert_eq!((report.volume.as_deref(), report.capacity_bytes), (Some("ns-4"), 4096 * 512));
+        assert_eq!(delete(&mut pf, 4), OPERATION_DENIED);
+        // It grows as any other does.
+        pool(&assembly).resize_volume("ns-4", 4 << 20).unwrap();
+        assert_eq!(one.read_namespace().unwrap().len_bytes(), 4 << 20);
+
+        // Back again: what was written is there, and nothing of the other one.
+        assert_eq!((detach(&mut pf, 4, 1), attach(&mut pf, 2, 1)), (OK, OK));
+        assert_eq!(one.read_namespace().unwrap().nguid, nguid);
+        assert_eq!(read(one.queue(0).unwrap(), 8), 1);
+        assert_eq!(delete(&mut pf, 4), OK);
+        // A client that comes later sees the same.
+        assert_eq!((detach(&mut pf, 3, 2), detach(&mut pf, 2, 1), attach(&mut pf, 2, 2)), (OK, OK, OK));
+        let mut two = connect(&spec.devices[TWO].socket);
+        assert_eq!(read(two.queue(0).unwrap(), 8), 1);
+        assert!(pool(&assembly).check().unwrap().clean);
+        assembly.drain();
+        assert_eq!(sidecore_block::dropped_tags(), 0);
+    }
+}
+
+#[test]
+fn nothing_is_written_to_by_two_or_deleted_under_anybody() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path(), ADAPTIVE);
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut pf = connect(&spec.devices[0].socket);
+    assert_eq!((create(&mut pf, 4096, 0), create(&mut pf, 4096, 0)), ((OK, 4), (OK, 5)));
+    // A disk of another kind writes to one of them.
+    let kind = StoreKind::Volume(VolumeSpec::new("pool", "ns-4"));
+    let other = DeviceSpec { store: "other".to_owned(), ..device(directory.path(), "blk") };
+    assembly.add_device(&other, Some(&StoreSpec { name: "other".to_owned(), kind })).unwrap();
+    assert_eq!(detach(&mut pf, 2, 1), OK);
+    assert_eq!((attach(&mut pf, 4, 1), delete(&mut pf, 4)), (IS_PRIVATE, OPERATION_DENIED));
+    // Not under another name either.
+    pool(&assembly).rename_volume("ns-4", "renamed").unwrap();
+    assert_eq!((attach(&mut pf, 4, 1), delete(&mut pf, 4)), (IS_PRIVATE, OPERATION_DENIED));
+    assert_eq!(assembly.devices()[3].volume.as_deref(), Some("renamed"));
+    assembly.remove_device("blk").unwrap();
+    assert_eq!(attach(&mut pf, 4, 1), OK);
+    // And the other way round.
+    let kind = StoreKind::Volume(VolumeSpec::new("pool", "renamed"));
+    let store = StoreSpec { name: "other".to_owned(), kind };
+    assert!(assembly.add_device(&other, Some(&store)).is_err());
+    assert_eq!(pool(&assembly).delete_volume("renamed").unwrap_err().kind, ErrorKind::Conflict);
+    // What was detached can be had by others, and deleted.
+    let kind = StoreKind::Volume(VolumeSpec::new("pool", "one"));
+    assembly.add_device(&other, Some(&StoreSpec { name: "other".to_owned(), kind })).unwrap();
+    assert_eq!(attach(&mut pf, 2, 1), ATTACHMENT_LIMIT);
+    assembly.remove_device("blk").unwrap();
+    assert_eq!(delete(&mut pf, 2), OK);
+    // A device goes with what is attached to it, and comes back with what it was configured with.
+    let mut one = connect(&spec.devices[ONE].socket);
+    assert_eq!(status(&mut one, 8), NvmeStatus::OK);
+    assembly.remove_device("one").unwrap();
+    assert_eq!((attach(&mut pf, 5, 1), delete(&mut pf, 4)), (LIST_INVALID, OK));
+    assembly.add_device(&spec.devices[ONE], None).unwrap();
+    assert_eq!(assembly.devices().pop().unwrap().volume.as_deref(), Some("one"));
+    assert_eq!((allocated(&mut pf), attached(&mut pf, 2)), (vec![1, 2, 3, 5], vec![1]));
+}
+
+#[test]
+fn secondary_controllers_are_taken_offline_and_online() {
+    for idle in [IdleMode::Poll, ADAPTIVE] {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = spec(directory.path(), idle);
+        let assembly = Assembly::start(&spec).unwrap();
+        let mut pf = connect(&spec.devices[0].socket);
+        let mut one = connect(&spec.devices[ONE].socket);
+        assert_eq!(write(one.queue(0).unwrap(), 8, 1), NvmeStatus::OK);
+        assert_eq!(virtualization(&mut pf, 1, 7), OK);
+        assert_eq!(secondary(&mut pf), [(1, false), (2, true)]);
+        assert_eq!(one.read_register32(register::CSTS).unwrap(), 2, "fatal, not ready");
+        let report = until(&assembly, ONE, |report| report.state == DeviceState::Broken);
+        assert!(report.reason.unwrap().contains("offline") && !report.needs_reset);
+        one.write_register32(register::CC, 0x0046_0001).unwrap();
+        one.transport().reset().unwrap();
+        one.write_register32(register::CC, 0x0046_0001).unwrap();
+        assert_eq!(one.read_register32(register::CSTS).unwrap(), 2, "it cannot be enabled");
+        drop(one);
+        // Its neighbour does not mind.
+        let mut two = connect(&spec.devices[TWO].socket);
+        assert_eq!(status(&mut two, 8), NvmeStatus::OK);
+        // It can be given another volume meanwhile.
+        assert_eq!((detach(&mut pf, 2, 1), create(&mut pf, 4096, 0), attach(&mut pf, 4, 1)), (OK, (OK, 4), OK));
+        assert_eq!(virtualization(&mut pf, 1, 9), OK);
+        assert_eq!(secondary(&mut pf), [(1, true), (2, true)]);
+        let mut one = connect(&spec.devices[ONE].socket);
+        assert_eq!(one.namespace().len_bytes(), 4096 * 512);
+        assert_eq!(status(&mut one, 8), NvmeStatus::OK);
+        until(&assembly, ONE, |report| report.state == DeviceState::Running);
+        assert_eq!(
+            (virtualization(&mut pf, 9, 7), virtualization(&mut pf, 0, 7)),
+            (INVALID_CONTROLLER, INVALID_CONTROLLER)
+        );
+        // Queues and vectors are as they were configured.
+        assert_eq!(virtualization(&mut pf, 0, 1), INVALID_RESOURCE);
+        assert_eq!((virtualization(&mut pf, 1, 7), virtualization(&mut pf, 1, 8)), (OK, INVALID_RESOURCE));
+    }
+}
+
+#[test]
+fn it_is_managed_under_load_and_drained_in_the_middle() {
+    for idle in [IdleMode::Poll, ADAPTIVE] {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = spec(directory.path(), idle);
+        let assembly = Assembly::start(&spec).unwrap();
+        let mut pf = connect(&spec.devices[0].socket);
+        let mut one = connect(&spec.devices[ONE].socket);
+        let mut two = connect(&spec.devices[TWO].socket);
+        assert_eq!(create(&mut pf, 4096, 0), (OK, 4));
+        let deadline = Instant::now() + PATIENCE;
+        std::thread::scope(|scope| {
+            // One has its volume taken away and given back, and fails only in the meantime.
+            let swapped = scope.spawn(|| {
+                let (mut done, mut refused) = (0, 0);
+                while (done < 100 || refused < 10) && Instant::now() < deadline {
+                    match status(&mut one, 8).0 & 0x7FF {
+                        OK => done += 1,
+                        INVALID_FIELD => refused += 1,
+                        other => panic!("status {other:#x}"),
+                    }
+                }
+                assert!(done >= 100 && refused >= 10, "{done} done, {refused} refused");
+            });
+            // Two has all the time what it has.
+            let steady = scope.spawn(|| {
+                for round in 0..200_u64 {
+                    let sector = round % 64 * 8;
+                    assert_eq!(write(two.queue(0).unwrap(), sector, round as u8), NvmeStatus::OK);
+                    assert_eq!(read(two.queue(0).unwrap(), sector), round as u8);
+                }
+            });
+            while !swapped.is_finished() || !steady.is_finished() {
+                assert_eq!((detach(&mut pf, 2, 1), attach(&mut pf, 4, 1)), (OK, OK));
+                assert_eq!((detach(&mut pf, 4, 1), attach(&mut pf, 2, 1)), (OK, OK));
+                assert_eq!(create(&mut pf, 2048, 0), (OK, 5));
+                assert_eq!(delete(&mut pf, 5), OK);
+            }
+        });
+        assert!(pool(&assembly).check().unwrap().clean);
+        // Nobody waits for the answers to these.
+        for namespace in [2, 4] {
+            let command = NvmeCommand::new(admin_opcode::NAMESPACE_MANAGEMENT, namespace).dword(10, 1);
+            pf.admin().submit(command).unwrap();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| assembly.drain());
+            scope.spawn(|| assembly.remove_device("one"));
+            scope.spawn(|| drop(pf));
+        });
+        assert!(pool(&assembly).create_volume("late", 4096, None).is_err());
+        drop(assembly);
+        let assembly = Assembly::start(&spec).unwrap();
+        assert!(pool(&assembly).check().unwrap().clean);
+    }
+}

@@ -1,0 +1,39 @@
+//! An NVMe controller behind a vfio-user socket.
+//!
+//! To follow a connection: `wire.rs` has the messages, [`Transport`] the device that they reach (regions, interrupts, DMA),
+//! [`NvmeClient`] the controller that the device is (registers, admin queue, identification), and [`NvmeQueue`] its I/O
+//! queue pairs, whose requests never touch the socket where the controller lets its doorbells be mapped.
+
+mod admin;
+mod bring_up;
+mod buffer;
+mod client;
+mod command;
+mod doorbells;
+mod identify;
+mod options;
+mod plan;
+mod queue;
+mod raw;
+mod registers;
+mod status;
+mod submit;
+mod transport;
+mod wire;
+
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod tests;
+
+pub use admin::{AdminCompletion, NvmeAdmin};
+pub use buffer::DmaBuffer;
+pub use client::NvmeClient;
+pub use command::{NvmeCommand, admin_opcode, io_opcode};
+pub use identify::{NvmeControllerInfo, NvmeNamespaceInfo};
+pub use options::{DataPointers, NvmeOptions};
+pub use queue::{NvmeCompletion, NvmeQueue};
+pub use registers::{NvmeCapabilities, register};
+pub use status::NvmeStatus;
+pub use transport::{DeviceInfo, IrqInfo, MappableArea, RegionInfo, Transport, region, set_irqs};
+pub use wire::RawMessage;
