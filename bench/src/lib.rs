@@ -19,6 +19,7 @@ pub mod lines;
 pub mod load;
 pub mod local_block;
 pub mod nested;
+pub mod nvme_vf;
 pub mod peer;
 pub mod plot;
 pub mod process;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use quanta::Clock;
-use sidecore_driver::{BlkQueue, Completion, Notify, Slot, Status};
+use sidecore_driver::{BlkQueue, ClientError, Completion, Counters, Notify, NvmeCompletion, NvmeQueue, Slot, Status};
 use sidecore_units::{SECTOR_BYTES, Sector};
 
 use crate::stats::Histogram;
@@ -109,91 +109,237 @@ const FIRST_LOOK: u64 = 8;
 /// clock as well.
 const LOOKS_PER_WAIT: u32 = 1 << 16;
 
+/// A queue of either front end. Everything is resolved at compile time: both run the same loop.
+pub trait Queue {
+    /// What it says of a request that is done.
+    type Completion: Copy + std::fmt::Debug;
+    /// The slot of a completion, and whether the request succeeded.
+    fn outcome(completion: Self::Completion) -> (Slot, bool);
+    /// Takes a free slot.
+    fn take_slot(&mut self) -> Option<Slot>;
+    /// Gives it back.
+    fn release_slot(&mut self, slot: Slot);
+    /// Prepares a read.
+    ///
+    /// # Errors
+    /// The slot or the place is not one.
+    fn submit_read(&mut self, slot: Slot, sector: Sector, bytes: u32) -> Result<(), ClientError>;
+    /// Prepares a write.
+    ///
+    /// # Errors
+    /// The slot or the place is not one.
+    fn submit_write(&mut self, slot: Slot, sector: Sector, bytes: u32) -> Result<(), ClientError>;
+    /// Shows the device what was prepared.
+    ///
+    /// # Errors
+    /// It cannot be told.
+    fn publish(&mut self) -> Result<(), ClientError>;
+    /// Appends what has completed, and returns how much that was.
+    ///
+    /// # Errors
+    /// The device completes what it was not given.
+    fn poll_completions(&mut self, completions: &mut Vec<Self::Completion>) -> Result<usize, ClientError>;
+    /// Waits for completions; false if there was none in time.
+    ///
+    /// # Errors
+    /// It cannot wait.
+    fn wait(&mut self, timeout: Duration) -> Result<bool, ClientError>;
+    /// Copies into a slot's buffer.
+    fn write_data(&mut self, slot: Slot, offset_bytes: u32, from: &[u8]) -> usize;
+    /// Reads all of a slot's buffer.
+    fn sum_data(&self, slot: Slot) -> u64;
+    /// Takes the calls that nobody waited for.
+    fn take_calls(&mut self) -> u64;
+    /// What has crossed so far.
+    fn counters(&self) -> Counters;
+    /// Requests that are with the device.
+    fn in_flight(&self) -> u16;
+    /// How it learns of completions.
+    fn notify(&self) -> Notify;
+}
+
+macro_rules! queue {
+    ($queue:ty, $completion:ty, $is_ok:expr) => {
+        impl Queue for $queue {
+            type Completion = $completion;
+            #[inline(always)]
+            fn outcome(completion: $completion) -> (Slot, bool) {
+                let is_ok: fn($completion) -> bool = $is_ok;
+                (completion.slot, is_ok(completion))
+            }
+            #[inline(always)]
+            fn take_slot(&mut self) -> Option<Slot> {
+                <$queue>::take_slot(self)
+            }
+            #[inline(always)]
+            fn release_slot(&mut self, slot: Slot) {
+                <$queue>::release_slot(self, slot);
+            }
+            #[inline(always)]
+            fn submit_read(&mut self, slot: Slot, sector: Sector, bytes: u32) -> Result<(), ClientError> {
+                <$queue>::submit_read(self, slot, sector, bytes)
+            }
+            #[inline(always)]
+            fn submit_write(&mut self, slot: Slot, sector: Sector, bytes: u32) -> Result<(), ClientError> {
+                <$queue>::submit_write(self, slot, sector, bytes)
+            }
+            #[inline(always)]
+            fn publish(&mut self) -> Result<(), ClientError> {
+                <$queue>::publish(self)
+            }
+            #[inline(always)]
+            fn poll_completions(&mut self, completions: &mut Vec<$completion>) -> Result<usize, ClientError> {
+                <$queue>::poll_completions(self, completions)
+            }
+            #[inline(always)]
+            fn wait(&mut self, timeout: Duration) -> Result<bool, ClientError> {
+                <$queue>::wait(self, timeout)
+            }
+            #[inline(always)]
+            fn write_data(&mut self, slot: Slot, offset_bytes: u32, from: &[u8]) -> usize {
+                <$queue>::write_data(self, slot, offset_bytes, from)
+            }
+            #[inline(always)]
+            fn sum_data(&self, slot: Slot) -> u64 {
+                <$queue>::sum_data(self, slot)
+            }
+            #[inline(always)]
+            fn take_calls(&mut self) -> u64 {
+                <$queue>::take_calls(self)
+            }
+            #[inline(always)]
+            fn counters(&self) -> Counters {
+                <$queue>::counters(self)
+            }
+            #[inline(always)]
+            fn in_flight(&self) -> u16 {
+                <$queue>::in_flight(self)
+            }
+            #[inline(always)]
+            fn notify(&self) -> Notify {
+                <$queue>::notify(self)
+            }
+        }
+    };
+}
+
+queue!(BlkQueue, Completion, |completion| completion.status == Status::Ok);
+queue!(NvmeQueue, NvmeCompletion, |completion| completion.status.is_ok());
+
 /// Runs the loop on `queue`, all of whose slots are free, and waits for the last completion.
 ///
 /// # Errors
 /// The device fails a request, or does not answer for some seconds; an interrupt.
-pub fn run(queue: &mut BlkQueue, work: &Work, clock: &Clock) -> Result<Sample> {
-    let slots: Vec<Slot> = (0..work.depth).map_while(|_| queue.take_slot()).collect();
-    ensure!(slots.len() == usize::from(work.depth), "the queue has only {} slots", slots.len());
-    let result = run_on(queue, work, clock, &slots);
-    slots.iter().for_each(|slot| queue.release_slot(*slot));
+pub fn run<Q: Queue>(queue: &mut Q, work: &Work, clock: &Clock) -> Result<Sample> {
+    run_all(std::slice::from_mut(queue), work, clock)
+}
+
+/// The same on several queues in turn, each with `work.depth` requests in flight.
+///
+/// # Errors
+/// As [`run`]; there is no queue.
+pub fn run_all<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock) -> Result<Sample> {
+    let take = |queue: &mut Q| (0..work.depth).map_while(|_| queue.take_slot()).collect::<Vec<Slot>>();
+    let slots: Vec<Vec<Slot>> = queues.iter_mut().map(take).collect();
+    ensure!(slots.iter().all(|slots| slots.len() == usize::from(work.depth)), "a queue has too few slots");
+    let result = run_on(queues, work, clock, &slots);
+    for (queue, slots) in queues.iter_mut().zip(&slots) {
+        slots.iter().for_each(|slot| queue.release_slot(*slot));
+    }
     result
 }
 
-fn run_on(queue: &mut BlkQueue, work: &Work, clock: &Clock, slots: &[Slot]) -> Result<Sample> {
-    let before = queue.counters();
+fn sum<Q: Queue>(queues: &[Q]) -> Counters {
+    queues.iter().map(Queue::counters).fold(Counters::default(), |sum, one| Counters {
+        requests: sum.requests + one.requests,
+        completions: sum.completions + one.completions,
+        kicks: sum.kicks + one.kicks,
+        calls: sum.calls + one.calls,
+    })
+}
+
+fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<Slot>]) -> Result<Sample> {
+    ensure!(!queues.is_empty(), "no queue");
+    let before = sum(queues);
     let pattern = if work.touch && work.write { vec![0x5a; work.bytes as usize] } else { Vec::new() };
     let per_look = (BYTES_PER_LOOK / u64::from(work.bytes.max(1))).clamp(1, REQUESTS_PER_LOOK);
+    let alone = work.depth == 1 && queues.len() == 1;
     let mut places = Places::new(work.blocks);
     let mut latencies = Histogram::default();
-    let mut completions: Vec<Completion> = Vec::with_capacity(slots.len());
+    let mut completions: Vec<Q::Completion> = Vec::with_capacity(usize::from(work.depth));
     let start = clock.raw();
-    for slot in slots {
-        submit(queue, *slot, work.next_sector(&mut places), work, &pattern)?;
+    for (queue, slots) in queues.iter_mut().zip(slots) {
+        for slot in slots {
+            submit(queue, *slot, work.next_sector(&mut places), work, &pattern)?;
+        }
+        queue.publish()?;
     }
-    queue.publish()?;
     let mut since = start;
     let mut done = 0_u64;
     let mut step = per_look.min(FIRST_LOOK);
     let mut look_at = step;
     let mut silence = 0_u32;
-    let finish = loop {
-        completions.clear();
-        if queue.poll_completions(&mut completions)? == 0 {
-            look_on(queue, work, &mut silence)?;
-            continue;
-        }
-        done += completions.len() as u64;
-        if work.depth == 1 {
-            let now = clock.raw();
-            latencies.add(now - since);
-            since = now;
-        }
-        for completion in &completions {
-            ensure!(completion.status == Status::Ok, "the device fails a request: {completion:?}");
-            if work.touch && !work.write {
-                std::hint::black_box(queue.sum_data(completion.slot));
+    let finish = 'load: loop {
+        for queue in &mut *queues {
+            completions.clear();
+            if queue.poll_completions(&mut completions)? == 0 {
+                look_on(queue, work, &mut silence)?;
+                continue;
             }
-            submit(queue, completion.slot, work.next_sector(&mut places), work, &pattern)?;
-        }
-        queue.publish()?;
-        if done >= look_at {
-            step = (step * 2).min(per_look);
-            look_at = done + step;
-            let now = clock.raw();
-            if clock.delta(start, now) >= work.duration {
-                break now;
+            done += completions.len() as u64;
+            if alone {
+                let now = clock.raw();
+                latencies.add(now - since);
+                since = now;
             }
-            stop::check()?;
+            for completion in &completions {
+                let (slot, is_ok) = Q::outcome(*completion);
+                ensure!(is_ok, "the device fails a request: {completion:?}");
+                if work.touch && !work.write {
+                    std::hint::black_box(queue.sum_data(slot));
+                }
+                submit(queue, slot, work.next_sector(&mut places), work, &pattern)?;
+            }
+            queue.publish()?;
+            if done >= look_at {
+                step = (step * 2).min(per_look);
+                look_at = done + step;
+                let now = clock.raw();
+                if clock.delta(start, now) >= work.duration {
+                    break 'load now;
+                }
+                stop::check()?;
+            }
         }
     };
-    while queue.in_flight() > 0 {
-        completions.clear();
-        if queue.poll_completions(&mut completions)? == 0 {
-            look_on(queue, work, &mut silence)?;
+    for queue in &mut *queues {
+        while queue.in_flight() > 0 {
+            completions.clear();
+            if queue.poll_completions(&mut completions)? == 0 {
+                look_on(queue, work, &mut silence)?;
+            }
         }
+        queue.take_calls();
     }
-    queue.take_calls();
-    let after = queue.counters();
+    let after = sum(queues);
     let seconds = clock.delta(start, finish).as_secs_f64();
     let requests = (after.requests - before.requests) as f64;
     // The histogram is in the clock's raw ticks.
     let tick_ns = seconds * 1e9 / (finish - start) as f64;
-    let alone = work.depth == 1;
     let quantile = |share| if alone { latencies.quantile(share) * tick_ns } else { 0.0 };
+    let in_flight = f64::from(work.depth) * queues.len() as f64;
     Ok(Sample {
         iops: done as f64 / seconds,
         latency_p50_ns: quantile(0.5),
         latency_p99_ns: quantile(0.99),
-        latency_mean_ns: seconds * 1e9 * f64::from(work.depth) / done as f64,
+        latency_mean_ns: seconds * 1e9 * in_flight / done as f64,
         kicks_per_request: (after.kicks - before.kicks) as f64 / requests,
         calls_per_request: (after.calls - before.calls) as f64 / requests,
     })
 }
 
 #[inline]
-fn submit(queue: &mut BlkQueue, slot: Slot, sector: Sector, work: &Work, pattern: &[u8]) -> Result<()> {
+fn submit<Q: Queue>(queue: &mut Q, slot: Slot, sector: Sector, work: &Work, pattern: &[u8]) -> Result<()> {
     if work.write {
         if work.touch {
             queue.write_data(slot, 0, pattern);
@@ -210,7 +356,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// There was nothing: sleeps until there is something, or goes on looking.
 #[inline]
-fn look_on(queue: &mut BlkQueue, work: &Work, silence: &mut u32) -> Result<()> {
+fn look_on<Q: Queue>(queue: &mut Q, work: &Work, silence: &mut u32) -> Result<()> {
     *silence = silence.wrapping_add(1);
     if work.yields {
         rustix::thread::sched_yield();
@@ -221,7 +367,7 @@ fn look_on(queue: &mut BlkQueue, work: &Work, silence: &mut u32) -> Result<()> {
 /// Spins, or sleeps, until there is something.
 #[cold]
 #[inline(never)]
-fn wait(queue: &mut BlkQueue) -> Result<()> {
+fn wait<Q: Queue>(queue: &mut Q) -> Result<()> {
     stop::check()?;
     ensure!(queue.wait(PATIENCE)?, "the device does not answer");
     Ok(())

@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use quanta::Clock;
 use sidecore_bench::fill::{self, Order};
 use sidecore_bench::load::{self, BLOCK_BYTES, Work};
-use sidecore_bench::{cores, local_block, nested, plot, stop, translation};
+use sidecore_bench::{cores, local_block, nested, nvme_vf, plot, stop, translation};
 use sidecore_driver::{BlkClient, ClientOptions, Notify};
 use sidecore_units::SECTOR_BYTES;
 
@@ -27,6 +27,8 @@ enum What {
     LocalBlock(local_block::Options),
     /// Virtual functions beside the physical one, the same bytes as a file, and qemu-storage-daemon.
     Nested(nested::Options),
+    /// NVMe functions beside our virtio disks and qemu-storage-daemon.
+    NvmeVf(nvme_vf::Options),
     /// What it takes to translate an address.
     Translation(translation::Options),
     /// Drive one vhost-user disk and print what it does.
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().what {
         What::LocalBlock(options) => local_block::run(&options),
         What::Nested(options) => nested::run(&options),
+        What::NvmeVf(options) => nvme_vf::run(&options),
         What::Translation(options) => translation::run(&options),
         What::Socket(options) => socket(&options).map(|()| true),
     };

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use quanta::Clock;
 use sidecore_driver::{BlkClient, ClientOptions};
+use sidecore_guest::root::{ROOTS, Root};
 
 use crate::cores;
 use crate::load::{self, Work};
@@ -16,10 +17,6 @@ use crate::record::Params;
 
 /// The peer's name in the records.
 pub const NAME: &str = "qemu-storage-daemon";
-
-/// The release whose backports have the newest one, and the package that it is in.
-const RELEASE: &str = "trixie";
-const PACKAGES: [&str; 2] = ["qemu-system-common", "qemu-utils"];
 
 /// Where there is a storage daemon.
 #[derive(Clone, Debug)]
@@ -37,13 +34,8 @@ impl Program {
     /// # Errors
     /// There is none at all.
     pub fn find(roots: &Path, may_fetch: bool) -> Result<Self> {
-        let root = roots.join(RELEASE);
-        let fetched = match in_root(&root) {
-            Ok(command) => Ok(command),
-            Err(_) if may_fetch => fetch(roots).and_then(|()| in_root(&root)),
-            Err(error) => Err(error),
-        };
-        match fetched {
+        let root = if may_fetch { Root::find_or_fetch(roots, |what| eprintln!("  {what}")) } else { Root::find(roots) };
+        match root.and_then(|root| root.command(NAME)) {
             Ok(command) => Ok(Self { version: version(&command)?, command, remark: None }),
             Err(error) => {
                 let command = vec![NAME.to_owned()];
@@ -62,7 +54,7 @@ impl Program {
     pub fn find_beside(daemon: &Path, may_fetch: bool) -> Option<Self> {
         // Like the build's own output, made once and kept.
         let target = daemon.parent().and_then(Path::parent);
-        let roots = target.map_or_else(std::env::temp_dir, |target| target.join("bench-root"));
+        let roots = target.map_or_else(std::env::temp_dir, |target| target.join(ROOTS));
         match Self::find(&roots, may_fetch) {
             Ok(program) => {
                 eprintln!("  peer: {NAME} {}", program.version);
@@ -84,62 +76,6 @@ impl Program {
         let remark = self.remark.iter().map(|remark| ("remark".to_owned(), remark.clone().into()));
         remark.chain([("version".to_owned(), self.version.clone().into())]).collect()
     }
-}
-
-/// The command for the storage daemon in another release's root. It runs with that release's own libraries and loader
-/// but without `chroot`, so that it needs no rights and sees this system's files.
-fn in_root(root: &Path) -> Result<Vec<String>> {
-    let program = root.join("usr/bin").join(NAME);
-    let libraries = root.join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
-    let loader = std::fs::read_dir(root.join("usr/lib64"))
-        .ok()
-        .and_then(|entries| {
-            entries.flatten().map(|entry| entry.path()).find(|path| path.to_string_lossy().contains("ld-linux"))
-        })
-        .unwrap_or_else(|| libraries.join("ld-linux-x86-64.so.2"));
-    ensure!(program.exists() && loader.exists(), "no {NAME} in {}", root.display());
-    let paths = [loader.display().to_string(), "--library-path".to_owned(), libraries.display().to_string()];
-    Ok(paths.into_iter().chain([program.display().to_string()]).collect())
-}
-
-/// Makes a root of the release with the package from its backports, from wherever this machine gets its packages.
-fn fetch(roots: &Path) -> Result<()> {
-    ensure!(rustix::process::geteuid().is_root(), "only root can make a root of another release");
-    std::fs::create_dir_all(roots)?;
-    let (root, unfinished) = (roots.join(RELEASE), roots.join(format!("{RELEASE}.unfinished")));
-    for old in [&root, &unfinished] {
-        if old.exists() {
-            std::fs::remove_dir_all(old)?;
-        }
-    }
-    eprintln!("  fetching a newer {NAME} into {} (once)", root.display());
-    let log = std::fs::File::create(roots.join("fetch.log"))?;
-    let run = |program: &str, arguments: &[&str]| {
-        let status = Command::new(program)
-            .args(arguments)
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log.try_clone()?)
-            .status()
-            .with_context(|| format!("{program} is not installed"))?;
-        ensure!(status.success(), "{program} failed ({status}), see {}", roots.join("fetch.log").display());
-        Ok(())
-    };
-    let at = unfinished.display().to_string();
-    run("debootstrap", &["--variant=minbase", RELEASE, &at])?;
-    // The mirror that was used for the release has its backports as well.
-    let sources = std::fs::read_to_string(unfinished.join("etc/apt/sources.list"))?;
-    let mirror = sources.split_whitespace().find(|word| word.contains("://")).context("no mirror in sources.list")?;
-    let backports = format!("deb {mirror} {RELEASE}-backports main\n");
-    std::fs::write(unfinished.join("etc/apt/sources.list.d/backports.list"), backports)?;
-    let _ = std::fs::copy("/etc/resolv.conf", unfinished.join("etc/resolv.conf"));
-    run("chroot", &[&at, "apt-get", "update"])?;
-    let suite = format!("{RELEASE}-backports");
-    let install = [&at, "apt-get", "install", "-y", "--no-install-recommends", "-t", &suite];
-    run("chroot", &[&install[..], &PACKAGES[..]].concat())?;
-    std::fs::rename(&unfinished, &root)?;
-    Ok(())
 }
 
 fn version(command: &[String]) -> Result<String> {
@@ -219,11 +155,18 @@ impl StorageDaemon {
     ///
     /// # Errors
     /// None of them works.
-    pub fn start_best(program: &Program, directory: &Path, name: &str, disk: &Disk, trial: Duration) -> Result<Self> {
+    pub fn start_best(
+        program: &Program,
+        directory: &Path,
+        name: &str,
+        disk: &Disk,
+        queues: u16,
+        trial: Duration,
+    ) -> Result<Self> {
         let mut best: Option<(f64, Settings)> = None;
         let mut failure = None;
         for (number, settings) in Settings::all(disk).into_iter().enumerate() {
-            let result = Self::start(program, directory, &format!("{name}-{number}"), disk, settings)
+            let result = Self::start(program, directory, &format!("{name}-{number}"), disk, queues, settings)
                 .and_then(|daemon| daemon.try_out(trial));
             match result {
                 Ok(score) if best.is_none_or(|(other, _)| score > other) => best = Some((score, settings)),
@@ -233,13 +176,20 @@ impl StorageDaemon {
             crate::stop::check()?;
         }
         match (best, failure) {
-            (Some((_, settings)), _) => Self::start(program, directory, name, disk, settings),
+            (Some((_, settings)), _) => Self::start(program, directory, name, disk, queues, settings),
             (None, Some(error)) => Err(error),
             (None, None) => bail!("no settings to try"),
         }
     }
 
-    fn start(program: &Program, directory: &Path, name: &str, disk: &Disk, settings: Settings) -> Result<Self> {
+    fn start(
+        program: &Program,
+        directory: &Path,
+        name: &str,
+        disk: &Disk,
+        queues: u16,
+        settings: Settings,
+    ) -> Result<Self> {
         let socket = directory.join(format!("{name}.sock"));
         let direct = if settings.direct { "on" } else { "off" };
         let blockdev = match disk {
@@ -249,7 +199,7 @@ impl StorageDaemon {
             }
         };
         let export = format!(
-            "vhost-user-blk,id=export,node-name=disk,writable=on,num-queues=1,iothread=io,addr.type=unix,addr.path={}",
+            "vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={queues},iothread=io,addr.type=unix,addr.path={}",
             socket.display()
         );
         let object = format!("iothread,id=io,poll-max-ns={}", settings.poll_max_ns);

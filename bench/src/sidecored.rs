@@ -41,6 +41,11 @@ pub enum Store {
         /// The controller's name.
         controller: &'static str,
     },
+    /// That of the device of this name.
+    Shared {
+        /// The other device.
+        with: &'static str,
+    },
 }
 
 /// A controller on a store of its own, formatted when the daemon starts.
@@ -54,6 +59,16 @@ pub struct Controller {
     pub block_bytes: u32,
 }
 
+/// What a device looks like to its guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FrontEnd {
+    /// A virtio block device over vhost-user.
+    #[default]
+    VirtioBlk,
+    /// An NVMe controller over vfio-user.
+    Nvme,
+}
+
 /// A device of the daemon's, on a store of its own.
 #[derive(Clone, Debug)]
 pub struct Device {
@@ -63,6 +78,10 @@ pub struct Device {
     pub store: Store,
     /// How it idles: `poll`, `adaptive` or `interrupt`.
     pub idle: &'static str,
+    /// What its guest sees.
+    pub front_end: FrontEnd,
+    /// Queues, or pairs of queues.
+    pub queues: u16,
 }
 
 /// The daemon, running.
@@ -137,18 +156,26 @@ fn configuration(directory: &Path, controllers: &[Controller], devices: &[Device
         writeln!(text, "[[controller]]\nname = {name:?}\nstore = {below:?}\nformat = \"blank\"")?;
         writeln!(text, "block_size = {block_bytes}\nphysical_function = true")?;
     }
-    for Device { name, store, idle } in devices {
+    for Device { name, store, idle, front_end, queues } in devices {
         write_store(&mut text, name, store)?;
+        let store = if let Store::Shared { with } = store { with } else { name.as_str() };
         let socket = socket(directory, name);
-        writeln!(text, "[[device]]\nname = {name:?}\nstore = {name:?}\nsocket = {socket:?}")?;
-        writeln!(text, "queues = 1\nsidecore = \"sc0\"\nidle = {idle:?}")?;
+        let front_end = match front_end {
+            FrontEnd::VirtioBlk => "virtio-blk",
+            FrontEnd::Nvme => "nvme",
+        };
+        writeln!(text, "[[device]]\nname = {name:?}\nstore = {store:?}\nsocket = {socket:?}")?;
+        writeln!(text, "front_end = {front_end:?}\nqueues = {queues}\nsidecore = \"sc0\"\nidle = {idle:?}")?;
     }
     Ok(text)
 }
 
 fn write_store(text: &mut String, name: &str, store: &Store) -> Result<()> {
-    writeln!(text, "[[store]]\nname = {name:?}")?;
+    if !matches!(store, Store::Shared { .. }) {
+        writeln!(text, "[[store]]\nname = {name:?}")?;
+    }
     match store {
+        Store::Shared { .. } => {}
         Store::Null { bytes } => writeln!(text, "type = \"null\"\nsize = {:?}", mebibytes(*bytes)?)?,
         Store::Ram { bytes } => writeln!(text, "type = \"ram\"\nsize = {:?}", mebibytes(*bytes)?)?,
         Store::File { path } => writeln!(text, "type = \"file\"\npath = {path:?}")?,

@@ -11,7 +11,7 @@ use crate::load::{self, BLOCK_BYTES, Sample, Work};
 use crate::process::Watch;
 use crate::record::{OURS, params};
 use crate::rounds::Rounds;
-use crate::sidecored::{Device, Sidecored, Store};
+use crate::sidecored::{Device, FrontEnd, Sidecored, Store};
 use crate::{stats, stop};
 
 pub(super) const NEIGHBOURS: &str = "idle-neighbours";
@@ -24,7 +24,13 @@ const DISK_BYTES: u64 = 64 << 20;
 const ASLEEP: Duration = Duration::from_millis(5);
 
 fn null(name: &str, idle: &'static str) -> Device {
-    Device { name: name.to_owned(), store: Store::Null { bytes: DISK_BYTES }, idle }
+    Device {
+        name: name.to_owned(),
+        store: Store::Null { bytes: DISK_BYTES },
+        idle,
+        front_end: FrontEnd::VirtioBlk,
+        queues: 1,
+    }
 }
 
 /// The latency of a busy device with many connected, idle ones on its sidecore, less that of one alone.

@@ -11,7 +11,7 @@ use crate::peer::{self, Disk, Program, StorageDaemon};
 use crate::process::{Process, Watch};
 use crate::record::{FLOOR, OURS, Params};
 use crate::rounds::Rounds;
-use crate::sidecored::{Device, Sidecored, Store};
+use crate::sidecored::{Device, FrontEnd, Sidecored, Store};
 
 const STORES: [&str; 3] = ["null", "ram", "file"];
 const DEPTHS: [u16; 3] = [1, 32, 128];
@@ -56,7 +56,13 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
     let file = |name: &str| filled_file(&tmpfs.path().join(name), bench.plan.store_bytes);
     let (our_file, their_file) = (file("ours")?, file("theirs")?);
     let bytes = bench.plan.store_bytes;
-    let device = |name: &str, store| Device { name: name.to_owned(), store, idle: "poll" };
+    let device = |name: &str, store| Device {
+        name: name.to_owned(),
+        store,
+        idle: "poll",
+        front_end: FrontEnd::VirtioBlk,
+        queues: 1,
+    };
     let devices = [
         device("null", Store::Null { bytes }),
         device("ram", Store::Ram { bytes }),
@@ -66,7 +72,7 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
     ours.process.freeze()?;
     let start = |name: &str, disk: Disk| -> Result<Option<StorageDaemon>> {
         let Some(program) = peer else { return Ok(None) };
-        let mut daemon = StorageDaemon::start_best(program, &directory, name, &disk, bench.plan.trial)?;
+        let mut daemon = StorageDaemon::start_best(program, &directory, name, &disk, 1, bench.plan.trial)?;
         eprintln!("  peer: {}", daemon.settings);
         daemon.process.freeze()?;
         Ok(Some(daemon))

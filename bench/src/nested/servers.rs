@@ -12,7 +12,7 @@ use crate::host_disk::{Ext4, HostDisk, Kind, Tmpfs};
 use crate::peer::{self, Disk, Program, StorageDaemon};
 use crate::process::Process;
 use crate::record::Params;
-use crate::sidecored::{Controller, Device, Sidecored, Store};
+use crate::sidecored::{Controller, Device, FrontEnd, Sidecored, Store};
 use crate::{control, stop};
 
 /// A virtual function whose volume was written from its start to its end.
@@ -122,7 +122,7 @@ impl System {
 }
 
 fn device(name: &str, store: Store) -> Device {
-    Device { name: name.to_owned(), store, idle: "poll" }
+    Device { name: name.to_owned(), store, idle: "poll", front_end: FrontEnd::VirtioBlk, queues: 1 }
 }
 
 fn volume(volume: &'static str, bytes: u64) -> Store {
@@ -175,7 +175,7 @@ pub(super) fn on_disks(bench: &Bench, ground: Ground, kind: Kind, peer: Option<&
         Some(program) => {
             let disk = Disk::File { path: their_file, cached: false };
             let name = format!("{NAME}-{}", ground.name());
-            let mut theirs = StorageDaemon::start_best(program, programs_directory, &name, &disk, bench.plan.trial)?;
+            let mut theirs = StorageDaemon::start_best(program, programs_directory, &name, &disk, 1, bench.plan.trial)?;
             eprintln!("  peer: {}", theirs.settings);
             theirs.process.freeze()?;
             Some((program, theirs))

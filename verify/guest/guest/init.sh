@@ -5,7 +5,7 @@
 # ttyS0 carries the dialogue with the host, one line at a time, each beginning with SIDECORE; ttyS1 is the kernel's
 # console, so that its messages never fall into the middle of a line. The host hands the settings over on the kernel's
 # command line, from where the kernel puts them into this environment:
-#   SIDECORE_PART     which script: measure or orders
+#   SIDECORE_PART     which script: measure, orders or nvme
 #   SIDECORE_POLLED   1 to give the disks queues that are polled, else 0
 # and what the part itself asks for.
 
@@ -99,10 +99,19 @@ fio_words() {
     cat /tmp/fio.out /tmp/fio.json 2>/dev/null | head -c 600 | tr '\n' ' '
 }
 
+# For jobs that are measured: one request at a time.
+LATENCIES="--iodepth=1 --lat_percentiles=1 --clat_percentiles=0 --percentile_list=50:99"
+
+# Everything that may show in /proc/interrupts and in the disk's own counters, as the kernel prints it.
+count() {
+    cat /proc/interrupts >"/tmp/interrupts.$1"
+    cat "/sys/block/$dev/stat" >"/tmp/stat.$1"
+}
+
 say "booted $(uname -r)"
 for module in $(cat /modules/order); do
     case $module in
-        virtio_blk.ko) must insmod "/modules/$module" "poll_queues=$SIDECORE_POLLED" ;;
+        virtio_blk.ko | nvme.ko) must insmod "/modules/$module" "poll_queues=$SIDECORE_POLLED" ;;
         *) must insmod "/modules/$module" ;;
     esac
 done

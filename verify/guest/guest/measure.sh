@@ -11,12 +11,6 @@ meet_host() {
     [ "$answer" = go ] || fail "the host answered '$answer' to '$*'"
 }
 
-# Everything that may show in /proc/interrupts and in the disk's own counters, as the kernel prints it.
-count() {
-    cat /proc/interrupts >"/tmp/interrupts.$1"
-    cat "/sys/block/$dev/stat" >"/tmp/stat.$1"
-}
-
 # Runs a job of fio, with nothing else on the disk, between two meetings with the host: what was counted between them
 # is the job's.
 window() {
@@ -69,8 +63,6 @@ check_blocks() {
         say "verified $disk read false $(fio_words)"
     fi
 }
-
-LATENCIES="--iodepth=1 --lat_percentiles=1 --clat_percentiles=0 --percentile_list=50:99"
 
 measure_reads() {
     reads="--rw=randread --size=16m --time_based $LATENCIES"

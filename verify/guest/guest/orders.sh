@@ -1,92 +1,11 @@
-# Does what the host orders, one order at a time. An order is a line: a name, and arguments. Its answer is any number of
-# lines `value KEY TEXT`, and then `finished NAME`. Settings:
+# Does what the host orders, one order at a time (disk.sh says how). Settings:
 #   SIDECORE_SLOT   the PCI slot of the disk that all orders are about
 
-value() {
-    say "value $*"
-}
-
-# Nothing may be answered from this guest's memory.
-forget_cached() {
-    must sync
-    must blockdev --flushbufs "/dev/$dev"
-    echo 3 >/proc/sys/vm/drop_caches
-}
+. /parts/disk.sh
 
 # Lines of one secret, as many bytes of them.
 secret() {
     yes "$1" | head -c "$2"
-}
-
-# mkfs MIB: a file system on the first so many MiB of the disk.
-order_mkfs() {
-    must mkfs.ext4 -q -F "/dev/$dev" "${1}M"
-    must mount -t ext4 "/dev/$dev" /mnt
-}
-
-# keep: known files into the file system, and all of it to the disk.
-order_keep() {
-    make_tree
-    mkdir /mnt/known /mnt/churn
-    must cp -a /tmp/tree/. /mnt/known/
-    must cp /tmp/sums /mnt/sums
-    must sync
-    value files "$(wc -l </tmp/sums)"
-    value kib "$(du -s -k /tmp/tree | cut -f 1)"
-    value digest "$(sha256sum </tmp/sums | cut -d ' ' -f 1)"
-}
-
-# Writes all of a part of the disk in pieces of several sizes, at random, and reads it back; again and again.
-load_blocks() {
-    rounds=0
-    while [ ! -e /tmp/load.stop ]; do
-        fio --name=load --filename="/dev/$dev" --direct=1 --ioengine=io_uring --thread --rw=randwrite --offset="${1}m" \
-            --size="${2}m" --bssplit=512/20:4k/60:16k/20 --iodepth=8 --randseed=$rounds --verify=crc32c --verify_fatal=1 \
-            --do_verify=1 --allow_mounted_write=1 >/tmp/load.out 2>&1 || {
-            tail -n 4 /tmp/load.out >/tmp/load.failed
-            return
-        }
-        rounds=$((rounds + 1))
-        echo $rounds >/tmp/load.rounds.new
-        mv /tmp/load.rounds.new /tmp/load.rounds
-    done
-}
-
-# Writes small files and has each on the disk before the next, so that the journal is never idle.
-load_files() {
-    count=0
-    while [ ! -e /tmp/load.stop ]; do
-        dd if=/dev/urandom of="/mnt/churn/$((count % 100))" bs=3000 count=1 conv=fsync 2>/dev/null || {
-            echo "a file could not be written" >/tmp/load.failed
-            return
-        }
-        count=$((count + 1))
-    done
-}
-
-# load OFFSET SIZE: begins to write to the disk (in MiB, past the file system) and to the file system.
-order_load() {
-    rm -f /tmp/load.*
-    echo 0 >/tmp/load.rounds
-    load_blocks "$1" "$2" &
-    load_blocks=$!
-    load_files &
-    load_files=$!
-}
-
-# rounds: whether the load goes on, and how many times fio has verified its part of the disk.
-order_rounds() {
-    [ ! -e /tmp/load.failed ] || fail "the load found: $(cat /tmp/load.failed)"
-    kill -0 $load_blocks && kill -0 $load_files || fail "the load ended by itself"
-    value rounds "$(cat /tmp/load.rounds)"
-}
-
-# endload: lets the round end, with its verification.
-order_endload() {
-    touch /tmp/load.stop
-    wait $load_blocks $load_files
-    [ ! -e /tmp/load.failed ] || fail "the load found: $(cat /tmp/load.failed)"
-    value rounds "$(cat /tmp/load.rounds)"
 }
 
 # change: overwrites some of the known files, deletes some, and adds one.
@@ -138,34 +57,6 @@ order_scatter() {
         --iodepth=32 --allow_mounted_write=1 || fail "fio: $(fio_words)"
 }
 
-# fsck: what e2fsck finds, without changing anything.
-order_fsck() {
-    e2fsck -f -n "/dev/$dev" >/tmp/fsck.out 2>&1
-    value code $?
-    value words "$(tail -n 1 /tmp/fsck.out | tr '\n' ' ')"
-}
-
-order_mount() {
-    must mount -t ext4 "/dev/$dev" /mnt
-    value recovered "$(dmesg | grep -c "($dev): recovery complete")"
-}
-
-order_unmount() {
-    must umount /mnt
-    forget_cached
-}
-
-# check DIGEST: whether the known files are as the list says whose checksum is given.
-order_check() {
-    if [ "$(sha256sum </mnt/sums | cut -d ' ' -f 1)" = "$1" ]; then
-        compare_tree /mnt/known /mnt/sums
-    else
-        verdict="false the list of checksums itself"
-    fi
-    value verdict "$verdict"
-    value files "$(wc -l </mnt/sums)"
-}
-
 # list: what there is at the top of the file system.
 order_list() {
     value files "$(ls /mnt | tr '\n' ' ')"
@@ -190,17 +81,4 @@ order_discard() {
 
 find_disk "$SIDECORE_SLOT"
 value mib $(($(cat "/sys/block/$dev/size") / 2048))
-say "finished boot"
-while read -r line <&3; do
-    # The order's words are meant to be split.
-    set -- $line
-    order=$1
-    shift
-    [ "$order" != off ] || break
-    case $(type "order_$order" 2>&1) in
-        *"not found"*) fail "no such order: $order" ;;
-    esac
-    "order_$order" "$@"
-    say "finished $order"
-done
-say done
+take_orders

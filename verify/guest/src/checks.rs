@@ -33,10 +33,6 @@ pub struct Checks {
     pub checks: Vec<Check>,
     /// What some commands printed.
     pub shown: Vec<Shown>,
-    /// How long the snapshot took, from the start of the command to its end.
-    pub snapshot_ms: f64,
-    /// How long the clone took, measured the same way.
-    pub clone_ms: f64,
 }
 
 impl Checks {
@@ -54,9 +50,9 @@ impl Checks {
         Ok(())
     }
 
-    /// For people.
-    pub(crate) fn text(&self) -> String {
-        let mut text = String::from("Thin volumes, a snapshot under load, and a second guest on its clone:\n\n");
+    /// For people, under a title.
+    pub(crate) fn text(&self, title: &str) -> String {
+        let mut text = format!("{title}:\n\n");
         // Writing to a string cannot fail.
         for Check { what, found, ok } in &self.checks {
             let _ = writeln!(text, "  {:<4} {what}: {found}", if *ok { "yes" } else { "NO" });
@@ -83,7 +79,7 @@ mod tests {
         let check = |what: &str, ok| Check { what: what.to_owned(), found: "7 hits".to_owned(), ok };
         let checks = Checks { checks: vec![check("good", true), check("none is found", false)], ..Checks::default() };
         assert_eq!(checks.faults(), ["not so: none is found; but: 7 hits"]);
-        let text = checks.text();
+        let text = checks.text("Title");
         assert!(text.contains("  yes  good: 7 hits\n") && text.contains("  NO   none is found: 7 hits\n"), "{text}");
     }
 }

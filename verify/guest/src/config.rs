@@ -23,6 +23,13 @@ pub(crate) const VOLUME_MIB: u64 = 1024;
 /// The volume whose snapshot is taken.
 pub(crate) const ORIGIN: &str = "first";
 
+/// The volume behind the NVMe function that the guest boots with.
+pub(crate) const VF: &str = "vf";
+/// The volume behind the one that is plugged while the guest runs.
+pub(crate) const PLUGGED: &str = "plugged";
+/// The size of both at first.
+pub(crate) const FUNCTION_MIB: u64 = 256;
+
 const RAM_MIB: u64 = 256;
 const RAM_VOLUME_MIB: u64 = 512;
 
@@ -72,6 +79,13 @@ impl Places<'_> {
         Ok([self.head()?, self.pool()?, self.device(POOL, ORIGIN, VOLUME_MIB, "idle = \"adaptive\"")?].concat())
     }
 
+    /// Two NVMe functions, each showing a thin volume of a controller on a file. One is polled, so that its guest writes
+    /// doorbells to memory. The other one's sidecore may sleep, so that the guest's driver has shadow doorbells.
+    pub(crate) fn nvme(&self) -> Result<String> {
+        let functions = [self.function(VF, "poll")?, self.function(PLUGGED, "adaptive")?].concat();
+        Ok([self.head()?, self.pool()?, functions].concat())
+    }
+
     fn head(&self) -> Result<String> {
         let mut head = format!("control_socket = {}\n\n[[sidecore]]\nname = \"sc0\"\n", quoted(self.control)?);
         if let Some(cpu) = self.sidecore_cpu {
@@ -84,13 +98,21 @@ impl Places<'_> {
         Ok(controller(POOL, &format!("type = \"file\"\npath = {}", quoted(self.pool)?), "1KiB"))
     }
 
-    /// A volume with the device that serves it; both have the same name.
+    /// A volume with the virtio device that serves it; both have the same name.
     fn device(&self, controller: &str, name: &str, size_mib: u64, rest: &str) -> Result<String> {
+        self.volume(controller, name, size_mib, &format!("queues = {QUEUES}\n{rest}"))
+    }
+
+    /// A volume with the NVMe function that serves it; both have the same name.
+    fn function(&self, name: &str, idle: &str) -> Result<String> {
+        self.volume(POOL, name, FUNCTION_MIB, &format!("front_end = \"nvme\"\nidle = \"{idle}\""))
+    }
+
+    fn volume(&self, controller: &str, name: &str, size_mib: u64, device: &str) -> Result<String> {
         let socket = quoted(&socket(self.directory, name))?;
         Ok(format!(
             "\n[[store]]\nname = \"{name}\"\ntype = \"volume\"\ncontroller = \"{controller}\"\nvolume = \"{name}\"\n\
-             size = \"{size_mib}MiB\"\n\n[[device]]\nname = \"{name}\"\nstore = \"{name}\"\nsocket = {socket}\n\
-             queues = {QUEUES}\n{rest}\n"
+             size = \"{size_mib}MiB\"\n\n[[device]]\nname = \"{name}\"\nstore = \"{name}\"\nsocket = {socket}\n{device}\n"
         ))
     }
 }
@@ -132,6 +154,14 @@ mod tests {
         assert!(polled.contains("cpu = 3\n"));
         assert!(polled.contains("socket = \"/t/ram.sock\""));
         assert!(places().measured(Mode::Interrupt).unwrap().contains("idle = \"interrupt\""));
+    }
+
+    #[test]
+    fn both_functions_are_nvme_and_one_may_sleep() {
+        let nvme = places().nvme().unwrap();
+        assert_eq!(nvme.matches("front_end = \"nvme\"\n").count(), 2);
+        assert_eq!(nvme.matches("idle = \"adaptive\"").count(), 1);
+        assert!(nvme.contains("socket = \"/t/vf.sock\"") && nvme.contains("volume = \"plugged\""));
     }
 
     #[test]

@@ -41,7 +41,9 @@ impl Daemon {
     /// Ends the daemon as a service manager would, and checks that it goes in order.
     pub(crate) fn stop(self, inbox: &mut Inbox<'_>) -> Result<()> {
         self.running.terminate()?;
-        let gone = inbox.wait_closed(Source::Daemon, Instant::now() + Duration::from_secs(60))?;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        // Both of its outputs; a next daemon's are told apart from them by coming later.
+        let gone = inbox.wait_closed(Source::Daemon, deadline)? && inbox.wait_closed(Source::Daemon, deadline)?;
         ensure!(gone, "sidecored did not end within a minute of SIGTERM");
         let status = self.running.reap()?;
         ensure!(status.success(), "sidecored ended with {status} after SIGTERM");

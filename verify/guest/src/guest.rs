@@ -3,8 +3,9 @@
 
 use crate::config;
 use crate::console::{self, Word};
+use crate::emulator::Emulator;
 use crate::process::Running;
-use crate::qemu::Disk;
+use crate::qemu::{Disk, Equipment, Port};
 use crate::session::Session;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
@@ -17,8 +18,10 @@ pub(crate) const MEASURED: &str = "measured";
 pub(crate) const FIRST: &str = "first";
 /// The guest that gets the copy.
 pub(crate) const SECOND: &str = "second";
+/// The guest that has NVMe.
+pub(crate) const NVME: &str = "nvme";
 /// All that there are.
-pub(crate) const NAMES: [&str; 3] = [MEASURED, FIRST, SECOND];
+pub(crate) const NAMES: [&str; 4] = [MEASURED, FIRST, SECOND, NVME];
 
 /// The slot of the first disk of every guest.
 pub(crate) const FIRST_SLOT: u8 = 5;
@@ -43,8 +46,16 @@ impl Guest {
         let socket = config::socket(session.directory, name);
         let disks = [Disk { name, socket: &socket, slot: FIRST_SLOT, packed: false }];
         let settings = format!("SIDECORE_PART=orders SIDECORE_SLOT={FIRST_SLOT:02x}");
-        let qemu = session.boot(name, false, &disks, &settings)?;
+        let equipment = Equipment { polled: false, disks: &disks, ports: &[] };
+        let qemu = session.boot(name, session.stage.qemu, &equipment, &settings)?;
         Ok(Guest { name, qemu })
+    }
+
+    /// Starts a guest that has ports for NVMe functions, and queues that it may poll.
+    pub(crate) fn boot_nvme(session: &mut Session<'_>, emulator: &Emulator, ports: &[Port]) -> Result<Guest> {
+        let equipment = Equipment { polled: true, disks: &[], ports };
+        let qemu = session.boot(NVME, emulator, &equipment, "SIDECORE_PART=nvme")?;
+        Ok(Guest { name: NVME, qemu })
     }
 
     /// Waits until the guest takes orders.
@@ -56,6 +67,19 @@ impl Guest {
     pub(crate) fn order(&mut self, session: &mut Session<'_>, order: &str) -> Result<Answer> {
         self.qemu.write(&format!("{order}\n"))?;
         self.answer(session, order)
+    }
+
+    /// Waits until the load that was ordered has finished so many rounds; how many it has.
+    pub(crate) fn rounds_done(&mut self, session: &mut Session<'_>, rounds: u64) -> Result<u64> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let done = self.order(session, "rounds")?.number("rounds")?;
+            if done >= rounds {
+                return Ok(done);
+            }
+            ensure!(Instant::now() < end, "the load finished {done} rounds in time, not {rounds}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
     }
 
     /// Has the guest power off, and waits until it is gone.

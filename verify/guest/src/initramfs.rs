@@ -16,17 +16,24 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The scripts, by their places in the guest.
-const SCRIPTS: [(&str, &str); 3] = [
+const SCRIPTS: [(&str, &str); 5] = [
     ("/init", include_str!("../guest/init.sh")),
+    ("/parts/disk.sh", include_str!("../guest/disk.sh")),
     ("/parts/measure.sh", include_str!("../guest/measure.sh")),
+    ("/parts/nvme.sh", include_str!("../guest/nvme.sh")),
     ("/parts/orders.sh", include_str!("../guest/orders.sh")),
 ];
 /// The host's programs that come along, by their places in the guest. busybox has a grep as well, which cannot do what
 /// the guest needs it for; both are to be had.
-const PROGRAMS: [(&str, &str); 4] =
-    [("/bin/fio", "fio"), ("/sbin/mkfs.ext4", "mkfs.ext4"), ("/sbin/e2fsck", "e2fsck"), ("/bin/grep-gnu", "grep")];
+const PROGRAMS: [(&str, &str); 5] = [
+    ("/bin/fio", "fio"),
+    ("/sbin/mkfs.ext4", "mkfs.ext4"),
+    ("/sbin/e2fsck", "e2fsck"),
+    ("/sbin/nvme", "nvme"),
+    ("/bin/grep-gnu", "grep"),
+];
 /// Raised when this code puts the same inputs together differently.
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 
 pub(crate) fn build(cache: &Path, kernel: &Kernel, busybox: &Path, progress: &Progress) -> Result<PathBuf> {
     let programs: Vec<(&str, PathBuf)> =

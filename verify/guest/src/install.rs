@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// A program and the Debian package that brings it.
-const NEEDED: [(&str, &str); 7] = [
+const NEEDED: [(&str, &str); 8] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("fio", "fio"),
+    ("nvme", "nvme-cli"),
     ("mkfs.ext4", "e2fsprogs"),
     ("e2fsck", "e2fsprogs"),
     ("grep", "grep"),

@@ -4,7 +4,8 @@
 //! It does so twice to measure: once the way a hypervisor commonly serves disks, by notifications and interrupts, and
 //! once polled on both sides. The guest checks what it stored, and both sides count what the FAST'12 paper is about:
 //! kicks and interrupts per request. Then it takes a snapshot of a guest's volume under load, boots a second guest from
-//! a clone of it, and has both show that neither sees what the other wrote.
+//! a clone of it, and has both show that neither sees what the other wrote. At last it gives a guest NVMe functions over
+//! vfio-user, by QEMU's `vfio-user-pci`.
 #![forbid(unsafe_code)]
 
 mod checks;
@@ -14,6 +15,7 @@ mod cores;
 mod cpio;
 mod daemon;
 mod download;
+mod emulator;
 mod guest;
 mod initramfs;
 mod install;
@@ -21,11 +23,14 @@ mod interrupt;
 mod measure;
 mod measured;
 mod modules;
+mod nvme;
 mod overhead;
 mod process;
 mod progress;
 mod qemu;
+mod qmp;
 mod report;
+pub mod root;
 mod secret;
 mod session;
 mod sidecore;
@@ -36,9 +41,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use checks::{Check, Checks, Shown};
+pub use nvme::{Nvme, Way};
 pub use overhead::Overhead;
 pub use report::{Mode, Row};
 use serde::Serialize;
+pub use volumes::Volumes;
 
 /// What the demo works with.
 #[derive(Debug, Clone)]
@@ -65,11 +72,11 @@ impl DemoOptions {
     }
 }
 
-/// Runs the demo, prints what it found, and writes `demo.json` (the measured disks) and `demo-volumes.json` (all else)
-/// into the target directory.
+/// Runs the demo, prints what it found, and writes `demo.json` (the measured disks), `demo-nvme.json` (NVMe) and
+/// `demo-volumes.json` (all else) into the target directory.
 ///
 /// It fails when a disk gave back anything but what was stored, when the polled run shows a single kick or interrupt, or
-/// when anything that was checked about volumes, snapshots and clones was not as it must be.
+/// when anything that was checked about volumes, snapshots and clones, or about NVMe, was not as it must be.
 pub fn demo(options: &DemoOptions) -> Result<()> {
     ensure!(
         cfg!(all(target_os = "linux", target_arch = "x86_64")),
@@ -85,6 +92,9 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     let kernel = download::kernel(&cache, &progress)?;
     let busybox = download::busybox(&cache, &progress)?;
     interrupt.check()?;
+    let installed = emulator::Emulator::installed()?;
+    let vfio_user = emulator::Emulator::with_vfio_user(&options.target.join(root::ROOTS), &progress)?;
+    interrupt.check()?;
     let initramfs = initramfs::build(&cache, &kernel, &busybox, &progress)?;
     interrupt.check()?;
     let binaries = match &options.binaries {
@@ -97,6 +107,7 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     progress.say(accelerator.explanation());
     let stage = session::Stage {
         accelerator,
+        qemu: &installed,
         kernel: &kernel.image,
         initramfs: &initramfs,
         binaries: &binaries,
@@ -110,12 +121,16 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
         rows.extend(more_rows);
         overheads.extend(more_overheads);
     }
-    let checks = volumes::run(&stage)?;
+    let volumes = volumes::run(&stage)?;
+    let nvme = nvme::run(&stage, &vfio_user, options.window)?;
 
-    print!("\n{}\n{}\n{}", report::table(&rows, accelerator), overhead::table(&overheads), checks.text());
-    let faults = [report::faults(&rows), overhead::faults(&overheads), checks.faults()].concat();
-    let rest = Rest { filesystem_overheads: overheads, volumes: checks };
-    for (name, json) in [("demo.json", report::json(&rows)?), ("demo-volumes.json", rest.json()?)] {
+    print!("\n{}\n{}", report::table(&rows, accelerator), overhead::table(&overheads));
+    print!("\n{}\n{}", volumes.text(), nvme.text());
+    let faults = [report::faults(&rows), overhead::faults(&overheads), volumes.checks.faults(), nvme.faults()].concat();
+    let rest = Rest { filesystem_overheads: overheads, volumes };
+    let files =
+        [("demo.json", report::json(&rows)?), ("demo-volumes.json", json(&rest)?), ("demo-nvme.json", json(&nvme)?)];
+    for (name, json) in files {
         let path = options.target.join(name);
         std::fs::write(&path, json).with_context(|| format!("cannot write {}", path.display()))?;
         println!("\nWritten to {}", path.display());
@@ -130,13 +145,11 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
 #[derive(Serialize)]
 struct Rest {
     filesystem_overheads: Vec<Overhead>,
-    volumes: Checks,
+    volumes: Volumes,
 }
 
-impl Rest {
-    fn json(&self) -> Result<String> {
-        Ok(serde_json::to_string_pretty(self)? + "\n")
-    }
+fn json(findings: &impl Serialize) -> Result<String> {
+    Ok(serde_json::to_string_pretty(findings)? + "\n")
 }
 
 /// Builds the daemon and its command line tool the way a user would.

@@ -9,8 +9,22 @@ use std::collections::BTreeMap;
 /// A virtio disk has one line for each vector: `virtio0-config`, and `virtio0-req.0` and so on for its queues. Lines of
 /// other devices and the configuration's count as nothing.
 pub(crate) fn request_interrupts(line: &str, virtio: &str) -> Result<u64> {
+    interrupts(line, |word| word.strip_prefix(virtio).is_some_and(|rest| rest.starts_with("-req")))
+}
+
+/// The same for the I/O queues of NVMe controllers, which are `nvme0q1` and so on; `nvme0q0` is the admin queue.
+pub(crate) fn nvme_interrupts(line: &str) -> Result<u64> {
+    interrupts(line, |word| {
+        let queue = word.strip_prefix("nvme").and_then(|rest| rest.split_once('q'));
+        queue.is_some_and(|(controller, queue)| {
+            controller.parse::<u32>().is_ok() && queue.parse().is_ok_and(|queue: u32| queue > 0)
+        })
+    })
+}
+
+/// What a line counts over all CPUs, if one of its names is one of ours; else nothing.
+fn interrupts(line: &str, ours: impl Fn(&str) -> bool) -> Result<u64> {
     let Some((_, counts)) = line.split_once(':') else { return Ok(0) };
-    let ours = |word: &str| word.strip_prefix(virtio).is_some_and(|rest| rest.starts_with("-req"));
     // Queues that share a vector are named one after the other, with commas.
     if !counts.split_whitespace().any(|word| ours(word.trim_end_matches(','))) {
         return Ok(0);
@@ -99,6 +113,15 @@ mod tests {
         assert_eq!(count("25:   9   PCI-MSI 98304-edge      virtio11-req.0"), 0);
         assert_eq!(count("28:   4   PCI-MSI 98304-edge      virtio1-req.0, virtio1-req.1"), 4);
         assert!(request_interrupts("25: PCI-MSI virtio1-req.0", "virtio1").is_err());
+    }
+
+    #[test]
+    fn nvme_queues_count_but_the_admin_queue() {
+        let count = |line| nvme_interrupts(line).unwrap();
+        assert_eq!(count("26:   9   2   PCI-MSIX-0000:01:00.0   1-edge      nvme0q1"), 11);
+        assert_eq!(count("25:   9   2   PCI-MSIX-0000:01:00.0   0-edge      nvme0q0"), 0);
+        assert_eq!(count("25:   9   2   PCI-MSI 98304-edge      nvmequeue"), 0);
+        assert_eq!(count(""), 0);
     }
 
     #[test]

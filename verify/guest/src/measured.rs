@@ -6,7 +6,7 @@ use crate::console::{self, Edge, Window, Word};
 use crate::guest::{FIRST_SLOT, MEASURED};
 use crate::measure::{self, Ios};
 use crate::overhead::{Overhead, WRITES};
-use crate::qemu::Disk;
+use crate::qemu::{Disk, Equipment};
 use crate::report::{Mode, Row};
 use crate::session::{Session, Stage};
 use crate::sidecore::Counters;
@@ -44,7 +44,8 @@ fn converse(session: &mut Session<'_>, mode: Mode, window: Duration) -> Result<(
         slots.join(","),
         window.as_secs().max(1)
     );
-    let mut qemu = session.boot(MEASURED, mode == Mode::Polled, &disks, &settings)?;
+    let equipment = Equipment { polled: mode == Mode::Polled, disks: &disks, ports: &[] };
+    let mut qemu = session.boot(MEASURED, session.stage.qemu, &equipment, &settings)?;
     let end = Instant::now() + PATIENCE + window * 2;
     let mut findings = Findings::default();
     loop {

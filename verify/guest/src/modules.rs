@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Modules that one kernel has and another has built in or does without. What is neither is reported by name.
-const WANTED: [&str; 3] = ["virtio_pci", "virtio_blk", "ext4"];
+const WANTED: [&str; 4] = ["virtio_pci", "virtio_blk", "nvme", "ext4"];
 /// ext4 asks for this checksum by its algorithm's name, not as a dependency; newer kernels have it built in.
 const WANTED_IF_THERE: [&str; 2] = ["crc32c_generic", "crc32c"];
 
@@ -21,7 +21,7 @@ pub(crate) struct Module {
     pub(crate) content: Vec<u8>,
 }
 
-/// The modules of a kernel's directory that make its virtio disks and ext4 work, each after those it depends on.
+/// The modules of a kernel's directory that make its disks and ext4 work, each after those it depends on.
 pub(crate) fn collect(directory: &Path) -> Result<Vec<Module>> {
     let available = list(directory)?;
     let builtin = builtin(&fs::read_to_string(directory.join("modules.builtin")).unwrap_or_default());
@@ -168,8 +168,11 @@ mod tests {
         fs::create_dir_all(&kernel).unwrap();
         fs::write(kernel.join("virtio-blk.ko"), b"depends=virtio,built\0").unwrap();
         fs::write(kernel.join("virtio.ko"), b"depends=\0").unwrap();
-        fs::write(root.path().join("modules.builtin"), "kernel/ext4.ko\nkernel/virtio_pci.ko\nkernel/built.ko\n")
-            .unwrap();
+        fs::write(
+            root.path().join("modules.builtin"),
+            "kernel/ext4.ko\nkernel/virtio_pci.ko\nkernel/nvme.ko\nkernel/built.ko\n",
+        )
+        .unwrap();
         let modules = collect(root.path()).unwrap();
         let names: Vec<&str> = modules.iter().map(|module| module.file_name.as_str()).collect();
         assert_eq!(names, ["virtio.ko", "virtio_blk.ko"]);

@@ -1,8 +1,11 @@
 //! The virtual machine around the guest.
 
+use crate::config::QUEUES;
+use crate::emulator::{Emulator, VFIO_USER};
 use crate::process::{Inbox, Running, Source};
-use crate::{install, text};
-use anyhow::Result;
+use crate::text;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -37,7 +40,7 @@ fn has_virtualization(cpuinfo: &str) -> bool {
         .any(|flag| flag == "vmx" || flag == "svm")
 }
 
-/// One disk of the guest.
+/// One virtio disk of the guest.
 pub(crate) struct Disk<'a> {
     pub(crate) name: &'a str,
     pub(crate) socket: &'a Path,
@@ -47,16 +50,52 @@ pub(crate) struct Disk<'a> {
     pub(crate) packed: bool,
 }
 
+/// A PCI Express port, which one device can be plugged into, also while the guest runs.
+pub(crate) struct Port {
+    /// The port's PCI slot, by which the guest tells what is behind it from what is behind others.
+    pub(crate) slot: u8,
+    /// What is in it when the guest boots.
+    pub(crate) device: Option<Value>,
+}
+
+impl Port {
+    /// What QEMU is told of the port in a slot.
+    pub(crate) fn description(slot: u8) -> String {
+        format!("pcie-root-port,id={},chassis={slot},addr={slot:#x}", Port::name(slot))
+    }
+
+    fn name(slot: u8) -> String {
+        format!("port{slot:02x}")
+    }
+}
+
+/// The description of a vfio-user device for the port in a slot.
+pub(crate) fn function(name: &str, socket: &Path, slot: u8) -> Result<Value> {
+    let socket = json!({ "type": "unix", "path": text(socket)? });
+    Ok(json!({ "driver": VFIO_USER, "id": name, "bus": Port::name(slot), "socket": socket }))
+}
+
+/// What is given to a guest.
+pub(crate) struct Equipment<'a> {
+    /// Whether its drivers make queues that they poll.
+    pub(crate) polled: bool,
+    /// Its virtio disks.
+    pub(crate) disks: &'a [Disk<'a>],
+    pub(crate) ports: &'a [Port],
+}
+
 pub(crate) struct Machine<'a> {
     /// The guest's name, for what it says.
     pub(crate) name: &'static str,
+    pub(crate) emulator: &'a Emulator,
     pub(crate) accelerator: Accelerator,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
     /// Where the kernel's messages go.
     pub(crate) kernel_log: &'a Path,
-    pub(crate) disks: &'a [Disk<'a>],
-    pub(crate) queues: u16,
+    /// QEMU's control socket. Only a guest with ports has one.
+    pub(crate) control: &'a Path,
+    pub(crate) equipment: &'a Equipment<'a>,
     /// Settings for the guest's script, as words of the kernel's command line.
     pub(crate) settings: String,
 }
@@ -66,8 +105,9 @@ const MEMORY: &str = "768M";
 
 impl Machine<'_> {
     pub(crate) fn start(&self, inbox: &Inbox<'_>) -> Result<Running> {
-        let program = install::require("qemu-system-x86_64")?;
-        Running::start(inbox, program.as_os_str(), self.arguments()?, Source::Guest(self.name), Source::Qemu(self.name))
+        let (program, words) = self.emulator.command.split_first().context("an empty command")?;
+        let arguments = words.iter().map(OsString::from).chain(self.arguments()?);
+        Running::start(inbox, program.as_ref(), arguments, Source::Guest(self.name), Source::Qemu(self.name))
     }
 
     fn arguments(&self) -> Result<Vec<OsString>> {
@@ -91,18 +131,29 @@ impl Machine<'_> {
         // An emulated CPU that a busy host held up for a moment must not make the kernel doubt its timers: it would fall
         // back to slow ones.
         let kernel = "console=ttyS1 quiet maxcpus=1 panic=-1 mitigations=off no_timer_check tsc=reliable";
-        add("-append", format!("{kernel} {}", self.settings));
+        // Where NVMe's driver is built into the kernel, this is how it is told.
+        let polled = u8::from(self.equipment.polled);
+        add("-append", format!("{kernel} nvme.poll_queues={polled} SIDECORE_POLLED={polled} {}", self.settings));
         add("-display", "none".to_owned());
         add("-chardev", "stdio,id=dialogue,signal=off".to_owned());
         add("-serial", "chardev:dialogue".to_owned());
         add("-serial", format!("file:{}", text(self.kernel_log)?));
-        for disk in self.disks {
+        for disk in self.equipment.disks {
             let name = disk.name;
             add("-chardev", format!("socket,id=socket-{name},path={}", text(disk.socket)?));
-            let (queues, slot) = (self.queues, disk.slot);
+            let (queues, slot) = (QUEUES, disk.slot);
             let packed = if disk.packed { "on" } else { "off" };
             let device = format!("vhost-user-blk-pci,chardev=socket-{name},num-queues={queues},packed={packed}");
             add("-device", format!("{device},addr={slot:#x}"));
+        }
+        for port in self.equipment.ports {
+            add("-device", Port::description(port.slot));
+            if let Some(device) = &port.device {
+                add("-device", device.to_string());
+            }
+        }
+        if !self.equipment.ports.is_empty() {
+            add("-qmp", format!("unix:{},server=on,wait=off", text(self.control)?));
         }
         arguments.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(str::to_owned));
         Ok(arguments.into_iter().map(OsString::from).collect())
@@ -121,23 +172,42 @@ mod tests {
         assert!(!has_virtualization(""));
     }
 
-    #[test]
-    fn each_disk_gets_a_socket_and_a_slot() {
-        let disks = [Disk { name: "ram", socket: Path::new("/t/ram.sock"), slot: 6, packed: true }];
+    fn has(equipment: &Equipment<'_>, words: &[&str]) {
         let machine = Machine {
             name: "guest",
+            emulator: &Emulator { command: vec!["qemu".to_owned()] },
             accelerator: Accelerator::Tcg,
             kernel: Path::new("/k"),
             initramfs: Path::new("/i"),
             kernel_log: Path::new("/l"),
-            disks: &disks,
-            queues: 2,
+            control: Path::new("/c"),
+            equipment,
             settings: "A=b".to_owned(),
         };
         let arguments = machine.arguments().unwrap();
-        let has = |text: &str| arguments.iter().any(|argument| argument.to_str() == Some(text));
-        assert!(has("socket,id=socket-ram,path=/t/ram.sock"));
-        assert!(has("vhost-user-blk-pci,chardev=socket-ram,num-queues=2,packed=on,addr=0x6"));
-        assert!(has("tcg"));
+        for word in words {
+            assert!(arguments.iter().any(|argument| argument.to_str() == Some(word)), "{word} in {arguments:?}");
+        }
+    }
+
+    #[test]
+    fn each_disk_gets_a_socket_and_a_slot() {
+        let disks = [Disk { name: "ram", socket: Path::new("/t/ram.sock"), slot: 6, packed: true }];
+        let words = [
+            "socket,id=socket-ram,path=/t/ram.sock",
+            "vhost-user-blk-pci,chardev=socket-ram,num-queues=2,packed=on,addr=0x6",
+            "tcg",
+        ];
+        has(&Equipment { polled: false, disks: &disks, ports: &[] }, &words);
+    }
+
+    #[test]
+    fn a_port_comes_before_its_device_and_with_a_control_socket() {
+        let device = function("vf", Path::new("/t/vf.sock"), 10).unwrap();
+        assert_eq!((&device["bus"], &device["socket"]["path"]), (&json!("port0a"), &json!("/t/vf.sock")));
+        let described = device.to_string();
+        let ports = [Port { slot: 10, device: Some(device) }];
+        let words = ["pcie-root-port,id=port0a,chassis=10,addr=0xa", &described, "unix:/c,server=on,wait=off"];
+        has(&Equipment { polled: true, disks: &[], ports: &ports }, &words);
     }
 }

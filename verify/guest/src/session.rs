@@ -5,10 +5,12 @@ use crate::config::{POOL_MIB, Places};
 use crate::console::{self, Word};
 use crate::cores::Cores;
 use crate::daemon::Daemon;
+use crate::emulator::Emulator;
 use crate::interrupt::Interrupt;
 use crate::process::{Event, Inbox, Running, Source};
 use crate::progress::Progress;
-use crate::qemu::{Accelerator, Disk, Machine};
+use crate::qemu::{Accelerator, Equipment, Machine};
+use crate::qmp::Qmp;
 use crate::sidecore::Sidecore;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -17,6 +19,8 @@ use std::time::Instant;
 /// What all runs have in common.
 pub(crate) struct Stage<'a> {
     pub(crate) accelerator: Accelerator,
+    /// The QEMU that this machine has installed.
+    pub(crate) qemu: &'a Emulator,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
     pub(crate) binaries: &'a Path,
@@ -28,7 +32,7 @@ pub(crate) struct Stage<'a> {
 
 /// One run.
 pub(crate) struct Session<'a> {
-    stage: &'a Stage<'a>,
+    pub(crate) stage: &'a Stage<'a>,
     title: String,
     /// For sockets and logs.
     pub(crate) directory: &'a Path,
@@ -40,7 +44,7 @@ pub(crate) struct Session<'a> {
     gone: Vec<&'static str>,
 }
 
-impl Session<'_> {
+impl<'a> Session<'a> {
     /// Does a run. If it fails, the error has what was said last by everyone who takes part.
     pub(crate) fn hold<T>(
         stage: &Stage<'_>,
@@ -85,22 +89,28 @@ impl Session<'_> {
     pub(crate) fn boot(
         &mut self,
         name: &'static str,
-        polled: bool,
-        disks: &[Disk<'_>],
+        emulator: &Emulator,
+        equipment: &Equipment<'_>,
         settings: &str,
     ) -> Result<Running> {
         let machine = Machine {
             name,
+            emulator,
             accelerator: self.stage.accelerator,
             kernel: self.stage.kernel,
             initramfs: self.stage.initramfs,
             kernel_log: &self.kernel_log(name),
-            disks,
-            queues: crate::config::QUEUES,
-            settings: format!("SIDECORE_POLLED={} {settings}", u8::from(polled)),
+            control: &self.qemu_control(name),
+            equipment,
+            settings: settings.to_owned(),
         };
         self.say(format!("booting the {name} guest"));
         self.cores.elsewhere(|| machine.start(&self.inbox))
+    }
+
+    /// The line to the QEMU around a guest that has ports.
+    pub(crate) fn qmp(&self, name: &str) -> Result<Qmp<'a>> {
+        Qmp::connect(&self.qemu_control(name), self.stage.interrupt)
     }
 
     /// The next line of a guest that is meant for us; `None` when the deadline passes first. All others, the other guest
@@ -137,6 +147,10 @@ impl Session<'_> {
 
     fn control(&self) -> PathBuf {
         self.directory.join("control.sock")
+    }
+
+    fn qemu_control(&self, name: &str) -> PathBuf {
+        self.directory.join(format!("{name}.qmp"))
     }
 
     fn kernel_log(&self, name: &str) -> PathBuf {

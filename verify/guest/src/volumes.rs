@@ -9,6 +9,7 @@ use crate::session::{Session, Stage};
 use crate::sidecore::{Sidecore, in_common};
 use crate::{secret, text};
 use anyhow::{Result, ensure};
+use serde::Serialize;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -28,21 +29,46 @@ const SNAPSHOT: &str = "before";
 /// How long to wait for what happens in the background.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// What was found in the run about volumes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Volumes {
+    /// What was checked, and what some commands printed.
+    #[serde(flatten)]
+    pub checks: Checks,
+    /// How long the snapshot took, from the start of the command to its end.
+    pub snapshot_ms: f64,
+    /// How long the clone took, measured the same way.
+    pub clone_ms: f64,
+}
+
+impl Volumes {
+    /// For people.
+    pub(crate) fn text(&self) -> String {
+        self.checks.text("Thin volumes, a snapshot under load, and a second guest on its clone")
+    }
+}
+
+/// How long it took to take the snapshot, and to clone it.
+struct Times {
+    snapshot_ms: f64,
+    clone_ms: f64,
+}
+
 /// Does all of it, and leaves nothing behind.
-pub(crate) fn run(stage: &Stage<'_>) -> Result<Checks> {
+pub(crate) fn run(stage: &Stage<'_>) -> Result<Volumes> {
     Session::hold(stage, "volumes", |session| {
         let mut checks = Checks::default();
         let daemon = session.daemon(|places| places.volumes())?;
-        play(session, &daemon, &mut checks)?;
+        let Times { snapshot_ms, clone_ms } = play(session, &daemon, &mut checks)?;
         daemon.stop(&mut session.inbox)?;
         // What is on the store now is what a next daemon would find.
         let (clean, found) = session.sidecore().check(&["volume", "check", "--path", text(session.pool)?])?;
         checks.note(session, "the store is clean after the daemon's end", clean, found);
-        Ok(checks)
+        Ok(Volumes { checks, snapshot_ms, clone_ms })
     })
 }
 
-fn play(session: &mut Session<'_>, daemon: &Daemon, checks: &mut Checks) -> Result<()> {
+fn play(session: &mut Session<'_>, daemon: &Daemon, checks: &mut Checks) -> Result<Times> {
     let sidecore = &daemon.sidecore;
     let mut first = Guest::boot(session, FIRST)?;
     let size: u64 = first.booted(session)?.number("mib")?;
@@ -50,7 +76,7 @@ fn play(session: &mut Session<'_>, daemon: &Daemon, checks: &mut Checks) -> Resu
     checks.note(session, "the guest's disk is larger than its store", size == VOLUME_MIB && size > POOL_MIB, found);
     let digest = known_files(session, &mut first, sidecore, checks)?;
 
-    let rounds = snapshot_under_load(session, &mut first, sidecore, checks)?;
+    let (rounds, times) = snapshot_under_load(session, &mut first, sidecore, checks)?;
     let socket = config::socket(session.directory, SECOND);
     let (socket, queues) = (text(&socket)?, QUEUES.to_string());
     sidecore.run(&["device", "add", SECOND, socket, "--controller", POOL, "--volume", SECOND, "--queues", &queues])?;
@@ -71,7 +97,8 @@ fn play(session: &mut Session<'_>, daemon: &Daemon, checks: &mut Checks) -> Resu
     checks.show(sidecore, &["controller", "--controller", POOL, "show"])?;
     let (clean, found) = sidecore.check(&["volume", "--controller", POOL, "check"])?;
     checks.note(session, "the controller's metadata is clean", clean, found);
-    space(session, first, second, sidecore, checks)
+    space(session, first, second, sidecore, checks)?;
+    Ok(times)
 }
 
 /// A file system on the thin volume, with known files in it. Returns the checksum of their checksums.
@@ -92,16 +119,17 @@ fn known_files(
     Ok(kept.text("digest")?.to_owned())
 }
 
-/// Takes the snapshot, and clones it, while the guest writes. Returns how many rounds the load had done then.
+/// Takes the snapshot, and clones it, while the guest writes. Returns how many rounds the load had done then, and the
+/// times.
 fn snapshot_under_load(
     session: &mut Session<'_>,
     first: &mut Guest,
     sidecore: &Sidecore,
     checks: &mut Checks,
-) -> Result<u64> {
+) -> Result<(u64, Times)> {
     first.order(session, &format!("load {LOAD} {LOAD_SIZE}"))?;
     // Only when every block of the load's part was written once does the snapshot make the next writes copy.
-    rounds_done(session, first, 1)?;
+    first.rounds_done(session, 1)?;
     // fio starts anew between its rounds; the snapshot is for when it does write.
     let mut before = sidecore.requests(ORIGIN)?;
     wait_for("the guest's writes", || {
@@ -112,38 +140,24 @@ fn snapshot_under_load(
     let clone = sidecore.timed(&["volume", "--controller", POOL, "clone", SNAPSHOT, SECOND])?;
     let during = sidecore.requests(ORIGIN)? - before;
     wait_for("more of the guest's writes", || Ok(sidecore.requests(ORIGIN)? >= before + during + 20))?;
-    checks.snapshot_ms = snapshot.as_secs_f64() * 1e3;
-    checks.clone_ms = clone.as_secs_f64() * 1e3;
+    let times = Times { snapshot_ms: snapshot.as_secs_f64() * 1e3, clone_ms: clone.as_secs_f64() * 1e3 };
     let found = format!(
         "snapshot {:.1} ms, clone {:.1} ms with the command line; {during} requests served around them",
-        checks.snapshot_ms, checks.clone_ms
+        times.snapshot_ms, times.clone_ms
     );
     checks.note(session, "a snapshot and its clone are made while the guest goes on writing", true, found);
-    rounds_done(session, first, 1)
+    Ok((first.rounds_done(session, 1)?, times))
 }
 
 /// Ends the load, which has been verifying all it wrote: `rounds` times when the snapshot had been taken.
 fn end_load(session: &mut Session<'_>, first: &mut Guest, rounds: u64, checks: &mut Checks) -> Result<()> {
     // The next round was under way at the snapshot, and the one after it began later.
-    rounds_done(session, first, rounds + 2)?;
+    first.rounds_done(session, rounds + 2)?;
     // The guest fails at the first block that is not as it was written.
     let rounds: u64 = first.order(session, "endload")?.number("rounds")?;
     let found = format!("{rounds} rounds of {LOAD_SIZE} MiB in pieces of 512 B to 16 KiB, each read back by fio");
     checks.note(session, "what the guest wrote meanwhile came back as it was written", true, found);
     Ok(())
-}
-
-/// Waits until the load has finished so many rounds.
-fn rounds_done(session: &mut Session<'_>, first: &mut Guest, rounds: u64) -> Result<u64> {
-    let end = Instant::now() + PATIENCE * 6;
-    loop {
-        let done = first.order(session, "rounds")?.number("rounds")?;
-        if done >= rounds {
-            return Ok(done);
-        }
-        ensure!(Instant::now() < end, "the load finished {done} rounds in time, not {rounds}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
 }
 
 /// The second guest finds what was there at the snapshot, and nothing else.

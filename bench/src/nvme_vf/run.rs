@@ -1,0 +1,364 @@
+//! Stores, operations, depths and queues: the systems in turn, between near cores.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use quanta::Clock;
+use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeQueue};
+use sidecore_units::{SECTOR_BYTES, Sector};
+
+use super::{Bench, Ground, NVME, VIRTIO};
+use crate::load::{self, BLOCK_BYTES, Queue, Sample, Work};
+use crate::peer::{self, Disk, Program, StorageDaemon};
+use crate::process::{Process, Watch};
+use crate::record::Params;
+use crate::rounds::Rounds;
+use crate::sidecored::{Controller, Device, FrontEnd, Sidecored, Store};
+use crate::stats;
+
+const DEPTHS: [u16; 3] = [1, 32, 128];
+const QUEUES: [u16; 3] = [1, 2, 4];
+const MAX_QUEUES: u16 = 4;
+/// The depth at which a client that sleeps is measured.
+const INTERRUPT_DEPTH: u16 = 32;
+/// Bytes of a request that fills a volume.
+const FILL_BYTES: u32 = 128 << 10;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const POOL: &str = "pool";
+
+/// The store of a controller with two volumes: room for metadata, and the reserve.
+pub(super) fn controller_bytes(volume_bytes: u64) -> u64 {
+    2 * volume_bytes + volume_bytes / 4 + (32 << 20)
+}
+
+/// The numbers of a sample that become records: metric, unit, only at depth 1 of one queue.
+type Metric = (&'static str, &'static str, bool, fn(&Sample) -> f64);
+const METRICS: [Metric; 6] = [
+    ("iops", "1/s", false, |sample| sample.iops),
+    ("latency_p50", "ns", true, |sample| sample.latency_p50_ns),
+    ("latency_p99", "ns", true, |sample| sample.latency_p99_ns),
+    ("latency_mean", "ns", true, |sample| sample.latency_mean_ns),
+    ("kicks_per_request", "1", false, |sample| sample.kicks_per_request),
+    ("calls_per_request", "1", false, |sample| sample.calls_per_request),
+];
+
+/// The metrics whose ratio is recorded.
+const RATIOS: [&str; 2] = ["iops", "latency_p50"];
+
+/// What is done in one case.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    ground: Ground,
+    work: Work,
+    queues: u16,
+    notify: Notify,
+}
+
+/// One system in the comparison.
+struct System {
+    name: &'static str,
+    /// Which of the programs serves it.
+    program: usize,
+    front_end: FrontEnd,
+    socket: PathBuf,
+    params: Params,
+    samples: Vec<(Sample, bool)>,
+    lines_ns: Vec<f64>,
+    waited: Vec<f64>,
+}
+
+/// A connection with its queues taken out. The client stays for as long as they are used.
+enum Client {
+    Blk(BlkClient, Vec<BlkQueue>),
+    Nvme(Box<NvmeClient>, Vec<NvmeQueue>),
+}
+
+impl Client {
+    fn connect(system: &System, queues: u16, slots: u16, slot_bytes: u32, notify: Notify) -> Result<Self> {
+        let why = || format!("cannot use {}", system.name);
+        match system.front_end {
+            FrontEnd::VirtioBlk => {
+                let options = ClientOptions { queues, slots, slot_bytes, notify, ..ClientOptions::default() };
+                let mut client = BlkClient::connect(&system.socket, &options).with_context(why)?;
+                let taken = (0..queues).map_while(|index| client.take_queue(index)).collect();
+                Ok(Self::Blk(client, taken))
+            }
+            FrontEnd::Nvme => {
+                let options = NvmeOptions { queues, slots, slot_bytes, notify, ..NvmeOptions::default() };
+                let mut client = NvmeClient::connect(&system.socket, &options).with_context(why)?;
+                let taken: Vec<NvmeQueue> = (0..queues).map_while(|index| client.take_queue(index)).collect();
+                ensure!(taken.iter().all(NvmeQueue::has_mapped_doorbells), "the doorbells are messages");
+                Ok(Self::Nvme(Box::new(client), taken))
+            }
+        }
+    }
+
+    fn run(&mut self, work: &Work, clock: &Clock) -> Result<Sample> {
+        match self {
+            Self::Blk(_, queues) => load::run_all(queues, work, clock),
+            Self::Nvme(_, queues) => load::run_all(queues, work, clock),
+        }
+    }
+
+    /// Writes everything once, so that no block is without its place.
+    fn fill(&mut self, bytes: u64) -> Result<()> {
+        match self {
+            Self::Blk(_, queues) => fill(queues, bytes),
+            Self::Nvme(_, queues) => fill(queues, bytes),
+        }
+    }
+
+    fn on_huge_pages(&self) -> bool {
+        match self {
+            Self::Blk(client, _) => client.on_huge_pages(),
+            Self::Nvme(client, _) => client.on_huge_pages(),
+        }
+    }
+}
+
+fn fill<Q: Queue>(queues: &mut [Q], bytes: u64) -> Result<()> {
+    let queue = queues.first_mut().context("no queue")?;
+    let slot = queue.take_slot().context("no slot")?;
+    let mut completions = Vec::with_capacity(1);
+    for at in (0..bytes).step_by(FILL_BYTES as usize) {
+        queue.submit_write(slot, Sector(at / SECTOR_BYTES), FILL_BYTES)?;
+        queue.publish()?;
+        completions.clear();
+        while queue.poll_completions(&mut completions)? == 0 {
+            ensure!(queue.wait(PATIENCE)?, "the device does not answer");
+        }
+        ensure!(completions.iter().all(|completion| Q::outcome(*completion).1), "a write fails: {completions:?}");
+    }
+    queue.release_slot(slot);
+    Ok(())
+}
+
+impl System {
+    fn new(name: &'static str, program: usize, front_end: FrontEnd, socket: PathBuf, params: Params) -> Self {
+        let (samples, lines_ns, waited) = (Vec::new(), Vec::new(), Vec::new());
+        Self { name, program, front_end, socket, params, samples, lines_ns, waited }
+    }
+
+    fn rounds(&self, value: fn(&Sample) -> f64) -> Rounds {
+        let mut rounds = Rounds::new();
+        for (sample, counts) in &self.samples {
+            rounds.add(value(sample), *counts);
+        }
+        rounds
+    }
+}
+
+impl Bench {
+    pub(super) fn measure(&mut self) -> Result<()> {
+        let without = self.options.tiny || self.options.no_peer;
+        let peer = if without { None } else { Program::find_beside(&self.daemon, !self.options.quick) };
+        let only = self.options.only.clone();
+        for ground in Ground::ALL.into_iter().filter(|ground| only.is_empty() || only.contains(ground)) {
+            self.ground(ground, peer.as_ref())?;
+        }
+        Ok(())
+    }
+
+    fn ground(&mut self, ground: Ground, peer: Option<&Program>) -> Result<()> {
+        let mut daemon = self.start_ours(ground)?;
+        let mut systems: Vec<System> = [(NVME, FrontEnd::Nvme), (VIRTIO, FrontEnd::VirtioBlk)]
+            .map(|(name, front_end)| System::new(name, 0, front_end, daemon.socket(name), self.common_params()))
+            .into();
+        if ground == Ground::Volume {
+            for system in &systems {
+                Client::connect(system, 1, 1, FILL_BYTES, Notify::Polled)?.fill(self.plan.disk_bytes)?;
+            }
+        }
+        daemon.process.freeze()?;
+        // The peer has no store in memory; its fastest one that keeps what it is given is a file on tmpfs.
+        let tmpfs = tempfile::Builder::new().prefix("sidecore-bench").tempdir_in("/dev/shm").context("no tmpfs")?;
+        let mut theirs = match peer {
+            Some(program) => Some((program, self.start_peer(program, ground, tmpfs.path())?)),
+            None => None,
+        };
+        if let Some((program, theirs)) = &theirs {
+            let mut params = self.common_params();
+            params.extend(program.params());
+            params.insert("settings".to_owned(), theirs.settings.clone().into());
+            systems.push(System::new(peer::NAME, 1, FrontEnd::VirtioBlk, theirs.socket.clone(), params));
+        }
+        let mut programs: Vec<&mut Process> = vec![&mut daemon.process];
+        programs.extend(theirs.as_mut().map(|(_, theirs)| &mut theirs.process));
+        for case in self.cases(ground) {
+            self.case(&case, &mut systems, &mut programs)?;
+        }
+        daemon.process.end()
+    }
+
+    fn start_ours(&self, ground: Ground) -> Result<Sidecored> {
+        let bytes = self.plan.disk_bytes;
+        let volume = |volume| Store::Volume { controller: POOL, volume, bytes };
+        let stores = match ground {
+            Ground::Null => [Store::Null { bytes }, Store::Shared { with: NVME }],
+            Ground::Ram => [Store::Ram { bytes }, Store::Shared { with: NVME }],
+            // A volume has one device that writes.
+            Ground::Volume => [volume(NVME), volume(VIRTIO)],
+        };
+        let names = [(NVME, FrontEnd::Nvme), (VIRTIO, FrontEnd::VirtioBlk)];
+        let devices: Vec<Device> = names
+            .into_iter()
+            .zip(stores)
+            .map(|((name, front_end), store)| Device {
+                name: name.to_owned(),
+                store,
+                idle: "poll",
+                front_end,
+                queues: MAX_QUEUES,
+            })
+            .collect();
+        let store = Store::Ram { bytes: controller_bytes(bytes).next_multiple_of(1 << 20) };
+        let pool = [Controller { name: POOL, store, block_bytes: 1024 }];
+        let controllers: &[Controller] = if ground == Ground::Volume { &pool } else { &[] };
+        Sidecored::start_with(&self.daemon, self.directory.path(), ground.name(), controllers, &devices)
+    }
+
+    fn start_peer(&self, program: &Program, ground: Ground, tmpfs: &Path) -> Result<StorageDaemon> {
+        let bytes = self.plan.disk_bytes;
+        let disk = if ground == Ground::Null {
+            Disk::Null { bytes }
+        } else {
+            let path = tmpfs.join("theirs");
+            rustix::fs::fallocate(std::fs::File::create(&path)?, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
+            Disk::File { path, cached: true }
+        };
+        let name = format!("{}-{}", peer::NAME, ground.name());
+        let directory = self.directory.path();
+        let mut theirs = StorageDaemon::start_best(program, directory, &name, &disk, MAX_QUEUES, self.plan.trial)?;
+        eprintln!("  peer: {}", theirs.settings);
+        theirs.process.freeze()?;
+        Ok(theirs)
+    }
+
+    fn cases(&self, ground: Ground) -> Vec<Case> {
+        let blocks = self.plan.disk_bytes / u64::from(BLOCK_BYTES);
+        let mut cases = Vec::new();
+        for queues in QUEUES {
+            if !self.options.queues.is_empty() && !self.options.queues.contains(&queues) {
+                continue;
+            }
+            for write in [false, true] {
+                for depth in DEPTHS {
+                    let work = Work { write, depth, blocks, duration: self.plan.run, ..Work::default() };
+                    cases.push(Case { ground, work, queues, notify: Notify::Polled });
+                    if depth == INTERRUPT_DEPTH && queues == 1 {
+                        cases.push(Case { ground, work, queues, notify: Notify::Interrupt });
+                    }
+                }
+            }
+        }
+        cases
+    }
+
+    fn case(&mut self, case: &Case, systems: &mut [System], programs: &mut [&mut Process]) -> Result<()> {
+        let name = case.name();
+        for system in &mut *systems {
+            system.samples.clear();
+            system.lines_ns.clear();
+            system.waited.clear();
+        }
+        for _ in 0..self.plan.rounds {
+            for system in &mut *systems {
+                let process = programs.get_mut(system.program).context("no program")?;
+                self.round(case, system, process).with_context(|| format!("measuring {}, {name}", system.name))?;
+            }
+        }
+        let mut line = format!("  {name:<26}");
+        for system in &*systems {
+            self.record(&name, case, system);
+            line.push_str(&format!("  {} {:.0} k/s", system.name, system.rounds(|s| s.iops).median() / 1e3));
+        }
+        eprintln!("{line}");
+        if let Some((ours, others)) = systems.split_first() {
+            others.iter().for_each(|peer| self.record_ratios(&name, case, ours, peer));
+        }
+        Ok(())
+    }
+
+    fn round(&mut self, case: &Case, system: &mut System, process: &mut Process) -> Result<()> {
+        process.thaw()?;
+        let mut client = Client::connect(system, case.queues, case.work.depth, BLOCK_BYTES, case.notify)?;
+        process.freeze()?;
+        system.params.insert("client_huge_pages".to_owned(), client.on_huge_pages().into());
+        let (clock, warm_up) = (&self.clock, Work { duration: self.plan.warm_up, ..case.work });
+        let gated = self.gate.run(|_| {
+            let watch = Watch::start(Some(process))?;
+            process.thaw()?;
+            client.run(&warm_up, clock)?;
+            let sample = client.run(&case.work, clock)?;
+            process.freeze()?;
+            Ok((sample, watch.share(Some(process))?))
+        })?;
+        system.lines_ns.extend([gated.before_ns, gated.after_ns]);
+        system.waited.push(gated.waited_share);
+        system.samples.push((gated.result.clone(), gated.counts()));
+        process.thaw()?;
+        drop(client);
+        process.freeze()
+    }
+
+    fn record(&mut self, name: &str, case: &Case, system: &System) {
+        for (metric, unit, alone, value) in METRICS {
+            if alone && !case.is_alone() {
+                continue;
+            }
+            let mut params = system.params.clone();
+            params.insert("block_bytes".to_owned(), case.work.bytes.into());
+            params.insert("depth".to_owned(), case.work.depth.into());
+            params.insert("queues".to_owned(), case.queues.into());
+            params.insert("interrupts".to_owned(), (case.notify == Notify::Interrupt).into());
+            params.insert("run_ms".to_owned(), (case.work.duration.as_millis() as u64).into());
+            params.insert("line_ns".to_owned(), stats::median(&system.lines_ns).into());
+            params.insert("waited_share".to_owned(), stats::median(&system.waited).into());
+            let (median, mut params) = system.rounds(value).settle(params);
+            // How often something crosses does not depend on how near the cores are; none of the rounds may hide it.
+            let value = if unit == "1" {
+                params.remove("counts");
+                system.samples.iter().map(|(sample, _)| value(sample)).fold(0.0, f64::max)
+            } else {
+                median
+            };
+            self.records.measure(name, system.name, metric, value, unit, params);
+        }
+        if case.notify == Notify::Interrupt {
+            // One that was never called has no such number.
+            let per_call = |sample: &Sample| 1.0 / sample.calls_per_request.max(1e-9);
+            let (median, params) = system.rounds(per_call).settle(system.params.clone());
+            self.records.measure(name, system.name, "completions_per_interrupt", median, "1", params);
+        }
+    }
+
+    fn record_ratios(&mut self, name: &str, case: &Case, ours: &System, peer: &System) {
+        for (metric, _, alone, value) in METRICS {
+            if !RATIOS.contains(&metric) || (alone && !case.is_alone()) {
+                continue;
+            }
+            let mut rounds = Rounds::new();
+            for ((ours, counts), (peer, peer_counts)) in ours.samples.iter().zip(&peer.samples) {
+                rounds.add(value(ours) / value(peer), *counts && *peer_counts);
+            }
+            let (median, params) = rounds.settle(Params::new());
+            self.records.ratio(name, metric, ours.name, peer.name, median, params);
+        }
+    }
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let Self { ground, work, queues, notify } = self;
+        let operation = if work.write { "randwrite" } else { "randread" };
+        let asleep = if *notify == Notify::Interrupt { "/interrupt" } else { "" };
+        format!("{}/{operation}/qd{}/q{queues}{asleep}", ground.name(), work.depth)
+    }
+
+    /// Whether one request is in flight in all, so that there is a latency.
+    fn is_alone(&self) -> bool {
+        self.work.depth == 1 && self.queues == 1
+    }
+}

@@ -1,0 +1,167 @@
+# Does what the host orders, one order at a time (disk.sh says how), with NVMe functions that come and go. Most orders are
+# about the one that was found last.
+
+. /parts/disk.sh
+
+# Until something is so: a command that says it, for at most so many tenths of a second.
+until_so() {
+    tenths=$1
+    shift
+    while ! "$@"; do
+        [ $tenths -gt 0 ] || return 1
+        tenths=$((tenths - 1))
+        sleep 0.1
+    done
+}
+
+# The live controller behind the port in a PCI slot, and the disk of its namespace, in $controller and $dev.
+look() {
+    controller=
+    dev=
+    for path in /sys/class/nvme/nvme*; do
+        case $(readlink -f "$path/device") in
+            */"0000:00:$1.0"/*) ;;
+            *) continue ;;
+        esac
+        controller=${path##*/}
+        [ "$(cat "$path/state" 2>/dev/null)" = live ] || return 1
+        for disk in "$path"/nvme*n*; do
+            dev=${disk##*/}
+            [ -b "/dev/$dev" ] && return
+        done
+    done
+    return 1
+}
+
+is_gone() {
+    look "$1"
+    [ -z "$controller" ]
+}
+
+mib() {
+    echo $(($(cat "/sys/block/$dev/size") / 2048))
+}
+
+has_size() {
+    [ "$(mib)" = "$1" ]
+}
+
+# find SLOT: what is behind a port, once it is ready.
+order_find() {
+    until_so 300 look "$1" || fail "no NVMe disk behind the port in slot $1; controller: $controller, disk: $dev"
+    value controller "$controller"
+    value dev "$dev"
+    value mib "$(mib)"
+    value polls "$(cat "/sys/block/$dev/queue/io_poll")"
+    value queues "$(ls "/sys/block/$dev/mq" | wc -l)"
+}
+
+# gone SLOT: whether nothing is behind a port, or soon nothing.
+order_gone() {
+    if until_so 300 is_gone "$1"; then value gone true; else value gone "false $controller"; fi
+}
+
+# remove SLOT: lets go of what is behind a port, as if it had been asked to. That it has comes with order_gone.
+order_remove() {
+    for function in "/sys/bus/pci/devices/0000:00:$1.0"/0000:??:??.?; do
+        echo 1 >"$function/remove" || fail "the kernel does not let go of $function"
+    done
+}
+
+# grown MIB: whether the disk has a size now, or soon.
+order_grown() {
+    until_so 300 has_size "$1"
+    value mib "$(mib)"
+}
+
+# nvme ARGUMENTS: nvme-cli, and what it says.
+order_nvme() {
+    nvme "$@" >/tmp/nvme.out 2>/tmp/nvme.err
+    value code $?
+    value out "$(tr '\n' ' ' </tmp/nvme.out | tr -s ' ')"
+    value err "$(tr '\n' ' ' </tmp/nvme.err | head -c 300)"
+}
+
+# stamp BLOCK COUNT: random data to so many blocks of 4 KiB, which is also kept in /tmp/stamp; and in /tmp/other, which
+# has one byte that is not the same.
+order_stamp() {
+    dd if=/dev/urandom of=/tmp/stamp bs=4096 count="$2" 2>/dev/null
+    must dd if=/tmp/stamp of="/dev/$dev" bs=4096 seek="$1" oflag=direct
+    cp /tmp/stamp /tmp/other
+    last=$(tail -c 1 /tmp/stamp | od -A n -t u1 | tr -d ' ')
+    printf "\\$(printf %o $((255 - last)))" |
+        dd of=/tmp/other bs=1 seek=$((4096 * $2 - 1)) conv=notrunc 2>/dev/null
+}
+
+# nonzero BLOCK COUNT: how many bytes in so many blocks of 4 KiB are not zero.
+order_nonzero() {
+    dd if="/dev/$dev" bs=4096 skip="$1" count="$2" iflag=direct 2>/dev/null >/tmp/blocks
+    value bytes "$(wc -c </tmp/blocks)"
+    value nonzero "$(tr -d '\0' </tmp/blocks | wc -c)"
+}
+
+# fio OFFSET SIZE: writes a part of the disk, in MiB, and reads it back as it was written; polled.
+order_fio() {
+    for how in write read; do
+        if job $how "/dev/$dev" --rw=rand$how --offset="${1}m" --size="${2}m" --iodepth=8 --verify=crc32c \
+            --verify_fatal=1 --do_verify=1 --allow_mounted_write=1; then
+            value $how true
+        else
+            value $how "false $(fio_words)"
+        fi
+    done
+}
+
+# measure POLLED OFFSET SECONDS: what reads of the 16 MiB there cost, with polled queues or with the others.
+order_measure() {
+    # For this order only.
+    usual=$SIDECORE_POLLED
+    SIDECORE_POLLED=$1
+    must sync
+    count begin
+    job measure "/dev/$dev" --rw=randread --offset="${2}m" --size=16m --time_based $LATENCIES --runtime="$3" \
+        --allow_mounted_write=1 || fail "fio: $(fio_words)"
+    count end
+    SIDECORE_POLLED=$usual
+    for edge in begin end; do
+        value "interrupts-$edge" "$(grep "${controller}q" "/tmp/interrupts.$edge" | tr '\n' '|')"
+        value "stat-$edge" "$(cat "/tmp/stat.$edge")"
+    done
+    value fio "$(tr -d '\n' </tmp/fio.json | tr -s ' ')"
+}
+
+has_ended() {
+    ! kill -0 "$1" 2>/dev/null
+}
+
+# Whether the disk has completed so many reads since it came.
+has_read() {
+    [ "$(sed 's/^ *//' "/sys/block/$dev/stat" | cut -d ' ' -f 1)" -ge "$1" ]
+}
+
+# press OFFSET SIZE: begins to read and write a part of the disk, in MiB, until the disk is gone.
+order_press() {
+    enough=$(($(sed 's/^ *//' "/sys/block/$dev/stat" | cut -d ' ' -f 1) + 200))
+    fio --name=press --filename="/dev/$dev" --direct=1 --ioengine=io_uring --hipri="$SIDECORE_POLLED" --thread \
+        --rw=randrw --offset="${1}m" --size="${2}m" --bs=4k --iodepth=8 --time_based --runtime=120 \
+        --allow_mounted_write=1 >/tmp/press.out 2>&1 &
+    press=$!
+    until_so 300 has_read "$enough" || fail "fio does not read: $(tail -n 4 /tmp/press.out)"
+    ! has_ended "$press" || fail "fio ended by itself: $(tail -n 4 /tmp/press.out)"
+}
+
+# pressed: how that ended, with its disk.
+order_pressed() {
+    until_so 600 has_ended "$press" || fail "fio goes on, or hangs, without its disk"
+    wait "$press"
+    value code $?
+    value words "$(sed -n 's/.*\(error=[^)]*\).*/\1/p' /tmp/press.out | head -n 1)"
+}
+
+# log: what the kernel has said since the last time that somebody should know: warnings and worse, and all about NVMe.
+order_log() {
+    dmesg -c -r >/tmp/log
+    value lines "$(grep-gnu -E '^<[0-4]>|nvme|I/O error' /tmp/log | tr '\n' '|')"
+}
+
+take_orders

@@ -1,0 +1,95 @@
+//! Which QEMU runs the guest: the installed one, or a newer one where it has to speak vfio-user.
+
+use crate::install;
+use crate::progress::Progress;
+use crate::root::Root;
+use crate::text;
+use anyhow::{Context, Result, ensure};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Its program.
+const NAME: &str = "qemu-system-x86_64";
+/// The device that is a vfio-user client. QEMU has it from 10.1.
+pub(crate) const VFIO_USER: &str = "vfio-user-pci";
+
+#[derive(Debug, Clone)]
+pub(crate) struct Emulator {
+    /// What starts it, before its options.
+    pub(crate) command: Vec<String>,
+}
+
+impl Emulator {
+    /// The installed one.
+    pub(crate) fn installed() -> Result<Emulator> {
+        Ok(Emulator { command: vec![text(&install::require(NAME)?)?.to_owned()] })
+    }
+
+    /// One that speaks vfio-user: the installed one if it does, else one from the root of a newer release in `roots`.
+    pub(crate) fn with_vfio_user(roots: &Path, progress: &Progress) -> Result<Emulator> {
+        let installed = Emulator::installed()?;
+        if installed.has(VFIO_USER) {
+            return Ok(installed);
+        }
+        let fetched = Root::find_or_fetch(roots, |what| progress.say(what)).with_context(|| {
+            format!("the installed QEMU ({}) has no {VFIO_USER}, which came with 10.1", installed.version())
+        })?;
+        let emulator = Emulator::in_root(&fetched)?;
+        ensure!(emulator.has(VFIO_USER), "QEMU {} has no {VFIO_USER} either", emulator.version());
+        Ok(emulator)
+    }
+
+    fn in_root(root: &Root) -> Result<Emulator> {
+        let modules = root.libraries().join("qemu");
+        let mut command = vec!["env".to_owned(), format!("QEMU_MODULE_DIR={}", text(&modules)?)];
+        command.extend(root.command(NAME)?);
+        // Where its packages install them, which it cannot know from its own place.
+        for firmware in ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"] {
+            command.extend(["-L".to_owned(), text(&root.path(firmware))?.to_owned()]);
+        }
+        Ok(Emulator { command })
+    }
+
+    /// Whether it knows a kind of device. Asked for a list of all, it would load modules, also some of the installed QEMU.
+    fn has(&self, device: &str) -> bool {
+        self.ask(&["-device", &format!("{device},help")]).is_ok_and(|help| help.contains(device))
+    }
+
+    /// What it says of itself, for instance `10.1.2`.
+    pub(crate) fn version(&self) -> String {
+        let said = self.ask(&["--version"]).unwrap_or_default();
+        version(&said).unwrap_or("of an unknown version").to_owned()
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Result<String> {
+        let (program, words) = self.command.split_first().context("an empty command")?;
+        let output = Command::new(program).args(words).args(arguments).stdin(Stdio::null()).output();
+        let output = output.with_context(|| format!("cannot run {NAME}"))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{NAME} {} failed: {}", arguments.join(" "), said.trim());
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+fn version(said: &str) -> Option<&str> {
+    said.split_whitespace().skip_while(|word| *word != "version").nth(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_known_if_help_on_it_is_to_be_had() {
+        let qemu = |script: &str| Emulator { command: ["sh", "-c", script].map(str::to_owned).to_vec() };
+        // The shell takes `-device` for its own name, and what follows for its first argument.
+        assert!(qemu("echo \"$1\" options:").has("vfio-user-pci"));
+        assert!(!qemu("echo \"$1\" is not known >&2; exit 1").has("vfio-user-pci"));
+    }
+
+    #[test]
+    fn the_version_is_found_in_what_it_says() {
+        assert_eq!(version("QEMU emulator version 10.1.2 (Debian 1:10.1.2+ds-1)\nCopyright"), Some("10.1.2"));
+        assert_eq!(version("nothing"), None);
+    }
+}

@@ -1,0 +1,49 @@
+//! Whether a QEMU can unplug a vfio-user device. Those up to 11.1 at least cannot: as the device goes, they delete a region
+//! of it that is gone already (`vfio_user_msix_teardown`), which one of their own assertions ends.
+
+use crate::config::{self, PLUGGED};
+use crate::emulator::Emulator;
+use crate::install;
+use crate::process::{Running, Source};
+use crate::qemu::{self, Port};
+use crate::qmp::Qmp;
+use crate::session::Session;
+use crate::text;
+use anyhow::{Context, Result};
+use std::ffi::OsStr;
+use std::time::{Duration, Instant};
+
+/// The one that is tried out: it has no guest.
+pub(super) const PROBE: &str = "probe";
+const SLOT: u8 = 1;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Plugs and unplugs a function in a QEMU of its own.
+pub(super) fn can_unplug(session: &mut Session<'_>, emulator: &Emulator) -> Result<bool> {
+    let control = session.directory.join("probe.qmp");
+    let mut words = Vec::new();
+    // An abort is what this is about, and no news to whoever collects them.
+    if let Some(prlimit) = install::find("prlimit") {
+        words.extend([text(&prlimit)?.to_owned(), "--core=0".to_owned()]);
+    }
+    words.extend(emulator.command.iter().cloned());
+    // The function's server maps the memory. Without ACPI, and with nobody who has switched the port on, nobody is asked.
+    let options = "-object memory-backend-memfd,id=memory,size=64M,share=on -machine q35,memory-backend=memory -m 64M \
+                   -accel tcg -global ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off -S -display none -nodefaults \
+                   -no-user-config";
+    words.extend(options.split_whitespace().map(str::to_owned));
+    words.extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", text(&control)?)]);
+    words.extend(["-device".to_owned(), Port::description(SLOT)]);
+    let (program, arguments) = words.split_first().context("an empty command")?;
+    let (stdout, stderr) = (Source::Guest(PROBE), Source::Qemu(PROBE));
+    let running = Running::start(&session.inbox, OsStr::new(program), arguments, stdout, stderr)?;
+    let mut qmp = Qmp::connect(&control, session.stage.interrupt)?;
+    let socket = config::socket(session.directory, PLUGGED);
+    qmp.plug(qemu::function(PLUGGED, &socket, SLOT)?)?;
+    let deadline = Instant::now() + PATIENCE;
+    // That QEMU ends is an error here, and an answer.
+    let unplugged = qmp.unplug(PLUGGED).and_then(|()| qmp.unplugged(PLUGGED, deadline)).unwrap_or(false);
+    drop(running);
+    session.farewell(PROBE, Instant::now() + PATIENCE)?;
+    Ok(unplugged)
+}

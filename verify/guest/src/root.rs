@@ -1,0 +1,213 @@
+//! Programs of a newer Debian than this machine's. Their packages and those of all libraries that they need are fetched
+//! once, and unpacked into a directory. Nothing is installed, and no rights are needed: the programs run with their own
+//! libraries and loader, but without `chroot`, so that they see this system's files.
+
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Where roots are kept, in the directory that builds go to: like those, made once and kept.
+pub const ROOTS: &str = "roots";
+
+/// The release whose backports have the newest of what we need.
+const RELEASE: &str = "trixie";
+/// Everything that anybody here needs of it: QEMU with `vfio-user-pci`, and its storage daemon.
+const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-common", "qemu-utils"];
+/// Names what a complete root has, at its top.
+const CONTENT: &str = "packages";
+/// Where packages come from if this machine's own sources are no help.
+const MIRROR: &str = "http://deb.debian.org/debian";
+/// The keys that Debian signs with, for machines whose apt trusts them for some sources only.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// The directory that holds the release's programs.
+#[derive(Clone, Debug)]
+pub struct Root {
+    path: PathBuf,
+}
+
+impl Root {
+    /// The root that was made in `roots`.
+    ///
+    /// # Errors
+    /// There is none, or one with other programs.
+    pub fn find(roots: &Path) -> Result<Root> {
+        let path = roots.join(RELEASE);
+        let content = fs::read_to_string(path.join(CONTENT)).unwrap_or_default();
+        ensure!(content == content_wanted(), "no root with programs of Debian {RELEASE} in {}", roots.display());
+        // Programs are told where things are, whatever their working directory.
+        Ok(Root { path: path.canonicalize()? })
+    }
+
+    /// The root in `roots`, made now unless it is there. `say` is told before that takes a while.
+    ///
+    /// # Errors
+    /// There is no apt on this machine, or no way to the packages; `fetch.log` in `roots` has apt's messages.
+    pub fn find_or_fetch(roots: &Path, say: impl Fn(&str)) -> Result<Root> {
+        if let Ok(root) = Root::find(roots) {
+            return Ok(root);
+        }
+        say(&format!("fetching programs of Debian {RELEASE} into {} (once)", roots.display()));
+        fetch(roots).with_context(|| format!("see {}", roots.join("fetch.log").display()))?;
+        Root::find(roots)
+    }
+
+    /// Where something of the root is.
+    #[must_use]
+    pub fn path(&self, inside: &str) -> PathBuf {
+        self.path.join(inside)
+    }
+
+    /// Where the libraries are.
+    #[must_use]
+    pub fn libraries(&self) -> PathBuf {
+        self.path.join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH))
+    }
+
+    /// The words that start a program of the root; its arguments follow them.
+    ///
+    /// # Errors
+    /// The program, or the loader for it, is not there.
+    pub fn command(&self, program: &str) -> Result<Vec<String>> {
+        let libraries = self.libraries();
+        // Elsewhere there are only links to it, which would lead out of the root.
+        let entries = fs::read_dir(&libraries).with_context(|| format!("cannot list {}", libraries.display()))?;
+        let loader = entries
+            .flatten()
+            .find(|entry| entry.file_name().to_string_lossy().starts_with("ld-linux"))
+            .map(|entry| entry.path())
+            .with_context(|| format!("no loader in {}", libraries.display()))?;
+        let program = self.path.join("usr/bin").join(program);
+        ensure!(program.is_file(), "{} is not there", program.display());
+        let words = [&loader, Path::new("--library-path"), &libraries, &program];
+        words.into_iter().map(|word| Ok(crate::text(word)?.to_owned())).collect()
+    }
+}
+
+fn content_wanted() -> String {
+    PACKAGES.map(|package| format!("{package}\n")).concat()
+}
+
+/// Makes the root. It appears under its name only when it is complete.
+fn fetch(roots: &Path) -> Result<()> {
+    fs::create_dir_all(roots)?;
+    let roots = roots.canonicalize()?;
+    let work = tempfile::Builder::new().prefix("fetching-").tempdir_in(&roots)?;
+    let log = fs::File::create(roots.join("fetch.log"))?;
+    let apt = Apt::new(work.path())?;
+    let suite = format!("{RELEASE}-backports");
+    let mut install = vec!["install", "--download-only", "--yes", "--no-install-recommends", "-t", &suite];
+    install.extend(PACKAGES);
+    for arguments in [&["update"], install.as_slice()] {
+        let mut command = apt.command();
+        command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
+        let status = command.status().context("cannot run apt-get")?;
+        ensure!(status.success(), "apt-get {} failed ({status})", arguments[0]);
+    }
+    let tree = work.path().join("tree");
+    for entry in fs::read_dir(work.path().join("cache/archives"))? {
+        let package = entry?.path();
+        if package.extension().is_some_and(|extension| extension == "deb") {
+            let status = Command::new("dpkg-deb").arg("-x").arg(&package).arg(&tree).status();
+            ensure!(status.context("cannot run dpkg-deb")?.success(), "cannot unpack {}", package.display());
+        }
+    }
+    fs::write(tree.join(CONTENT), content_wanted())?;
+    let root = roots.join(RELEASE);
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    fs::rename(&tree, &root).with_context(|| format!("cannot create {}", root.display()))
+}
+
+/// apt with lists, a cache and sources of its own, for which nothing is installed yet: so that it fetches all that a
+/// package depends on. How it reaches the network stays this machine's setting.
+struct Apt<'a> {
+    directory: &'a Path,
+}
+
+impl<'a> Apt<'a> {
+    fn new(directory: &'a Path) -> Result<Apt<'a>> {
+        for inside in ["state/lists/partial", "cache/archives/partial", "tree"] {
+            fs::create_dir_all(directory.join(inside))?;
+        }
+        fs::write(directory.join("status"), "")?;
+        fs::write(directory.join("sources.list"), sources(&mirror(), Path::new(KEYRING).is_file()))?;
+        Ok(Apt { directory })
+    }
+
+    fn command(&self) -> Command {
+        let inside = |name: &str| self.directory.join(name).display().to_string();
+        let mut options = vec![
+            format!("Dir::State={}", inside("state")),
+            format!("Dir::State::status={}", inside("status")),
+            format!("Dir::Cache={}", inside("cache")),
+            format!("Dir::Etc::sourcelist={}", inside("sources.list")),
+            "Dir::Etc::sourceparts=/dev/null".to_owned(),
+            "Dir::Etc::preferences=/dev/null".to_owned(),
+            "Dir::Etc::preferencesparts=/dev/null".to_owned(),
+            "Debug::NoLocking=true".to_owned(),
+        ];
+        if rustix::process::geteuid().is_root() {
+            // apt's own user may not write here.
+            options.push("APT::Sandbox::User=root".to_owned());
+        }
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive").arg("--quiet");
+        command.args(options.iter().flat_map(|option| ["-o", option]));
+        command
+    }
+}
+
+fn sources(mirror: &str, has_keyring: bool) -> String {
+    let signed = if has_keyring { format!("[signed-by={KEYRING}] ") } else { String::new() };
+    ["", "-backports"].map(|suite| format!("deb {signed}{mirror} {RELEASE}{suite} main\n")).concat()
+}
+
+/// The mirror of Debian that this machine uses: it has other releases as well.
+fn mirror() -> String {
+    let format = "$(ORIGIN)|$(LABEL)|$(REPO_URI)";
+    let output = Command::new("apt-get").args(["indextargets", "--format", format, "Created-By: Packages"]).output();
+    let listing = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    debian_mirror(&listing).unwrap_or(MIRROR).to_owned()
+}
+
+fn debian_mirror(listing: &str) -> Option<&str> {
+    let uri = listing.lines().find_map(|line| line.strip_prefix("Debian|Debian|"))?;
+    Some(uri.trim_end_matches('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mirror_is_the_one_that_has_debian_itself() {
+        let listing =
+            "Debian|Debian-Security|http://a/security/\nOther|Debian|http://b/\nDebian|Debian|http://c/debian/\n";
+        assert_eq!(debian_mirror(listing), Some("http://c/debian"));
+        assert_eq!(debian_mirror("||http://b/\n"), None);
+        assert_eq!(sources("http://m", false).lines().count(), 2);
+        assert!(sources("http://m", true).contains("] http://m trixie-backports main\n"));
+    }
+
+    #[test]
+    fn a_root_counts_only_with_all_that_is_wanted() {
+        let roots = tempfile::tempdir().unwrap();
+        let root = roots.path().join(RELEASE);
+        assert!(Root::find(roots.path()).is_err());
+        fs::create_dir(&root).unwrap();
+        fs::write(root.join(CONTENT), "qemu-utils\n").unwrap();
+        assert!(Root::find(roots.path()).is_err());
+        fs::write(root.join(CONTENT), content_wanted()).unwrap();
+        let found = Root::find(roots.path()).unwrap();
+        assert!(found.command("qemu-img").is_err());
+        fs::create_dir_all(found.libraries()).unwrap();
+        fs::create_dir_all(found.path("usr/bin")).unwrap();
+        fs::write(found.libraries().join("ld-linux-x.so.2"), "").unwrap();
+        fs::write(found.path("usr/bin/qemu-img"), "").unwrap();
+        let words = found.command("qemu-img").unwrap();
+        assert!(words[0].ends_with("ld-linux-x.so.2") && words[3].ends_with("usr/bin/qemu-img"), "{words:?}");
+    }
+}
