@@ -16,8 +16,6 @@ const RELEASE: &str = "trixie";
 const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-common", "qemu-utils"];
 /// Names what a complete root has, at its top.
 const CONTENT: &str = "packages";
-/// Where packages come from if this machine's own sources are no help.
-const MIRROR: &str = "http://deb.debian.org/debian";
 /// The keys that Debian signs with, for machines whose apt trusts them for some sources only.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -133,7 +131,7 @@ impl<'a> Apt<'a> {
             fs::create_dir_all(directory.join(inside))?;
         }
         fs::write(directory.join("status"), "")?;
-        fs::write(directory.join("sources.list"), sources(&mirror(), Path::new(KEYRING).is_file()))?;
+        fs::write(directory.join("sources.list"), sources(&mirror()?, Path::new(KEYRING).is_file()))?;
         Ok(Apt { directory })
     }
 
@@ -166,16 +164,19 @@ fn sources(mirror: &str, has_keyring: bool) -> String {
 }
 
 /// The mirror of Debian that this machine uses: it has other releases as well.
-fn mirror() -> String {
+fn mirror() -> Result<String> {
     let format = "$(ORIGIN)|$(LABEL)|$(REPO_URI)";
     let output = Command::new("apt-get").args(["indextargets", "--format", format, "Created-By: Packages"]).output();
-    let listing = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    debian_mirror(&listing).unwrap_or(MIRROR).to_owned()
+    let listing = String::from_utf8_lossy(&output.context("cannot run apt-get")?.stdout).into_owned();
+    let mirror = debian_mirror(&listing).context("no Debian among this machine's sources of packages (apt)")?;
+    Ok(mirror.to_owned())
 }
 
+/// The source that says it is Debian; or, where lists were never fetched and none says what it is, the first.
 fn debian_mirror(listing: &str) -> Option<&str> {
-    let uri = listing.lines().find_map(|line| line.strip_prefix("Debian|Debian|"))?;
-    Some(uri.trim_end_matches('/'))
+    let source = |who: &str| listing.lines().find_map(|line| line.strip_prefix(who));
+    let uri = source("Debian|Debian|").or_else(|| source("||"))?;
+    Some(uri.trim_end_matches('/')).filter(|uri| !uri.is_empty())
 }
 
 #[cfg(test)]
@@ -187,7 +188,8 @@ mod tests {
         let listing =
             "Debian|Debian-Security|http://a/security/\nOther|Debian|http://b/\nDebian|Debian|http://c/debian/\n";
         assert_eq!(debian_mirror(listing), Some("http://c/debian"));
-        assert_eq!(debian_mirror("||http://b/\n"), None);
+        assert_eq!(debian_mirror("||http://b/\n||http://c/\n"), Some("http://b"));
+        assert_eq!(debian_mirror("Other|Debian|http://b/\n"), None);
         assert_eq!(sources("http://m", false).lines().count(), 2);
         assert!(sources("http://m", true).contains("] http://m trixie-backports main\n"));
     }
