@@ -324,9 +324,8 @@ fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<S
     let after = sum(queues);
     let seconds = clock.delta(start, finish).as_secs_f64();
     let requests = (after.requests - before.requests) as f64;
-    // The histogram is in the clock's raw ticks.
-    let tick_ns = seconds * 1e9 / (finish - start) as f64;
-    let quantile = |share| if alone { latencies.quantile(share) * tick_ns } else { 0.0 };
+    // The histogram is in the clock's raw ticks, and equal counts of them are equal times in every run.
+    let quantile = |share| if alone { clock.delta_as_nanos(0, latencies.quantile(share) as u64) as f64 } else { 0.0 };
     let in_flight = f64::from(work.depth) * queues.len() as f64;
     Ok(Sample {
         iops: done as f64 / seconds,

@@ -20,7 +20,7 @@ pub struct NvmeOptions {
     pub queues: u16,
     /// Requests that one queue holds at once.
     pub slots: u16,
-    /// Entries of each submission queue, more than slots; zero for just as many as the slots need.
+    /// Entries of each submission queue, more than slots; zero for 64, or as many as the slots need if those are more.
     pub queue_entries: u32,
     /// Size of each slot's data buffer in bytes, a multiple of 512 and at most 2 MiB; the controller may move less at once
     /// (MDTS).

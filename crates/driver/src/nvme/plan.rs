@@ -10,6 +10,9 @@ use crate::error::ClientError;
 pub(crate) const PAGE: usize = PAGE_BYTES as usize;
 /// Entries of the admin queues.
 pub(crate) const ADMIN_ENTRIES: u32 = 32;
+/// Entries of an I/O submission queue whose size nobody has chosen, if the slots need no more: so many that commands, as
+/// well as completions, lie on lines which the controller has long let go of, and that the head doorbell is rarely due.
+const USUAL_ENTRIES: u32 = 64;
 /// Bytes for the data of one admin command.
 pub(crate) const ADMIN_DATA_BYTES: usize = 2 * PAGE;
 
@@ -79,7 +82,10 @@ impl Plan {
             return wrong(format!("at most {} pieces", PAGE / DESCRIPTOR_BYTES));
         }
         let least = u32::from(options.slots) + 1;
-        let commands = if options.queue_entries == 0 { least } else { options.queue_entries };
+        let commands = match options.queue_entries {
+            0 => USUAL_ENTRIES.min(capabilities.max_entries()).max(least),
+            entries => entries,
+        };
         if commands < least {
             return wrong(format!("{} slots need a queue of {least} entries", options.slots));
         }
@@ -90,7 +96,7 @@ impl Plan {
         Ok(Self {
             commands,
             // Room to spare, so that the head doorbell need not be rung for each batch.
-            completions: (2 * least).min(capabilities.max_entries()),
+            completions: commands.saturating_mul(2).min(capabilities.max_entries()),
             data_stride: pages * PAGE,
             list_stride: if pages > 1 { (pages * PRP_BYTES).next_power_of_two() } else { 0 },
             aux_stride: (usize::from(options.max_pieces) * DESCRIPTOR_BYTES).next_power_of_two().max(64),

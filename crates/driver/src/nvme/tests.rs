@@ -149,7 +149,8 @@ fn a_full_queue_completes_all_of_it_with_one_doorbell_for_each_batch() {
 fn shadow_doorbells_save_the_messages_that_nobody_waits_for() {
     // This controller leaves EventIdx at zero: one message for each round of the queue.
     let character = Character { mapped: false, shadow: true, ..Character::default() };
-    let (mut client, thread) = connect(&character, &fake::disk(), &NvmeOptions::default());
+    let options = NvmeOptions { queue_entries: 33, ..NvmeOptions::default() };
+    let (mut client, thread) = connect(&character, &fake::disk(), &options);
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
     for seed in 0..330 {

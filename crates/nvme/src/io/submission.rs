@@ -45,6 +45,8 @@ impl Submission {
     /// Looks at the doorbell. False if the driver has written what the queue cannot have; then it was ignored.
     #[inline]
     pub(super) fn look(&mut self, doorbells: &DoorbellView) -> bool {
+        // The command comes before its doorbell: both lines are on their way at once, and often the command's already is.
+        self.ring.prefetch();
         let tail = doorbells.tail(self.id).unwrap_or(self.seen_tail);
         if tail == self.seen_tail {
             return true;
