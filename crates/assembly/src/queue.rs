@@ -73,6 +73,10 @@ impl Pollable for Queue {
         either!(self, queue => queue.deadline())
     }
 
+    fn waits_since(&self) -> Option<Nanos> {
+        either!(self, queue => queue.waits_since())
+    }
+
     fn finish(self) {
         either!(self, queue => queue.finish());
     }

@@ -95,6 +95,10 @@ impl BlockChannel for DelayChannel {
         let ours = self.waiting.front().map(|(due, _)| *due);
         ours.into_iter().chain(self.inner.deadline()).min()
     }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        self.inner.waits_since()
+    }
 }
 
 #[cfg(test)]

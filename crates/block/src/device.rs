@@ -112,4 +112,11 @@ pub trait BlockChannel {
     fn deadline(&self) -> Option<Nanos> {
         None
     }
+
+    /// When the oldest request was taken that waits for others who need a CPU: the
+    /// kernel's workers, or another thread. `None` if there is none. Asked about once
+    /// a millisecond: it may look through all of them.
+    fn waits_since(&self) -> Option<Nanos> {
+        None
+    }
 }

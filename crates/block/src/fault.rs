@@ -239,6 +239,10 @@ impl BlockChannel for FaultChannel {
         // A failure needs no event to be handed back.
         if self.failed.is_empty() { self.inner.deadline() } else { Some(Nanos::ZERO) }
     }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        self.inner.waits_since()
+    }
 }
 
 #[cfg(test)]

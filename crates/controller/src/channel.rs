@@ -505,6 +505,11 @@ impl BlockChannel for FunctionChannel {
         let throttled = if queued { Some(self.throttled_until().unwrap_or(Nanos::ZERO)) } else { None };
         stores.into_iter().chain(throttled).min()
     }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        let asked = if self.asked > 0 { self.slots.oldest_in_parts() } else { None };
+        self.stores.waits_since().into_iter().chain(asked).min()
+    }
 }
 
 impl Drop for FunctionChannel {

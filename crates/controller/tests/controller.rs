@@ -8,8 +8,8 @@ use std::sync::Arc;
 use common::{function, guest, in_memory, over};
 use sidecore_block::contract::{Harness, pattern};
 use sidecore_block::{
-    Affected, Batch, BlockDevice, BlockError, Fault, FaultPlan, FaultRule, FaultStore, Geometry, Operation, RamStore,
-    When,
+    Affected, Batch, BlockDevice, BlockError, BlockRequest, Fault, FaultPlan, FaultRule, FaultStore, Geometry,
+    Operation, RamStore, When,
 };
 use sidecore_controller::{
     Controller, ControllerError, ControllerOptions, FUNCTIONS_MAX, FunctionOptions, Limit, Limits, PhysicalDisk,
@@ -113,6 +113,54 @@ fn only_the_request_that_misses_waits() {
     }
     assert!(completed.pop().map(|mut request| request.tag.take().unwrap().into_bits()).is_some());
     assert_eq!(controller.report().functions[0].stats.stalled, 0);
+}
+
+/// Writes whose data cannot all be sent at once, because others have the boxes for parts, and one of which fails where it
+/// was sent: nothing of it is left that a later write could be taken for, or would wait for.
+#[test]
+fn a_write_that_fails_half_sent_leaves_nothing_behind() {
+    const PIECES: u64 = 960;
+    const BYTES: u64 = PIECES * 1024;
+    // Each of them has 15 parts, and there are 64 boxes: four of the fifth are sent with the others.
+    for failing in 60..=64 {
+        let store = ram(64 * MIB);
+        over(&store, 1024).create_volume("a", 32 * MIB, None).unwrap();
+        let mut disk = PhysicalDisk::open(&store).unwrap();
+        let rule = FaultRule { affected: Affected::Writes, when: When::EveryNth(failing), fault: Fault::Eio };
+        let faulty = FaultStore::new(Arc::clone(&store), FaultPlan { seed: 1, rules: vec![rule] });
+        let options = ControllerOptions::default();
+        let controller = Controller::without_threads("stepped", Arc::new(faulty), &options, None, &mut disk).unwrap();
+        let (mut guest, _device) = guest(&controller, "a");
+        let mut now = 0;
+        let mut answers = |guest: &mut Harness, pieces: &[(u64, u64)]| {
+            let mut writes: Vec<_> = (0..5).map(|at| guest.request(Operation::Write, at * BYTES, pieces)).collect();
+            guest.channel.submit(&mut writes);
+            let (mut completed, mut good, mut bad) = (Batch::new(), 0, 0);
+            for _ in 0..1000 {
+                now += 1;
+                guest.channel.poll(Nanos(now), &mut completed);
+                for mut request in completed.drain(..) {
+                    request.tag.take().unwrap().into_bits();
+                    if request.result.is_ok() {
+                        good += 1;
+                        continue;
+                    }
+                    bad += 1;
+                    // The guest tries again, before the hypervisor side has heard of it.
+                    let again = guest.request(Operation::Write, request.offset_bytes, &[(0x1_0000_0000, 1024)]);
+                    guest.channel.submit(&mut vec![again]);
+                }
+                while controller.step(&mut disk) {}
+            }
+            (good, bad)
+        };
+        // Pieces that do not lie side by side, so that each is one of its own.
+        let pieces: Vec<(u64, u64)> = (0..PIECES).map(|piece| (0x1_0000_0000 + piece % 8 * 2048, 1024)).collect();
+        assert_eq!(answers(&mut guest, &pieces), (5, 1), "write {failing} fails");
+        for _ in 0..2 {
+            assert_eq!(answers(&mut guest, &[(0x1_0000_0000, 1024)]), (5, 0), "write {failing} failed");
+        }
+    }
 }
 
 #[test]
@@ -371,6 +419,61 @@ fn a_disk_that_cannot_flush_makes_the_controller_read_only_and_says_so() {
     for at in 0..flushed {
         assert_eq!(guest.load(at * PAGE, PAGE as usize), pattern(at, PAGE as usize));
     }
+}
+
+/// Steps the hypervisor side until `request` is answered, or would need a commit.
+fn until_commit(
+    guest: &mut Harness,
+    controller: &Controller,
+    disk: &mut PhysicalDisk,
+    request: Option<Box<BlockRequest>>,
+) -> Option<Result<(), BlockError>> {
+    let mut completed = Batch::new();
+    guest.channel.submit(&mut request.into_iter().collect());
+    for now in 0..100 {
+        guest.channel.poll(Nanos(now), &mut completed);
+        if let Some(mut request) = completed.pop() {
+            request.tag.take().unwrap().into_bits();
+            return Some(request.result);
+        }
+        controller.step(disk);
+    }
+    None
+}
+
+#[test]
+fn a_write_that_waits_for_a_commit_hears_that_it_failed() {
+    let store = ram(4 * MIB);
+    over(&store, 1024).create_volume("a", 8 * MIB, None).unwrap();
+    let (controller, mut disk) = stepped(&store);
+    let (mut guest, _device) = guest(&controller, "a");
+    let write = |guest: &mut Harness, at: u64| guest.request(Operation::Write, at * 65536, &[(0x1_0000_0000, 65536)]);
+    let mut written = 0;
+    let full = loop {
+        let mut next = Some(write(&mut guest, written));
+        let result = loop {
+            match until_commit(&mut guest, &controller, &mut disk, next.take()) {
+                Some(result) => break result,
+                None => controller.commit_on(&mut disk).unwrap(),
+            }
+        };
+        match result {
+            Ok(()) => written += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full, BlockError::NoSpace);
+    controller.commit_on(&mut disk).unwrap();
+    // What is given back can be used once that is durable.
+    let discard = guest.range_request(Operation::Discard, 0, MIB);
+    assert_eq!(until_commit(&mut guest, &controller, &mut disk, Some(discard)), Some(Ok(())));
+    let waiting = write(&mut guest, written);
+    assert_eq!(until_commit(&mut guest, &controller, &mut disk, Some(waiting)), None);
+    assert!(controller.wants_commit());
+    let rule = FaultRule { affected: Affected::Flushes, when: When::EveryNth(1), fault: Fault::Eio };
+    let faulty: Arc<dyn BlockDevice> = Arc::new(FaultStore::new(store, FaultPlan { seed: 1, rules: vec![rule] }));
+    controller.commit_on(&mut PhysicalDisk::open(&faulty).unwrap()).unwrap_err();
+    assert_eq!(until_commit(&mut guest, &controller, &mut disk, None), Some(Err(BlockError::ReadOnly)));
 }
 
 #[test]

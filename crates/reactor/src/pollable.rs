@@ -61,6 +61,12 @@ pub trait Pollable {
         None
     }
 
+    /// Since when it has waited for something that others need a CPU for: the
+    /// kernel's workers, or another thread. Asked about once a millisecond.
+    fn waits_since(&self) -> Option<Nanos> {
+        None
+    }
+
     /// Ends it after [`Polled::Finished`]: the place to hand its state back.
     fn finish(self);
 }

@@ -15,6 +15,17 @@ pub const GLANCE_INTERVAL: Nanos = Nanos::from_micros(20);
 /// guests send unasked.
 const IDLE_GLANCE_INTERVAL: Nanos = Nanos::from_millis(1);
 
+/// A sidecore whose oldest request has waited for others for so long gives way to
+/// them, and again as often. What the kernel still has to do for a direct write to a
+/// file is done by a worker that is bound to a CPU, perhaps to this one (ext4, xfs:
+/// `iomap_dio_complete_work`); a thread that never blocks can keep it from running for
+/// as long as the scheduler likes, which has been more than ten seconds.
+pub const PATIENCE: Nanos = Nanos::from_millis(1);
+
+/// How long it gives way, unless something comes before: the most that a guest's
+/// request waits because of it.
+pub const WAY: Nanos = Nanos::from_micros(50);
+
 /// Units of work that a pollable may do before the next one has its turn.
 const BUDGET: usize = 32;
 
@@ -54,6 +65,8 @@ pub struct Reactor<P, S> {
     /// pollable is always first.
     first: usize,
     last_glance: Nanos,
+    /// When it was last considered whether to give way.
+    last_way: Nanos,
     sleeper: S,
     mailbox: Mailbox<P, S>,
     woken: Vec<WakeKey>,
@@ -73,6 +86,7 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
             armed_count: 0,
             first: 0,
             last_glance: Nanos::ZERO,
+            last_way: Nanos::ZERO,
             sleeper,
             mailbox,
             woken: Vec::with_capacity(64),
@@ -159,10 +173,25 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
         if now.since(self.last_glance) >= glance_interval {
             self.last_glance = now;
             self.stats.glances.add(1);
-            self.wait(Some(Nanos::ZERO))?;
+            let way = if self.waits_in_vain(now) { WAY } else { Nanos::ZERO };
+            self.wait(Some(way))?;
             self.wake_overdue(now);
         }
         Ok(if busy { Turn::Busy } else { Turn::Idle })
+    }
+
+    /// Whether it is time to give way to those that somebody here waits for.
+    fn waits_in_vain(&mut self, now: Nanos) -> bool {
+        if now.since(self.last_way) < PATIENCE {
+            return false;
+        }
+        self.last_way = now;
+        let mut waiting = self.entries.iter().flatten().filter_map(|entry| entry.pollable.waits_since());
+        let in_vain = waiting.any(|since| now.since(since) >= PATIENCE);
+        if in_vain {
+            self.stats.ways.add(1);
+        }
+        in_vain
     }
 
     fn poll_awake(&mut self, now: Nanos) -> bool {

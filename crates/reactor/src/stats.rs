@@ -15,6 +15,9 @@ pub struct ReactorStats {
     pub asleep_ns: Counter,
     /// Looks at the wake-ups of armed pollables while others were awake.
     pub glances: Counter,
+    /// Times that the sidecore gave way to the kernel, or to another thread, because a
+    /// request waited for it.
+    pub ways: Counter,
     /// Messages delivered.
     pub mails: Counter,
 }

@@ -246,6 +246,10 @@ impl FunctionChannel {
         parts.grant = None;
         parts.stage = Stage::Linking;
         let all = parts.result.is_ok();
+        if !all {
+            // The rest of it is in vain, and wants no boxes any more.
+            self.starved.retain(|starved| *starved != slot);
+        }
         self.ask(slot, Question::Written { grant: id, all });
     }
 
@@ -272,8 +276,9 @@ impl FunctionChannel {
             let Some(slot) = self.starved.pop_front() else { return };
             match self.slots.parts(slot).map(|parts| parts.stage) {
                 Some(Stage::Granted) => self.write_grant(multiplexer, slot),
-                Some(_) => self.go_on(multiplexer, slot),
-                None => {}
+                Some(Stage::Ready) => self.go_on(multiplexer, slot),
+                // A slot that waits for an answer is not to be freed before that comes.
+                Some(Stage::Asked | Stage::Linking | Stage::Finishing) | None => {}
             }
         }
     }

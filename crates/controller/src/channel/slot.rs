@@ -3,6 +3,7 @@
 use sidecore_block::{BlockError, BlockRequest, Tag};
 
 use sidecore_extent::Extent;
+use sidecore_units::Nanos;
 
 use crate::mail::{GrantId, Slot};
 
@@ -136,6 +137,11 @@ impl Slots {
 
     pub(super) fn parts(&mut self, slot: Slot) -> Option<&mut Parts> {
         self.parts.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// When the oldest request that goes in parts was taken.
+    pub(super) fn oldest_in_parts(&self) -> Option<Nanos> {
+        self.parts.iter().flatten().map(|parts| parts.request.taken_at).min()
     }
 
     /// How many are taken.

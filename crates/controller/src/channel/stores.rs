@@ -94,4 +94,9 @@ impl Stores {
         };
         self.all().filter_map(of).min()
     }
+
+    /// When the oldest request that one of them waits for was taken.
+    pub(super) fn waits_since(&self) -> Option<Nanos> {
+        self.all().filter_map(BlockChannel::waits_since).min()
+    }
 }

@@ -180,6 +180,13 @@ impl Hypervisor {
                 self.events.note(&self.name, what);
             }
         }
+        if result.is_err() {
+            // Who waits for space would wait for ever: from now on the answer is another.
+            let waiting = std::mem::take(&mut self.state().for_space);
+            for message in waiting {
+                self.serve(message, disk);
+            }
+        }
         for reply_to in flushes {
             reply_to.reply(match &result {
                 Ok(()) => Answer::Done,

@@ -370,7 +370,12 @@ impl BlockChannel for FileChannel {
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        self.stalled.then_some(Nanos::ZERO)
+        // Nothing wakes for what the kernel was never given.
+        (self.stalled || !self.done.is_empty()).then_some(Nanos::ZERO)
+    }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        self.requests.oldest()
     }
 }
 

@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use sidecore_block::{BlockError, BlockRequest};
+use sidecore_units::Nanos;
 
 use super::slot::Way;
 
@@ -47,6 +48,14 @@ impl Requests {
     #[inline]
     pub fn count(&self) -> usize {
         self.places.len() - self.free.len()
+    }
+
+    /// When the oldest of them was taken.
+    pub fn oldest(&self) -> Option<Nanos> {
+        if self.count() == 0 {
+            return None;
+        }
+        self.places.iter().filter_map(|place| place.request.as_ref()).map(|request| request.taken_at).min()
     }
 
     /// Takes a request in; its place, or the request back if there is no room.

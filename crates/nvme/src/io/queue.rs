@@ -320,6 +320,10 @@ impl Pollable for IoQueue {
         store.into_iter().chain(self.completions.deadline()).min()
     }
 
+    fn waits_since(&self) -> Option<Nanos> {
+        self.channel.as_ref().and_then(|channel| channel.waits_since())
+    }
+
     fn finish(mut self) {
         self.on_wake();
         let done = self.stopping.take();

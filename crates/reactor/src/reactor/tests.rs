@@ -47,6 +47,7 @@ struct Worker {
     /// Work that arrives between the last poll and the look after arming.
     races: usize,
     deadline: Option<Nanos>,
+    waits_since: Rc<Cell<Option<Nanos>>>,
     finished: bool,
     fd: OwnedFd,
 }
@@ -60,6 +61,7 @@ impl Worker {
             work: Rc::new(Cell::new(0)),
             races: 0,
             deadline: None,
+            waits_since: Rc::default(),
             finished: false,
             fd: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap(),
         }
@@ -110,6 +112,9 @@ impl Pollable for Worker {
     }
     fn deadline(&self) -> Option<Nanos> {
         self.deadline
+    }
+    fn waits_since(&self) -> Option<Nanos> {
+        self.waits_since.get()
     }
     fn finish(self) {
         self.log("finishes");
@@ -186,6 +191,39 @@ fn one_that_polls_keeps_the_core_but_not_its_neighbours_awake() {
     bench.turn(GLANCE_INTERVAL.0);
     bench.turn(1);
     assert_eq!(*bench.world.timeouts.borrow(), [Some(Nanos::ZERO)], "one glance in its interval, and no sleep");
+}
+
+#[test]
+fn one_that_waits_in_vain_gives_way_now_and_then() {
+    let mut bench = Bench::new();
+    let poller = Worker::new(&bench.world, "p", IdleMode::Poll);
+    let waits_since = Rc::clone(&poller.waits_since);
+    bench.reactor.add(poller).unwrap();
+    let timeouts = |bench: &Bench| std::mem::take(&mut *bench.world.timeouts.borrow_mut());
+    bench.turn(PATIENCE.0);
+    assert_eq!(timeouts(&bench), [Some(Nanos::ZERO)], "it waits for nobody");
+
+    waits_since.set(Some(Nanos(bench.world.now.get() + 1)));
+    bench.turn(PATIENCE.0);
+    assert_eq!(timeouts(&bench), [Some(Nanos::ZERO)], "not for long enough");
+    bench.turn(PATIENCE.0);
+    assert_eq!(timeouts(&bench), [Some(WAY)]);
+    bench.turn(PATIENCE.0 - 1);
+    bench.turn(1);
+    assert_eq!(timeouts(&bench), [Some(WAY)], "once in that time");
+    assert_eq!(bench.reactor.stats().ways.get(), 2);
+
+    // Also for one that sleeps, while another keeps the sidecore awake.
+    let sleeper = Worker::new(&bench.world, "s", IdleMode::Interrupt);
+    let armed_waits_since = Rc::clone(&sleeper.waits_since);
+    waits_since.set(None);
+    bench.reactor.add(sleeper).unwrap();
+    bench.turn(PATIENCE.0);
+    assert_eq!(bench.log(), ["s arms"]);
+    timeouts(&bench);
+    armed_waits_since.set(Some(Nanos::ZERO));
+    bench.turn(PATIENCE.0);
+    assert_eq!(timeouts(&bench), [Some(WAY)]);
 }
 
 #[test]

@@ -481,6 +481,10 @@ impl Pollable for BlkQueue {
         self.channel.deadline()
     }
 
+    fn waits_since(&self) -> Option<Nanos> {
+        self.channel.waits_since()
+    }
+
     fn finish(mut self) {
         self.on_wake();
         self.consider_call();
