@@ -1,6 +1,6 @@
 //! What must hold: bounds on results, checked after the run.
 
-use crate::record::{FLOOR, Params, Records};
+use crate::record::{FLOOR, Records, counts};
 
 /// Which number, and where it has to be.
 #[derive(Clone, Copy, Debug)]
@@ -119,15 +119,10 @@ fn check_one(bound: &Bound<'_>, records: &Records, ours: &str) -> Checked {
     Checked { line: format!("{what} is {value:.3}{unit}, must be {limit}{unit}"), verdict }
 }
 
-/// Whether the measurement was made in circumstances that count, or does not depend on them.
-fn counts(params: &Params) -> bool {
-    params.get("counts").and_then(serde_json::Value::as_bool).unwrap_or(true)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{OURS, params};
+    use crate::record::{OURS, Params, params};
 
     #[test]
     fn a_bound_passes_fails_is_unknown_or_missing() {

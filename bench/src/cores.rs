@@ -136,6 +136,12 @@ pub struct Gated<T> {
 }
 
 impl<T> Gated<T> {
+    /// The same with another result.
+    pub fn map<U>(self, result: impl FnOnce(T) -> U) -> Gated<U> {
+        let Self { result: given, before_ns, after_ns, waited_share } = self;
+        Gated { result: result(given), before_ns, after_ns, waited_share }
+    }
+
     /// Whether the run counts: between near cores, and with those to itself.
     #[must_use]
     pub fn counts(&self) -> bool {

@@ -1,11 +1,14 @@
 //! Disks that have been written before anything is measured on them.
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use sidecore_driver::{BlkClient, ClientOptions, Completion, Status};
+use rustix::fs::FallocateFlags;
+use sidecore_driver::{BlkClient, ClientOptions, Queue};
 use sidecore_units::{SECTOR_BYTES, Sector};
+use tempfile::TempDir;
 
 use crate::stop;
 
@@ -29,25 +32,64 @@ pub fn fill(socket: &Path, bytes: u64, piece_bytes: u32, order: Order) -> Result
     let slot = queue.take_slot().context("no slot")?;
     queue.write_data(slot, 0, &vec![0x5a; piece_bytes as usize]);
     let pieces = bytes / u64::from(piece_bytes);
-    let mut completions: Vec<Completion> = Vec::new();
+    let mut completions = Vec::new();
     for index in 0..=pieces {
         match order {
             _ if index == pieces => queue.submit_flush(slot)?,
             Order::Sequential => queue.submit_write(slot, sector(index, piece_bytes), piece_bytes)?,
             Order::Random => queue.submit_write(slot, sector(shuffled(index, pieces), piece_bytes), piece_bytes)?,
         }
-        queue.publish()?;
-        completions.clear();
-        let give_up = Instant::now() + PATIENCE;
-        while queue.poll_completions(&mut completions)? == 0 {
-            stop::check()?;
-            if !queue.wait(WAIT)? && Instant::now() > give_up {
-                bail!("the device does not answer");
-            }
-        }
-        ensure!(completions.iter().all(|done| done.status == Status::Ok), "filling a disk fails: {completions:?}");
+        complete(queue, &mut completions)?;
     }
     Ok(())
+}
+
+/// The same from its start to its end, through a queue of either kind whose slots are as large as the pieces, whatever
+/// is in them; it need not be durable.
+///
+/// # Errors
+/// As [`fill`].
+pub fn fill_queue<Q: Queue>(queue: &mut Q, bytes: u64, piece_bytes: u32) -> Result<()> {
+    let slot = queue.take_slot().context("no slot")?;
+    let mut completions = Vec::with_capacity(1);
+    for index in 0..bytes / u64::from(piece_bytes) {
+        queue.submit_write(slot, sector(index, piece_bytes), piece_bytes)?;
+        complete(queue, &mut completions)?;
+    }
+    queue.release_slot(slot);
+    Ok(())
+}
+
+/// Shows the device the one request, and waits until it is done.
+fn complete<Q: Queue>(queue: &mut Q, completions: &mut Vec<Q::Completion>) -> Result<()> {
+    queue.publish()?;
+    completions.clear();
+    let give_up = Instant::now() + PATIENCE;
+    while queue.poll_completions(completions)? == 0 {
+        stop::check()?;
+        if !queue.wait(WAIT)? && Instant::now() > give_up {
+            bail!("the device does not answer");
+        }
+    }
+    ensure!(completions.iter().all(|done| Q::outcome(*done).1), "filling a disk fails: {completions:?}");
+    Ok(())
+}
+
+/// A directory for files that are in memory, so that what is measured is the path and not a medium.
+///
+/// # Errors
+/// There is no such filesystem.
+pub fn directory_in_memory() -> Result<TempDir> {
+    tempfile::Builder::new().prefix("sidecore-bench").tempdir_in("/dev/shm").context("no tmpfs")
+}
+
+/// A file whose blocks are all there.
+///
+/// # Errors
+/// There is no room for it.
+pub fn allocated_file(path: &Path, bytes: u64) -> Result<PathBuf> {
+    rustix::fs::fallocate(File::create(path)?, FallocateFlags::empty(), 0, bytes)?;
+    Ok(path.to_owned())
 }
 
 /// A commit on a slow and busy machine takes its time.

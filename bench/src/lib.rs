@@ -9,8 +9,10 @@
 #![forbid(unsafe_code)]
 
 pub mod bounds;
+pub mod cells;
 pub mod control;
 pub mod cores;
+pub mod experiment;
 pub mod fill;
 pub mod floors;
 pub mod host_disk;
@@ -26,6 +28,7 @@ pub mod process;
 pub mod readme;
 pub mod record;
 pub mod rounds;
+pub mod runs;
 pub mod sidecored;
 pub mod stats;
 pub mod stop;

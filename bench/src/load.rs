@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use quanta::Clock;
-use sidecore_driver::{BlkQueue, ClientError, Completion, Counters, Notify, NvmeCompletion, NvmeQueue, Slot, Status};
+use sidecore_driver::{Counters, Notify, Queue, Slot};
 use sidecore_units::{SECTOR_BYTES, Sector};
 
 use crate::stats::Histogram;
@@ -108,123 +108,6 @@ const FIRST_LOOK: u64 = 8;
 /// A polling client looks this often by itself, which is all that it does between two completions; then it looks at the
 /// clock as well.
 const LOOKS_PER_WAIT: u32 = 1 << 16;
-
-/// A queue of either front end. Everything is resolved at compile time: both run the same loop.
-pub trait Queue {
-    /// What it says of a request that is done.
-    type Completion: Copy + std::fmt::Debug;
-    /// The slot of a completion, and whether the request succeeded.
-    fn outcome(completion: Self::Completion) -> (Slot, bool);
-    /// Takes a free slot.
-    fn take_slot(&mut self) -> Option<Slot>;
-    /// Gives it back.
-    fn release_slot(&mut self, slot: Slot);
-    /// Prepares a read.
-    ///
-    /// # Errors
-    /// The slot or the place is not one.
-    fn submit_read(&mut self, slot: Slot, sector: Sector, bytes: u32) -> Result<(), ClientError>;
-    /// Prepares a write.
-    ///
-    /// # Errors
-    /// The slot or the place is not one.
-    fn submit_write(&mut self, slot: Slot, sector: Sector, bytes: u32) -> Result<(), ClientError>;
-    /// Shows the device what was prepared.
-    ///
-    /// # Errors
-    /// It cannot be told.
-    fn publish(&mut self) -> Result<(), ClientError>;
-    /// Appends what has completed, and returns how much that was.
-    ///
-    /// # Errors
-    /// The device completes what it was not given.
-    fn poll_completions(&mut self, completions: &mut Vec<Self::Completion>) -> Result<usize, ClientError>;
-    /// Waits for completions; false if there was none in time.
-    ///
-    /// # Errors
-    /// It cannot wait.
-    fn wait(&mut self, timeout: Duration) -> Result<bool, ClientError>;
-    /// Copies into a slot's buffer.
-    fn write_data(&mut self, slot: Slot, offset_bytes: u32, from: &[u8]) -> usize;
-    /// Reads all of a slot's buffer.
-    fn sum_data(&self, slot: Slot) -> u64;
-    /// Takes the calls that nobody waited for.
-    fn take_calls(&mut self) -> u64;
-    /// What has crossed so far.
-    fn counters(&self) -> Counters;
-    /// Requests that are with the device.
-    fn in_flight(&self) -> u16;
-    /// How it learns of completions.
-    fn notify(&self) -> Notify;
-}
-
-macro_rules! queue {
-    ($queue:ty, $completion:ty, $is_ok:expr) => {
-        impl Queue for $queue {
-            type Completion = $completion;
-            #[inline(always)]
-            fn outcome(completion: $completion) -> (Slot, bool) {
-                let is_ok: fn($completion) -> bool = $is_ok;
-                (completion.slot, is_ok(completion))
-            }
-            #[inline(always)]
-            fn take_slot(&mut self) -> Option<Slot> {
-                <$queue>::take_slot(self)
-            }
-            #[inline(always)]
-            fn release_slot(&mut self, slot: Slot) {
-                <$queue>::release_slot(self, slot);
-            }
-            #[inline(always)]
-            fn submit_read(&mut self, slot: Slot, sector: Sector, bytes: u32) -> Result<(), ClientError> {
-                <$queue>::submit_read(self, slot, sector, bytes)
-            }
-            #[inline(always)]
-            fn submit_write(&mut self, slot: Slot, sector: Sector, bytes: u32) -> Result<(), ClientError> {
-                <$queue>::submit_write(self, slot, sector, bytes)
-            }
-            #[inline(always)]
-            fn publish(&mut self) -> Result<(), ClientError> {
-                <$queue>::publish(self)
-            }
-            #[inline(always)]
-            fn poll_completions(&mut self, completions: &mut Vec<$completion>) -> Result<usize, ClientError> {
-                <$queue>::poll_completions(self, completions)
-            }
-            #[inline(always)]
-            fn wait(&mut self, timeout: Duration) -> Result<bool, ClientError> {
-                <$queue>::wait(self, timeout)
-            }
-            #[inline(always)]
-            fn write_data(&mut self, slot: Slot, offset_bytes: u32, from: &[u8]) -> usize {
-                <$queue>::write_data(self, slot, offset_bytes, from)
-            }
-            #[inline(always)]
-            fn sum_data(&self, slot: Slot) -> u64 {
-                <$queue>::sum_data(self, slot)
-            }
-            #[inline(always)]
-            fn take_calls(&mut self) -> u64 {
-                <$queue>::take_calls(self)
-            }
-            #[inline(always)]
-            fn counters(&self) -> Counters {
-                <$queue>::counters(self)
-            }
-            #[inline(always)]
-            fn in_flight(&self) -> u16 {
-                <$queue>::in_flight(self)
-            }
-            #[inline(always)]
-            fn notify(&self) -> Notify {
-                <$queue>::notify(self)
-            }
-        }
-    };
-}
-
-queue!(BlkQueue, Completion, |completion| completion.status == Status::Ok);
-queue!(NvmeQueue, NvmeCompletion, |completion| completion.status.is_ok());
 
 /// Runs the loop on `queue`, all of whose slots are free, and waits for the last completion.
 ///

@@ -126,3 +126,15 @@ fn socket(options: &Socket) -> Result<()> {
     println!("{:.4} kicks and {:.4} calls for each request", sample.kicks_per_request, sample.calls_per_request);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_fit_together() {
+        Arguments::command().debug_assert();
+    }
+}

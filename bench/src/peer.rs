@@ -70,9 +70,7 @@ impl Program {
         }
     }
 
-    /// What there is to say of it in records.
-    #[must_use]
-    pub fn params(&self) -> Params {
+    fn params(&self) -> Params {
         let remark = self.remark.iter().map(|remark| ("remark".to_owned(), remark.clone().into()));
         remark.chain([("version".to_owned(), self.version.clone().into())]).collect()
     }
@@ -151,7 +149,7 @@ pub struct StorageDaemon {
 }
 
 impl StorageDaemon {
-    /// Tries all settings with a short load each and keeps running with the best.
+    /// Tries all settings with a short load each and keeps the best, frozen.
     ///
     /// # Errors
     /// None of them works.
@@ -175,11 +173,22 @@ impl StorageDaemon {
             }
             crate::stop::check()?;
         }
-        match (best, failure) {
+        let mut daemon = match (best, failure) {
             (Some((_, settings)), _) => Self::start(program, directory, name, disk, queues, settings),
             (None, Some(error)) => Err(error),
             (None, None) => bail!("no settings to try"),
-        }
+        }?;
+        eprintln!("  peer: {}", daemon.settings);
+        daemon.process.freeze()?;
+        Ok(daemon)
+    }
+
+    /// What there is to say of it in records.
+    #[must_use]
+    pub fn params(&self, program: &Program) -> Params {
+        let mut params = program.params();
+        params.insert("settings".to_owned(), self.settings.clone().into());
+        params
     }
 
     fn start(

@@ -1,19 +1,27 @@
 //! The table of results in README.md, between two marker comments.
 
-use std::path::Path;
-
 use anyhow::{Context, Result};
 
-/// Puts `table` between the lines `<!-- bench: NAME -->` and `<!-- end of bench: NAME -->` of `page`.
+use crate::record::Records;
+
+const PAGE: &str = "README.md";
+
+/// Puts `table` between the lines `<!-- bench: NAME -->` and `<!-- end of bench: NAME -->` of the page.
 ///
 /// # Errors
 /// The page cannot be read or written, or has no such lines.
-pub fn update(page: &Path, name: &str, table: &str) -> Result<()> {
-    let text = std::fs::read_to_string(page).with_context(|| format!("cannot read {}", page.display()))?;
+pub fn update(name: &str, table: &str) -> Result<()> {
+    let text = std::fs::read_to_string(PAGE).with_context(|| format!("cannot read {PAGE}"))?;
     let updated = replace(&text, name, table).with_context(|| {
-        format!("{} has no lines `{}` and `{}` to put the table between", page.display(), start(name), end(name))
+        format!("{PAGE} has no lines `{}` and `{}` to put the table between", start(name), end(name))
     })?;
-    std::fs::write(page, updated).with_context(|| format!("cannot write {}", page.display()))
+    std::fs::write(PAGE, updated).with_context(|| format!("cannot write {PAGE}"))
+}
+
+/// How one gets such a table.
+#[must_use]
+pub fn source(name: &str, records: &Records) -> String {
+    format!("Measured by `cargo xtask bench {name}` at revision {}", records.revision())
 }
 
 fn replace(text: &str, name: &str, table: &str) -> Option<String> {

@@ -162,6 +162,12 @@ impl Records {
     }
 }
 
+/// Whether the measurement was made in circumstances that count, or does not depend on them.
+#[must_use]
+pub fn counts(params: &Params) -> bool {
+    params.get("counts").and_then(Value::as_bool).unwrap_or(true)
+}
+
 /// Parameters from pairs.
 #[must_use]
 pub fn params<const N: usize>(pairs: [(&str, Value); N]) -> Params {

@@ -84,6 +84,14 @@ pub struct Device {
     pub queues: u16,
 }
 
+impl Device {
+    /// A virtio disk with one queue, whose sidecore polls.
+    #[must_use]
+    pub fn new(name: &str, store: Store) -> Self {
+        Self { name: name.to_owned(), store, idle: "poll", front_end: FrontEnd::VirtioBlk, queues: 1 }
+    }
+}
+
 /// The daemon, running.
 #[derive(Debug)]
 pub struct Sidecored {
@@ -93,20 +101,12 @@ pub struct Sidecored {
 }
 
 impl Sidecored {
-    /// Starts `program` with one sidecore on the server's core, which serves `devices`; its files are in a new
-    /// directory `name` below `directory`.
+    /// Starts `program` with one sidecore on the server's core, which serves `devices`, whose stores may be of
+    /// `controllers`; its files are in a new directory `name` below `directory`.
     ///
     /// # Errors
     /// It does not start; the error has what it says.
-    pub fn start(program: &Path, directory: &Path, name: &str, devices: &[Device]) -> Result<Self> {
-        Self::start_with(program, directory, name, &[], devices)
-    }
-
-    /// The same with controllers, which devices' stores may be of.
-    ///
-    /// # Errors
-    /// As [`Sidecored::start`].
-    pub fn start_with(
+    pub fn start(
         program: &Path,
         directory: &Path,
         name: &str,

@@ -22,6 +22,7 @@ const PEER_FACING: &[&str] = &[
     "controller",
     "virtio",
     "nvme",
+    "socket",
     "vhost-user",
     "vfio-user",
     "control",

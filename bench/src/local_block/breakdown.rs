@@ -58,11 +58,11 @@ struct Did {
 }
 
 pub(super) fn run(bench: &mut Bench) -> Result<()> {
-    let (clock, requests) = (bench.clock.clone(), bench.plan.stages);
+    let (clock, requests) = (bench.experiment.clock.clone(), bench.plan.stages);
     let mut stages: Vec<Rounds> = STAGES.iter().map(|_| Rounds::new()).collect();
     let (mut whole, mut parsing) = (Rounds::new(), Rounds::new());
     for _ in 0..bench.plan.rounds {
-        let gated = bench.gate.run(|partner| watched(|| one_round(partner, &clock, requests)))?;
+        let gated = bench.experiment.gate.run(|partner| watched(|| one_round(partner, &clock, requests)))?;
         for (rounds, ns) in stages.iter_mut().zip(gated.result.stages) {
             rounds.add(ns, gated.counts());
         }
@@ -75,7 +75,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<()> {
         let mut params: Params = bench.common_params();
         params.insert("how".to_owned(), "stamps in one process, driver and device on their cores".into());
         let (median, params) = rounds.settle(params);
-        bench.records.measure(CASE, OURS, metric, median, "ns", params);
+        bench.experiment.records.measure(CASE, OURS, metric, median, "ns", params);
         eprintln!("  {:<20}  {metric:<30} {median:>8.0} ns", "breakdown");
     }
     Ok(())

@@ -3,15 +3,16 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use quanta::Clock;
 use sidecore_driver::{BlkClient, ClientOptions};
 use sidecore_units::Sector;
 
 use super::Bench;
+use crate::cores::Gated;
 use crate::load::{self, BLOCK_BYTES, Sample, Work};
-use crate::process::Watch;
 use crate::record::{OURS, params};
 use crate::rounds::Rounds;
-use crate::sidecored::{Device, FrontEnd, Sidecored, Store};
+use crate::sidecored::{Device, Sidecored, Store};
 use crate::{stats, stop};
 
 pub(super) const NEIGHBOURS: &str = "idle-neighbours";
@@ -24,26 +25,19 @@ const DISK_BYTES: u64 = 64 << 20;
 const ASLEEP: Duration = Duration::from_millis(5);
 
 fn null(name: &str, idle: &'static str) -> Device {
-    Device {
-        name: name.to_owned(),
-        store: Store::Null { bytes: DISK_BYTES },
-        idle,
-        front_end: FrontEnd::VirtioBlk,
-        queues: 1,
-    }
+    Device { idle, ..Device::new(name, Store::Null { bytes: DISK_BYTES }) }
 }
 
 /// The latency of a busy device with many connected, idle ones on its sidecore, less that of one alone.
 pub(super) fn neighbours(bench: &mut Bench) -> Result<()> {
     let count = bench.plan.neighbours;
-    let directory = bench.directory.path().to_owned();
-    let mut alone = Sidecored::start(&bench.daemon, &directory, "alone", &[null("busy", "poll")])?;
+    let mut alone = bench.experiment.start_ours("alone", &[], &[null("busy", "poll")])?;
     let mut one = BlkClient::connect(alone.socket("busy"), &ClientOptions::default())?;
     alone.process.freeze()?;
     let names: Vec<String> = (0..count).map(|number| format!("idle{number}")).collect();
     let devices: Vec<Device> =
         std::iter::once(null("busy", "poll")).chain(names.iter().map(|name| null(name, "poll"))).collect();
-    let mut crowd = Sidecored::start(&bench.daemon, &directory, "crowd", &devices)?;
+    let mut crowd = bench.experiment.start_ours("crowd", &[], &devices)?;
     let small = ClientOptions { slots: 1, huge_pages: false, ..ClientOptions::default() };
     let idle = names.iter().map(|name| BlkClient::connect(crowd.socket(name), &small));
     let idle: Vec<BlkClient> = idle.collect::<Result<_, _>>().context("connecting the idle devices")?;
@@ -53,12 +47,13 @@ pub(super) fn neighbours(bench: &mut Bench) -> Result<()> {
     let work = Work { blocks: DISK_BYTES / u64::from(BLOCK_BYTES), duration: bench.plan.run, ..Work::default() };
     let (mut added, mut before, mut after) = (Rounds::new(), Rounds::new(), Rounds::new());
     for _ in 0..bench.plan.rounds {
-        let (quiet, quiet_counts) = one_run(bench, &mut alone, &mut one, &work)?;
-        let (crowded, crowded_counts) = one_run(bench, &mut crowd, &mut among, &work)?;
-        let counts = quiet_counts && crowded_counts;
-        before.add(quiet.latency_p50_ns, counts);
-        after.add(crowded.latency_p50_ns, counts);
-        added.add(crowded.latency_p50_ns - quiet.latency_p50_ns, counts);
+        let quiet = one_run(bench, &mut alone, &mut one, &work)?;
+        let crowded = one_run(bench, &mut crowd, &mut among, &work)?;
+        let counts = quiet.counts() && crowded.counts();
+        let (quiet_ns, crowded_ns) = (quiet.result.latency_p50_ns, crowded.result.latency_p50_ns);
+        before.add(quiet_ns, counts);
+        after.add(crowded_ns, counts);
+        added.add(crowded_ns - quiet_ns, counts);
     }
     drop(idle);
     let metrics = [("added_latency", &added), ("latency_p50_alone", &before), ("latency_p50_crowded", &after)];
@@ -66,39 +61,28 @@ pub(super) fn neighbours(bench: &mut Bench) -> Result<()> {
         let mut params = bench.common_params();
         params.insert("neighbours".to_owned(), count.into());
         let (median, params) = rounds.settle(params);
-        bench.records.measure(NEIGHBOURS, OURS, metric, median, "ns", params);
+        bench.experiment.records.measure(NEIGHBOURS, OURS, metric, median, "ns", params);
     }
     eprintln!("  {NEIGHBOURS:<20}  {count} of them add {:.0} ns to {:.0} ns", added.median(), before.median());
     Ok(())
 }
 
-fn one_run(bench: &mut Bench, daemon: &mut Sidecored, client: &mut BlkClient, work: &Work) -> Result<(Sample, bool)> {
-    let (clock, warm_up) = (&bench.clock, Work { duration: bench.plan.warm_up, ..*work });
-    let gated = bench.gate.run(|_| {
-        let watch = Watch::start(Some(&daemon.process))?;
-        daemon.process.thaw()?;
-        let queue = client.queue(0).context("no queue")?;
-        load::run(queue, &warm_up, clock)?;
-        let sample = load::run(queue, work, clock)?;
-        daemon.process.freeze()?;
-        Ok((sample, watch.share(Some(&daemon.process))?))
-    })?;
-    let counts = gated.counts();
-    Ok((gated.result, counts))
+fn one_run(bench: &mut Bench, daemon: &mut Sidecored, client: &mut BlkClient, work: &Work) -> Result<Gated<Sample>> {
+    let load = |work: &Work, clock: &Clock| load::run(client.queue(0).context("no queue")?, work, clock);
+    bench.experiment.round(&mut daemon.process, bench.plan.warm_up, work, load)
 }
 
 /// The share of one core that a daemon takes whose adaptive devices, connected, have nothing to do.
 pub(super) fn cpu(bench: &mut Bench) -> Result<()> {
-    let directory = bench.directory.path().to_owned();
     let devices = [null("first", "adaptive"), null("second", "adaptive")];
-    let daemon = Sidecored::start(&bench.daemon, &directory, "idle", &devices)?;
+    let daemon = bench.experiment.start_ours("idle", &[], &devices)?;
     let options = ClientOptions::default();
     let clients = devices.iter().map(|device| BlkClient::connect(daemon.socket(&device.name), &options));
     let mut clients: Vec<BlkClient> = clients.collect::<Result<_, _>>()?;
     for client in &mut clients {
         // Busy for a moment, because a daemon that never worked may idle in another way.
         let work = Work { duration: bench.plan.warm_up, ..Work::default() };
-        load::run(client.queue(0).context("no queue")?, &work, &bench.clock)?;
+        load::run(client.queue(0).context("no queue")?, &work, &bench.experiment.clock)?;
     }
     std::thread::sleep(bench.plan.idle_cpu / 10);
     let (before, start) = (daemon.process.cpu_time()?, Instant::now());
@@ -108,15 +92,14 @@ pub(super) fn cpu(bench: &mut Bench) -> Result<()> {
     }
     let share = (daemon.process.cpu_time()? - before).as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
     let params = params([("seconds", bench.plan.idle_cpu.as_secs_f64().into()), ("devices", clients.len().into())]);
-    bench.records.measure(CPU, OURS, "cpu_share", share, "%", params);
+    bench.experiment.records.measure(CPU, OURS, "cpu_share", share, "%", params);
     eprintln!("  {CPU:<20}  {share:.3} % of a core");
     Ok(())
 }
 
 /// The latency of the first request after a sleep that is far longer than the daemon spins.
 pub(super) fn wake_latency(bench: &mut Bench) -> Result<()> {
-    let directory = bench.directory.path().to_owned();
-    let daemon = Sidecored::start(&bench.daemon, &directory, "wake", &[null("disk", "adaptive")])?;
+    let daemon = bench.experiment.start_ours("wake", &[], &[null("disk", "adaptive")])?;
     let mut client = BlkClient::connect(daemon.socket("disk"), &ClientOptions::default())?;
     let queue = client.queue(0).context("no queue")?;
     let slot = queue.take_slot().context("no slot")?;
@@ -144,7 +127,7 @@ pub(super) fn wake_latency(bench: &mut Bench) -> Result<()> {
         ("max", max.into()),
         ("kicks_per_wake", kicks.into()),
     ]);
-    bench.records.measure(WAKE, OURS, "latency_p50", median, "us", params);
+    bench.experiment.records.measure(WAKE, OURS, "latency_p50", median, "us", params);
     eprintln!("  {WAKE:<20}  {median:.1} us, {kicks:.2} kicks each");
     Ok(())
 }

@@ -1,43 +1,31 @@
 //! Stores, operations and depths: ours and the peer's in turn, between near cores, through one client.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
+use quanta::Clock;
 use sidecore_driver::{BlkClient, ClientOptions};
 
 use super::Bench;
+use crate::fill::{allocated_file, directory_in_memory};
 use crate::load::{self, Sample, Work};
 use crate::peer::{self, Disk, Program, StorageDaemon};
-use crate::process::{Process, Watch};
+use crate::process::Process;
 use crate::record::{FLOOR, OURS, Params};
-use crate::rounds::Rounds;
-use crate::sidecored::{Device, FrontEnd, Sidecored, Store};
+use crate::runs::{CALLS, IOPS, KICKS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios};
+use crate::sidecored::{Device, Sidecored, Store};
 
 const STORES: [&str; 3] = ["null", "ram", "file"];
 const DEPTHS: [u16; 3] = [1, 32, 128];
 
-/// The numbers of a sample that become records: metric, unit, only at depth 1.
-type Metric = (&'static str, &'static str, bool, fn(&Sample) -> f64);
-const METRICS: [Metric; 6] = [
-    ("iops", "1/s", false, |sample| sample.iops),
-    ("latency_p50", "ns", true, |sample| sample.latency_p50_ns),
-    ("latency_p99", "ns", true, |sample| sample.latency_p99_ns),
-    ("latency_mean", "ns", true, |sample| sample.latency_mean_ns),
-    ("kicks_per_request", "1", false, |sample| sample.kicks_per_request),
-    ("calls_per_request", "1", false, |sample| sample.calls_per_request),
-];
-
-/// The metrics whose ratio is recorded.
-const RATIOS: [&str; 2] = ["iops", "latency_p50"];
+const METRICS: [Metric; 6] = [IOPS, LATENCY_P50, LATENCY_P99, LATENCY_MEAN, KICKS, CALLS];
 
 /// One system in the comparison of one store.
 struct System<'a> {
     name: &'static str,
     kind: Kind<'a>,
     params: Params,
-    samples: Vec<(Sample, bool)>,
-    lines_ns: Vec<f64>,
-    waited: Vec<f64>,
+    runs: Runs,
 }
 
 enum Kind<'a> {
@@ -50,32 +38,19 @@ enum Kind<'a> {
 }
 
 pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
-    let directory = bench.directory.path().to_owned();
-    // Files of a file system in memory, so that what is measured is the path and not a medium.
-    let tmpfs = tempfile::Builder::new().prefix("sidecore-bench").tempdir_in("/dev/shm").context("no tmpfs")?;
-    let file = |name: &str| filled_file(&tmpfs.path().join(name), bench.plan.store_bytes);
+    let files = directory_in_memory()?;
+    let file = |name: &str| allocated_file(&files.path().join(name), bench.plan.store_bytes);
     let (our_file, their_file) = (file("ours")?, file("theirs")?);
     let bytes = bench.plan.store_bytes;
-    let device = |name: &str, store| Device {
-        name: name.to_owned(),
-        store,
-        idle: "poll",
-        front_end: FrontEnd::VirtioBlk,
-        queues: 1,
-    };
     let devices = [
-        device("null", Store::Null { bytes }),
-        device("ram", Store::Ram { bytes }),
-        device("file", Store::File { path: our_file }),
+        Device::new("null", Store::Null { bytes }),
+        Device::new("ram", Store::Ram { bytes }),
+        Device::new("file", Store::File { path: our_file }),
     ];
-    let mut ours = Sidecored::start(&bench.daemon, &directory, "matrix", &devices)?;
+    let mut ours = bench.experiment.start_ours("matrix", &[], &devices)?;
     ours.process.freeze()?;
-    let start = |name: &str, disk: Disk| -> Result<Option<StorageDaemon>> {
-        let Some(program) = peer else { return Ok(None) };
-        let mut daemon = StorageDaemon::start_best(program, &directory, name, &disk, 1, bench.plan.trial)?;
-        eprintln!("  peer: {}", daemon.settings);
-        daemon.process.freeze()?;
-        Ok(Some(daemon))
+    let start = |name: &str, disk: Disk| {
+        peer.map(|program| bench.experiment.start_peer(program, name, &disk, 1, bench.plan.trial)).transpose()
     };
     let mut their_null = start("peer-null", Disk::Null { bytes })?;
     let mut their_file = start("peer-file", Disk::File { path: their_file, cached: true })?;
@@ -100,7 +75,7 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
 
 impl<'a> System<'a> {
     fn new(name: &'static str, kind: Kind<'a>, params: Params) -> Self {
-        Self { name, kind, params, samples: Vec::new(), lines_ns: Vec::new(), waited: Vec::new() }
+        Self { name, kind, params, runs: Runs::default() }
     }
 
     fn server(name: &'static str, process: &'a mut Process, socket: &Path, mut params: Params) -> Result<Self> {
@@ -123,8 +98,7 @@ impl Bench {
 
     fn theirs<'a>(&self, daemon: &'a mut StorageDaemon, program: &Program) -> Result<System<'a>> {
         let mut params = self.common_params();
-        params.extend(program.params());
-        params.insert("settings".to_owned(), daemon.settings.clone().into());
+        params.extend(daemon.params(program));
         System::server(peer::NAME, &mut daemon.process, &daemon.socket, params)
     }
 
@@ -139,12 +113,10 @@ impl Bench {
             ..Work::default()
         };
         for system in &mut *systems {
-            system.samples.clear();
-            system.lines_ns.clear();
-            system.waited.clear();
+            system.runs = Runs::default();
         }
         for round in 0..self.plan.rounds {
-            if round > 0 && self.begin.elapsed() > self.plan.budget {
+            if round > 0 && self.experiment.begin.elapsed() > self.plan.budget {
                 break;
             }
             for system in &mut *systems {
@@ -154,12 +126,14 @@ impl Bench {
         let mut line = format!("  {case:<20}");
         for system in &*systems {
             self.record(&case, system, &work);
-            let iops = system.rounds(|sample| sample.iops).median();
+            let iops = system.runs.rounds(|sample| sample.iops).median();
             line.push_str(&format!("  {} {:.0} k/s", system.name, iops / 1e3));
         }
         if let Some((ours, others)) = systems.split_first() {
             for peer in others {
-                self.record_ratios(&case, ours, peer, depth);
+                let is_alone = depth == 1 && peer.name != FLOOR;
+                let (ours, peer) = ((ours.name, &ours.runs), (peer.name, &peer.runs));
+                record_ratios(&mut self.experiment.records, &case, &work, is_alone, ours, peer);
             }
         }
         eprintln!("{line}");
@@ -169,36 +143,23 @@ impl Bench {
     fn round(&mut self, system: &mut System<'_>, work: &Work) -> Result<()> {
         match &mut system.kind {
             Kind::Server { process, client } => {
-                let warm_up = Work { duration: self.plan.warm_up, ..*work };
-                let clock = &self.clock;
-                let gated = self.gate.run(|_| {
-                    let watch = Watch::start(Some(process))?;
-                    process.thaw()?;
-                    let queue = client.queue(0).context("no queue")?;
-                    load::run(queue, &warm_up, clock)?;
-                    let sample = load::run(queue, work, clock)?;
-                    process.freeze()?;
-                    Ok((sample, watch.share(Some(process))?))
-                });
-                let gated = gated.with_context(|| format!("measuring {}", system.name))?;
-                system.lines_ns.extend([gated.before_ns, gated.after_ns]);
-                system.waited.push(gated.waited_share);
-                system.samples.push((gated.result.clone(), gated.counts()));
+                let load = |work: &Work, clock: &Clock| load::run(client.queue(0).context("no queue")?, work, clock);
+                let run = self.experiment.round(process, self.plan.warm_up, work, load);
+                system.runs.add(run.with_context(|| format!("measuring {}", system.name))?);
             }
             Kind::Copies => {
                 let gated = self.copy_once(work.write, false)?;
-                let (ns, how) = gated.result;
-                system.params.insert("how".to_owned(), how.into());
-                system.samples.push((Sample { iops: 1e9 / ns, ..Sample::default() }, gated.counts()));
+                system.params.insert("how".to_owned(), gated.result.1.into());
+                system.runs.add(gated.map(|(ns, _)| Sample { iops: 1e9 / ns, ..Sample::default() }));
             }
         }
         Ok(())
     }
 
     fn record(&mut self, case: &str, system: &System<'_>, work: &Work) {
-        for (metric, unit, alone, value) in METRICS {
-            let is_copy = matches!(system.kind, Kind::Copies);
-            if (alone && work.depth != 1) || (is_copy && metric != "iops") {
+        let is_copy = matches!(system.kind, Kind::Copies);
+        for metric in METRICS {
+            if (metric.alone && work.depth != 1) || (is_copy && metric.name != IOPS.name) {
                 continue;
             }
             let mut params = system.params.clone();
@@ -207,42 +168,11 @@ impl Bench {
             params.insert("touch".to_owned(), work.touch.into());
             params.insert("run_ms".to_owned(), (work.duration.as_millis() as u64).into());
             if !is_copy {
-                params.insert("line_ns".to_owned(), crate::stats::median(&system.lines_ns).into());
-                params.insert("waited_share".to_owned(), crate::stats::median(&system.waited).into());
+                params.insert("line_ns".to_owned(), system.runs.line_ns().into());
+                params.insert("waited_share".to_owned(), system.runs.waited_share().into());
             }
-            let (median, params) = system.rounds(value).settle(params);
-            self.records.measure(case, system.name, metric, median, unit, params);
+            let (median, params) = system.runs.rounds(|sample| (metric.value)(sample, work)).settle(params);
+            self.experiment.records.measure(case, system.name, metric.name, median, metric.unit, params);
         }
     }
-
-    fn record_ratios(&mut self, case: &str, ours: &System<'_>, peer: &System<'_>, depth: u16) {
-        for (metric, _, alone, value) in METRICS {
-            if !RATIOS.contains(&metric) || (alone && (depth != 1 || peer.name == FLOOR)) {
-                continue;
-            }
-            let mut rounds = Rounds::new();
-            for ((ours, counts), (peer, peer_counts)) in ours.samples.iter().zip(&peer.samples) {
-                rounds.add(value(ours) / value(peer), *counts && *peer_counts);
-            }
-            let (median, params) = rounds.settle(Params::new());
-            self.records.ratio(case, metric, ours.name, peer.name, median, params);
-        }
-    }
-}
-
-impl System<'_> {
-    fn rounds(&self, value: fn(&Sample) -> f64) -> Rounds {
-        let mut rounds = Rounds::new();
-        for (sample, counts) in &self.samples {
-            rounds.add(value(sample), *counts);
-        }
-        rounds
-    }
-}
-
-/// A file whose blocks are all there.
-fn filled_file(path: &Path, bytes: u64) -> Result<PathBuf> {
-    let file = std::fs::File::create(path)?;
-    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
-    Ok(path.to_owned())
 }

@@ -10,54 +10,37 @@ mod idle;
 mod matrix;
 mod report;
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use quanta::Clock;
 
 use crate::bounds::{Bound, Limit, Of};
-use crate::cores::{self, Gate, Gated, Partner};
+use crate::cores::{self, Gated, Partner};
+use crate::experiment::{Common, Experiment, Programs, Scale};
 use crate::floors::{self, CopyFloor};
 use crate::huge_pages::{self, HugePages};
-use crate::peer::{self, Program};
+use crate::peer;
 use crate::process::watched;
-use crate::record::{FLOOR, OURS, Params, Records, params};
-use crate::{bounds, sidecored, stop};
+use crate::record::{FLOOR, OURS, Params};
 
 const NAME: &str = "local-block";
 
 /// What to run.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// All of it, within a minute.
-    #[arg(long)]
-    pub quick: bool,
-    /// Only a few milliseconds each, without peers: does it work at all?
-    #[arg(long, conflicts_with = "quick")]
-    pub tiny: bool,
-    /// Append the records to this file, a JSON object a line.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Fail if one of the bounds does not hold.
-    #[arg(long)]
-    pub enforce: bool,
-    /// Write the table into README.md and the plot to docs/bench/local-block.svg.
-    #[arg(long)]
-    pub update_readme: bool,
+    /// What every experiment can be told.
+    #[command(flatten)]
+    pub common: Common,
+    /// What is measured.
+    #[command(flatten)]
+    pub programs: Programs,
     /// The client reads what it has read and writes what it writes.
     #[arg(long)]
     pub touch: bool,
-    /// Without the peer.
-    #[arg(long)]
-    pub no_peer: bool,
     /// Only these parts.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<Part>,
-    /// The daemon to measure; by default the one that was built with this program.
-    #[arg(long, value_name = "PROGRAM")]
-    pub daemon: Option<PathBuf>,
 }
 
 /// A part of the experiment.
@@ -80,7 +63,6 @@ pub enum Part {
 /// How long everything takes.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
-    name: &'static str,
     run: Duration,
     warm_up: Duration,
     rounds: usize,
@@ -98,10 +80,9 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(options: &Options) -> Self {
+    fn of(scale: Scale) -> Self {
         let ms = Duration::from_millis;
         let full = Self {
-            name: "full",
             run: ms(400),
             warm_up: ms(40),
             rounds: 7,
@@ -115,25 +96,9 @@ impl Plan {
             neighbours: 256,
             stages: 200_000,
         };
-        if options.tiny {
-            return Self {
-                name: "tiny",
-                run: ms(3),
-                warm_up: ms(1),
-                rounds: 1,
-                patience: Duration::ZERO,
-                store_bytes: 16 << 20,
-                idle_cpu: ms(100),
-                wakes: 5,
-                eventfd_rounds: 50,
-                neighbours: 16,
-                stages: 2000,
-                ..full
-            };
-        }
-        if options.quick {
-            return Self {
-                name: "quick",
+        match scale {
+            Scale::Full => full,
+            Scale::Quick => Self {
                 run: ms(60),
                 warm_up: ms(10),
                 rounds: 5,
@@ -145,9 +110,21 @@ impl Plan {
                 eventfd_rounds: 500,
                 stages: 50_000,
                 ..full
-            };
+            },
+            Scale::Tiny => Self {
+                run: ms(3),
+                warm_up: ms(1),
+                rounds: 1,
+                patience: Duration::ZERO,
+                store_bytes: 16 << 20,
+                idle_cpu: ms(100),
+                wakes: 5,
+                eventfd_rounds: 50,
+                neighbours: 16,
+                stages: 2000,
+                ..full
+            },
         }
-        full
     }
 }
 
@@ -166,14 +143,9 @@ const BOUNDS: &[Bound<'static>] = &[
 
 /// All that the parts share.
 struct Bench {
-    begin: Instant,
+    experiment: Experiment,
     options: Options,
     plan: Plan,
-    daemon: PathBuf,
-    clock: Clock,
-    gate: Gate,
-    directory: tempfile::TempDir,
-    records: Records,
     on_huge_pages: bool,
     /// Made when it is first needed: half a GiB.
     copy_floor: Option<Arc<Mutex<CopyFloor>>>,
@@ -184,37 +156,18 @@ struct Bench {
 /// # Errors
 /// Something does not start or fails, or the experiment was interrupted. Everything that was started has ended then.
 pub fn run(options: &Options) -> Result<bool> {
-    let begin = Instant::now();
-    let plan = Plan::of(options);
-    stop::listen()?;
+    let plan = Plan::of(options.common.scale());
     raise_file_limit();
-    // Ahead of whatever else the machine does; what we start inherits it, all of it alike. It is a privilege.
-    let _ = rustix::process::nice(-10);
-    cores::pin(cores::CLIENT).context("the experiment needs two cores")?;
-    let gate = Gate::new(Partner::start(cores::SERVER).context("the experiment needs two cores")?, plan.patience);
+    let experiment = Experiment::start(NAME, &options.common, &options.programs, plan.patience)?;
     // The store's and the floor's arenas, the floor's shared one, and some for the clients.
     let huge_pages = HugePages::reserve(3 * plan.store_bytes / huge_pages::BYTES + 32);
     let on_huge_pages = huge_pages::free() * huge_pages::BYTES >= 3 * plan.store_bytes;
-    let daemon = options.daemon.clone().map_or_else(sidecored::beside_us, Ok)?;
-    let directory = tempfile::Builder::new().prefix("sidecore-bench").tempdir()?;
-    let mut bench = Bench {
-        begin,
-        options: options.clone(),
-        plan,
-        daemon,
-        clock: Clock::new(),
-        gate,
-        directory,
-        records: Records::new(NAME),
-        on_huge_pages,
-        copy_floor: None,
-    };
-    eprintln!("{NAME}, {}: client on core {}, server on core {}", plan.name, cores::CLIENT, cores::SERVER);
+    let mut bench = Bench { experiment, options: options.clone(), plan, on_huge_pages, copy_floor: None };
     if bench.wants(Part::Floors) {
         bench.floors()?;
     }
     if bench.wants(Part::Matrix) {
-        let peer = bench.find_peer();
+        let peer = bench.experiment.find_peer();
         matrix::run(&mut bench, peer.as_ref())?;
     }
     bench.copy_floor = None;
@@ -231,7 +184,8 @@ pub fn run(options: &Options) -> Result<bool> {
         breakdown::run(&mut bench)?;
     }
     drop(huge_pages);
-    bench.report()
+    let records = &bench.experiment.records;
+    bench.experiment.conclude(report::table(records), (OURS, BOUNDS), report::publish)
 }
 
 impl Bench {
@@ -239,21 +193,11 @@ impl Bench {
         self.options.only.is_empty() || self.options.only.contains(&part)
     }
 
-    fn find_peer(&self) -> Option<Program> {
-        if self.options.tiny || self.options.no_peer {
-            return None;
-        }
-        Program::find_beside(&self.daemon, !self.options.quick)
-    }
-
     /// Parameters that all measurements have.
     fn common_params(&self) -> Params {
-        params([
-            ("plan", self.plan.name.into()),
-            ("client_core", cores::CLIENT.0.into()),
-            ("server_core", cores::SERVER.0.into()),
-            ("huge_pages", self.on_huge_pages.into()),
-        ])
+        let mut params = self.experiment.params();
+        params.insert("huge_pages".to_owned(), self.on_huge_pages.into());
+        params
     }
 
     fn copy_floor(&mut self) -> Result<Arc<Mutex<CopyFloor>>> {
@@ -268,19 +212,10 @@ impl Bench {
     fn floors(&mut self) -> Result<()> {
         let rounds = self.plan.eventfd_rounds;
         for (case, two_lines) in [("floor/one-line", false), ("floor/two-lines", true)] {
-            let gated = self.gate.run(|partner| watched(|| cores::round_trip_ns(partner, two_lines)))?;
-            let mut params = self.common_params();
-            params.insert("counts".to_owned(), gated.counts().into());
-            self.records.measure(case, FLOOR, "round_trip", gated.result, "ns", params);
-            eprintln!("  {case:<28} {:>10.0} ns", gated.result);
+            self.round_trip(case, |partner| cores::round_trip_ns(partner, two_lines))?;
         }
         for (case, blocking) in [("floor/eventfd-spinning", false), ("floor/eventfd-blocking", true)] {
-            let gated =
-                self.gate.run(|partner| watched(|| floors::eventfd_round_trip_ns(partner, blocking, rounds)))?;
-            let mut params = self.common_params();
-            params.insert("counts".to_owned(), gated.counts().into());
-            self.records.measure(case, FLOOR, "round_trip", gated.result, "ns", params);
-            eprintln!("  {case:<28} {:>10.0} ns", gated.result);
+            self.round_trip(case, |partner| floors::eventfd_round_trip_ns(partner, blocking, rounds))?;
         }
         for (case, write) in [("floor/copy-out-of-arena", false), ("floor/copy-into-arena", true)] {
             for by_store in [false, true] {
@@ -292,17 +227,26 @@ impl Bench {
                 params.insert("arena_bytes".to_owned(), self.plan.store_bytes.into());
                 params.insert("block_bytes".to_owned(), crate::load::BLOCK_BYTES.into());
                 let metric = if by_store { "store_copy" } else { "copy" };
-                self.records.measure(case, FLOOR, metric, ns, "ns", params);
+                self.experiment.records.measure(case, FLOOR, metric, ns, "ns", params);
                 eprintln!("  {case:<28} {ns:>10.0} ns  ({how})");
             }
         }
         Ok(())
     }
 
+    fn round_trip(&mut self, case: &str, measure: impl Fn(&Partner) -> Result<f64>) -> Result<()> {
+        let gated = self.experiment.gate.run(|partner| watched(|| measure(partner)))?;
+        let mut params = self.common_params();
+        params.insert("counts".to_owned(), gated.counts().into());
+        self.experiment.records.measure(case, FLOOR, "round_trip", gated.result, "ns", params);
+        eprintln!("  {case:<28} {:>10.0} ns", gated.result);
+        Ok(())
+    }
+
     /// One measurement of the copy floor, on the server's core: nanoseconds, and how.
     fn copy_once(&mut self, write: bool, by_store: bool) -> Result<Gated<(f64, &'static str)>> {
         let (floor, duration) = (self.copy_floor()?, self.plan.run);
-        self.gate.run(|partner| {
+        self.experiment.gate.run(|partner| {
             let floor = Arc::clone(&floor);
             let copy = move || match floor.lock() {
                 Ok(floor) if by_store => floor.store_copy_ns(write, duration),
@@ -311,26 +255,6 @@ impl Bench {
             };
             partner.run(move || watched(copy))?.recv().context("the partner thread died")?
         })
-    }
-
-    fn report(&self) -> Result<bool> {
-        // A tiny run is over before anything has settled.
-        let bounds = if self.options.tiny { &[] } else { BOUNDS };
-        let checked: Vec<_> = bounds::check(bounds, &self.records, OURS);
-        println!("\n{}", report::table(&self.records));
-        let hold = bounds::print(&checked);
-        println!(
-            "took {:.0} s; {} runs waited for near and free cores or were repeated",
-            self.begin.elapsed().as_secs_f64(),
-            self.gate.retries()
-        );
-        if let Some(file) = &self.options.json {
-            self.records.append_to(file)?;
-        }
-        if self.options.update_readme {
-            report::publish(&self.records)?;
-        }
-        Ok(!self.options.enforce || hold)
     }
 }
 

@@ -8,9 +8,8 @@ use anyhow::{Context, Result};
 use super::{NAME, idle};
 use crate::plot::{Bar, Chart, Group};
 use crate::record::{FLOOR, OURS, Record, Records};
-use crate::{peer, plot, readme};
+use crate::{cells, peer, readme};
 
-const README: &str = "README.md";
 const PICTURE: &str = "docs/bench/local-block.svg";
 
 /// The cases of the matrix, in the order in which they were measured.
@@ -31,26 +30,14 @@ pub(super) fn table(records: &Records) -> String {
         page.push_str("| --- | --- | --- | --- | --- | --- |\n");
     }
     for case in &cases {
-        let ratio = |peer| records.find_ratio(case, "iops", peer).map(|ratio| (ratio.value, ratio.params.clone()));
-        let times = ratio(peer::NAME).map_or(String::new(), |(value, params)| {
-            let counts = params.get("counts").and_then(serde_json::Value::as_bool).unwrap_or(true);
-            format!("{value:.2}x{}", if counts { "" } else { " (disturbed)" })
-        });
-        let share = ratio(FLOOR).map_or(String::new(), |(value, _)| format!("{value:.2}"));
-        let cells = [OURS, peer::NAME].map(|system| cell(records, case, system));
-        let floor = cell(records, case, FLOOR);
-        let _ = writeln!(page, "| {case} | {} | {} | {times} | {floor} | {share} |", cells[0], cells[1]);
+        let times = cells::ratio(records, case, peer::NAME, "x");
+        let share =
+            records.find_ratio(case, "iops", FLOOR).map_or(String::new(), |ratio| format!("{:.2}", ratio.value));
+        let [ours, theirs, floor] = [OURS, peer::NAME, FLOOR].map(|system| cells::requests(records, case, system));
+        let _ = writeln!(page, "| {case} | {ours} | {theirs} | {times} | {floor} | {share} |");
     }
     page.push_str(&smaller(records));
     page
-}
-
-/// Requests a second, and the median latency where it was measured.
-fn cell(records: &Records, case: &str, system: &str) -> String {
-    let Some(iops) = records.find(case, system, "iops") else { return String::new() };
-    let latency = records.find(case, system, "latency_p50");
-    let latency = latency.map_or(String::new(), |latency| format!(", {:.2} us", latency.value / 1e3));
-    format!("{}{latency}", plot::per_second(iops.value))
 }
 
 /// The smaller experiments, a line each.
@@ -96,8 +83,8 @@ pub(super) fn publish(records: &Records) -> Result<()> {
         _ => None,
     });
     let theirs = version.map_or(String::new(), |version| format!(", {} {version}", peer::NAME));
-    let note = format!("\nMeasured by `cargo xtask bench {NAME}` at revision {}{theirs}.\n", records.revision());
-    readme::update(Path::new(README), NAME, &(table(records) + &note))?;
+    let source = readme::source(NAME, records);
+    readme::update(NAME, &format!("{}\n{source}{theirs}.\n", table(records)))?;
     if let Some(directory) = Path::new(PICTURE).parent() {
         std::fs::create_dir_all(directory)?;
     }

@@ -12,20 +12,17 @@ mod report;
 mod run;
 mod servers;
 
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
-use quanta::Clock;
+use anyhow::Result;
 
 use crate::bounds::{Bound, Limit, Of};
-use crate::cores::{self, Gate, Partner};
+use crate::cores;
+use crate::experiment::{Common, Experiment, Programs, Scale};
 use crate::host_disk::{HostDisk, Kind};
 use crate::huge_pages::{self, HugePages};
-use crate::peer::Program;
-use crate::record::{Params, Records, params};
-use crate::workers::{self, Confined};
-use crate::{bounds, sidecored, stop};
+use crate::record::Params;
+use crate::workers::Confined;
 use servers::{PF, VF};
 
 const NAME: &str = "nested";
@@ -36,36 +33,21 @@ const FILE: &str = "file";
 /// What to run.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// Some sizes, within two minutes.
-    #[arg(long)]
-    pub quick: bool,
-    /// Only a few milliseconds each, without the peer: does it work at all?
-    #[arg(long, conflicts_with = "quick")]
-    pub tiny: bool,
-    /// Append the records to this file, a JSON object a line.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Fail if one of the bounds does not hold.
-    #[arg(long)]
-    pub enforce: bool,
-    /// Write the table into README.md and the plots to docs/bench.
-    #[arg(long)]
-    pub update_readme: bool,
+    /// What every experiment can be told.
+    #[command(flatten)]
+    pub common: Common,
+    /// What is measured.
+    #[command(flatten)]
+    pub programs: Programs,
     /// The client reads what it has read and writes what it writes.
     #[arg(long)]
     pub touch: bool,
-    /// Without the peer.
-    #[arg(long)]
-    pub no_peer: bool,
     /// Only on these stores.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "STORE")]
     pub only: Vec<Ground>,
     /// Only requests of these sizes in bytes.
     #[arg(long, value_delimiter = ',', value_name = "BYTES")]
     pub sizes: Vec<u32>,
-    /// The daemon to measure; by default the one that was built with this program.
-    #[arg(long, value_name = "PROGRAM")]
-    pub daemon: Option<PathBuf>,
 }
 
 /// What everything is built on.
@@ -115,7 +97,6 @@ const GROUNDS: [Ground; 3] = [Ground::Ram, Ground::Loop, Ground::Zram];
 /// How long everything takes.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
-    name: &'static str,
     sizes: &'static [u32],
     run: Duration,
     warm_up: Duration,
@@ -146,10 +127,9 @@ const SIZES: [u32; 13] = [
 ];
 
 impl Plan {
-    fn of(options: &Options) -> Self {
+    fn of(scale: Scale) -> Self {
         let ms = Duration::from_millis;
         let full = Self {
-            name: "full",
             sizes: &SIZES,
             run: ms(250),
             warm_up: ms(30),
@@ -159,21 +139,9 @@ impl Plan {
             budget: Duration::from_secs(40 * 60),
             volume_bytes: 512 << 20,
         };
-        if options.tiny {
-            return Self {
-                name: "tiny",
-                sizes: &[512, 4 << 10, 128 << 10, 2 << 20],
-                run: ms(3),
-                warm_up: ms(1),
-                rounds: 1,
-                patience: Duration::ZERO,
-                volume_bytes: 16 << 20,
-                ..full
-            };
-        }
-        if options.quick {
-            return Self {
-                name: "quick",
+        match scale {
+            Scale::Full => full,
+            Scale::Quick => Self {
                 sizes: &[512, 4 << 10, 32 << 10, 256 << 10, 2 << 20],
                 run: ms(60),
                 warm_up: ms(10),
@@ -182,9 +150,17 @@ impl Plan {
                 patience: Duration::from_secs(20),
                 budget: Duration::from_secs(60),
                 volume_bytes: 256 << 20,
-            };
+            },
+            Scale::Tiny => Self {
+                sizes: &[512, 4 << 10, 128 << 10, 2 << 20],
+                run: ms(3),
+                warm_up: ms(1),
+                rounds: 1,
+                patience: Duration::ZERO,
+                volume_bytes: 16 << 20,
+                ..full
+            },
         }
-        full
     }
 }
 
@@ -213,14 +189,9 @@ fn size_name(bytes: u32) -> String {
 
 /// All that is shared.
 struct Bench {
-    begin: Instant,
+    experiment: Experiment,
     options: Options,
     plan: Plan,
-    daemon: PathBuf,
-    clock: Clock,
-    gate: Gate,
-    directory: tempfile::TempDir,
-    records: Records,
 }
 
 /// Runs the experiment; whether all bounds hold, or nobody asked.
@@ -228,27 +199,19 @@ struct Bench {
 /// # Errors
 /// Something cannot be started or measured; an interrupt.
 pub fn run(options: &Options) -> Result<bool> {
-    let begin = Instant::now();
-    stop::listen()?;
-    let plan = Plan::of(options);
-    // Ahead of whatever else the machine does; what we start inherits it, all of it alike. It is a privilege.
-    let _ = rustix::process::nice(workers::AHEAD);
-    cores::pin(cores::CLIENT).context("the experiment needs two cores")?;
-    let gate = Gate::new(Partner::start(cores::SERVER).context("the experiment needs two cores")?, plan.patience);
+    let plan = Plan::of(options.common.scale());
+    let experiment = Experiment::start(NAME, &options.common, &options.programs, plan.patience)?;
     // The store in memory, and for each client the buffers of its largest requests.
     let _huge_pages = HugePages::reserve(servers::ram_bytes(plan.volume_bytes) / huge_pages::BYTES + 64);
-    let daemon = options.daemon.clone().map_or_else(sidecored::beside_us, Ok)?;
-    let directory = tempfile::Builder::new().prefix("sidecore-bench").tempdir()?;
-    let records = Records::new(NAME);
-    let mut bench =
-        Bench { begin, options: options.clone(), plan, daemon, clock: Clock::new(), gate, directory, records };
-    eprintln!("{NAME}, {}: client on core {}, server on core {}", plan.name, cores::CLIENT, cores::SERVER);
+    let mut bench = Bench { experiment, options: options.clone(), plan };
     for ground in GROUNDS {
         if options.only.is_empty() || options.only.contains(&ground) {
             bench.on(ground)?;
         }
     }
-    bench.report()
+    let cases = BoundCases::of(&bench);
+    let records = &bench.experiment.records;
+    bench.experiment.conclude(report::table(records), (VF, &cases.bounds()), report::publish)
 }
 
 impl Bench {
@@ -263,23 +226,16 @@ impl Bench {
             return Ok(());
         }
         // Containers often have none, and zram may not be built.
-        if let Err(error) = HostDisk::new(kind, self.directory.path(), 1 << 20) {
+        if let Err(error) = HostDisk::new(kind, self.experiment.directory(), 1 << 20) {
             eprintln!("  nothing is measured on {}: {error:#}", ground.name());
             return Ok(());
         }
-        let peer = self.find_peer();
+        let peer = self.experiment.find_peer();
         // Ends after the servers that are started under it.
         let _confined = ground.has_workers().then(|| Confined::to(cores::CLIENT));
         let mut servers = servers::on_disks(self, ground, kind, peer.as_ref())?;
         self.cases(ground, &mut servers)?;
         servers.end()
-    }
-
-    fn find_peer(&self) -> Option<Program> {
-        if self.options.tiny || self.options.no_peer {
-            return None;
-        }
-        Program::find_beside(&self.daemon, !self.options.quick)
     }
 
     fn sizes(&self, ground: Ground) -> Vec<u32> {
@@ -291,33 +247,10 @@ impl Bench {
 
     /// Parameters that all measurements have.
     fn common_params(&self) -> Params {
-        params([
-            ("plan", self.plan.name.into()),
-            ("client_core", cores::CLIENT.0.into()),
-            ("server_core", cores::SERVER.0.into()),
-            ("span_bytes", self.plan.volume_bytes.into()),
-            ("touch", self.options.touch.into()),
-        ])
-    }
-
-    fn report(&self) -> Result<bool> {
-        println!("\n{}", report::table(&self.records));
-        let cases = BoundCases::of(self);
-        // A tiny run is over before anything has settled.
-        let bounds = if self.options.tiny { Vec::new() } else { cases.bounds() };
-        let hold = bounds::print(&bounds::check(&bounds, &self.records, VF));
-        println!(
-            "took {:.0} s; {} runs waited for near and free cores or were repeated",
-            self.begin.elapsed().as_secs_f64(),
-            self.gate.retries()
-        );
-        if let Some(file) = &self.options.json {
-            self.records.append_to(file)?;
-        }
-        if self.options.update_readme {
-            report::publish(&self.records)?;
-        }
-        Ok(!self.options.enforce || hold)
+        let mut params = self.experiment.params();
+        params.insert("span_bytes".to_owned(), self.plan.volume_bytes.into());
+        params.insert("touch".to_owned(), self.options.touch.into());
+        params
     }
 }
 

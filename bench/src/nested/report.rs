@@ -9,9 +9,8 @@ use super::servers::{PF, SCATTERED, VF};
 use super::{FILE, GROUNDS, Ground, NAME, SIZES, case, depths, operation, size_name};
 use crate::lines::{Figure, Line, Panel};
 use crate::record::{FLOOR, Measure, Record, Records};
-use crate::{peer, plot, readme};
+use crate::{cells, peer, plot, readme};
 
-const README: &str = "README.md";
 const PICTURES: &str = "docs/bench";
 
 /// Who is compared with [`VF`].
@@ -44,7 +43,7 @@ pub(super) fn table(records: &Records) -> String {
                 continue;
             }
             let numbers = systems.iter().map(|system| cell(records, &case, system, depth));
-            let ratios = others.iter().map(|other| ratio(records, &case, other));
+            let ratios = others.iter().map(|other| cells::ratio(records, &case, other, ""));
             let cells: Vec<String> = numbers.chain(ratios).collect();
             let _ = writeln!(page, "| {} | {} |", case.split_once('/').map_or("", |(_, rest)| rest), cells.join(" | "));
         }
@@ -74,21 +73,12 @@ fn cell(records: &Records, case: &str, system: &str, depth: u16) -> String {
     }
 }
 
-fn ratio(records: &Records, case: &str, other: &str) -> String {
-    records.find_ratio(case, "iops", other).map_or(String::new(), |ratio| {
-        let counts = ratio.params.get("counts").and_then(serde_json::Value::as_bool).unwrap_or(true);
-        format!("{:.2}{}", ratio.value, if counts { "" } else { " (disturbed)" })
-    })
-}
-
 /// Writes the table into the README and draws the pictures.
 pub(super) fn publish(records: &Records) -> Result<()> {
-    let note = format!(
-        "Latency of single requests, requests a second of 32 (8 from 256 KiB on); ratios are of requests a second. \
-         Measured by `cargo xtask bench {NAME}` at revision {}.\n",
-        records.revision()
-    );
-    readme::update(Path::new(README), NAME, &(table(records) + &note))?;
+    let note =
+        "Latency of single requests, requests a second of 32 (8 from 256 KiB on); ratios are of requests a second.";
+    let source = readme::source(NAME, records);
+    readme::update(NAME, &format!("{}{note} {source}.\n", table(records)))?;
     std::fs::create_dir_all(PICTURES)?;
     for ground in GROUNDS {
         let systems = systems(records, ground);

@@ -1,6 +1,7 @@
 //! The cases of one ground, every system in turn, between near cores, through one client.
 
 use anyhow::{Context, Result};
+use quanta::Clock;
 use sidecore_driver::{BlkClient, ClientOptions};
 use sidecore_units::Sector;
 
@@ -11,36 +12,16 @@ use crate::cores::Gated;
 use crate::load::{self, Sample, Work};
 use crate::process::Watch;
 use crate::record::{FLOOR, Params};
-use crate::rounds::Rounds;
+use crate::runs::{BANDWIDTH, IOPS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios};
 use crate::stats;
 
-/// The numbers of a run that become records: metric, unit, only at depth 1.
-type Metric = (&'static str, &'static str, bool, fn(&Run) -> f64);
-const METRICS: [Metric; 5] = [
-    ("iops", "1/s", false, |run| run.sample.iops),
-    ("bandwidth", "B/s", false, |run| run.sample.iops * f64::from(run.bytes)),
-    ("latency_p50", "ns", true, |run| run.sample.latency_p50_ns),
-    ("latency_p99", "ns", true, |run| run.sample.latency_p99_ns),
-    ("latency_mean", "ns", true, |run| run.sample.latency_mean_ns),
-];
-
-/// The metrics whose ratio is recorded.
-const RATIOS: [&str; 2] = ["iops", "latency_p50"];
-
-/// What one system did in one round.
-struct Run {
-    sample: Sample,
-    bytes: u32,
-    counts: bool,
-    line_ns: f64,
-    waited_share: f64,
-}
+const METRICS: [Metric; 5] = [IOPS, BANDWIDTH, LATENCY_P50, LATENCY_P99, LATENCY_MEAN];
 
 /// What one system did in one case.
-struct Runs {
+struct Measured {
     name: &'static str,
     params: Params,
-    runs: Vec<Run>,
+    runs: Runs,
 }
 
 /// A system that is measured through a client.
@@ -90,102 +71,77 @@ impl Bench {
         programs: &mut [Server],
         (clients, alone): (&mut [Client<'_>], Option<&Alone>),
     ) -> Result<()> {
-        let mut all: Vec<Runs> = clients.iter().map(Client::no_runs).collect();
-        let mut floor = Runs { name: FLOOR, params: self.common_params(), runs: Vec::new() };
+        let mut all: Vec<Measured> = clients.iter().map(Client::unmeasured).collect();
+        let mut floor = Measured { name: FLOOR, params: self.common_params(), runs: Runs::default() };
         for round in 0..self.plan.rounds {
-            if round > 0 && self.begin.elapsed() > self.plan.budget {
+            if round > 0 && self.experiment.begin.elapsed() > self.plan.budget {
                 break;
             }
             // Each round begins with another one, so that none always comes after the same.
             for turn in 0..clients.len() {
                 let index = (turn + round) % clients.len();
-                let (Some(client), Some(runs)) = (clients.get_mut(index), all.get_mut(index)) else { continue };
+                let (Some(client), Some(measured)) = (clients.get_mut(index), all.get_mut(index)) else { continue };
                 let program = programs.get_mut(client.system.program).context("no such program")?;
                 let run = self.round(program, client, work);
-                runs.runs.push(run.with_context(|| format!("measuring {}, {case}", runs.name))?);
+                measured.runs.add(run.with_context(|| format!("measuring {}, {case}", measured.name))?);
             }
             if let Some(alone) = alone {
                 let run = self.round_alone(alone, work);
-                floor.runs.push(run.with_context(|| format!("measuring the disk alone, {case}"))?);
+                floor.runs.add(run.with_context(|| format!("measuring the disk alone, {case}"))?);
             }
         }
         all.extend(alone.map(|_| floor));
         let mut line = format!("  {case:<26}");
-        for runs in &all {
-            self.record(case, runs, work);
+        for measured in &all {
+            self.record(case, measured, work);
             let alone = work.depth == 1;
-            let value =
-                runs.rounds(if alone { |run| run.sample.latency_p50_ns } else { |run| run.sample.iops }).median();
+            let value = |sample: &Sample| if alone { sample.latency_p50_ns } else { sample.iops };
+            let value = measured.runs.rounds(value).median();
             let said = if alone { format!("{:.2} us", value / 1e3) } else { format!("{:.1} k/s", value / 1e3) };
-            line.push_str(&format!("  {} {said}", runs.name));
+            line.push_str(&format!("  {} {said}", measured.name));
         }
         if let Some((vf, others)) = all.split_first() {
-            others.iter().for_each(|peer| self.record_ratios(case, vf, peer, work.depth));
+            for peer in others {
+                let (vf, peer) = ((vf.name, &vf.runs), (peer.name, &peer.runs));
+                record_ratios(&mut self.experiment.records, case, work, work.depth == 1, vf, peer);
+            }
         }
         eprintln!("{line}");
         Ok(())
     }
 
-    fn round_alone(&mut self, alone: &Alone, work: &Work) -> Result<Run> {
+    fn round_alone(&mut self, alone: &Alone, work: &Work) -> Result<Gated<Sample>> {
         let work = Work { blocks: self.plan.volume_bytes / u64::from(work.bytes), ..*work };
         let warm_up = Work { duration: self.plan.warm_up, ..work };
-        let gated = self.gate.run(|partner| {
+        self.experiment.gate.run(|partner| {
             let watch = if work.yields { Watch::start_with_workers(None) } else { Watch::start(None) }?;
             alone.run(partner, &warm_up)?;
             let sample = alone.run(partner, &work)?;
             Ok((sample, watch.share(None)?))
-        })?;
-        Ok(Run::of(gated, work.bytes))
+        })
     }
 
-    fn round(&mut self, program: &mut Server, client: &mut Client<'_>, work: &Work) -> Result<Run> {
+    fn round(&mut self, program: &mut Server, client: &mut Client<'_>, work: &Work) -> Result<Gated<Sample>> {
         let Client { system, client } = client;
         let places = system.span_bytes / u64::from(work.bytes);
         let work = Work { blocks: places, first: Sector(system.first.0), ..*work };
-        let warm_up = Work { duration: self.plan.warm_up, ..work };
-        let clock = &self.clock;
-        let process = program.process();
-        let gated = self.gate.run(|_| {
-            let watch =
-                if work.yields { Watch::start_with_workers(Some(process)) } else { Watch::start(Some(process)) }?;
-            process.thaw()?;
-            let queue = client.queue(0).context("no queue")?;
-            load::run(queue, &warm_up, clock)?;
-            let sample = load::run(queue, &work, clock)?;
-            process.freeze()?;
-            Ok((sample, watch.share(Some(process))?))
-        })?;
-        Ok(Run::of(gated, work.bytes))
+        let load = |work: &Work, clock: &Clock| load::run(client.queue(0).context("no queue")?, work, clock);
+        self.experiment.round(program.process(), self.plan.warm_up, &work, load)
     }
 
-    fn record(&mut self, case: &str, runs: &Runs, work: &Work) {
-        for (metric, unit, alone, value) in METRICS {
-            if alone && work.depth != 1 {
-                continue;
-            }
-            let mut params = runs.params.clone();
+    fn record(&mut self, case: &str, measured: &Measured, work: &Work) {
+        let Measured { name, params, runs } = measured;
+        let lines_ns: Vec<f64> = runs.all().iter().map(|run| f64::midpoint(run.before_ns, run.after_ns)).collect();
+        for metric in METRICS.iter().filter(|metric| work.depth == 1 || !metric.alone) {
+            let mut params = params.clone();
             params.insert("bytes".to_owned(), work.bytes.into());
             params.insert("depth".to_owned(), work.depth.into());
             params.insert("yields".to_owned(), work.yields.into());
             params.insert("run_ms".to_owned(), (work.duration.as_millis() as u64).into());
-            params.insert("line_ns".to_owned(), runs.median(|run| run.line_ns).into());
-            params.insert("waited_share".to_owned(), runs.median(|run| run.waited_share).into());
-            let (median, params) = runs.rounds(value).settle(params);
-            self.records.measure(case, runs.name, metric, median, unit, params);
-        }
-    }
-
-    fn record_ratios(&mut self, case: &str, ours: &Runs, peer: &Runs, depth: u16) {
-        for (metric, _, alone, value) in METRICS {
-            if !RATIOS.contains(&metric) || (alone && depth != 1) {
-                continue;
-            }
-            let mut rounds = Rounds::new();
-            for (ours, peer) in ours.runs.iter().zip(&peer.runs) {
-                rounds.add(value(ours) / value(peer), ours.counts && peer.counts);
-            }
-            let (median, params) = rounds.settle(Params::new());
-            self.records.ratio(case, metric, ours.name, peer.name, median, params);
+            params.insert("line_ns".to_owned(), stats::median(&lines_ns).into());
+            params.insert("waited_share".to_owned(), runs.waited_share().into());
+            let (median, params) = runs.rounds(|sample| (metric.value)(sample, work)).settle(params);
+            self.experiment.records.measure(case, name, metric.name, median, metric.unit, params);
         }
     }
 
@@ -201,43 +157,18 @@ impl Bench {
         servers.programs.first_mut().context("no program")?.process().freeze()?;
         debug_assert!(found.iter().any(|(name, _)| *name == VF));
         for (name, share) in found {
-            self.records.measure(ground.name(), name, "last_extent_share", share, "1", self.common_params());
+            let params = self.common_params();
+            self.experiment.records.measure(ground.name(), name, "last_extent_share", share, "1", params);
             eprintln!("  {:<26}  {name}: {share:.4} of all requests in the last extent", ground.name());
         }
         Ok(())
     }
 }
 
-impl Run {
-    fn of(gated: Gated<Sample>, bytes: u32) -> Self {
-        Self {
-            counts: gated.counts(),
-            line_ns: f64::midpoint(gated.before_ns, gated.after_ns),
-            waited_share: gated.waited_share,
-            sample: gated.result,
-            bytes,
-        }
-    }
-}
-
 impl Client<'_> {
-    fn no_runs(&self) -> Runs {
+    fn unmeasured(&self) -> Measured {
         let mut params = self.system.params.clone();
         params.insert("client_huge_pages".to_owned(), self.client.on_huge_pages().into());
-        Runs { name: self.system.name, params, runs: Vec::new() }
-    }
-}
-
-impl Runs {
-    fn rounds(&self, value: fn(&Run) -> f64) -> Rounds {
-        let mut rounds = Rounds::new();
-        for run in &self.runs {
-            rounds.add(value(run), run.counts);
-        }
-        rounds
-    }
-
-    fn median(&self, value: fn(&Run) -> f64) -> f64 {
-        stats::median(&self.runs.iter().map(value).collect::<Vec<_>>())
+        Measured { name: self.system.name, params, runs: Runs::default() }
     }
 }

@@ -12,7 +12,7 @@ use crate::host_disk::{Ext4, HostDisk, Kind, Tmpfs};
 use crate::peer::{self, Disk, Program, StorageDaemon};
 use crate::process::Process;
 use crate::record::Params;
-use crate::sidecored::{Controller, Device, FrontEnd, Sidecored, Store};
+use crate::sidecored::{Controller, Device, Sidecored, Store};
 use crate::{control, stop};
 
 /// A virtual function whose volume was written from its start to its end.
@@ -121,10 +121,6 @@ impl System {
     }
 }
 
-fn device(name: &str, store: Store) -> Device {
-    Device { name: name.to_owned(), store, idle: "poll", front_end: FrontEnd::VirtioBlk, queues: 1 }
-}
-
 fn volume(volume: &'static str, bytes: u64) -> Store {
     Store::Volume { controller: CONTROLLER, volume, bytes }
 }
@@ -135,12 +131,11 @@ pub(super) fn on_ram(bench: &Bench) -> Result<Servers> {
     let controller =
         Controller { name: CONTROLLER, store: Store::Ram { bytes: ram_bytes(bytes) }, block_bytes: BLOCK_BYTES };
     let devices = [
-        device(VF, volume(VOLUME, bytes)),
-        device(PF, Store::Physical { controller: CONTROLLER }),
-        device(SCATTERED, volume(SCATTERED_VOLUME, bytes)),
+        Device::new(VF, volume(VOLUME, bytes)),
+        Device::new(PF, Store::Physical { controller: CONTROLLER }),
+        Device::new(SCATTERED, volume(SCATTERED_VOLUME, bytes)),
     ];
-    let daemon =
-        Sidecored::start_with(&bench.daemon, bench.directory.path(), Ground::Ram.name(), &[controller], &devices)?;
+    let daemon = bench.experiment.start_ours(Ground::Ram.name(), &[controller], &devices)?;
     let mut systems = functions(bench, &daemon)?;
     fill(&daemon.socket(SCATTERED), bytes, PIECE_BYTES, Order::Random)?;
     let extents = extents(&daemon, SCATTERED_VOLUME, bytes)?;
@@ -153,7 +148,7 @@ pub(super) fn on_ram(bench: &Bench) -> Result<Servers> {
 /// A controller on one disk; a filesystem on another, with a file for us and one for the peer.
 pub(super) fn on_disks(bench: &Bench, ground: Ground, kind: Kind, peer: Option<&Program>) -> Result<Servers> {
     let bytes = bench.plan.volume_bytes;
-    let directory = bench.directory.path().join(format!("{}-disks", ground.name()));
+    let directory = bench.experiment.directory().join(format!("{}-disks", ground.name()));
     let mut memory = Tmpfs::new(&directory.join("memory"))?;
     let below = HostDisk::new(kind, memory.path(), store_bytes(bytes))?;
     let other = HostDisk::new(kind, memory.path(), store_bytes(2 * bytes))?;
@@ -164,21 +159,17 @@ pub(super) fn on_disks(bench: &Bench, ground: Ground, kind: Kind, peer: Option<&
     let store = Store::File { path: below.path.clone() };
     let controller = Controller { name: CONTROLLER, store, block_bytes: BLOCK_BYTES.max(ground.block_bytes()) };
     let devices = [
-        device(VF, volume(VOLUME, bytes)),
-        device(PF, Store::Physical { controller: CONTROLLER }),
-        device(FILE, Store::File { path: our_file }),
+        Device::new(VF, volume(VOLUME, bytes)),
+        Device::new(PF, Store::Physical { controller: CONTROLLER }),
+        Device::new(FILE, Store::File { path: our_file }),
     ];
-    let programs_directory = bench.directory.path();
-    let mut daemon = Sidecored::start_with(&bench.daemon, programs_directory, ground.name(), &[controller], &devices)?;
+    let mut daemon = bench.experiment.start_ours(ground.name(), &[controller], &devices)?;
     daemon.process.freeze()?;
     let theirs = match peer {
         Some(program) => {
             let disk = Disk::File { path: their_file, cached: false };
             let name = format!("{NAME}-{}", ground.name());
-            let mut theirs = StorageDaemon::start_best(program, programs_directory, &name, &disk, 1, bench.plan.trial)?;
-            eprintln!("  peer: {}", theirs.settings);
-            theirs.process.freeze()?;
-            Some((program, theirs))
+            Some((program, bench.experiment.start_peer(program, &name, &disk, 1, bench.plan.trial)?))
         }
         None => None,
     };
@@ -191,8 +182,7 @@ pub(super) fn on_disks(bench: &Bench, ground: Ground, kind: Kind, peer: Option<&
     let mut programs = vec![Server::Ours(daemon)];
     if let Some((program, theirs)) = theirs {
         let mut system = bench.system(peer::NAME, programs.len(), theirs.socket.clone());
-        system.params.extend(program.params());
-        system.params.insert("settings".to_owned(), theirs.settings.clone().into());
+        system.params.extend(theirs.params(program));
         systems.push(system);
         programs.push(Server::Theirs(theirs));
     }

@@ -1,21 +1,19 @@
 //! Stores, operations, depths and queues: the systems in turn, between near cores.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use quanta::Clock;
-use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeQueue};
-use sidecore_units::{SECTOR_BYTES, Sector};
+use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeQueue, Queue};
 
 use super::{Bench, Ground, NVME, VIRTIO};
-use crate::load::{self, BLOCK_BYTES, Queue, Sample, Work};
+use crate::fill::{allocated_file, directory_in_memory, fill_queue};
+use crate::load::{self, BLOCK_BYTES, Sample, Work};
 use crate::peer::{self, Disk, Program, StorageDaemon};
-use crate::process::{Process, Watch};
+use crate::process::Process;
 use crate::record::Params;
-use crate::rounds::Rounds;
+use crate::runs::{CALLS, IOPS, KICKS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios};
 use crate::sidecored::{Controller, Device, FrontEnd, Sidecored, Store};
-use crate::stats;
 
 const DEPTHS: [u16; 3] = [1, 32, 128];
 const QUEUES: [u16; 3] = [1, 2, 4];
@@ -24,7 +22,6 @@ const MAX_QUEUES: u16 = 4;
 const INTERRUPT_DEPTH: u16 = 32;
 /// Bytes of a request that fills a volume.
 const FILL_BYTES: u32 = 128 << 10;
-const PATIENCE: Duration = Duration::from_secs(10);
 
 const POOL: &str = "pool";
 
@@ -33,19 +30,7 @@ pub(super) fn controller_bytes(volume_bytes: u64) -> u64 {
     2 * volume_bytes + volume_bytes / 4 + (32 << 20)
 }
 
-/// The numbers of a sample that become records: metric, unit, only at depth 1 of one queue.
-type Metric = (&'static str, &'static str, bool, fn(&Sample) -> f64);
-const METRICS: [Metric; 6] = [
-    ("iops", "1/s", false, |sample| sample.iops),
-    ("latency_p50", "ns", true, |sample| sample.latency_p50_ns),
-    ("latency_p99", "ns", true, |sample| sample.latency_p99_ns),
-    ("latency_mean", "ns", true, |sample| sample.latency_mean_ns),
-    ("kicks_per_request", "1", false, |sample| sample.kicks_per_request),
-    ("calls_per_request", "1", false, |sample| sample.calls_per_request),
-];
-
-/// The metrics whose ratio is recorded.
-const RATIOS: [&str; 2] = ["iops", "latency_p50"];
+const METRICS: [Metric; 6] = [IOPS, LATENCY_P50, LATENCY_P99, LATENCY_MEAN, KICKS, CALLS];
 
 /// What is done in one case.
 #[derive(Clone, Copy, Debug)]
@@ -64,9 +49,7 @@ struct System {
     front_end: FrontEnd,
     socket: PathBuf,
     params: Params,
-    samples: Vec<(Sample, bool)>,
-    lines_ns: Vec<f64>,
-    waited: Vec<f64>,
+    runs: Runs,
 }
 
 /// A connection with its queues taken out. The client stays for as long as they are used.
@@ -102,7 +85,6 @@ impl Client {
         }
     }
 
-    /// Writes everything once, so that no block is without its place.
     fn fill(&mut self, bytes: u64) -> Result<()> {
         match self {
             Self::Blk(_, queues) => fill(queues, bytes),
@@ -118,42 +100,20 @@ impl Client {
     }
 }
 
+/// Writes everything once, so that no block is without its place.
 fn fill<Q: Queue>(queues: &mut [Q], bytes: u64) -> Result<()> {
-    let queue = queues.first_mut().context("no queue")?;
-    let slot = queue.take_slot().context("no slot")?;
-    let mut completions = Vec::with_capacity(1);
-    for at in (0..bytes).step_by(FILL_BYTES as usize) {
-        queue.submit_write(slot, Sector(at / SECTOR_BYTES), FILL_BYTES)?;
-        queue.publish()?;
-        completions.clear();
-        while queue.poll_completions(&mut completions)? == 0 {
-            ensure!(queue.wait(PATIENCE)?, "the device does not answer");
-        }
-        ensure!(completions.iter().all(|completion| Q::outcome(*completion).1), "a write fails: {completions:?}");
-    }
-    queue.release_slot(slot);
-    Ok(())
+    fill_queue(queues.first_mut().context("no queue")?, bytes, FILL_BYTES)
 }
 
 impl System {
     fn new(name: &'static str, program: usize, front_end: FrontEnd, socket: PathBuf, params: Params) -> Self {
-        let (samples, lines_ns, waited) = (Vec::new(), Vec::new(), Vec::new());
-        Self { name, program, front_end, socket, params, samples, lines_ns, waited }
-    }
-
-    fn rounds(&self, value: fn(&Sample) -> f64) -> Rounds {
-        let mut rounds = Rounds::new();
-        for (sample, counts) in &self.samples {
-            rounds.add(value(sample), *counts);
-        }
-        rounds
+        Self { name, program, front_end, socket, params, runs: Runs::default() }
     }
 }
 
 impl Bench {
     pub(super) fn measure(&mut self) -> Result<()> {
-        let without = self.options.tiny || self.options.no_peer;
-        let peer = if without { None } else { Program::find_beside(&self.daemon, !self.options.quick) };
+        let peer = self.experiment.find_peer();
         let only = self.options.only.clone();
         for ground in Ground::ALL.into_iter().filter(|ground| only.is_empty() || only.contains(ground)) {
             self.ground(ground, peer.as_ref())?;
@@ -173,15 +133,14 @@ impl Bench {
         }
         daemon.process.freeze()?;
         // The peer has no store in memory; its fastest one that keeps what it is given is a file on tmpfs.
-        let tmpfs = tempfile::Builder::new().prefix("sidecore-bench").tempdir_in("/dev/shm").context("no tmpfs")?;
+        let tmpfs = directory_in_memory()?;
         let mut theirs = match peer {
             Some(program) => Some((program, self.start_peer(program, ground, tmpfs.path())?)),
             None => None,
         };
         if let Some((program, theirs)) = &theirs {
             let mut params = self.common_params();
-            params.extend(program.params());
-            params.insert("settings".to_owned(), theirs.settings.clone().into());
+            params.extend(theirs.params(program));
             systems.push(System::new(peer::NAME, 1, FrontEnd::VirtioBlk, theirs.socket.clone(), params));
         }
         let mut programs: Vec<&mut Process> = vec![&mut daemon.process];
@@ -205,18 +164,12 @@ impl Bench {
         let devices: Vec<Device> = names
             .into_iter()
             .zip(stores)
-            .map(|((name, front_end), store)| Device {
-                name: name.to_owned(),
-                store,
-                idle: "poll",
-                front_end,
-                queues: MAX_QUEUES,
-            })
+            .map(|((name, front_end), store)| Device { front_end, queues: MAX_QUEUES, ..Device::new(name, store) })
             .collect();
         let store = Store::Ram { bytes: controller_bytes(bytes).next_multiple_of(1 << 20) };
         let pool = [Controller { name: POOL, store, block_bytes: 1024 }];
         let controllers: &[Controller] = if ground == Ground::Volume { &pool } else { &[] };
-        Sidecored::start_with(&self.daemon, self.directory.path(), ground.name(), controllers, &devices)
+        self.experiment.start_ours(ground.name(), controllers, &devices)
     }
 
     fn start_peer(&self, program: &Program, ground: Ground, tmpfs: &Path) -> Result<StorageDaemon> {
@@ -224,16 +177,10 @@ impl Bench {
         let disk = if ground == Ground::Null {
             Disk::Null { bytes }
         } else {
-            let path = tmpfs.join("theirs");
-            rustix::fs::fallocate(std::fs::File::create(&path)?, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
-            Disk::File { path, cached: true }
+            Disk::File { path: allocated_file(&tmpfs.join("theirs"), bytes)?, cached: true }
         };
         let name = format!("{}-{}", peer::NAME, ground.name());
-        let directory = self.directory.path();
-        let mut theirs = StorageDaemon::start_best(program, directory, &name, &disk, MAX_QUEUES, self.plan.trial)?;
-        eprintln!("  peer: {}", theirs.settings);
-        theirs.process.freeze()?;
-        Ok(theirs)
+        self.experiment.start_peer(program, &name, &disk, MAX_QUEUES, self.plan.trial)
     }
 
     fn cases(&self, ground: Ground) -> Vec<Case> {
@@ -259,9 +206,7 @@ impl Bench {
     fn case(&mut self, case: &Case, systems: &mut [System], programs: &mut [&mut Process]) -> Result<()> {
         let name = case.name();
         for system in &mut *systems {
-            system.samples.clear();
-            system.lines_ns.clear();
-            system.waited.clear();
+            system.runs = Runs::default();
         }
         for _ in 0..self.plan.rounds {
             for system in &mut *systems {
@@ -272,11 +217,18 @@ impl Bench {
         let mut line = format!("  {name:<26}");
         for system in &*systems {
             self.record(&name, case, system);
-            line.push_str(&format!("  {} {:.0} k/s", system.name, system.rounds(|s| s.iops).median() / 1e3));
+            line.push_str(&format!(
+                "  {} {:.0} k/s",
+                system.name,
+                system.runs.rounds(|sample| sample.iops).median() / 1e3
+            ));
         }
         eprintln!("{line}");
         if let Some((ours, others)) = systems.split_first() {
-            others.iter().for_each(|peer| self.record_ratios(&name, case, ours, peer));
+            for peer in others {
+                let (ours, peer) = ((ours.name, &ours.runs), (peer.name, &peer.runs));
+                record_ratios(&mut self.experiment.records, &name, &case.work, case.is_alone(), ours, peer);
+            }
         }
         Ok(())
     }
@@ -286,65 +238,40 @@ impl Bench {
         let mut client = Client::connect(system, case.queues, case.work.depth, BLOCK_BYTES, case.notify)?;
         process.freeze()?;
         system.params.insert("client_huge_pages".to_owned(), client.on_huge_pages().into());
-        let (clock, warm_up) = (&self.clock, Work { duration: self.plan.warm_up, ..case.work });
-        let gated = self.gate.run(|_| {
-            let watch = Watch::start(Some(process))?;
-            process.thaw()?;
-            client.run(&warm_up, clock)?;
-            let sample = client.run(&case.work, clock)?;
-            process.freeze()?;
-            Ok((sample, watch.share(Some(process))?))
-        })?;
-        system.lines_ns.extend([gated.before_ns, gated.after_ns]);
-        system.waited.push(gated.waited_share);
-        system.samples.push((gated.result.clone(), gated.counts()));
+        let load = |work: &Work, clock: &Clock| client.run(work, clock);
+        let run = self.experiment.round(process, self.plan.warm_up, &case.work, load)?;
+        system.runs.add(run);
         process.thaw()?;
         drop(client);
         process.freeze()
     }
 
     fn record(&mut self, name: &str, case: &Case, system: &System) {
-        for (metric, unit, alone, value) in METRICS {
-            if alone && !case.is_alone() {
-                continue;
-            }
+        for metric in METRICS.iter().filter(|metric| case.is_alone() || !metric.alone) {
             let mut params = system.params.clone();
             params.insert("block_bytes".to_owned(), case.work.bytes.into());
             params.insert("depth".to_owned(), case.work.depth.into());
             params.insert("queues".to_owned(), case.queues.into());
             params.insert("interrupts".to_owned(), (case.notify == Notify::Interrupt).into());
             params.insert("run_ms".to_owned(), (case.work.duration.as_millis() as u64).into());
-            params.insert("line_ns".to_owned(), stats::median(&system.lines_ns).into());
-            params.insert("waited_share".to_owned(), stats::median(&system.waited).into());
-            let (median, mut params) = system.rounds(value).settle(params);
+            params.insert("line_ns".to_owned(), system.runs.line_ns().into());
+            params.insert("waited_share".to_owned(), system.runs.waited_share().into());
+            let value = |sample: &Sample| (metric.value)(sample, &case.work);
+            let (median, mut params) = system.runs.rounds(value).settle(params);
             // How often something crosses does not depend on how near the cores are; none of the rounds may hide it.
-            let value = if unit == "1" {
+            let value = if metric.unit == "1" {
                 params.remove("counts");
-                system.samples.iter().map(|(sample, _)| value(sample)).fold(0.0, f64::max)
+                system.runs.all().iter().map(|run| value(&run.result)).fold(0.0, f64::max)
             } else {
                 median
             };
-            self.records.measure(name, system.name, metric, value, unit, params);
+            self.experiment.records.measure(name, system.name, metric.name, value, metric.unit, params);
         }
         if case.notify == Notify::Interrupt {
             // One that was never called has no such number.
             let per_call = |sample: &Sample| 1.0 / sample.calls_per_request.max(1e-9);
-            let (median, params) = system.rounds(per_call).settle(system.params.clone());
-            self.records.measure(name, system.name, "completions_per_interrupt", median, "1", params);
-        }
-    }
-
-    fn record_ratios(&mut self, name: &str, case: &Case, ours: &System, peer: &System) {
-        for (metric, _, alone, value) in METRICS {
-            if !RATIOS.contains(&metric) || (alone && !case.is_alone()) {
-                continue;
-            }
-            let mut rounds = Rounds::new();
-            for ((ours, counts), (peer, peer_counts)) in ours.samples.iter().zip(&peer.samples) {
-                rounds.add(value(ours) / value(peer), *counts && *peer_counts);
-            }
-            let (median, params) = rounds.settle(Params::new());
-            self.records.ratio(name, metric, ours.name, peer.name, median, params);
+            let (median, params) = system.runs.rounds(per_call).settle(system.params.clone());
+            self.experiment.records.measure(name, system.name, "completions_per_interrupt", median, "1", params);
         }
     }
 }

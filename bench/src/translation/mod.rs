@@ -7,7 +7,6 @@
 mod report;
 mod trees;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -15,11 +14,12 @@ use sidecore_extent::BlockRange;
 use sidecore_units::Vlba;
 
 use crate::bounds::{Bound, Limit, Of};
+use crate::experiment::{Common, Outcome, Scale};
 use crate::load::Places;
 use crate::process::watched;
 use crate::record::{OURS, Params, Records, params};
 use crate::rounds::Rounds;
-use crate::{bounds, cores, stop};
+use crate::{cores, stop, workers};
 use trees::Tree;
 
 const NAME: &str = "translation";
@@ -27,27 +27,14 @@ const NAME: &str = "translation";
 /// What to run.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// All of it, within seconds.
-    #[arg(long)]
-    pub quick: bool,
-    /// Only a few milliseconds each, on smaller trees: does it work at all?
-    #[arg(long, conflicts_with = "quick")]
-    pub tiny: bool,
-    /// Append the records to this file, a JSON object a line.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Fail if one of the bounds does not hold.
-    #[arg(long)]
-    pub enforce: bool,
-    /// Write the table into README.md.
-    #[arg(long)]
-    pub update_readme: bool,
+    /// What every experiment can be told.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// How long everything takes.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
-    name: &'static str,
     run: Duration,
     rounds: usize,
     /// How often a disturbed run is repeated.
@@ -57,15 +44,14 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(options: &Options) -> Self {
-        let full = Self { name: "full", run: Duration::from_millis(200), rounds: 11, repeats: 20, large: MILLION };
-        if options.tiny {
-            return Self { name: "tiny", run: Duration::from_millis(2), rounds: 1, repeats: 0, large: 20_000 };
+    fn of(scale: Scale) -> Self {
+        let ms = Duration::from_millis;
+        let full = Self { run: ms(200), rounds: 11, repeats: 20, large: MILLION };
+        match scale {
+            Scale::Full => full,
+            Scale::Quick => Self { run: ms(30), rounds: 5, repeats: 5, ..full },
+            Scale::Tiny => Self { run: ms(2), rounds: 1, repeats: 0, large: 20_000 },
         }
-        if options.quick {
-            return Self { name: "quick", run: Duration::from_millis(30), rounds: 5, repeats: 5, ..full };
-        }
-        full
     }
 }
 
@@ -102,6 +88,7 @@ const RANGE_EXTENTS: u64 = 16;
 const ROTATION: u64 = sidecore_extent::DEFAULT_BTLB_ENTRIES as u64;
 
 struct Bench {
+    scale: Scale,
     plan: Plan,
     records: Records,
     disturbed: usize,
@@ -115,28 +102,25 @@ pub fn run(options: &Options) -> Result<bool> {
     let begin = Instant::now();
     stop::listen()?;
     // Ahead of whatever else the machine does. It is a privilege.
-    let _ = rustix::process::nice(-10);
+    let _ = rustix::process::nice(workers::AHEAD);
     cores::pin(cores::SERVER).or_else(|_| cores::pin(cores::CLIENT))?;
-    let mut bench = Bench { plan: Plan::of(options), records: Records::new(NAME), disturbed: 0 };
-    eprintln!("{NAME}, {}", bench.plan.name);
+    let scale = options.common.scale();
+    let mut bench = Bench { scale, plan: Plan::of(scale), records: Records::new(NAME), disturbed: 0 };
+    eprintln!("{NAME}, {}", scale.name());
     bench.hits()?;
     for extents in [1, 1000] {
         let tree = Tree::fresh(extents)?;
         bench.walks(&tree, &format!("walk/{extents}"))?;
     }
     bench.large()?;
-    // A tiny run is over before anything has settled.
-    let bounds = if options.tiny { &[] } else { BOUNDS };
-    println!("\n{}", report::table(&bench.records));
-    let hold = bounds::print(&bounds::check(bounds, &bench.records, OURS));
-    println!("took {:.0} s; {} runs were disturbed", begin.elapsed().as_secs_f64(), bench.disturbed);
-    if let Some(file) = &options.json {
-        bench.records.append_to(file)?;
-    }
-    if options.update_readme {
-        report::publish(&bench.records)?;
-    }
-    Ok(!options.enforce || hold)
+    let outcome = Outcome {
+        table: report::table(&bench.records),
+        records: &bench.records,
+        bounds: (OURS, BOUNDS),
+        disturbed: format!("{} runs were disturbed", bench.disturbed),
+        publish: report::publish,
+    };
+    options.common.conclude(begin, &outcome)
 }
 
 impl Bench {
@@ -232,7 +216,7 @@ impl Bench {
     fn params(&self, tree: &Tree) -> Params {
         let shape = tree.shape();
         params([
-            ("plan", self.plan.name.into()),
+            ("plan", self.scale.name().into()),
             ("extents", shape.extents.into()),
             ("depth", shape.depth.into()),
             ("huge_page_bytes", trees::huge_page_bytes().into()),

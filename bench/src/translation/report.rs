@@ -1,15 +1,12 @@
 //! The results in a table.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use anyhow::Result;
 
 use super::{ALONE, BYTES, NAME, OVERLAPPED};
 use crate::readme;
 use crate::record::{OURS, Record, Records};
-
-const README: &str = "README.md";
 
 /// The cases in the order in which they were measured.
 fn cases(records: &Records) -> Vec<String> {
@@ -45,6 +42,6 @@ pub(super) fn table(records: &Records) -> String {
 
 /// Writes the table into the README.
 pub(super) fn publish(records: &Records) -> Result<()> {
-    let note = format!("\nMeasured by `cargo xtask bench {NAME}` at revision {}.\n", records.revision());
-    readme::update(Path::new(README), NAME, &(table(records) + &note))
+    let source = readme::source(NAME, records);
+    readme::update(NAME, &format!("{}\n{source}.\n", table(records)))
 }

@@ -106,14 +106,6 @@ pub enum AssemblyError {
     /// The threads that serve NVMe functions cannot be started.
     #[error("the threads that serve NVMe functions: {0}")]
     Threads(io::Error),
-    /// A function's socket cannot be served.
-    #[error("device \"{name}\": {error}")]
-    FunctionSocket {
-        /// The device.
-        name: String,
-        /// Why.
-        error: sidecore_vfio_user::ServerError,
-    },
     /// A file cannot be opened.
     #[error("store \"{name}\": {error}")]
     File {
@@ -182,12 +174,11 @@ impl AssemblyError {
             Self::NoDevice { .. } => ErrorKind::NotFound,
             Self::Duplicate { .. } | Self::SocketTaken { .. } | Self::SecondWriter { .. } => ErrorKind::Conflict,
             Self::Server { error: ServerError::InUse { .. }, .. } => ErrorKind::Conflict,
-            Self::FunctionSocket { error: sidecore_vfio_user::ServerError::InUse { .. }, .. } => ErrorKind::Conflict,
             Self::File { error: FileError::Busy { .. }, .. } => ErrorKind::Conflict,
             Self::HostFile { error: HostFileError::InUse { .. }, .. } => ErrorKind::Conflict,
             Self::Unknown { .. } | Self::Cycle { .. } | Self::Device { .. } => ErrorKind::Invalid,
             Self::NoPhysicalFunction { .. } | Self::Server { .. } | Self::File { .. } => ErrorKind::Invalid,
-            Self::HostFile { .. } | Self::FunctionSocket { .. } => ErrorKind::Invalid,
+            Self::HostFile { .. } => ErrorKind::Invalid,
             Self::Controller { error, .. } => error.kind,
             Self::Memory { .. } => ErrorKind::NoSpace,
             Self::Pin { .. } | Self::Sidecore { .. } | Self::HostFunction { .. } => ErrorKind::Failed,

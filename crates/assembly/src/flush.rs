@@ -1,4 +1,4 @@
-//! The last flush of a store.
+//! A flush by itself: a store's last one, or that of a controller which is shut down.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,13 +11,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Makes everything that was written survive a power cut, and says in the log how that went.
 pub(crate) fn flush(name: &str, device: &dyn BlockDevice) {
-    match try_flush(device) {
+    match flush_and_wait(device) {
         Ok(()) => tracing::info!(store = name, "flushed"),
         Err(error) => tracing::error!(store = name, "the last flush failed, writes may be lost: {error}"),
     }
 }
 
-fn try_flush(device: &dyn BlockDevice) -> io::Result<()> {
+/// Flushes a store, and waits for it.
+///
+/// # Errors
+/// The store's, or it took longer than any disk does.
+pub(crate) fn flush_and_wait(device: &dyn BlockDevice) -> io::Result<()> {
     let mut channel = device.open_channel(None, 1)?;
     let mut request = BlockRequest::blank(0);
     request.operation = Operation::Flush;
@@ -34,7 +38,7 @@ fn try_flush(device: &dyn BlockDevice) -> io::Result<()> {
         }
         // The disk owns the request until it hands it back: there is nothing to do but to say so and go on waiting.
         if started.elapsed() > PATIENCE && result.is_ok() {
-            tracing::warn!("the last flush takes long");
+            tracing::warn!("a flush takes long");
             result = Err(io::Error::from(io::ErrorKind::TimedOut));
         }
         std::thread::sleep(Duration::from_micros(100));

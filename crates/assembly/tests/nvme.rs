@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use sidecore_assembly::report::DeviceState;
-use sidecore_assembly::spec::{IdleMode, Sector, Spec, StoreKind, VolumeSpec};
+use sidecore_assembly::spec::{
+    Affected, Fault, FaultPlan, FaultRule, IdleMode, Sector, Spec, StoreKind, StoreSpec, VolumeSpec, When,
+};
 use sidecore_assembly::{Assembly, ControllerHandle};
 use sidecore_driver::{
     ClientError, Notify, NvmeClient, NvmeCommand, NvmeOptions, NvmeStatus, admin_opcode, io_opcode, register,
@@ -300,6 +302,45 @@ fn functions_of_one_controller_neither_see_nor_manage_each_other() {
         }
         queue.release_slot(slot);
     }
+}
+
+/// Error Information: an entry is 64 bytes.
+const ERROR_INFORMATION: u32 = 0x01;
+
+fn error_log(client: &mut NvmeClient) -> [u8; 128] {
+    let mut log = [0; 128];
+    let get = NvmeCommand::new(admin_opcode::GET_LOG_PAGE, 0).dword(10, 31 << 16 | ERROR_INFORMATION);
+    assert!(client.admin().read(get, &mut log).unwrap().status.is_ok());
+    log
+}
+
+#[test]
+fn a_shutdown_flushes_and_errors_are_logged() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path(), IdleMode::Poll, &["bad", "one"]);
+    let rule = FaultRule { affected: Affected::Flushes, when: When::EveryNth(1), fault: Fault::Eio };
+    let kind = StoreKind::Fault { store: "file".to_owned(), plan: FaultPlan { seed: 1, rules: vec![rule] } };
+    spec.stores.push(StoreSpec { name: "bad".to_owned(), kind });
+    let assembly = Assembly::start(&spec).unwrap();
+    for (device, is_bad) in spec.devices.iter().zip([true, false]) {
+        let mut client = connect(&device.socket);
+        assert_eq!(write(queue(&mut client), 8, 7), NvmeStatus::OK);
+        client.shut_down().unwrap();
+        client.reset_controller().unwrap();
+        let log = error_log(&mut client);
+        // No command's, and a write fault.
+        let expected = if is_bad { [1, 0xFF, 0xFF, 0x00, 0x05] } else { [0; 5] };
+        assert_eq!([log[0], log[8], log[9], log[12], log[13]], expected, "{}", device.name);
+
+        let refused = write(queue(&mut client), DISK_BYTES / 512, 1);
+        assert_eq!(refused.name(), "LBA Out of Range");
+        assert!(refused.more() && refused.do_not_retry());
+        let log = error_log(&mut client);
+        assert_eq!((log[0], log[8], log[31]), (1 + u8::from(is_bad), 1, io_opcode::WRITE));
+        assert_eq!(log[16..24], (DISK_BYTES / 512).to_le_bytes());
+        assert_eq!(read(queue(&mut client), 8), 7);
+    }
+    assembly.drain();
 }
 
 #[test]

@@ -13,6 +13,7 @@ use sidecore_assembly::spec::{
 };
 use sidecore_assembly::{Assembly, ControllerHandle, ErrorKind};
 use sidecore_driver::{NvmeClient, NvmeCommand, NvmeStatus, admin_opcode, register};
+use tempfile::TempDir;
 
 use common::{PATIENCE, device, until};
 use host::{ADAPTIVE, connect, function, read, write};
@@ -66,6 +67,20 @@ fn spec(directory: &Path, idle: IdleMode) -> Spec {
         }],
         devices: ["pf", "one", "two"].map(|name| function(directory, name, idle)).to_vec(),
     }
+}
+
+/// All of it, and the physical function's host. What is named first goes last.
+fn start(idle: IdleMode) -> (TempDir, Spec, Assembly, NvmeClient) {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path(), idle);
+    let assembly = Assembly::start(&spec).unwrap();
+    let pf = connect(&spec.devices[0].socket);
+    (directory, spec, assembly, pf)
+}
+
+/// A store that shows a volume which is there.
+fn showing(volume: &str) -> StoreSpec {
+    StoreSpec { name: "other".to_owned(), kind: StoreKind::Volume(VolumeSpec::new("pool", volume)) }
 }
 
 fn pool(assembly: &Assembly) -> &ControllerHandle {
@@ -152,10 +167,7 @@ fn status(client: &mut NvmeClient, sector: u64) -> NvmeStatus {
 
 #[test]
 fn the_primary_controller_knows_volumes_and_functions() {
-    let directory = tempfile::tempdir().unwrap();
-    let spec = spec(directory.path(), IdleMode::Poll);
-    let assembly = Assembly::start(&spec).unwrap();
-    let mut pf = connect(&spec.devices[0].socket);
+    let (directory, spec, assembly, mut pf) = start(IdleMode::Poll);
     let both = 1 << 3 | 1 << 7;
     assert_eq!(pf.controller().optional_admin_commands & both, both);
     assert_eq!(pf.controller().model, "Sidecore physical function");
@@ -199,10 +211,7 @@ fn the_primary_controller_knows_volumes_and_functions() {
 #[test]
 fn namespaces_are_created_and_deleted() {
     for idle in [IdleMode::Poll, ADAPTIVE] {
-        let directory = tempfile::tempdir().unwrap();
-        let spec = spec(directory.path(), idle);
-        let assembly = Assembly::start(&spec).unwrap();
-        let mut pf = connect(&spec.devices[0].socket);
+        let (_directory, _, assembly, mut pf) = start(idle);
         assert_eq!(create(&mut pf, 8192, 0), (OK, 4));
         assert_eq!(create(&mut pf, 2048, 0), (OK, 5));
         assert_eq!(volumes(&assembly), ["one", "two", "ns-4", "ns-5"]);
@@ -234,10 +243,7 @@ fn namespaces_are_created_and_deleted() {
 #[test]
 fn a_function_serves_what_is_attached_to_it() {
     for idle in [IdleMode::Poll, ADAPTIVE] {
-        let directory = tempfile::tempdir().unwrap();
-        let spec = spec(directory.path(), idle);
-        let assembly = Assembly::start(&spec).unwrap();
-        let mut pf = connect(&spec.devices[0].socket);
+        let (_directory, spec, assembly, mut pf) = start(idle);
         let mut one = connect(&spec.devices[ONE].socket);
         assert_eq!(write(one.queue(0).unwrap(), 8, 1), NvmeStatus::OK);
         let nguid = one.namespace().nguid;
@@ -291,15 +297,11 @@ fn a_function_serves_what_is_attached_to_it() {
 
 #[test]
 fn nothing_is_written_to_by_two_or_deleted_under_anybody() {
-    let directory = tempfile::tempdir().unwrap();
-    let spec = spec(directory.path(), ADAPTIVE);
-    let assembly = Assembly::start(&spec).unwrap();
-    let mut pf = connect(&spec.devices[0].socket);
+    let (directory, spec, assembly, mut pf) = start(ADAPTIVE);
     assert_eq!((create(&mut pf, 4096, 0), create(&mut pf, 4096, 0)), ((OK, 4), (OK, 5)));
     // A disk of another kind writes to one of them.
-    let kind = StoreKind::Volume(VolumeSpec::new("pool", "ns-4"));
     let other = DeviceSpec { store: "other".to_owned(), ..device(directory.path(), "blk") };
-    assembly.add_device(&other, Some(&StoreSpec { name: "other".to_owned(), kind })).unwrap();
+    assembly.add_device(&other, Some(&showing("ns-4"))).unwrap();
     assert_eq!(detach(&mut pf, 2, 1), OK);
     assert_eq!((attach(&mut pf, 4, 1), delete(&mut pf, 4)), (IS_PRIVATE, OPERATION_DENIED));
     // Not under another name either.
@@ -309,13 +311,10 @@ fn nothing_is_written_to_by_two_or_deleted_under_anybody() {
     assembly.remove_device("blk").unwrap();
     assert_eq!(attach(&mut pf, 4, 1), OK);
     // And the other way round.
-    let kind = StoreKind::Volume(VolumeSpec::new("pool", "renamed"));
-    let store = StoreSpec { name: "other".to_owned(), kind };
-    assert!(assembly.add_device(&other, Some(&store)).is_err());
+    assert!(assembly.add_device(&other, Some(&showing("renamed"))).is_err());
     assert_eq!(pool(&assembly).delete_volume("renamed").unwrap_err().kind, ErrorKind::Conflict);
     // What was detached can be had by others, and deleted.
-    let kind = StoreKind::Volume(VolumeSpec::new("pool", "one"));
-    assembly.add_device(&other, Some(&StoreSpec { name: "other".to_owned(), kind })).unwrap();
+    assembly.add_device(&other, Some(&showing("one"))).unwrap();
     assert_eq!(attach(&mut pf, 2, 1), ATTACHMENT_LIMIT);
     assembly.remove_device("blk").unwrap();
     assert_eq!(delete(&mut pf, 2), OK);
@@ -332,10 +331,7 @@ fn nothing_is_written_to_by_two_or_deleted_under_anybody() {
 #[test]
 fn secondary_controllers_are_taken_offline_and_online() {
     for idle in [IdleMode::Poll, ADAPTIVE] {
-        let directory = tempfile::tempdir().unwrap();
-        let spec = spec(directory.path(), idle);
-        let assembly = Assembly::start(&spec).unwrap();
-        let mut pf = connect(&spec.devices[0].socket);
+        let (_directory, spec, assembly, mut pf) = start(idle);
         let mut one = connect(&spec.devices[ONE].socket);
         assert_eq!(write(one.queue(0).unwrap(), 8, 1), NvmeStatus::OK);
         assert_eq!(virtualization(&mut pf, 1, 7), OK);
@@ -372,10 +368,7 @@ fn secondary_controllers_are_taken_offline_and_online() {
 #[test]
 fn it_is_managed_under_load_and_drained_in_the_middle() {
     for idle in [IdleMode::Poll, ADAPTIVE] {
-        let directory = tempfile::tempdir().unwrap();
-        let spec = spec(directory.path(), idle);
-        let assembly = Assembly::start(&spec).unwrap();
-        let mut pf = connect(&spec.devices[0].socket);
+        let (_directory, spec, assembly, mut pf) = start(idle);
         let mut one = connect(&spec.devices[ONE].socket);
         let mut two = connect(&spec.devices[TWO].socket);
         assert_eq!(create(&mut pf, 4096, 0), (OK, 4));

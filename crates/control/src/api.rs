@@ -8,8 +8,7 @@ mod requests;
 mod volumes;
 
 use std::io;
-use std::os::unix::fs::FileTypeExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -20,11 +19,10 @@ use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use axum::routing::{delete, get};
 use axum::{Json, Router};
-use rustix::fs::Mode;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use sidecore_assembly::AssemblyError;
 use sidecore_assembly::report::{ControllerReport, DeviceReport, SidecoreReport, Stats, VolumeReport};
+use sidecore_socket::{ServerError, SocketFile};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -84,17 +82,16 @@ pub(crate) const METRICS_PATH: &str = "/metrics";
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
-    file: SocketFile,
+    file: Removed,
 }
 
 /// Removes the socket's file in the end.
 #[derive(Debug)]
-struct SocketFile(PathBuf);
+struct Removed(SocketFile);
 
-impl Drop for SocketFile {
+impl Drop for Removed {
     fn drop(&mut self) {
-        // It may be gone already, and nothing can be done about it here.
-        let _ = std::fs::remove_file(&self.0);
+        self.0.remove();
     }
 }
 
@@ -116,45 +113,18 @@ pub enum BindError {
 }
 
 impl Socket {
-    /// Makes the socket, in place of one that nobody listens on any more.
+    /// Makes the socket, for this user alone (whoever may connect may delete volumes), in place of one that nobody listens on any more.
     ///
     /// # Errors
     /// See [`BindError`].
     pub fn bind(path: &Path) -> Result<Self, BindError> {
-        let refused = |error| BindError::Refused { path: path.to_owned(), error };
-        let listener = match listen_at(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                match UnixStream::connect(path) {
-                    Ok(_) => return Err(BindError::Taken(path.to_owned())),
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {}
-                    Err(_) => return Err(refused(error)),
-                }
-                std::fs::remove_file(path).map_err(refused)?;
-                listen_at(path)
-            }
-            result => result,
-        };
-        let listener = listener.map_err(refused)?;
-        let file = SocketFile(path.to_owned());
-        listener.set_nonblocking(true).map_err(refused)?;
-        Ok(Self { listener, file })
+        let (file, listener) = SocketFile::listen(path, BACKLOG).map_err(|error| match error {
+            ServerError::InUse { path } => BindError::Taken(path),
+            ServerError::Io { path, error } => BindError::Refused { path, error },
+            other => BindError::Refused { path: path.to_owned(), error: io::Error::other(other) },
+        })?;
+        Ok(Self { listener: UnixListener::from(listener), file: Removed(file) })
     }
-}
-
-/// A listening socket for this user alone: whoever may connect may delete volumes.
-fn listen_at(path: &Path) -> io::Result<UnixListener> {
-    let address = SocketAddrUnix::new(path)?;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // The file inherits the socket's mode, so that at no time it is there with another one.
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(UnixListener::from(socket))
-}
-
-/// Connecting to a plain file is refused as well.
-fn is_socket(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
 /// The running API. Dropping it ends it and removes the socket.
@@ -162,7 +132,7 @@ fn is_socket(path: &Path) -> bool {
 pub struct Api {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    _file: SocketFile,
+    _file: Removed,
 }
 
 impl Api {

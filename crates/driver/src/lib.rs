@@ -63,18 +63,23 @@
 #![forbid(unsafe_code)]
 
 mod arena;
+mod buffers;
 mod client;
 mod config;
+mod either;
 mod error;
+mod event;
 mod loopback;
 mod nvme;
 mod options;
 mod queue;
 mod request;
+mod socket;
 mod wire;
 
 pub use client::{BlkClient, protocol};
 pub use config::{BlkConfig, features};
+pub use either::Queue;
 pub use error::ClientError;
 pub use loopback::Loopback;
 pub use nvme::{

@@ -1,6 +1,6 @@
 //! One queue of the disk: requests in slots.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -10,7 +10,9 @@ use sidecore_ring::driver::{Buffer, DriverRing, RawRing, SharedMemory};
 use sidecore_units::Sector;
 
 use crate::arena::Part;
+use crate::buffers::Buffers;
 use crate::error::ClientError;
+use crate::event;
 use crate::options::Notify;
 use crate::request::{Completion, Operation, Piece, Slot, Status};
 
@@ -53,9 +55,7 @@ pub struct BlkQueue {
     layout: RingLayout,
     lines: SharedMemory,
     lines_at: u64,
-    data: SharedMemory,
-    data_at: u64,
-    slot_bytes: u32,
+    data: Buffers,
     max_pieces: u16,
     shapes: Box<[Shape]>,
     free: Vec<u16>,
@@ -91,9 +91,7 @@ impl BlkQueue {
             layout: parts.layout,
             lines_at: parts.lines.guest_address,
             lines: SharedMemory::new(parts.lines.window),
-            data_at: parts.data.guest_address,
-            data: SharedMemory::new(parts.data.window),
-            slot_bytes: parts.slot_bytes,
+            data: Buffers::new(parts.data, slots, parts.slot_bytes, parts.slot_bytes as usize),
             max_pieces: parts.max_pieces,
             shapes: vec![None; usize::from(slots)].into(),
             free: (0..slots).rev().collect(),
@@ -120,7 +118,7 @@ impl BlkQueue {
     /// Size of a slot's data buffer in bytes.
     #[must_use]
     pub fn slot_bytes(&self) -> u32 {
-        self.slot_bytes
+        self.data.slot_bytes()
     }
 
     /// How it learns of completions.
@@ -222,15 +220,12 @@ impl BlkQueue {
         sector: Sector,
         pieces: &[Piece],
     ) -> Result<(), ClientError> {
-        let data_at = self.data_at + self.data_offset(slot) as u64;
+        let device_writes = operation != Operation::Write;
         let buffer = |piece: &Piece| {
-            let end = piece.offset_bytes.checked_add(piece.len_bytes).filter(|end| *end <= self.slot_bytes);
-            let address = data_at + u64::from(piece.offset_bytes);
-            let device_writes = operation != Operation::Write;
-            end.map(|_| Buffer { address, len_bytes: piece.len_bytes, device_writes })
-                .ok_or_else(|| ClientError::Request(format!("{piece:?} is outside of the slot's buffer")))
+            let address = self.data.piece_address(slot, piece)?;
+            Ok(Buffer { address, len_bytes: piece.len_bytes, device_writes })
         };
-        let buffers = pieces.iter().map(buffer).collect::<Result<Vec<_>, _>>()?;
+        let buffers = pieces.iter().map(buffer).collect::<Result<Vec<_>, ClientError>>()?;
         self.submit_chain(slot, operation as u32, sector, &buffers)
     }
 
@@ -321,28 +316,24 @@ impl BlkQueue {
 
     /// Copies out of the slot's buffer; returns how many bytes there were.
     pub fn read_data(&self, slot: Slot, offset_bytes: u32, to: &mut [u8]) -> usize {
-        let room = self.room(slot, offset_bytes).min(to.len());
-        self.data.read_bytes(self.data_offset(slot) + offset_bytes as usize, &mut to[..room])
+        self.data.read(slot, offset_bytes, to)
     }
 
     /// Copies into the slot's buffer; returns how many bytes fitted.
     pub fn write_data(&mut self, slot: Slot, offset_bytes: u32, from: &[u8]) -> usize {
-        let room = self.room(slot, offset_bytes).min(from.len());
-        self.data.write_bytes(self.data_offset(slot) + offset_bytes as usize, &from[..room])
+        self.data.write(slot, offset_bytes, from)
     }
 
     /// The sum of the 64-bit words of the slot's buffer: what a client costs that looks at its data.
     #[must_use]
     pub fn sum_data(&self, slot: Slot) -> u64 {
-        let start = self.data_offset(slot);
-        let words = (start..start + self.slot_bytes as usize).step_by(8);
-        words.fold(0, |sum, at| sum.wrapping_add(self.data.load_u64(at)))
+        self.data.sum(slot)
     }
 
     /// The slot's buffer, in guest addresses.
     #[must_use]
     pub fn data_address(&self, slot: Slot) -> u64 {
-        self.data_at + self.data_offset(slot) as u64
+        self.data.address(slot)
     }
 
     /// Whether the device has said that the queue is broken (VHOST_USER_SET_VRING_ERR).
@@ -354,7 +345,7 @@ impl BlkQueue {
 
     /// Takes the calls that the device has made without anybody waiting for one, and returns their sum.
     pub fn take_calls(&mut self) -> u64 {
-        let calls = drain(&self.call);
+        let calls = event::drain(&self.call);
         self.counters.calls += calls;
         calls
     }
@@ -389,9 +380,7 @@ impl BlkQueue {
 
     #[cold]
     fn describe_simple(&mut self, slot: Slot, device_writes: bool, len_bytes: u32) -> Result<(), ClientError> {
-        if len_bytes > self.slot_bytes {
-            return Err(ClientError::Request(format!("{len_bytes} bytes, a slot has {}", self.slot_bytes)));
-        }
+        self.data.check_len(len_bytes)?;
         let line_at = self.line_at(slot);
         let chain = [
             Buffer::to_device(line_at, HEADER_BYTES),
@@ -466,14 +455,7 @@ impl BlkQueue {
                 self.ring.suppress_calls();
                 return Ok(true);
             }
-            let left = end.saturating_duration_since(Instant::now());
-            let limit =
-                Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
-            let ready = match rustix::event::poll(&mut [PollFd::new(&self.call, PollFlags::IN)], Some(&limit)) {
-                Ok(count) => count > 0,
-                Err(rustix::io::Errno::INTR) => true,
-                Err(errno) => return Err(ClientError::io("waiting for a call")(errno)),
-            };
+            let ready = event::wait(&self.call, end, "waiting for a call")?;
             self.ring.suppress_calls();
             self.take_calls();
             if !ready {
@@ -491,28 +473,10 @@ impl BlkQueue {
     fn line_at(&self, slot: Slot) -> u64 {
         self.lines_at + line(slot) as u64
     }
-
-    fn data_offset(&self, slot: Slot) -> usize {
-        slot.index() * self.slot_bytes as usize
-    }
-
-    /// Bytes of the slot's buffer from `offset_bytes` on.
-    fn room(&self, slot: Slot, offset_bytes: u32) -> usize {
-        if slot.0 < self.slots() { self.slot_bytes.saturating_sub(offset_bytes) as usize } else { 0 }
-    }
 }
 
 /// Where a slot's line is.
 #[inline]
 fn line(slot: Slot) -> usize {
     slot.index() * CACHE_LINE_BYTES
-}
-
-/// Reads and so resets a non-blocking eventfd.
-fn drain(eventfd: &OwnedFd) -> u64 {
-    let mut count = [0; 8];
-    match rustix::io::read(eventfd.as_fd(), &mut count) {
-        Ok(8) => u64::from_ne_bytes(count),
-        _ => 0,
-    }
 }

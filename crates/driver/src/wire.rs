@@ -3,7 +3,7 @@
 //! It is written from the specification and shares no code with the back end of this project, so that one's mistakes
 //! are found by the other.
 
-use std::io::{self, IoSlice, Read};
+use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::error::ClientError;
+use crate::socket;
 
 /// A request's number and name.
 #[derive(Clone, Copy, Debug)]
@@ -58,14 +59,7 @@ pub(crate) struct Wire {
 
 impl Wire {
     pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
-        let connect = || {
-            let socket = UnixStream::connect(path)?;
-            socket.set_read_timeout(Some(timeout))?;
-            socket.set_write_timeout(Some(timeout))?;
-            Ok(socket)
-        };
-        let socket = connect().map_err(|source| ClientError::Io { what: "connecting to the device", source })?;
-        Ok(Self { socket, acknowledged: false })
+        Ok(Self { socket: socket::connect(path, timeout)?, acknowledged: false })
     }
 
     /// From now on the device answers every message (VHOST_USER_PROTOCOL_F_REPLY_ACK).
@@ -124,10 +118,7 @@ impl Wire {
             Ok(count) if count == message.len() => Ok(()),
             // A message is far smaller than the socket's buffer.
             Ok(_) => Err(ClientError::HungUp { request: request.1 }),
-            Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
-                Err(ClientError::HungUp { request: request.1 })
-            }
-            Err(errno) => Err(ClientError::Io { what: request.1, source: errno.into() }),
+            Err(errno) => Err(socket::failed(request.1, errno.into())),
         }
     }
 
@@ -161,11 +152,7 @@ impl Wire {
     }
 
     fn fill(&mut self, request: Request, to: &mut [u8]) -> Result<(), ClientError> {
-        self.socket.read_exact(to).map_err(|source| match source.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => ClientError::HungUp { request: request.1 },
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Timeout { request: request.1 },
-            _ => ClientError::Io { what: request.1, source },
-        })
+        self.socket.read_exact(to).map_err(|source| socket::failed(request.1, source))
     }
 }
 

@@ -345,7 +345,7 @@ fn a_controller_is_reset_under_load() {
 
 fn map_and_unmap(transport: &Transport) {
     const ADDRESS: u64 = 1 << 44;
-    let file = tempfile::tempfile().unwrap();
+    let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(1 << 20).unwrap();
     for _ in 0..100 {
         transport.dma_map(ADDRESS, 1 << 20, file.as_fd(), 0).unwrap();
@@ -546,7 +546,7 @@ fn a_server_survives_messages_that_make_no_sense() {
     assert!(transport.region_info(99).is_err() && transport.irq_info(99).is_err());
     assert!(transport.region_read(0, 1 << 20, &mut [0; 4]).is_err());
     assert!(transport.dma_unmap(0x77, 4096).is_err());
-    let file = tempfile::tempfile().unwrap();
+    let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     assert!(transport.dma_map(u64::MAX - 4095, 4096, file.as_fd(), 0).is_err());
     write_and_read(client.queue(0).unwrap(), slot, Sector(0), 4096, 2);
     drop(client);

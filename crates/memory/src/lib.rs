@@ -18,6 +18,10 @@
 //! ever makes a Rust reference to it: scalars are read once, volatile, and
 //! bulk data is copied by code the compiler cannot see through ([`copy`]).
 //!
+//! The peer's memory is in files of the kernel's own, on tmpfs or hugetlbfs.
+//! Any other file is refused: to look at it, or at a page of it, could make us
+//! wait for whoever serves its filesystem.
+//!
 //! A peer may also truncate the file behind its memory, which turns our next
 //! access into SIGBUS; see [`sigbus`].
 #![cfg_attr(

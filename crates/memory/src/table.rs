@@ -28,7 +28,7 @@ pub struct RegionSpec {
     pub user_address: UserAddress,
     /// Its size in bytes.
     pub len_bytes: u64,
-    /// The file that it is in.
+    /// The file that it is in: a memfd, or one on tmpfs or hugetlbfs.
     pub file: OwnedFd,
     /// Where in the file it starts, in bytes.
     pub file_offset_bytes: u64,
@@ -66,6 +66,11 @@ pub enum MemoryError {
         /// Size in bytes.
         len_bytes: u64,
     },
+    /// The file is on a filesystem that could make us wait, or is no file.
+    #[error(
+        "what is behind a memory region is no memory file; share a memfd (memory-backend-memfd), or a file on tmpfs or hugetlbfs"
+    )]
+    NotMemoryFile,
     /// The file is smaller than the region claims.
     #[error("the file behind a memory region has {file_bytes:#x} bytes, the region needs {needed_bytes:#x}")]
     FileTooSmall {
@@ -146,8 +151,8 @@ impl GuestMemory {
     /// Maps all of `specs`.
     ///
     /// # Errors
-    /// Refuses overlapping, overflowing, empty or unmappable regions and files
-    /// that are smaller than the region says.
+    /// Refuses overlapping, overflowing, empty or unmappable regions, files
+    /// that are not in memory, and those that are smaller than the region says.
     pub fn map(specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
         let regions = specs.into_iter().map(Region::map).collect::<Result<Vec<_>, _>>()?;
         Self::from_regions(regions)
@@ -391,12 +396,11 @@ impl Region {
                 return Err(MemoryError::RegionOverflow { start, len_bytes });
             }
         }
+        check_in_memory(&spec.file)?;
         let stat = rustix::fs::fstat(&spec.file).map_err(|error| MemoryError::Map(error.into()))?;
-        // A device's file has no size; everything else must hold the region.
-        let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
         let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
         let needed_bytes = spec.file_offset_bytes.saturating_add(len_bytes);
-        if regular && file_bytes < needed_bytes {
+        if file_bytes < needed_bytes {
             return Err(MemoryError::FileTooSmall { file_bytes, needed_bytes });
         }
         // hugetlbfs reports its page size as the block size, and maps only
@@ -444,6 +448,18 @@ impl Region {
         // region, which the mapping holds whole.
         Some(unsafe { self.host_base.add(offset) })
     }
+}
+
+/// Refuses what is not in memory, before anything else is asked of it.
+///
+/// A filesystem answers for its files as it likes. One that a program serves
+/// (FUSE) lets whoever asks for a size wait for that program, and a sidecore for
+/// each page that it touches: a peer could stop all the others. A disk's only
+/// takes its time. Seals are what tmpfs and hugetlbfs have (`fcntl(2)`:
+/// `F_GET_SEALS` fails with `EINVAL` elsewhere), and to ask for them asks no
+/// filesystem.
+fn check_in_memory(file: &OwnedFd) -> Result<(), MemoryError> {
+    rustix::fs::fcntl_get_seals(file).map(|_| ()).map_err(|_| MemoryError::NotMemoryFile)
 }
 
 fn check_disjoint(regions: &mut [Region], start_of: impl Fn(&Region) -> u64) -> Result<(), MemoryError> {

@@ -96,7 +96,7 @@ pub(crate) struct Controller {
     pub(crate) queues: Queues,
     pub(crate) features: Features,
     pub(crate) events: Events,
-    pub(crate) errors: ErrorLog,
+    pub(crate) errors: Arc<ErrorLog>,
     pub(crate) changed: ChangedNamespaces,
     pub(crate) namespace: Option<Arc<Namespace>>,
 
@@ -109,6 +109,8 @@ pub(crate) struct Controller {
     last_token: u64,
     /// Which answer says that everything has stopped.
     stopping: Option<Token>,
+    /// Which answer says that a flush is over: one is under way at a time, whatever the driver does meanwhile.
+    flushing: Option<Token>,
     /// Who waits for a reset to be over.
     resets: Vec<Done>,
     /// Who is to be told, once the controller's lock is free.
@@ -122,6 +124,7 @@ impl Controller {
             limits: parts.limits,
             doorbells: parts.doorbells,
             doorbells_are_mapped: parts.doorbells_are_mapped,
+            errors: parts.host.error_log(),
             host: parts.host,
             manager: parts.manager,
             statistics: parts.statistics,
@@ -132,7 +135,6 @@ impl Controller {
             queues: Queues::default(),
             features: Features::default(),
             events: Events::default(),
-            errors: ErrorLog::default(),
             changed: ChangedNamespaces::default(),
             namespace: None,
             memory: GuestMemory::empty(),
@@ -141,6 +143,7 @@ impl Controller {
             waiting: BTreeMap::new(),
             last_token: 0,
             stopping: None,
+            flushing: None,
             resets: Vec::new(),
             answers: Vec::new(),
         }
@@ -259,6 +262,10 @@ impl Controller {
                 self.stopping = None;
                 self.stopped();
             }
+            News::Done(token) if self.flushing == Some(token) => {
+                self.flushing = None;
+                self.flushed(token);
+            }
             News::Done(token) => match self.waiting.remove(&token) {
                 Some(Waiting::DeleteSubmissionQueue { command_id, queue }) => {
                     self.submission_queue_deleted(command_id, queue);
@@ -289,6 +296,7 @@ impl Controller {
                 tracing::warn!(queue, "a queue cannot go on");
                 self.fail();
             }
+            News::Queue(QueueEvent::FlushFailed) => self.errors.controller(Status::WRITE_FAULT),
         }
     }
 

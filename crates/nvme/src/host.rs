@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError};
 
-use crate::{Done, Namespace};
+use crate::{Done, ErrorLog, Namespace};
 
 /// An I/O completion queue, as the driver created it.
 #[derive(Debug)]
@@ -99,6 +99,19 @@ pub trait QueueHost: Send + Sync {
 
     /// What the commands to come are served from; done when none uses the one from before.
     fn set_namespace(&self, namespace: Option<Arc<Namespace>>, done: Done);
+
+    /// The log that failed commands of the queues are in, and that the controller writes and shows. By default it is the
+    /// controller's alone. It is asked for once.
+    fn error_log(&self) -> Arc<ErrorLog> {
+        ErrorLog::new()
+    }
+
+    /// Makes durable what commands have written, when nothing runs (a normal shutdown, 3.6.1). It takes as long as the store
+    /// takes, and nothing but another namespace waits for it. If it fails, [`QueueEvent::FlushFailed`](crate::QueueEvent) is
+    /// reported before it is done. By default there is nothing that would not be durable.
+    fn flush(&self, done: Done) {
+        done.call();
+    }
 
     /// Interrupt coalescing (NVMe base 2.0, 5.27.1.6): `threshold` completions or `time_us`, whichever comes first; 0 for
     /// none. Vectors that `set_vector_coalescing` has exempted are left alone.

@@ -26,6 +26,8 @@ pub enum QueueEvent {
         /// Which I/O queue.
         queue: u16,
     },
+    /// What was written may not survive a power cut, though the store was asked to see to it.
+    FlushFailed,
 }
 
 /// One piece of it.

@@ -38,6 +38,7 @@ mod registers;
 mod statistics;
 mod status;
 
+pub use admin::errors::ErrorLog;
 pub use attendant::Attendant;
 pub use command::{BROADCAST_NSID, COMMAND_BYTES, Command, Fuse, PointerKind};
 pub use done::Done;

@@ -48,6 +48,11 @@ impl Configuration {
         self.0 >> 14 & 0b11 != 0
     }
 
+    /// Whether CC.SHN asks for an abrupt one.
+    pub(crate) const fn is_abrupt_shutdown(self) -> bool {
+        self.0 >> 14 & 0b11 == 0b10
+    }
+
     /// CC.IOSQES: log2 of the size of an I/O submission queue's entries.
     pub(crate) const fn submission_entry_size(self) -> u32 {
         self.0 >> 16 & 0xF

@@ -10,7 +10,7 @@ use controller_rig::{
     identify, set_features,
 };
 use sidecore_memory::GuestMemory;
-use sidecore_nvme::{Command, Done, PciFunction, Region};
+use sidecore_nvme::{Command, Done, PciFunction, QueueEvent, Region, Status};
 use sidecore_reactor::EventFd;
 
 /// The steps of Linux' driver, from finding the function to its namespace.
@@ -136,17 +136,33 @@ fn toggling_enable_under_load_ends_where_the_last_write_wants_it() {
     assert_eq!(rig.status(), 0);
 }
 
+const NORMAL: u32 = 1 << 14;
+const ABRUPT: u32 = 2 << 14;
+/// CSTS.SHST, and CSTS.RDY.
+const OCCURRING: u32 = 1 | 1 << 2;
+const SHUT_DOWN: u32 = 1 | 2 << 2;
+
+/// Answers what the host was asked.
+fn release(rig: &Rig) {
+    assert_eq!(rig.host.release(), 1);
+    rig.function.run();
+}
+
 #[test]
 fn a_shutdown_occurs_and_then_is_complete() {
-    for kind in [1, 2] {
+    for (kind, flushes) in [(NORMAL, 1), (ABRUPT, 0)] {
         let mut rig = Rig::ready();
         rig.create_pair(1);
         rig.host.books().holds = true;
-        rig.write32(CC, ENABLE | kind << 14);
-        assert_eq!(rig.status(), 1 | 1 << 2);
-        rig.host.release();
-        rig.function.run();
-        assert_eq!(rig.status(), 1 | 2 << 2);
+        rig.write32(CC, ENABLE | kind);
+        assert_eq!((rig.status(), rig.host.books().flushes), (OCCURRING, 0), "commands are under way");
+        release(&rig);
+        assert_eq!(rig.host.books().flushes, flushes);
+        for _ in 0..flushes {
+            assert_eq!(rig.status(), OCCURRING, "nothing is durable yet");
+            release(&rig);
+        }
+        assert_eq!(rig.status(), SHUT_DOWN);
         rig.submit(identify(1, 0));
         assert_eq!(rig.answer(), None, "a controller that is shut down takes no commands");
         rig.host.books().holds = false;
@@ -156,15 +172,83 @@ fn a_shutdown_occurs_and_then_is_complete() {
         rig.identify(1, 0);
     }
     let rig = Rig::new();
-    rig.write32(CC, 1 << 14);
+    rig.write32(CC, NORMAL);
     assert_eq!(rig.status(), 2 << 2, "nothing runs");
+}
+
+#[test]
+fn a_flush_that_fails_completes_the_shutdown_and_is_logged() {
+    let mut rig = Rig::ready();
+    rig.host.books().holds = true;
+    rig.write32(CC, ENABLE | NORMAL);
+    release(&rig);
+    rig.function.report(QueueEvent::FlushFailed);
+    release(&rig);
+    assert_eq!(rig.status(), SHUT_DOWN);
+    rig.host.books().holds = false;
+    rig.write32(CC, 0);
+    rig.enable();
+    let log = rig.log_page(1, 64);
+    assert_eq!((log[0], &log[8..12]), (1, &[0xFF; 4][..]), "it is no command's");
+    assert_eq!(Status::from_field(u16::from_le_bytes([log[12], log[13]])), Status::WRITE_FAULT);
+}
+
+/// A flush takes as long as a disk likes, and clients wait for a reset for seconds only.
+#[test]
+fn no_reset_waits_for_a_flush_and_a_shutdown_waits_for_its_own() {
+    let mut rig = Rig::ready();
+    for reset in [false, true] {
+        rig.host.books().holds = true;
+        rig.write32(CC, ENABLE | NORMAL);
+        release(&rig);
+        assert_eq!(rig.status(), OCCURRING);
+        if reset {
+            let (done, over) = std::sync::mpsc::channel();
+            rig.function.reset(Done::new(move || done.send(()).unwrap()));
+            over.try_recv().unwrap();
+        } else {
+            rig.write32(CC, 0);
+        }
+        assert_eq!(rig.status(), 0);
+        // Shut down again, before that flush is over.
+        rig.enable();
+        rig.identify(1, 0);
+        let flushes = rig.host.books().flushes;
+        rig.write32(CC, ENABLE | NORMAL);
+        assert_eq!(rig.host.release(), 2, "the flush from before, and the queues");
+        rig.function.run();
+        assert_eq!((rig.status(), rig.host.books().flushes), (OCCURRING, flushes + 1));
+        release(&rig);
+        assert_eq!(rig.status(), SHUT_DOWN);
+        rig.host.books().holds = false;
+        rig.write32(CC, 0);
+        rig.enable();
+    }
+    // One flush is under way at a time, however often it is shut down meanwhile.
+    rig.host.books().flushes = 0;
+    rig.host.books().holds = true;
+    rig.write32(CC, ENABLE | NORMAL);
+    release(&rig);
+    for _ in 0..5 {
+        rig.write32(CC, 0);
+        rig.enable();
+        rig.host.books().holds = false;
+        rig.write32(CC, ENABLE | NORMAL);
+        rig.host.books().holds = true;
+        rig.function.run();
+        assert_eq!((rig.status(), rig.host.books().flushes), (OCCURRING, 1));
+    }
+    release(&rig);
+    assert_eq!((rig.status(), rig.host.books().flushes), (OCCURRING, 2));
+    release(&rig);
+    assert_eq!(rig.status(), SHUT_DOWN);
 }
 
 #[test]
 fn a_disable_overtakes_a_shutdown() {
     let rig = Rig::ready();
     rig.host.books().holds = true;
-    rig.write32(CC, ENABLE | 1 << 14);
+    rig.write32(CC, ENABLE | NORMAL);
     rig.write32(CC, 0);
     assert_eq!(rig.host.books().stops, 1);
     rig.host.release();
@@ -275,6 +359,20 @@ fn interrupts_of_the_admin_queue_are_vector_0() {
     rig.host.books().pending.push(9);
     rig.function.read(Region::Bar(4), 4096, &mut pending).unwrap();
     assert_eq!(pending[1], 2);
+}
+
+#[test]
+fn a_client_has_its_own_interrupts_signalled() {
+    let rig = Rig::ready();
+    let event = EventFd::new().unwrap();
+    rig.function.set_vector(9, Some(event.as_fd().try_clone_to_owned().unwrap())).unwrap();
+    rig.function.signal(9).unwrap();
+    rig.function.signal(8).unwrap();
+    assert_eq!(event.drain(), 1);
+    rig.function.set_vector(9, None).unwrap();
+    rig.function.signal(9).unwrap();
+    assert_eq!(event.drain(), 0);
+    assert!(rig.function.signal(64).is_err());
 }
 
 #[test]

@@ -5,8 +5,8 @@ mod controller_rig;
 use std::sync::Arc;
 
 use controller_rig::manager::FakeManager;
-use controller_rig::{CC, DATA, Options, Rig, identify};
-use sidecore_nvme::{Command, Status};
+use controller_rig::{CC, DATA, ENABLE, Options, Rig, identify};
+use sidecore_nvme::{Command, Done, PciFunction, QueueEvent, Region, Status};
 
 fn rig() -> (Rig, Arc<FakeManager>) {
     let manager = Arc::new(FakeManager::new());
@@ -141,4 +141,29 @@ fn secondary_controllers_are_listed_and_managed() {
     rig.refused(virtualization(1, 0, 2, 1), Status::INVALID_CONTROLLER_ID);
     rig.refused(virtualization(1, 0, 1, 1), Status::INVALID_RESOURCE_COUNT);
     rig.refused(virtualization(2, 0, 1, 1), Status::INVALID_FIELD);
+}
+
+/// They serve other hosts, who are not to lose their disks because this one restarts.
+#[test]
+fn secondary_controllers_stay_as_they_are_whatever_becomes_of_the_primary_one() {
+    let (mut rig, manager) = rig();
+    rig.ok(virtualization(7, 0, 3, 0));
+    let before = manager.books().controllers.clone();
+    assert_eq!(before.iter().map(|controller| controller.online).collect::<Vec<_>>(), [true, false]);
+    let resets: [fn(&mut Rig); 5] = [
+        |rig| rig.write32(CC, 0),
+        |rig| rig.write32(CC, ENABLE | 1 << 14),
+        |rig| rig.function.reset(Done::nobody()),
+        |rig| rig.function.write(Region::Config, 0x69, &[0x80]).unwrap(),
+        |rig| rig.function.report(QueueEvent::Fatal { queue: 1 }),
+    ];
+    for reset in resets {
+        reset(&mut rig);
+        rig.function.run();
+        assert_eq!(manager.books().controllers, before);
+        rig.write32(CC, 0);
+        rig.enable();
+        let listed = rig.identify(0x15, 0);
+        assert_eq!((listed[0], listed[32 + 4], listed[64 + 4]), (2, 1, 0));
+    }
 }

@@ -11,7 +11,7 @@ const FORMATS: [RingFormat; 2] = [RingFormat::Split, RingFormat::Packed];
 
 /// Guest and user addresses are the same here.
 fn memory() -> GuestMemory {
-    let file = tempfile::tempfile().unwrap();
+    let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(MEMORY_BYTES).unwrap();
     GuestMemory::map(vec![RegionSpec {
         guest_address: GuestAddress(0),

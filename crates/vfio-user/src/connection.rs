@@ -1,35 +1,27 @@
 //! Messages over a stream socket, each with its file descriptors, without ever waiting.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::cmsg_space;
-use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
+use sidecore_socket::{Blocking, StreamError, receive, send};
 
 use crate::message::{HEADER_BYTES, Header, MAX_FDS, Message, MessageError};
 
 /// Buffers that have grown beyond this are given back after their message.
 const KEPT_BYTES: usize = 8 << 10;
 
+const _: () = assert!(MAX_FDS <= sidecore_socket::MAX_FDS);
+
 /// Why a connection cannot go on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
-    /// The socket failed.
-    #[error("socket: {0}")]
-    Io(#[from] io::Error),
+    /// The socket failed, or more file descriptors came with a message than any message has.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// The peer went away in the middle of a message.
     #[error("the peer closed the connection in the middle of a message")]
     Truncated,
-    /// More file descriptors came with a message than any message has.
-    #[error("more than {MAX_FDS} file descriptors with one message")]
-    TooManyFds,
     /// What came is no message.
     #[error(transparent)]
     Message(#[from] MessageError),
@@ -133,14 +125,14 @@ impl Connection {
     /// Sends a message. False if some of it is left for [`Connection::flush`], when the socket is writable again.
     ///
     /// # Errors
-    /// [`ConnectionError::Busy`] if one is under way already, [`ConnectionError::TooManyFds`], and the socket's.
+    /// [`ConnectionError::Busy`] if one is under way already, and [`ConnectionError::Stream`].
     pub fn send(&mut self, message: Message) -> Result<bool, ConnectionError> {
         let outgoing = &mut self.outgoing;
         if !outgoing.bytes.is_empty() {
             return Err(ConnectionError::Busy);
         }
         if message.fds.len() > MAX_FDS {
-            return Err(ConnectionError::TooManyFds);
+            return Err(StreamError::TooManyFds { max: MAX_FDS }.into());
         }
         message.write(&mut outgoing.bytes);
         outgoing.fds = message.fds;
@@ -154,15 +146,14 @@ impl Connection {
     pub fn flush(&mut self) -> Result<bool, ConnectionError> {
         let Self { stream, outgoing, .. } = self;
         while let Some(rest) = outgoing.bytes.get(outgoing.sent..).filter(|rest| !rest.is_empty()) {
-            match write(stream, rest, &outgoing.fds) {
+            match send(&*stream, rest, &outgoing.fds, MAX_FDS, Blocking::Never) {
                 Ok(sent) => {
                     outgoing.sent = outgoing.sent.saturating_add(sent);
                     // The descriptors went with the first byte.
                     outgoing.fds.clear();
                 }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(false),
-                Err(error) => return Err(io::Error::from(error).into()),
+                Err(error) if error.would_block() => return Ok(false),
+                Err(error) => return Err(error.into()),
             }
         }
         outgoing.bytes.clear();
@@ -184,55 +175,22 @@ fn give_back(buffer: &mut Vec<u8>) {
     }
 }
 
-fn write(stream: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> Result<usize, Errno> {
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
-        return Err(Errno::TOOBIG);
-    }
-    sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags)
-}
-
 /// Reads until `bytes` is full or there is nothing more.
 fn fill(
     stream: &UnixStream,
     bytes: &mut [u8],
     filled: &mut usize,
     fds: &mut Vec<OwnedFd>,
-) -> Result<Filled, ConnectionError> {
+) -> Result<Filled, StreamError> {
     while let Some(rest) = bytes.get_mut(*filled..).filter(|rest| !rest.is_empty()) {
-        match read(stream, rest, fds) {
+        match receive(stream, rest, fds, MAX_FDS, Blocking::Never) {
             Ok(0) => return Ok(Filled::Ended),
             Ok(count) => *filled = filled.saturating_add(count),
-            Err(ConnectionError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Filled::Partly),
+            Err(error) if error.would_block() => return Ok(Filled::Partly),
             Err(error) => return Err(error),
         }
     }
     Ok(Filled::Whole)
-}
-
-fn read(stream: &UnixStream, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, ConnectionError> {
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        match recvmsg(stream, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
-            Err(Errno::INTR) => {}
-            received => break received.map_err(io::Error::from)?,
-        }
-    };
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received);
-        }
-    }
-    // What did not fit the kernel has closed already; what did is closed with `fds`.
-    if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
-        return Err(ConnectionError::TooManyFds);
-    }
-    Ok(received.bytes)
 }
 
 #[cfg(test)]

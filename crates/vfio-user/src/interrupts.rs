@@ -41,6 +41,8 @@ enum Change {
     Release(Range<u32>),
     /// These, from the first on, signal what came with the message.
     Assign(u32),
+    /// These are signalled now, or those of them whose byte in the message is not 0.
+    Signal(Range<u32>),
 }
 
 /// Carries out a SET_IRQS, or nothing of it.
@@ -54,12 +56,18 @@ pub(crate) fn set(function: &dyn PciFunction, set: &IrqSet, fds: Vec<OwnedFd>) -
         Change::Release(vectors) => release(function, vectors),
         Change::Assign(start) => {
             for (vector, fd) in (start..).zip(fds) {
-                let assigned = u16::try_from(vector)
-                    .map_err(|_| Refusal::NoSuchIndex { index: vector })
-                    .and_then(|vector| Ok(function.set_vector(vector, Some(fd))?));
+                let assigned = number(vector).and_then(|vector| Ok(function.set_vector(vector, Some(fd))?));
                 if let Err(refusal) = assigned {
                     let _ = release(function, start..vector);
                     return Err(refusal);
+                }
+            }
+            Ok(())
+        }
+        Change::Signal(vectors) => {
+            for (place, vector) in vectors.enumerate() {
+                if set.data.get(place).is_none_or(|byte| *byte != 0) {
+                    function.signal(number(vector)?)?;
                 }
             }
             Ok(())
@@ -70,17 +78,20 @@ pub(crate) fn set(function: &dyn PciFunction, set: &IrqSet, fds: Vec<OwnedFd>) -
 /// Takes the eventfds away from these vectors.
 pub(crate) fn release(function: &dyn PciFunction, vectors: Range<u32>) -> Result<(), Refusal> {
     for vector in vectors {
-        let number = u16::try_from(vector).map_err(|_| Refusal::NoSuchIndex { index: vector })?;
-        function.set_vector(number, None)?;
+        function.set_vector(number(vector)?, None)?;
     }
     Ok(())
 }
 
+fn number(vector: u32) -> Result<u16, Refusal> {
+    u16::try_from(vector).map_err(|_| Refusal::NoSuchIndex { index: vector })
+}
+
 /// What the message asks for, which is checked whole first.
 ///
-/// A client could also have an interrupt signalled, for a test of its own (DATA_NONE or DATA_BOOL with ACTION_TRIGGER).
-/// That is refused: QEMU does not ask for it, and a write to an eventfd whose other end the peer holds may wait, which one
-/// thread for many sockets must not.
+/// A client may have a vector signalled for a test of its own (DATA_NONE or DATA_BOOL with ACTION_TRIGGER): one that has no
+/// eventfd is left out, as Linux' vfio does. ERR and REQ keep none, and nothing can be masked (VFIO_IRQ_INFO_MASKABLE is not
+/// set), so these are refused.
 fn change(function: &dyn PciFunction, set: &IrqSet, fds: usize) -> Result<Change, Refusal> {
     check_argsz(set.argsz, IRQ_SET_BYTES)?;
     let IrqSet { flags, index, start, count: named, .. } = *set;
@@ -107,6 +118,7 @@ fn change(function: &dyn PciFunction, set: &IrqSet, fds: usize) -> Result<Change
     match (action, eventfds) {
         (vfio::IRQ_SET_ACTION_TRIGGER, true) if fds == 0 => Ok(Change::Release(start..end)),
         (vfio::IRQ_SET_ACTION_TRIGGER, true) => Ok(Change::Assign(start)),
+        (vfio::IRQ_SET_ACTION_TRIGGER, false) if index == vfio::PCI_MSIX_IRQ_INDEX => Ok(Change::Signal(start..end)),
         _ => Err(Refusal::NotOffered),
     }
 }

@@ -61,7 +61,6 @@ mod regions;
 mod service;
 mod session;
 mod slot;
-mod socket_file;
 mod ticket;
 pub mod vfio;
 mod worker;
@@ -73,6 +72,7 @@ pub use message::{
     ACCESS_BYTES, Body, DeviceInfo, DmaMap, DmaUnmap, Flags, HEADER_BYTES, Header, IrqInfo, IrqSet, MAX_AREAS, MAX_FDS,
     MAX_TRANSFER_BYTES, Message, MessageError, RegionAccess, RegionInfo, SparseArea, Version,
 };
-pub use service::{ServerError, Service, Socket};
+pub use service::{Service, Socket};
 pub use session::{Answer, ProtocolError, Session};
+pub use sidecore_socket::{ServerError, StreamError};
 pub use ticket::Wake;

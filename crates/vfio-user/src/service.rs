@@ -10,10 +10,12 @@ use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 
 use sidecore_nvme::PciFunction;
+use sidecore_socket::{ServerError, SocketFile};
 
-pub use crate::socket_file::ServerError;
-use crate::socket_file::SocketFile;
 use crate::worker::{Mailbox, Order, Worker};
+
+/// Connections that may wait while another is served.
+const BACKLOG: i32 = 8;
 
 /// Threads that serve sockets: each socket a function, each function to one VMM at a time.
 ///
@@ -53,7 +55,7 @@ impl Service {
     /// # Errors
     /// See [`ServerError`].
     pub fn serve(&self, path: &Path, function: Arc<dyn PciFunction>) -> Result<Socket, ServerError> {
-        let (file, listener) = SocketFile::listen(path)?;
+        let (file, listener) = SocketFile::listen(path, BACKLOG)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let connected = Arc::new(AtomicBool::new(false));
         let order = Order::Serve { number, listener, function, connected: Arc::clone(&connected) };
@@ -64,7 +66,7 @@ impl Service {
             }
             _ => {
                 file.remove();
-                Err(ServerError::Ended { path: path.to_owned() })
+                Err(ServerError::io(path, io::Error::other("the service has ended")))
             }
         }
     }

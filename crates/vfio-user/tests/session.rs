@@ -372,8 +372,15 @@ fn maps_without_sense_are_refused() {
     assert_eq!(fixture.fails((Command::DmaMap, Body::Malformed(31)), vec![memfd(PAGE)]), EINVAL);
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
     assert_ne!(fixture.fails(dma_map(good), vec![reader]), 0);
-    let read_only = std::fs::File::open("/proc/self/exe").unwrap();
+    let file = memfd(PAGE);
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    let read_only = std::fs::File::open(path).unwrap();
     assert_eq!(fixture.fails(dma_map(good), vec![read_only.into()]), 13, "EACCES");
+    // Who serves the filesystem of a file could make the thread wait, which serves others too.
+    for path in [concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"), "/dev/zero"] {
+        let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        assert_eq!(fixture.fails(dma_map(good), vec![file.into()]), EINVAL, "not in memory");
+    }
     assert_eq!(fixture.function.events(), []);
 }
 
@@ -499,14 +506,44 @@ fn interrupts_without_sense_are_refused() {
 }
 
 #[test]
-fn nothing_is_signalled_or_masked_by_message() {
+fn vectors_are_signalled_by_message() {
     let mut fixture = Fixture::new();
-    for action in [vfio::IRQ_SET_ACTION_TRIGGER, vfio::IRQ_SET_ACTION_MASK, vfio::IRQ_SET_ACTION_UNMASK] {
+    fixture.succeeds(set_irqs(irqs(DISABLE, MSIX, 38, 2)), Vec::new());
+    assert_eq!(fixture.function.take_events(), [Event::Signal(38), Event::Signal(39)]);
+    let each = irqs(vfio::IRQ_SET_DATA_BOOL | vfio::IRQ_SET_ACTION_TRIGGER, MSIX, 4, 4);
+    fixture.succeeds(set_irqs(IrqSet { data: vec![0, 1, 0, 0xFF], ..each.clone() }), Vec::new());
+    assert_eq!(fixture.function.take_events(), [Event::Signal(5), Event::Signal(7)]);
+    for bad in [
+        irqs(DISABLE, MSIX, 39, 2),
+        irqs(DISABLE, MSIX, u32::MAX, 1),
+        irqs(DISABLE, MSIX, 0, u32::MAX),
+        irqs(DISABLE, vfio::PCI_INTX_IRQ_INDEX, 0, 1),
+        IrqSet { data: vec![1; 3], ..each.clone() },
+        IrqSet { data: vec![1; 5], ..each.clone() },
+        IrqSet { start: 37, data: vec![1; 4], ..each.clone() },
+        IrqSet { count: 0, ..each },
+    ] {
+        assert_eq!(fixture.fails(set_irqs(bad.clone()), Vec::new()), EINVAL, "{bad:?}");
+    }
+    // Their eventfds are not kept.
+    for index in [vfio::PCI_ERR_IRQ_INDEX, vfio::PCI_REQ_IRQ_INDEX] {
+        assert_eq!(fixture.fails(set_irqs(irqs(DISABLE, index, 0, 1)), Vec::new()), ENOTSUP);
+    }
+    assert_eq!(fixture.function.events(), []);
+}
+
+#[test]
+fn nothing_is_masked_by_message() {
+    let mut fixture = Fixture::new();
+    for action in [vfio::IRQ_SET_ACTION_MASK, vfio::IRQ_SET_ACTION_UNMASK] {
         let none = irqs(vfio::IRQ_SET_DATA_NONE | action, MSIX, 0, 2);
         assert_eq!(fixture.fails(set_irqs(none.clone()), Vec::new()), ENOTSUP);
-        let each = IrqSet { flags: vfio::IRQ_SET_DATA_BOOL | action, data: vec![1, 0], ..none };
+        let each = IrqSet { flags: vfio::IRQ_SET_DATA_BOOL | action, data: vec![1, 0], ..none.clone() };
         assert_eq!(fixture.fails(set_irqs(each), Vec::new()), ENOTSUP);
+        let by_event = IrqSet { flags: vfio::IRQ_SET_DATA_EVENTFD | action, ..none };
+        assert_eq!(fixture.fails(set_irqs(by_event), vec![event(), event()]), ENOTSUP);
     }
+    assert_eq!(fixture.function.events(), []);
 }
 
 #[test]

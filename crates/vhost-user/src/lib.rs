@@ -37,5 +37,6 @@ pub use message::{
     Body, ConfigSpace, Flags, HEADER_BYTES, Header, MAX_CONFIG_BYTES, MAX_FDS, MAX_PAYLOAD_BYTES, MemoryRegion,
     Message, MessageError, NO_FD, Request, VringAddress, VringState,
 };
-pub use server::{Server, ServerError};
+pub use server::Server;
 pub use session::{ProtocolError, Session};
+pub use sidecore_socket::{ServerError, StreamError};

@@ -1,19 +1,15 @@
 //! One socket file, one thread, one device, one VMM at a time.
 
-use std::fs;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::Mode;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
+use sidecore_socket::{ServerError, SocketFile};
 use sidecore_virtio::VirtioDevice;
 
 use crate::connection::{Connection, ConnectionError};
@@ -23,32 +19,6 @@ use crate::session::{ProtocolError, Session};
 const BACKLOG: i32 = 8;
 /// How long to leave a failing accept alone (no file descriptors, no memory).
 const ACCEPT_RETRY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-
-/// Why a socket cannot be served.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ServerError {
-    /// Someone answers on the socket already.
-    #[error("{} is served by another process", path.display())]
-    InUse {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// There is something else at the path, which is left alone.
-    #[error("{} exists and is not a socket", path.display())]
-    NotASocket {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The system refused.
-    #[error("{}: {error}", path.display())]
-    Io {
-        /// The socket.
-        path: PathBuf,
-        /// What it says.
-        error: io::Error,
-    },
-}
 
 /// Why a connection ended, other than by being closed.
 #[derive(Debug, thiserror::Error)]
@@ -65,9 +35,7 @@ enum Fault {
 /// next is served when the first is gone. Dropping the server shuts it down.
 #[derive(Debug)]
 pub struct Server {
-    path: PathBuf,
-    /// Device and inode of the socket file, so as to remove no other's.
-    inode: (u64, u64),
+    file: SocketFile,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -99,27 +67,25 @@ impl Server {
     /// # Errors
     /// See [`ServerError`].
     pub fn start(path: &Path, device: Arc<dyn VirtioDevice>) -> Result<Self, ServerError> {
-        let io_error = |error| ServerError::Io { path: path.to_owned(), error };
-        let wake = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| io_error(error.into()))?;
-        let listener = listen_at(path)?;
-        let metadata = fs::symlink_metadata(path).map_err(io_error)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| ServerError::io(path, error))?;
+        let (file, listener) = SocketFile::listen(path, BACKLOG)?;
+        let listener = UnixListener::from(listener);
         let shared = Arc::new(Shared { wake, gate: Mutex::default() });
-        let inode = (metadata.dev(), metadata.ino());
-        let mut server = Self { path: path.to_owned(), inode, shared: Arc::clone(&shared), thread: None };
+        let mut server = Self { file, shared: Arc::clone(&shared), thread: None };
         let name = device.name().replace('\0', "");
         let serve_all = move || {
             let _span = tracing::info_span!("vhost_user", device = device.name()).entered();
             accept_all(&listener, &shared, &device);
         };
-        let thread = thread::Builder::new().name(format!("vu-{name}")).spawn(serve_all).map_err(io_error)?;
-        server.thread = Some(thread);
+        let thread = thread::Builder::new().name(format!("vu-{name}")).spawn(serve_all);
+        server.thread = Some(thread.map_err(|error| ServerError::io(path, error))?);
         Ok(server)
     }
 
     /// The socket file.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 
     /// Whether a VMM is connected.
@@ -131,24 +97,11 @@ impl Server {
     /// Ends the connection, wherever in a message it is, stops the device's
     /// queues and resets it, removes the socket file, and waits for the thread.
     pub fn shutdown(self) {}
-
-    fn remove_socket(&self) {
-        let removed = match fs::symlink_metadata(&self.path) {
-            Ok(metadata) if (metadata.dev(), metadata.ino()) == self.inode => fs::remove_file(&self.path),
-            Ok(_) => Err(io::Error::other("it is another's by now")),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = removed {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
-        }
-    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // While the thread still listens: nobody takes the socket for a dead
-        // process's and puts another in its place that we would remove.
-        self.remove_socket();
+        self.file.remove();
         {
             let mut gate = self.shared.gate();
             gate.stopping = true;
@@ -161,43 +114,9 @@ impl Drop for Server {
             tracing::error!(%error, "cannot wake the thread that serves the socket");
         }
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!(path = %self.path.display(), "the thread that served the socket has panicked");
+            tracing::error!(path = %self.path().display(), "the thread that served the socket has panicked");
         }
     }
-}
-
-/// A listening socket at `path`, whoever was there before.
-fn listen_at(path: &Path) -> Result<UnixListener, ServerError> {
-    let io_error = |error: Errno| ServerError::Io { path: path.to_owned(), error: error.into() };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let new_socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(io_error);
-    let address = SocketAddrUnix::new(path).map_err(io_error)?;
-
-    let socket = new_socket()?;
-    // The file inherits the socket's mode (less the umask), so that at no time
-    // it is there with another one.
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(io_error)?;
-    let mut bound = bind(&socket, &address);
-    if bound == Err(Errno::ADDRINUSE) {
-        let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
-        if !is_socket {
-            return Err(ServerError::NotASocket { path: path.to_owned() });
-        }
-        match connect(new_socket()?, &address) {
-            Err(Errno::CONNREFUSED) => {
-                fs::remove_file(path).map_err(|error| ServerError::Io { path: path.to_owned(), error })?
-            }
-            Err(Errno::NOENT) => {}
-            // EAGAIN: it listens, and its backlog is full.
-            Ok(()) | Err(Errno::AGAIN) => return Err(ServerError::InUse { path: path.to_owned() }),
-            Err(error) => return Err(io_error(error)),
-        }
-        tracing::info!(path = %path.display(), "replacing the socket of a process that is gone");
-        bound = bind(&socket, &address);
-    }
-    bound.map_err(io_error)?;
-    listen(&socket, BACKLOG).map_err(io_error)?;
-    Ok(UnixListener::from(socket))
 }
 
 /// The thread: one connection after the other, until told to stop.

@@ -28,7 +28,7 @@ const DISCARD: u32 = 11;
 const WRITE_ZEROES: u32 = 13;
 
 fn memory() -> (GuestMemory, std::fs::File) {
-    let file = tempfile::tempfile().unwrap();
+    let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(MEMORY_BYTES).unwrap();
     let spec = RegionSpec {
         guest_address: GuestAddress(0),

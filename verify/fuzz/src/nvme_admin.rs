@@ -38,10 +38,12 @@ struct Books {
     completion: BTreeSet<u16>,
     submission: BTreeMap<u16, u16>,
     held: Vec<Held>,
+    flushing: bool,
 }
 
 enum Held {
     Done(Done),
+    Flush(Done),
     Reply(Reply, u32),
     Abort(Box<dyn FnOnce(bool) + Send>),
 }
@@ -60,6 +62,10 @@ impl Host {
         for held in held {
             match held {
                 Held::Done(done) => done.call(),
+                Held::Flush(done) => {
+                    self.books().flushing = false;
+                    done.call();
+                }
                 Held::Reply(reply, value) => reply.ok(value),
                 Held::Abort(reply) => reply(true),
             }
@@ -116,6 +122,12 @@ impl QueueHost for Host {
 
     fn set_namespace(&self, _namespace: Option<Arc<Namespace>>, done: Done) {
         self.hold(done);
+    }
+
+    fn flush(&self, done: Done) {
+        let mut books = self.books();
+        assert!(!std::mem::replace(&mut books.flushing, true), "two flushes at once");
+        books.held.push(Held::Flush(done));
     }
 
     fn set_coalescing(&self, _threshold: u16, _time_us: u32) {}

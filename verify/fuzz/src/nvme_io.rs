@@ -172,6 +172,7 @@ fuzz_target!(|input: &[u8]| {
         namespaces: 2,
         idle: if setup & 4 == 0 { IdleMode::Poll } else { IdleMode::Interrupt },
         doorbells: Arc::clone(&doorbells),
+        flush: |_| Ok(()),
     };
     let set = QueueSet::new(options, vec![Box::new(Runner)], Box::new(|_| {})).expect("a set");
     let namespace = Namespace { id: 1, store, block_bytes: if setup & 8 == 0 { 512 } else { 4096 }, nguid: [0; 16] };

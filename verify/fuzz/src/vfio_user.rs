@@ -142,6 +142,11 @@ impl PciFunction for Function {
         check(region, offset_bytes, data.len())
     }
 
+    fn signal(&self, vector: u16) -> Result<(), AccessError> {
+        assert!(vector < VECTORS);
+        Ok(())
+    }
+
     fn set_vector(&self, vector: u16, event: Option<OwnedFd>) -> Result<(), AccessError> {
         if let Some(event) = &event {
             // As a function does, if less thoroughly: a file has a size.

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak, mpsc};
 
 use sidecore_block::{BlockChannel, BlockDevice, Geometry};
-use sidecore_nvme::io::{IoOptions, QueueSet, QueueStats};
+use sidecore_nvme::io::{IoOptions, QueueSet};
 use sidecore_nvme::{
     Activity, Attendant, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction, QueueHost, Statistics,
     VECTORS,
@@ -23,9 +23,10 @@ use sidecore_vfio_user::{Service, Socket};
 
 pub(crate) use self::manager::Subsystems;
 use self::runner::Runner;
-use super::FrontEnd;
+use super::{FrontEnd, counters};
 use crate::AssemblyError;
-use crate::report::{Latency, QueueCounters, VolumeReport};
+use crate::flush::flush_and_wait;
+use crate::report::{QueueCounters, VolumeReport};
 use crate::sidecore::Sidecore;
 use crate::spec::{DeviceSpec, StoreSpec};
 
@@ -98,6 +99,7 @@ impl Nvme {
             namespaces: NAMESPACE,
             idle: spec.idle,
             doorbells: Arc::clone(&doorbells),
+            flush: flush_and_wait,
         };
         let runners = sidecores.iter().map(Runner::boxed).collect();
         // The queues report to the function, which is made of them.
@@ -199,7 +201,7 @@ impl FrontEnd for Nvme {
     fn serve(&self, socket: &Path) -> Result<(), AssemblyError> {
         let function = Arc::clone(&self.function) as Arc<dyn PciFunction>;
         let served = self.threads.service.serve(socket, function);
-        let refused = |error| AssemblyError::FunctionSocket { name: self.spec.name.clone(), error };
+        let refused = |error| AssemblyError::Server { name: self.spec.name.clone(), error };
         *self.socket() = Some(served.map_err(refused)?);
         Ok(())
     }
@@ -271,7 +273,7 @@ impl FrontEnd for Nvme {
     }
 
     fn queues(&self) -> Vec<QueueCounters> {
-        let queue = |id| self.queues.stats(id).map(|stats| counters(id, stats));
+        let queue = |id| self.queues.stats(id).map(|stats| counters!(id, stats));
         (1..=self.queues.queue_pairs()).filter_map(queue).collect()
     }
 }
@@ -323,29 +325,5 @@ impl Statistics for Counting {
             sum.media_errors = sum.media_errors.saturating_add(stats.errors.get());
         }
         sum
-    }
-}
-
-fn counters(index: u16, stats: &QueueStats) -> QueueCounters {
-    let (bytes_read, bytes_written) = (stats.bytes_read.get(), stats.bytes_written.get());
-    QueueCounters {
-        index,
-        kicks: stats.kicks.get(),
-        calls: stats.calls.get(),
-        polls: stats.polls.get(),
-        empty_polls: stats.empty_polls.get(),
-        batches: stats.batches.get(),
-        requests: stats.requests.get(),
-        reads: stats.reads.get(),
-        writes: stats.writes.get(),
-        flushes: stats.flushes.get(),
-        discards: stats.discards.get(),
-        write_zeroes: stats.write_zeroes.get(),
-        errors: stats.errors.get(),
-        rejected: stats.rejected.get(),
-        bytes_read,
-        bytes_written,
-        bytes: bytes_read.saturating_add(bytes_written),
-        latency_ns: Latency::of(&stats.latency),
     }
 }

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use sidecore_block::{BlockDevice, Geometry};
 use sidecore_vhost_user::Server;
 use sidecore_virtio::VirtioDevice;
-use sidecore_virtio::blk::{BlkDevice, BlkOptions, QueueStats};
+use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
-use super::FrontEnd;
+use super::{FrontEnd, counters};
 use crate::AssemblyError;
-use crate::report::{Latency, QueueCounters};
+use crate::report::QueueCounters;
 use crate::served::ServedBlk;
 use crate::sidecore::Sidecore;
 use crate::spec::DeviceSpec;
@@ -83,7 +83,7 @@ impl FrontEnd for VirtioBlk {
 
     fn queues(&self) -> Vec<QueueCounters> {
         let device = self.served.device();
-        let queue = |index| device.queue_stats(index).map(|stats| counters(index, stats));
+        let queue = |index| device.queue_stats(index).map(|stats| counters!(index, stats));
         (0..device.options().queues).filter_map(queue).collect()
     }
 }
@@ -99,29 +99,5 @@ fn options(device: &DeviceSpec) -> BlkOptions {
         serial: serial.chars().take(crate::spec::SERIAL_MAX_BYTES).collect(),
         packed: device.packed,
         read_only: device.read_only,
-    }
-}
-
-fn counters(index: u16, stats: &QueueStats) -> QueueCounters {
-    let (bytes_read, bytes_written) = (stats.bytes_read.get(), stats.bytes_written.get());
-    QueueCounters {
-        index,
-        kicks: stats.kicks.get(),
-        calls: stats.calls.get(),
-        polls: stats.polls.get(),
-        empty_polls: stats.empty_polls.get(),
-        batches: stats.batches.get(),
-        requests: stats.requests.get(),
-        reads: stats.reads.get(),
-        writes: stats.writes.get(),
-        flushes: stats.flushes.get(),
-        discards: stats.discards.get(),
-        write_zeroes: stats.write_zeroes.get(),
-        errors: stats.errors.get(),
-        rejected: stats.rejected.get(),
-        bytes_read,
-        bytes_written,
-        bytes: bytes_read.saturating_add(bytes_written),
-        latency_ns: Latency::of(&stats.latency),
     }
 }

@@ -3,7 +3,6 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use sidecore_ring::driver::SharedMemory;
 use sidecore_ring::driver::nvme::{CompletionRing, SubmissionRing};
 use sidecore_units::SECTOR_BYTES;
@@ -13,7 +12,9 @@ use super::identify::NvmeNamespaceInfo;
 use super::options::{DataPointers, NvmeOptions};
 use super::plan::{PAGE, Plan, QueueParts};
 use super::status::NvmeStatus;
+use crate::buffers::Buffers;
 use crate::error::ClientError;
+use crate::event;
 use crate::options::Notify;
 use crate::queue::Counters;
 use crate::request::Slot;
@@ -44,9 +45,7 @@ pub struct NvmeQueue {
     /// log2 of the sectors in a logical block.
     pub(super) sector_shift: u32,
     pub(super) slots: Flights,
-    data: SharedMemory,
-    pub(super) data_at: u64,
-    data_stride: usize,
+    pub(super) data: Buffers,
     pub(super) lists: SharedMemory,
     pub(super) lists_at: u64,
     pub(super) list_stride: usize,
@@ -55,7 +54,6 @@ pub struct NvmeQueue {
     pub(super) aux: SharedMemory,
     pub(super) aux_at: u64,
     pub(super) aux_stride: usize,
-    pub(super) slot_bytes: u32,
     pub(super) max_pieces: usize,
     pub(super) pointers: DataPointers,
     announced_tail: u32,
@@ -109,9 +107,7 @@ impl NvmeQueue {
                 free: (0..options.slots).rev().collect(),
                 aborted: Vec::with_capacity(slots),
             },
-            data_at: parts.data.guest_address,
-            data: SharedMemory::new(parts.data.window),
-            data_stride: plan.data_stride,
+            data: Buffers::new(parts.data, options.slots, options.slot_bytes, plan.data_stride),
             lists_at: parts.lists.guest_address,
             lists: SharedMemory::new(parts.lists.window),
             list_stride: plan.list_stride,
@@ -119,7 +115,6 @@ impl NvmeQueue {
             aux_at: parts.aux.guest_address,
             aux: SharedMemory::new(parts.aux.window),
             aux_stride: plan.aux_stride,
-            slot_bytes: options.slot_bytes,
             max_pieces: options.max_pieces.into(),
             pointers: options.pointers,
             announced_tail: 0,
@@ -172,7 +167,7 @@ impl NvmeQueue {
     /// Size of a slot's data buffer in bytes.
     #[must_use]
     pub fn slot_bytes(&self) -> u32 {
-        self.slot_bytes
+        self.data.slot_bytes()
     }
 
     /// How it learns of completions.
@@ -275,38 +270,30 @@ impl NvmeQueue {
 
     /// Copies out of the slot's buffer; returns how many bytes there were.
     pub fn read_data(&self, slot: Slot, offset_bytes: u32, to: &mut [u8]) -> usize {
-        let room = self.room(slot, offset_bytes).min(to.len());
-        self.data.read_bytes(self.data_offset(slot) + offset_bytes as usize, &mut to[..room])
+        self.data.read(slot, offset_bytes, to)
     }
 
     /// Copies into the slot's buffer; returns how many bytes fitted.
     pub fn write_data(&mut self, slot: Slot, offset_bytes: u32, from: &[u8]) -> usize {
-        let room = self.room(slot, offset_bytes).min(from.len());
-        self.data.write_bytes(self.data_offset(slot) + offset_bytes as usize, &from[..room])
+        self.data.write(slot, offset_bytes, from)
     }
 
     /// The sum of the 64-bit words of the slot's buffer: what a client costs that looks at its data.
     #[must_use]
     pub fn sum_data(&self, slot: Slot) -> u64 {
-        let start = self.data_offset(slot);
-        let words = (start..start + self.slot_bytes as usize).step_by(8);
-        words.fold(0, |sum, at| sum.wrapping_add(self.data.load_u64(at)))
+        self.data.sum(slot)
     }
 
     /// Where the controller finds the slot's buffer.
     #[must_use]
     #[inline]
     pub fn data_address(&self, slot: Slot) -> u64 {
-        self.data_at + self.data_offset(slot) as u64
+        self.data.address(slot)
     }
 
     /// Takes the interrupts that came without anybody waiting for one, and returns how many those were.
     pub fn take_calls(&mut self) -> u64 {
-        let mut count = [0; 8];
-        let calls = match self.event.as_ref().map(|event| rustix::io::read(event, &mut count)) {
-            Some(Ok(8)) => u64::from_ne_bytes(count),
-            _ => 0,
-        };
+        let calls = self.event.as_ref().map_or(0, event::drain);
         self.counters.calls += calls;
         calls
     }
@@ -359,28 +346,12 @@ impl NvmeQueue {
                 return Ok(true);
             }
             let Some(event) = &self.event else { return Ok(self.spin(timeout)) };
-            let left = end.saturating_duration_since(Instant::now());
-            let limit =
-                Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
-            let ready = match rustix::event::poll(&mut [PollFd::new(event, PollFlags::IN)], Some(&limit)) {
-                Ok(count) => count > 0,
-                Err(rustix::io::Errno::INTR) => true,
-                Err(errno) => return Err(ClientError::io("waiting for an interrupt")(errno)),
-            };
+            let ready = event::wait(event, end, "waiting for an interrupt")?;
             self.take_calls();
             if !ready {
                 return Ok(self.completions.has_next());
             }
         }
-    }
-
-    fn data_offset(&self, slot: Slot) -> usize {
-        slot.index() * self.data_stride
-    }
-
-    /// Bytes of the slot's buffer from `offset_bytes` on.
-    fn room(&self, slot: Slot, offset_bytes: u32) -> usize {
-        if slot.0 < self.slots() { self.slot_bytes.saturating_sub(offset_bytes) as usize } else { 0 }
     }
 }
 

@@ -163,12 +163,8 @@ impl NvmeQueue {
         let mut len_bytes = 0_u32;
         let at = slot.index() * self.aux_stride;
         for (index, piece) in pieces.iter().enumerate() {
-            let end = piece.offset_bytes.checked_add(piece.len_bytes).filter(|end| *end <= self.slot_bytes);
-            if end.is_none() {
-                return Err(ClientError::Request(format!("{piece:?} is outside of the slot's buffer")));
-            }
             let to = at + index * DESCRIPTOR_BYTES;
-            self.aux.store_u64(to, self.data_address(slot) + u64::from(piece.offset_bytes));
+            self.aux.store_u64(to, self.data.piece_address(slot, piece)?);
             // A data block descriptor's type is zero.
             self.aux.store_u64(to + 8, piece.len_bytes.into());
             len_bytes = len_bytes.saturating_add(piece.len_bytes);
@@ -218,9 +214,7 @@ impl NvmeQueue {
     ) -> Result<(), ClientError> {
         // Before its list is written: the controller may still be reading that of a slot in flight.
         self.check_here(slot)?;
-        if len_bytes > self.slot_bytes {
-            return Err(too_long(len_bytes, self.slot_bytes));
-        }
+        self.data.check_len(len_bytes)?;
         let (lba, blocks) = self.blocks_of_bytes(sector, len_bytes)?;
         let command = NvmeCommand::new(opcode, self.namespace).flags(flags).blocks(lba, blocks);
         let command = match self.pointers {
@@ -296,11 +290,6 @@ fn in_flight(slot: Slot) -> ClientError {
 #[cold]
 fn full() -> ClientError {
     ClientError::Request("the submission queue is full: take completions first".to_owned())
-}
-
-#[cold]
-fn too_long(len_bytes: u32, slot_bytes: u32) -> ClientError {
-    ClientError::Request(format!("{len_bytes} bytes, a slot has {slot_bytes}"))
 }
 
 #[cold]

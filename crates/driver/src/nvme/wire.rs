@@ -15,6 +15,7 @@ use rustix::net::{
 };
 
 use crate::error::ClientError;
+use crate::socket;
 
 /// A command's number and name.
 #[derive(Clone, Copy, Debug)]
@@ -119,14 +120,7 @@ pub(crate) struct Wire {
 
 impl Wire {
     pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
-        let connect = || {
-            let socket = UnixStream::connect(path)?;
-            socket.set_read_timeout(Some(timeout))?;
-            socket.set_write_timeout(Some(timeout))?;
-            Ok(socket)
-        };
-        let socket = connect().map_err(|source| ClientError::Io { what: "connecting to the device", source })?;
-        Ok(Self::over(socket))
+        Ok(Self::over(socket::connect(path, timeout)?))
     }
 
     pub(crate) fn over(socket: UnixStream) -> Self {
@@ -260,11 +254,7 @@ impl Wire {
         if !fits {
             return Err(ClientError::Options(format!("more than {MAX_FILES} files in one message")));
         }
-        let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ClientError::HungUp { request: request.1 },
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Timeout { request: request.1 },
-            _ => ClientError::Io { what: request.1, source: error },
-        };
+        let failed = |error| socket::failed(request.1, error);
         let [first, rest @ ..] = parts else { return Ok(()) };
         let second = rest.first().copied().unwrap_or(&[]);
         let slices = [IoSlice::new(first), IoSlice::new(second)];
@@ -284,7 +274,7 @@ impl Wire {
             match rustix::net::recvmsg(&self.socket, to, &mut control, RecvFlags::CMSG_CLOEXEC) {
                 Err(rustix::io::Errno::INTR) => {}
                 Ok(message) => break message.bytes,
-                Err(errno) => return Err(received_nothing(request, errno.into())),
+                Err(errno) => return Err(socket::failed(request.1, errno.into())),
             }
         };
         if received == 0 {
@@ -301,17 +291,7 @@ impl Wire {
     }
 
     fn fill(&mut self, request: Request, to: &mut [u8]) -> Result<(), ClientError> {
-        self.socket.read_exact(to).map_err(|source| received_nothing(request, source))
-    }
-}
-
-fn received_nothing(request: Request, source: io::Error) -> ClientError {
-    match source.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-            ClientError::HungUp { request: request.1 }
-        }
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Timeout { request: request.1 },
-        _ => ClientError::Io { what: request.1, source },
+        self.socket.read_exact(to).map_err(|source| socket::failed(request.1, source))
     }
 }
 

@@ -400,18 +400,19 @@ fn a_file_belongs_to_one_writer_or_to_readers() {
 
 #[test]
 fn memory_that_cannot_be_pinned_is_used_as_it_is() {
-    // The kernel refuses to pin a file's page cache for long (mm/gup.c), unless
-    // the file is in memory.
+    // The kernel refuses to pin pages past a file's end, which has been cut off.
     let directory = tempfile::tempdir().unwrap();
-    let file = File::options().read(true).write(true).open(image(&directory, "memory", MIB)).unwrap();
+    let file = File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(MIB).unwrap();
     let memory = GuestMemory::map(vec![RegionSpec {
         guest_address: GuestAddress(0),
         user_address: UserAddress(0),
         len_bytes: MIB,
-        file: file.into(),
+        file: file.try_clone().unwrap().into(),
         file_offset_bytes: 0,
     }])
     .unwrap();
+    file.set_len(4096).unwrap();
     let disk = image(&directory, "disk", MIB);
     std::fs::write(&disk, contract::pattern(5, MIB as usize)).unwrap();
     let mut channel = open(&disk).open_channel(None, 1).unwrap();

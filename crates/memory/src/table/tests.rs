@@ -120,6 +120,30 @@ fn bad_tables_are_refused() {
 }
 
 #[test]
+fn only_files_in_memory_are_mapped() {
+    let on = |path: &str| OwnedFd::from(std::fs::File::open(path).unwrap());
+    let (pipe, _other_end) = rustix::pipe::pipe().unwrap();
+    for file in [on(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")), on("/proc/self/exe"), on("/dev/zero"), pipe] {
+        let error =
+            GuestMemory::map(vec![RegionSpec { len_bytes: 16, file, ..spec(0x1000, 0x1000, 0x1000) }]).unwrap_err();
+        assert!(matches!(error, MemoryError::NotMemoryFile), "{error}");
+        assert!(error.to_string().contains("memory-backend-memfd"), "it says what to do");
+    }
+    // Sealed or not, and a file with a name.
+    let sealable = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let sealed = rustix::fs::memfd_create("sealed", sealable).unwrap();
+    rustix::fs::ftruncate(&sealed, 0x1000).unwrap();
+    rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::SHRINK).unwrap();
+    let (path, options) =
+        ("/dev/shm", rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC);
+    let named = rustix::fs::open(path, options, rustix::fs::Mode::RWXU).unwrap();
+    rustix::fs::ftruncate(&named, 0x1000).unwrap();
+    for file in [sealed, named] {
+        GuestMemory::map(vec![RegionSpec { file, ..spec(0x1000, 0x1000, 0x1000) }]).unwrap();
+    }
+}
+
+#[test]
 fn regions_come_and_go_while_a_request_holds_on() {
     let before = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000)]).unwrap();
     let both = before.with_region(spec(0x4000, 0x4000, 0x1000)).unwrap();

@@ -4,7 +4,7 @@
 //!              CC.EN = 1                CC.EN = 0, or the function is reset
 //!   Disabled ────────────► Ready ───────────────────────► Stopping ──► Disabled
 //!       │                    │  CC.SHN                         │
-//!       │ cannot run so      ├───────────────────────────► Stopping ──► ShutDown
+//!       │ cannot run so      ├───────────────────────────► Stopping ──► Flushing ──► ShutDown
 //!       ▼                    │  fatal                          │
 //!     Failed                 └───────────────────────────► Stopping ──► Failed
 //! ```
@@ -15,6 +15,7 @@ use crate::Done;
 use crate::admin::events::Events;
 use crate::admin::queue::AdminQueue;
 use crate::controller::Controller;
+use crate::inbox::Token;
 use crate::registers::{Configuration, ControllerStatus, Shutdown};
 
 /// What a controller is doing.
@@ -24,6 +25,9 @@ pub(crate) enum State {
     Ready,
     /// It takes none, and waits for what is in flight, to become this.
     Stopping(Rest),
+    /// Nothing runs, and it waits for this flush, to be shut down. `None` if one from before is still under way, which may
+    /// have missed something: then it waits for the next one. Nothing else does: a reset ends this state at once.
+    Flushing(Option<Token>),
     /// Nothing runs.
     Rest(Rest),
 }
@@ -33,8 +37,8 @@ pub(crate) enum State {
 pub(crate) enum Rest {
     /// CC.EN is clear: at first, and after every reset.
     Disabled,
-    /// After CC.SHN was set.
-    ShutDown,
+    /// After CC.SHN was set; what was written has been made durable, but for an abrupt shutdown.
+    ShutDown { durable: bool },
     /// After a fatal error (CSTS.CFS).
     Failed,
     /// A secondary controller that is offline (8.26.3), which cannot be enabled.
@@ -64,13 +68,13 @@ impl Controller {
             (State::Ready, true) => {
                 if now.is_shutdown() && !before.is_shutdown() {
                     self.registers.status.shutdown = Shutdown::Occurring;
-                    self.stop(Rest::ShutDown);
+                    self.stop(Rest::ShutDown { durable: !now.is_abrupt_shutdown() });
                 }
             }
             // Enabled again too early: it is when what runs has stopped that CC is looked at.
             (State::Stopping(_), false) => self.state = State::Stopping(Rest::Disabled),
-            (State::Stopping(_), true) => {}
-            (State::Rest(_), false) => self.become_disabled(),
+            (State::Stopping(_) | State::Flushing(_), true) => {}
+            (State::Flushing(_) | State::Rest(_), false) => self.become_disabled(),
             (State::Rest(_), true) => {
                 if now.is_shutdown() {
                     self.registers.status.shutdown = Shutdown::Complete;
@@ -126,13 +130,40 @@ impl Controller {
         let State::Stopping(rest) = self.state else { return };
         match rest {
             Rest::Disabled => self.become_disabled(),
-            Rest::ShutDown => {
-                self.registers.status.shutdown = Shutdown::Complete;
-                self.state = State::Rest(rest);
-            }
+            Rest::ShutDown { durable: true } => self.flush(),
+            Rest::ShutDown { durable: false } => self.become_shut_down(rest),
             Rest::Failed => self.state = State::Rest(rest),
             Rest::Offline => self.become_offline(),
         }
+    }
+
+    /// Has what was written made durable, once a flush from before is over.
+    fn flush(&mut self) {
+        if self.flushing.is_some() {
+            self.state = State::Flushing(None);
+            return;
+        }
+        let token = self.token();
+        self.flushing = Some(token);
+        self.state = State::Flushing(Some(token));
+        let done = self.inbox.done(token);
+        self.host.flush(done);
+    }
+
+    /// A flush is over, well or not: the driver cannot be told more than that it is.
+    pub(super) fn flushed(&mut self, token: Token) {
+        match self.state {
+            State::Flushing(awaited) if awaited == Some(token) => {
+                self.become_shut_down(Rest::ShutDown { durable: true });
+            }
+            State::Flushing(_) => self.flush(),
+            State::Ready | State::Stopping(_) | State::Rest(_) => {}
+        }
+    }
+
+    fn become_shut_down(&mut self, rest: Rest) {
+        self.registers.status.shutdown = Shutdown::Complete;
+        self.state = State::Rest(rest);
     }
 
     /// Everything is as after a reset but AQA, ASQ and ACQ (3.7.2), and CC, which the host may have written meanwhile.
@@ -192,8 +223,8 @@ impl Controller {
         match (self.state, rest) {
             (State::Ready, _) => self.stop(rest),
             (State::Stopping(_), _) => self.state = State::Stopping(rest),
-            (State::Rest(_), Rest::Offline) => self.become_offline(),
-            (State::Rest(_), _) => self.become_disabled(),
+            (State::Flushing(_) | State::Rest(_), Rest::Offline) => self.become_offline(),
+            (State::Flushing(_) | State::Rest(_), _) => self.become_disabled(),
         }
     }
 }

@@ -30,7 +30,7 @@ impl IoQueue {
                     self.count_job(Some(held.job));
                     self.complete(held.slot, held.command.id(), status);
                 } else {
-                    self.reject(held.slot, held.command.id(), status);
+                    self.reject(held.slot, &held.command, status);
                 }
             }
         }
@@ -79,12 +79,17 @@ impl IoQueue {
 
     /// Both commands of a fused pair are over: the others may go on.
     pub(super) fn end_fused(&mut self, now: Nanos, compare_status: Status, write_status: Status) {
-        let Some(fused) = self.fused.take() else { return };
+        let Some(mut fused) = self.fused.take() else { return };
         self.seat.open();
-        if let Some(write) = fused.write {
+        if let Some(write) = fused.write.take() {
             self.pool.push(write);
         }
         self.measure(now, fused.taken_at);
+        let is_well = compare_status.is_success();
+        let compare_status =
+            if is_well { compare_status } else { self.log_refusal(fused.slot, &fused.compare, compare_status) };
+        let is_well = write_status.is_success();
+        let write_status = if is_well { write_status } else { self.log_fused_write(&fused, write_status) };
         self.complete(fused.slot, fused.compare.id(), compare_status);
         self.complete(fused.slot, fused.write_id, write_status);
         self.attention = true;

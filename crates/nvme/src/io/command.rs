@@ -182,6 +182,11 @@ impl Rules {
         }
     }
 
+    /// The namespace that is served, and the number of its block at a place.
+    pub(super) fn place(&self, offset_bytes: u64) -> (u32, u64) {
+        (self.nsid.unwrap_or(0), offset_bytes >> self.block_shift)
+    }
+
     /// The range of a command that transfers it, before its data is looked at.
     ///
     /// # Errors

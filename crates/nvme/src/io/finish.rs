@@ -64,7 +64,7 @@ impl IoQueue {
             Ok(()) => Status::SUCCESS,
             Err(error) => {
                 self.note_error(error);
-                status_of(request.operation, error)
+                self.log_request(bits, &request, status_of(request.operation, error))
             }
         };
         self.measure(now, request.taken_at);
@@ -142,11 +142,16 @@ impl IoQueue {
         if let Some(stats) = self.stats() {
             stats.bytes_read.add(read_bytes);
         }
-        let Some(status) = ended else { return };
+        let Some(mut status) = ended else { return };
         self.count_job(job);
         if index == FUSED_STEP {
             self.compared(now, status);
         } else {
+            if !status.is_success()
+                && let (Some(stepper), Some(job)) = (self.steps.steppers.get(index), job)
+            {
+                status = self.log_steps(stepper, job, status);
+            }
             self.measure(now, taken_at);
             self.complete(slot, command_id, status);
         }

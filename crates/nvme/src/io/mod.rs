@@ -9,7 +9,8 @@
 //! 4. `steps.rs` and the files that it names: what one block request cannot do (Compare, Verify, Dataset Management, a
 //!    read with bit buckets) in steps, with memory of our own that was set aside when the queue was started;
 //! 5. `fused.rs`, `fence.rs`: Compare and Write as one, while no other queue of the controller is at the store;
-//! 6. `finish.rs`, `completions.rs`: the completion queue's entry, and an interrupt if one is due.
+//! 6. `finish.rs`, `completions.rs`: the completion queue's entry, and an interrupt if one is due; `errors.rs`: what is left in the
+//!    error log.
 //!
 //! `control.rs` has what comes by mail. [`QueueSet`] sends it: it is a [`QueueHost`](crate::QueueHost) over whatever
 //! runs the queues.
@@ -21,6 +22,7 @@ mod completions;
 mod control;
 mod dataset;
 mod doorbells;
+mod errors;
 mod fence;
 mod finish;
 mod fused;

@@ -37,6 +37,9 @@ const REPORT_INTERVAL: Nanos = Nanos::from_millis(1);
 /// A tag's lowest half is the submission queue's place in the list, and the command's identifier.
 pub(super) const SLOT_BITS: u32 = 16;
 
+/// Above the flags, the command's opcode.
+pub(super) const OPCODE_SHIFT: u32 = 48;
+
 /// What a queue is started with.
 pub(super) struct Start {
     pub(super) shared: Arc<Shared>,

@@ -14,7 +14,7 @@ use super::completions::Coalescing;
 use super::queue::{IoQueue, Start};
 use super::shared::Shared;
 use super::{IoOptions, QueueStats};
-use crate::{CompletionQueueSetup, Done, Namespace, QueueEvent, QueueHost, StartError, SubmissionQueueSetup};
+use crate::{CompletionQueueSetup, Done, ErrorLog, Namespace, QueueEvent, QueueHost, StartError, SubmissionQueueSetup};
 
 /// Makes a queue, on its sidecore.
 pub type MakeQueue = Box<dyn FnOnce() -> Result<IoQueue, StartError> + Send>;
@@ -52,14 +52,22 @@ struct Vector {
     is_coalesced: bool,
 }
 
-/// Handles that are to be called when a queue that is ending has ended.
+/// Handles that are to be called when what is ending has ended.
 type Followers = Mutex<Vec<Done>>;
+
+/// What is ending, and was not waited for: queues by their numbers, or flushes.
+type Ending = Vec<(u16, Weak<Followers>)>;
+
+/// The number that no queue has.
+const NO_QUEUE: u16 = 0;
 
 struct State {
     /// By number.
     queues: BTreeMap<u16, Running>,
     /// Queues that were told to end, and may still have something at the store.
-    ending: Vec<(u16, Weak<Followers>)>,
+    ending: Ending,
+    /// Flushes: they use a namespace, and nothing else.
+    flushing: Ending,
     /// The completion queue of each submission queue.
     submissions: BTreeMap<u16, u16>,
     vectors: Vec<Vector>,
@@ -99,7 +107,8 @@ impl QueueSet {
         let vectors = (0..options.vectors).map(|_| Vector { event: None, is_coalesced: true }).collect();
         let state = State {
             queues: BTreeMap::new(),
-            ending: Vec::new(),
+            ending: Ending::new(),
+            flushing: Ending::new(),
             submissions: BTreeMap::new(),
             vectors,
             coalescing: None,
@@ -155,33 +164,12 @@ impl QueueSet {
         done: Done,
         mut task: impl FnMut() -> T,
     ) {
-        // Called when the last part of it is dropped.
-        let done = Arc::new(Mutex::new(done));
-        let part = || {
-            let part = Arc::clone(&done);
-            Done::new(move || drop(part))
-        };
+        let part = parts(done);
         for running in state.queues.values() {
             let (task, part) = (task(), part());
             self.tell(running, move |queue| task(queue, part));
         }
-        state.ending.retain(|(_, followers)| {
-            let Some(followers) = followers.upgrade() else { return false };
-            // If it ends just now, this is the last hold on the list, and calls what is in it.
-            followers.lock().unwrap_or_else(PoisonError::into_inner).push(part());
-            true
-        });
-    }
-
-    /// `done`, for a queue that is told to end.
-    fn ending(state: &mut State, id: u16, done: Done) -> Done {
-        let followers = Arc::new(Followers::default());
-        state.ending.retain(|(_, followers)| followers.strong_count() > 0);
-        state.ending.push((id, Arc::downgrade(&followers)));
-        Done::new(move || {
-            drop(followers);
-            done.call();
-        })
+        follow(&mut state.ending, part);
     }
 
     /// A vector's descriptor for one more queue.
@@ -197,6 +185,36 @@ impl QueueSet {
             }
         }
     }
+}
+
+/// Makes parts of a handle, which is called when the last of them, and what makes them, is gone.
+fn parts(done: Done) -> impl Fn() -> Done {
+    let done = Arc::new(Mutex::new(done));
+    move || {
+        let part = Arc::clone(&done);
+        Done::new(move || drop(part))
+    }
+}
+
+/// `done`, for what is told to end.
+fn end(ending: &mut Ending, id: u16, done: Done) -> Done {
+    let followers = Arc::new(Followers::default());
+    ending.retain(|(_, followers)| followers.strong_count() > 0);
+    ending.push((id, Arc::downgrade(&followers)));
+    Done::new(move || {
+        drop(followers);
+        done.call();
+    })
+}
+
+/// Leaves a part with everything that is ending.
+fn follow(ending: &mut Ending, part: impl Fn() -> Done) {
+    ending.retain(|(_, followers)| {
+        let Some(followers) = followers.upgrade() else { return false };
+        // If it ends just now, this is the last hold on the list, and calls what is in it.
+        followers.lock().unwrap_or_else(PoisonError::into_inner).push(part());
+        true
+    });
 }
 
 impl QueueHost for QueueSet {
@@ -261,7 +279,7 @@ impl QueueHost for QueueSet {
         let mut state = self.state();
         state.submissions.retain(|_, completion_queue| *completion_queue != id);
         if let Some(running) = state.queues.remove(&id) {
-            let done = Self::ending(&mut state, id, done);
+            let done = end(&mut state.ending, id, done);
             self.tell(&running, move |queue| queue.stop(done));
         }
     }
@@ -270,7 +288,7 @@ impl QueueHost for QueueSet {
         let mut state = self.state();
         // Taken out first: nothing that is told from now on reaches whoever takes their places in a reactor.
         for (id, running) in std::mem::take(&mut state.queues) {
-            let done = Self::ending(&mut state, id, Done::nobody());
+            let done = end(&mut state.ending, id, Done::nobody());
             self.tell(&running, move |queue| queue.stop(done));
         }
         state.submissions.clear();
@@ -301,10 +319,40 @@ impl QueueHost for QueueSet {
     fn set_namespace(&self, namespace: Option<Arc<Namespace>>, done: Done) {
         let mut state = self.state();
         state.namespace.clone_from(&namespace);
-        self.tell_all(&mut state, done, || {
+        let part = parts(done);
+        follow(&mut state.flushing, &part);
+        self.tell_all(&mut state, part(), || {
             let namespace = namespace.clone();
             move |queue: &mut IoQueue, done| queue.set_namespace(namespace, done)
         });
+    }
+
+    fn error_log(&self) -> Arc<ErrorLog> {
+        Arc::clone(&self.shared.errors)
+    }
+
+    fn flush(&self, done: Done) {
+        let mut state = self.state();
+        let Some(namespace) = state.namespace.clone() else { return };
+        let geometry = namespace.store.geometry();
+        if geometry.read_only || !geometry.volatile_cache {
+            return;
+        }
+        let done = end(&mut state.flushing, NO_QUEUE, done);
+        drop(state);
+        let shared = Arc::clone(&self.shared);
+        let flush = move || {
+            if let Err(error) = (shared.options.flush)(&*namespace.store) {
+                shared.report_failed_flush(&error);
+            }
+            // Whoever waits for it may close the store.
+            drop(namespace);
+            done.call();
+        };
+        // A thread for each, for a slow store is to hold up no other function's. A controller has one under way at a time.
+        if let Err(error) = std::thread::Builder::new().name("nvme-flush".to_owned()).spawn(flush) {
+            self.shared.report_failed_flush(&error);
+        }
     }
 
     fn set_coalescing(&self, threshold: u16, time_us: u32) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::MemfdFlags;
+use sidecore_block::BlockDevice;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 use sidecore_reactor::IdleMode;
 use sidecore_ring::nvme::Doorbells;
@@ -12,7 +13,7 @@ use sidecore_ring::nvme::Doorbells;
 use super::QueueStats;
 use super::fence::Fence;
 use super::steps::{STEP_BYTES, STEP_COUNT};
-use crate::QueueEvent;
+use crate::{ErrorLog, QueueEvent};
 
 /// How a controller's I/O queues are served.
 pub struct IoOptions {
@@ -28,6 +29,8 @@ pub struct IoOptions {
     pub idle: IdleMode,
     /// The doorbells: mapped, or written by the service thread.
     pub doorbells: Arc<Doorbells>,
+    /// Flushes a store and waits for it, on a thread of its own.
+    pub flush: fn(&dyn BlockDevice) -> io::Result<()>,
 }
 
 /// Called with what a queue has to report. It must not wait: a sidecore calls it.
@@ -44,6 +47,7 @@ pub(super) struct Shared {
     private: GuestMemory,
     /// The driver has turned the volatile write cache off.
     write_through: AtomicBool,
+    pub(super) errors: Arc<ErrorLog>,
     pub(super) report: Report,
 }
 
@@ -58,6 +62,7 @@ impl Shared {
             fence: Fence::new(queues),
             private: private_memory(area_bytes().saturating_mul(u64::from(options.queue_pairs)))?,
             write_through: AtomicBool::new(false),
+            errors: ErrorLog::new(),
             report,
             options,
         }))
@@ -84,6 +89,13 @@ impl Shared {
 
     pub(super) fn is_pending(&self, vector: u16) -> bool {
         self.pending.get(usize::from(vector)).is_some_and(|flag| flag.load(Ordering::Relaxed))
+    }
+
+    /// The flush of a shutdown has failed, or could not be begun.
+    pub(super) fn report_failed_flush(&self, error: &io::Error) {
+        let device = &self.options.name;
+        tracing::error!(device, "the flush of a shutdown failed, writes may be lost: {error}");
+        (self.report)(QueueEvent::FlushFailed);
     }
 
     #[inline]

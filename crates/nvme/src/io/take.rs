@@ -5,7 +5,7 @@ use sidecore_units::Nanos;
 
 use super::command::Verdict;
 use super::fused::{self, Fused, Phase};
-use super::queue::{IoQueue, SLOT_BITS};
+use super::queue::{IoQueue, OPCODE_SHIFT, SLOT_BITS};
 use super::steps::Held;
 use crate::{Command, Fuse, Status};
 
@@ -106,7 +106,9 @@ impl IoQueue {
             let verdict = self.rules.parse(&command, write_through, &self.memory, &mut self.hint, &mut request);
             if let Ok(Verdict::Submit(flags)) = verdict {
                 *room_bytes = room_bytes.saturating_sub(request.len_bytes);
-                request.tag = Some(Tag::from_bits(flags | u64::from(command.id()) << SLOT_BITS | slot as u64));
+                let opcode = u64::from(command.opcode()) << OPCODE_SHIFT;
+                let bits = opcode | flags | u64::from(command.id()) << SLOT_BITS | slot as u64;
+                request.tag = Some(Tag::from_bits(bits));
                 self.waiting.push(request);
                 self.out = self.out.wrapping_add(1);
             } else {
@@ -125,7 +127,7 @@ impl IoQueue {
                 self.attention = true;
             }
             Ok(_) => self.complete(slot, command.id(), Status::SUCCESS),
-            Err(status) => self.reject(slot, command.id(), status),
+            Err(status) => self.reject(slot, &command, status),
         }
     }
 
@@ -153,7 +155,7 @@ impl IoQueue {
         let Some(second) = second else {
             self.pool.push(request);
             // 3.4.2: one doorbell write is for both, so a second one that is not there now is missing.
-            self.reject(slot, first.id(), alone.unwrap_or(Status::MISSING_FUSED));
+            self.reject(slot, first, alone.unwrap_or(Status::MISSING_FUSED));
             return;
         };
         self.in_flight = self.in_flight.wrapping_add(1);
@@ -174,18 +176,19 @@ impl IoQueue {
             }
             Err((first_status, second_status)) => {
                 self.pool.push(request);
-                self.reject(slot, first.id(), first_status);
-                self.reject(slot, second.id(), second_status);
+                self.reject(slot, first, first_status);
+                self.reject(slot, &second, second_status);
             }
         }
     }
 
     /// Completes a command that was refused.
-    pub(super) fn reject(&mut self, slot: usize, command_id: u16, status: Status) {
+    pub(super) fn reject(&mut self, slot: usize, command: &Command, status: Status) {
         if let Some(stats) = self.stats() {
             stats.rejected.add(1);
         }
-        self.complete(slot, command_id, status);
+        let status = self.log_refusal(slot, command, status);
+        self.complete(slot, command.id(), status);
     }
 
     /// Posts a completion.

@@ -100,6 +100,12 @@ pub trait PciFunction: Send + Sync {
     /// There is no such vector, or it is no eventfd; nothing has changed then.
     fn set_vector(&self, vector: u16, event: Option<OwnedFd>) -> Result<(), AccessError>;
 
+    /// Signals what a vector signals, if it has anything: the client asks for it, to see whether it gets there.
+    ///
+    /// # Errors
+    /// There is no such vector.
+    fn signal(&self, vector: u16) -> Result<(), AccessError>;
+
     /// The client's memory from now on: after a DMA map or unmap, whose message is answered when it is done, that is
     /// when nothing uses the table from before.
     fn set_memory(&self, memory: GuestMemory, done: Done);

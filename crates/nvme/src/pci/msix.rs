@@ -74,6 +74,13 @@ impl Msix {
         self.retry_admin();
     }
 
+    /// Signals what the client has set for a vector, masked or not.
+    pub(crate) fn signal(&self, vector: u16) {
+        if let Some(event) = self.vectors.get(usize::from(vector)).and_then(|vector| vector.event.as_ref()) {
+            event.signal();
+        }
+    }
+
     /// A descriptor of what a vector signals now, for its queues.
     ///
     /// # Errors

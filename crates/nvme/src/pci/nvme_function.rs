@@ -322,6 +322,14 @@ impl PciFunction for NvmeFunction {
         Ok(())
     }
 
+    fn signal(&self, vector: u16) -> Result<(), AccessError> {
+        if vector >= VECTORS {
+            return Err(AccessError::NoSuchVector { vector: vector.into() });
+        }
+        self.lock().msix.signal(vector);
+        Ok(())
+    }
+
     fn set_memory(&self, memory: GuestMemory, done: Done) {
         self.enter(|core| core.controller.set_memory(memory, done));
     }

@@ -11,7 +11,7 @@ const LIST: u64 = 0x10_0000;
 /// 4 MiB of guest memory in two regions with a gap between them, each page filled with its number.
 fn memory() -> GuestMemory {
     let region = |first: u64, pages: u64| {
-        let file = tempfile::tempfile().unwrap();
+        let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.set_len(pages * PAGE_BYTES).unwrap();
         RegionSpec {
             guest_address: GuestAddress(first * PAGE_BYTES),

@@ -29,6 +29,7 @@ pub struct Books {
     pub namespace: Option<Arc<Namespace>>,
     pub memory_changes: usize,
     pub stops: usize,
+    pub flushes: usize,
     pub pending: Vec<u16>,
     /// Aborts that were not answered yet.
     pub aborts: Vec<(u16, u16, AbortReply)>,
@@ -117,6 +118,11 @@ impl QueueHost for FakeHost {
 
     fn set_namespace(&self, namespace: Option<Arc<Namespace>>, done: Done) {
         self.books().namespace = namespace;
+        self.answer(done);
+    }
+
+    fn flush(&self, done: Done) {
+        self.books().flushes += 1;
         self.answer(done);
     }
 

@@ -1,16 +1,19 @@
 //! What is changed under load: memory, namespace, and commands that are aborted.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
-use sidecore_block::DelayStore;
+use sidecore_block::{BlockDevice, DelayStore};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
-use sidecore_nvme::{Done, QueueHost, Status};
+use sidecore_nvme::{Done, QueueEvent, QueueHost, Status};
 use sidecore_units::Nanos;
 
-use crate::rig::{DATA, LISTS, MEMORY_BYTES, Options, Rig, flag, is_set, map, map_part, namespace, op, pattern, ram};
+use crate::rig::{
+    DATA, LISTS, MEMORY_BYTES, Options, Rig, flag, flush, is_set, map, map_part, namespace, op, pattern, ram, status,
+};
 
 fn slow() -> Options {
     let store = Arc::new(DelayStore::new(ram(false), Nanos::from_micros(100)));
@@ -73,7 +76,7 @@ fn memory_that_goes_while_it_is_in_use() {
     assert!(!is_mapped(name), "somebody still holds the old table");
     let completion = rig.wait();
     assert_eq!(completion.command_id, late.id());
-    assert_eq!(Status::from_field(completion.status), Status::DATA_TRANSFER_ERROR);
+    assert_eq!(status(&completion), Status::DATA_TRANSFER_ERROR);
     let command = rig.command(op::READ, 0, 1);
     assert_eq!(rig.run(command), Status::SUCCESS);
 }
@@ -185,7 +188,7 @@ fn a_command_that_waits_inside_can_be_aborted() {
     assert!(abort(&rig, 1, compares[5].id()));
     let completion = rig.wait();
     assert_eq!(completion.command_id, compares[5].id());
-    assert_eq!(Status::from_field(completion.status), Status::ABORT_REQUESTED);
+    assert_eq!(status(&completion), Status::ABORT_REQUESTED);
     for command in &compares[..5] {
         assert_eq!(rig.wait().command_id, command.id());
     }
@@ -219,4 +222,58 @@ fn memory_is_not_let_go_of_while_a_queue_is_ending() {
     rig.add_submission(1, 1, 64);
     let command = rig.command(op::READ, 0, 1);
     assert_eq!(rig.run(command), Status::SUCCESS);
+}
+
+/// Whether flushes go on.
+static LET_GO: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+/// A flush that waits for that.
+fn held_flush(store: &dyn BlockDevice) -> std::io::Result<()> {
+    let (is_open, opened) = &LET_GO;
+    drop(opened.wait_while(is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
+    flush(store)
+}
+
+fn wait_for(flag: &AtomicBool) {
+    for _ in 0..10_000 {
+        if is_set(flag) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("never");
+}
+
+#[test]
+fn a_flush_is_waited_for_by_another_namespace_and_nothing_else() {
+    let mut rig = Rig::with(Options { store: ram(true), flush: held_flush, ..Options::default() });
+    rig.set.stop_all(Done::nobody());
+    rig.until("all queues are gone", |rig| rig.queues() == 0);
+    let (done, flushed) = flag();
+    rig.set.flush(done);
+    let (done, changed) = flag();
+    rig.set.set_memory(&rig.memory, done);
+    let (done, stopped) = flag();
+    rig.set.stop_all(done);
+    assert!(is_set(&changed) && is_set(&stopped), "it holds no memory, and a client waits for a reset");
+    let (done, replaced) = flag();
+    rig.set.set_namespace(None, done);
+    assert!(!is_set(&replaced) && !is_set(&flushed));
+    *LET_GO.0.lock().unwrap() = true;
+    LET_GO.1.notify_all();
+    wait_for(&flushed);
+    wait_for(&replaced);
+    assert_eq!(rig.event_count(), 0);
+}
+
+#[test]
+fn a_flush_that_fails_is_reported_and_one_of_nothing_is_not_made() {
+    let fail = |_: &dyn BlockDevice| Err(std::io::Error::other("no"));
+    for (volatile_cache, failures) in [(true, 1), (false, 0)] {
+        let rig = Rig::bare(Options { store: ram(volatile_cache), flush: fail, ..Options::default() });
+        let (done, flushed) = flag();
+        rig.set.flush(done);
+        wait_for(&flushed);
+        assert_eq!(*rig.events.lock().unwrap(), vec![QueueEvent::FlushFailed; failures]);
+    }
 }

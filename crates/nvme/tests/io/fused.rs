@@ -8,7 +8,7 @@ use sidecore_nvme::{Command, QueueHost, Status};
 use sidecore_reactor::IdleMode;
 use sidecore_units::Nanos;
 
-use crate::rig::{BLOCK_BYTES, DATA, LISTS, Options, Rig, flag, is_set, op, or, pattern, ram};
+use crate::rig::{BLOCK_BYTES, DATA, LISTS, Options, Rig, flag, is_set, op, or, pattern, ram, status};
 
 const FIRST: u32 = 1 << 8;
 const SECOND: u32 = 2 << 8;
@@ -28,7 +28,7 @@ fn run(rig: &mut Rig, pair: &[Command; 2]) -> [Status; 2] {
     pair.map(|command| {
         let completion = rig.wait();
         assert_eq!(completion.command_id, command.id());
-        Status::from_field(completion.status)
+        status(&completion)
     })
 }
 
@@ -98,8 +98,7 @@ fn halves_of_pairs() {
     }
     rig.ring(1);
     let (missing, success) = (Status::MISSING_FUSED, Status::SUCCESS);
-    let mut statuses: Vec<_> =
-        (0..7).map(|_| rig.wait()).map(|done| (done.command_id, Status::from_field(done.status))).collect();
+    let mut statuses: Vec<_> = (0..7).map(|_| rig.wait()).map(|done| (done.command_id, status(&done))).collect();
     statuses.sort_by_key(|(id, status)| (*id, status.code()));
     let mut expected = [
         (compare.id(), missing),

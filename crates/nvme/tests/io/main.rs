@@ -2,6 +2,7 @@
 
 mod commands;
 mod control;
+mod errors;
 mod fused;
 mod hostile;
 mod interrupts;

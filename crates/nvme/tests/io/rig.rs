@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use sidecore_block::{BlockDevice, Geometry, RamStore};
+use sidecore_block::{Batch, BlockDevice, BlockRequest, Geometry, Operation, RamStore, Tag};
 use sidecore_linux::EpollSleeper;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_nvme::io::{IoOptions, IoQueue, MakeQueue, QueueRunner, QueueSet, Task};
@@ -94,11 +94,12 @@ pub struct Options {
     pub block_bytes: u32,
     pub idle: IdleMode,
     pub sidecores: usize,
+    pub flush: fn(&dyn BlockDevice) -> io::Result<()>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { store: ram(false), block_bytes: BLOCK_BYTES as u32, idle: IdleMode::Poll, sidecores: 1 }
+        Self { store: ram(false), block_bytes: BLOCK_BYTES as u32, idle: IdleMode::Poll, sidecores: 1, flush }
     }
 }
 
@@ -134,6 +135,13 @@ pub struct Rig {
     sidecores: usize,
 }
 
+/// What the guest's memory is in.
+pub fn memory_file() -> std::fs::File {
+    let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(MEMORY_BYTES).unwrap();
+    file
+}
+
 /// The guest's memory, all of `file`.
 pub fn map(file: &std::fs::File) -> GuestMemory {
     map_part(file, MEMORY_BYTES)
@@ -166,8 +174,7 @@ impl Rig {
 
     /// No queues.
     pub fn bare(options: Options) -> Self {
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(MEMORY_BYTES).unwrap();
+        let file = memory_file();
         let memory = map(&file);
         let first_sidecore = SIDECORES.with_borrow_mut(|sidecores| {
             let first = sidecores.len();
@@ -186,6 +193,7 @@ impl Rig {
             namespaces: 4,
             idle: options.idle,
             doorbells: Arc::clone(&doorbells),
+            flush: options.flush,
         };
         let runner = |index| Box::new(Runner(first_sidecore + index)) as Box<dyn QueueRunner>;
         let runners = (0..options.sidecores).map(runner).collect();
@@ -327,7 +335,7 @@ impl Rig {
         let completion = self.wait();
         assert_eq!(completion.command_id, command.id());
         assert_eq!(self.take(1), None);
-        Status::from_field(completion.status)
+        status(&completion)
     }
 
     /// A command of so many blocks, its data at [`DATA`], contiguous.
@@ -387,6 +395,35 @@ pub fn or(command: Command, dword: usize, bits: u32) -> Command {
 
 pub fn pattern(seed: u64, len_bytes: u64) -> Vec<u8> {
     (0..len_bytes).map(|at| (seed.wrapping_mul(131) + at / 512 + at) as u8).collect()
+}
+
+/// What a completion says. More is left out: it says that the error log has an entry about it, as it has for all but those
+/// that say what the host wanted to know.
+pub fn status(completion: &Completion) -> Status {
+    const MORE: u16 = 1 << 14;
+    let status = Status::from_field(completion.status & !MORE);
+    let expected =
+        [Status::SUCCESS, Status::COMPARE_FAILURE, Status::FAILED_FUSED, Status::ABORT_REQUESTED].contains(&status);
+    assert_eq!(completion.status & MORE == 0, expected, "{status}");
+    status
+}
+
+/// Flushes a store, in a time of its own.
+pub fn flush(store: &dyn BlockDevice) -> io::Result<()> {
+    let mut channel = store.open_channel(None, 1)?;
+    let mut request = BlockRequest::blank(0);
+    request.operation = Operation::Flush;
+    request.tag = Some(Tag::from_bits(0));
+    channel.submit(&mut vec![request]);
+    let mut completed = Batch::new();
+    for now in 0.. {
+        channel.poll(Nanos(now * TURN), &mut completed);
+        if let Some(mut request) = completed.pop() {
+            request.tag.take().map(Tag::into_bits);
+            return request.result.map_err(io::Error::other);
+        }
+    }
+    unreachable!()
 }
 
 /// An interrupt's descriptor and the test's end of it.

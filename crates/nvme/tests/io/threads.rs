@@ -13,7 +13,7 @@ use sidecore_ring::driver::nvme::{CompletionRing, SubmissionRing};
 use sidecore_ring::nvme::Doorbells;
 use sidecore_units::{CoreId, Nanos};
 
-use crate::rig::{MEMORY_BYTES, map, namespace, op, or, ram, ranged};
+use crate::rig::{MEMORY_BYTES, flush, map, memory_file, namespace, op, or, ram, ranged, status};
 
 const ENTRIES: u32 = 16;
 const INCREMENTS: u64 = 400;
@@ -89,7 +89,7 @@ impl Guest<'_> {
             };
             self.submissions.set_head(completion.sq_head).unwrap();
             self.doorbells.set_completion_head(self.number, self.completions.head());
-            statuses.push(Status::from_field(completion.status));
+            statuses.push(status(&completion));
         }
         statuses
     }
@@ -128,8 +128,7 @@ impl Guest<'_> {
 
 #[test]
 fn no_count_is_lost() {
-    let file = tempfile::tempfile().unwrap();
-    file.set_len(MEMORY_BYTES).unwrap();
+    let file = memory_file();
     let memory = map(&file);
     for idle in [IdleMode::Poll, IdleMode::Adaptive { spin: Nanos::from_micros(1) }, IdleMode::Interrupt] {
         let stop = Arc::new(AtomicBool::new(false));
@@ -142,6 +141,7 @@ fn no_count_is_lost() {
             namespaces: 1,
             idle,
             doorbells: Arc::clone(&doorbells),
+            flush,
         };
         let posts: Vec<_> = sidecores.iter().map(|sidecore| sidecore.post.clone()).collect();
         let runners = sidecores.into_iter().map(|sidecore| Box::new(sidecore) as Box<dyn QueueRunner>).collect();

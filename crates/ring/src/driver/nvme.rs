@@ -9,7 +9,7 @@
 //! use sidecore_ring::nvme::{Completion, CompletionQueue, SubmissionQueue};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let file = std::fs::File::from(std::os::fd::OwnedFd::from(tempfile::tempfile()?));
+//! # let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?);
 //! # file.set_len(1 << 20)?;
 //! let memory = GuestMemory::map(vec![RegionSpec {
 //!     guest_address: GuestAddress(0x10_0000),

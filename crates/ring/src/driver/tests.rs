@@ -12,7 +12,7 @@ const MEMORY_BYTES: u64 = 1 << 20;
 const TABLES_AT: u64 = 0x8_0000;
 
 fn memory() -> GuestMemory {
-    let file: File = tempfile::tempfile().unwrap();
+    let file = File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(MEMORY_BYTES).unwrap();
     GuestMemory::map(vec![RegionSpec {
         guest_address: GuestAddress(GUEST_BASE),

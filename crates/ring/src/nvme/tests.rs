@@ -33,7 +33,7 @@ fn region(file: &File, guest: u64, len_bytes: u64, file_offset_bytes: u64) -> Re
 }
 
 fn file() -> File {
-    let file = tempfile::tempfile().unwrap();
+    let file = File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(MEMORY_BYTES).unwrap();
     file
 }

@@ -112,16 +112,16 @@ fn sizes_without_sense_are_refused_before_their_payload() {
 fn too_many_descriptors_are_refused() {
     let (mut one, _other) = pair();
     let error = one.send(reset(0, (0..=MAX_FDS).map(|_| event()).collect())).unwrap_err();
-    assert!(matches!(error, ConnectionError::TooManyFds));
+    assert!(matches!(error, ConnectionError::Stream(StreamError::TooManyFds { .. })));
 
     // With one byte of a message after the other, more come together than one may have.
     let (peer, mut connection) = raw();
     let bytes = bytes_of(&reset(0, Vec::new()));
     let fds: Vec<OwnedFd> = (0..10).map(|_| event()).collect();
-    write(&peer, &bytes[..1], &fds).unwrap();
+    send(&peer, &bytes[..1], &fds, MAX_FDS, Blocking::Never).unwrap();
     nothing(&mut connection);
-    write(&peer, &bytes[1..2], &fds).unwrap();
-    assert!(matches!(connection.receive(), Err(ConnectionError::TooManyFds)));
+    send(&peer, &bytes[1..2], &fds, MAX_FDS, Blocking::Never).unwrap();
+    assert!(matches!(connection.receive(), Err(ConnectionError::Stream(StreamError::TooManyFds { .. }))));
 }
 
 #[test]
@@ -161,5 +161,5 @@ fn a_large_buffer_is_given_back() {
 fn a_peer_that_has_gone_is_an_error_and_no_signal() {
     let (mut one, other) = pair();
     drop(other);
-    assert!(matches!(one.send(reset(0, Vec::new())), Err(ConnectionError::Io(_))));
+    assert!(matches!(one.send(reset(0, Vec::new())), Err(ConnectionError::Stream(StreamError::Io(_)))));
 }

@@ -32,6 +32,7 @@ pub enum Event {
     Memory(usize, u64),
     Reset,
     Vector(u16, bool),
+    Signal(u16),
     Write(Region, u64, Vec<u8>),
 }
 
@@ -210,6 +211,13 @@ impl PciFunction for Function {
         if before.is_some() || now {
             state.events.push(Event::Vector(vector, now));
         }
+        Ok(())
+    }
+
+    fn signal(&self, vector: u16) -> Result<(), AccessError> {
+        let mut state = self.state();
+        state.vectors.get(usize::from(vector)).ok_or(AccessError::NoSuchVector { vector: vector.into() })?;
+        state.events.push(Event::Signal(vector));
         Ok(())
     }
 

@@ -1,7 +1,11 @@
-use std::io::Write;
-use std::os::fd::BorrowedFd;
+use std::io::{IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
 use std::time::Duration;
+
+use rustix::cmsg_space;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::*;
 use crate::message::{Body, Request};
@@ -120,7 +124,7 @@ fn descriptors_may_come_in_pieces_but_no_more_of_them() {
     for byte in &bytes {
         send_raw(&front.stream, &[*byte], &[fd.as_fd()]);
     }
-    assert!(matches!(back.receive(), Err(ConnectionError::TooManyFds)));
+    assert!(matches!(back.receive(), Err(ConnectionError::Stream(StreamError::TooManyFds { .. }))));
 }
 
 #[test]
@@ -128,12 +132,12 @@ fn more_descriptors_than_fit_are_not_sent() {
     let (mut front, _back) = pair();
     let fds = (0..=MAX_FDS).map(|_| event()).collect();
     let message = Message::request(Request::Unknown(99), Body::Other(Vec::new()), fds);
-    assert!(matches!(front.send(&message), Err(ConnectionError::TooManyFds)));
+    assert!(matches!(front.send(&message), Err(ConnectionError::Stream(StreamError::TooManyFds { .. }))));
 }
 
 #[test]
 fn writing_to_a_peer_that_is_gone_is_an_error_and_no_signal() {
     let (mut front, back) = pair();
     drop(back);
-    assert!(matches!(front.send(&plain(Request::GetFeatures)), Err(ConnectionError::Io(_))));
+    assert!(matches!(front.send(&plain(Request::GetFeatures)), Err(ConnectionError::Stream(StreamError::Io(_)))));
 }

@@ -1,5 +1,5 @@
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -200,47 +200,10 @@ fn shutdown_turns_away_who_waits() {
 }
 
 #[test]
-fn the_socket_is_for_its_owner_only() {
+fn a_socket_that_is_served_is_not_served_again() {
     let fixture = Fixture::new();
-    let _server = fixture.start();
-    let mode = fs::metadata(fixture.path()).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600);
-}
-
-#[test]
-fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
-    let fixture = Fixture::new();
-    // Closing a listener leaves its file behind, as a crash does.
-    drop(UnixListener::bind(fixture.path()).unwrap());
     let server = fixture.start();
     let second = Server::start(&fixture.path(), Recorder::new());
     assert!(matches!(second, Err(ServerError::InUse { .. })));
     ask(&mut connect_to(&server), plain(Request::GetFeatures));
-}
-
-#[test]
-fn a_file_that_is_no_socket_is_left_alone() {
-    let fixture = Fixture::new();
-    fs::write(fixture.path(), "precious").unwrap();
-    let refused = Server::start(&fixture.path(), fixture.device.clone());
-    assert!(matches!(refused, Err(ServerError::NotASocket { .. })));
-    assert_eq!(fs::read(fixture.path()).unwrap(), b"precious");
-}
-
-#[test]
-fn a_path_that_cannot_be_bound_is_an_error() {
-    let fixture = Fixture::new();
-    for path in [fixture.directory.path().join("missing/disk.sock"), fixture.directory.path().join("x".repeat(200))] {
-        assert!(matches!(Server::start(&path, fixture.device.clone()), Err(ServerError::Io { .. })));
-    }
-}
-
-#[test]
-fn a_socket_that_someone_else_put_there_is_not_removed() {
-    let fixture = Fixture::new();
-    let server = fixture.start();
-    fs::remove_file(fixture.path()).unwrap();
-    let _other = UnixListener::bind(fixture.path()).unwrap();
-    server.shutdown();
-    assert!(fixture.path().exists());
 }

@@ -335,6 +335,11 @@ fn a_memory_table_that_cannot_be_mapped_leaves_the_rings_undisturbed() {
     let mut short = memory_table(&[region(0, MEGABYTE)], "short");
     short.fds = vec![memfd("short", 4096)];
     assert!(!fixture.ack(short));
+    // Who serves a file's filesystem could make the rings wait.
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let mut on_disk = memory_table(&[region(0, 16)], "disk");
+    on_disk.fds = vec![std::fs::File::options().read(true).write(true).open(path).unwrap().into()];
+    assert!(!fixture.ack(on_disk));
     assert!(!fixture.ack(add_region(region(0, MEGABYTE), "twice")));
     assert!(!fixture.ack(remove_region(region(MEGABYTE, MEGABYTE))));
     assert_eq!(fixture.device.events(), []);

@@ -1,0 +1,246 @@
+//! What all experiments have in common: what they can be told, where they run, and what becomes of their results.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use quanta::Clock;
+
+use crate::bounds::{self, Bound};
+use crate::cores::{self, Gate, Gated, Partner};
+use crate::load::{Sample, Work};
+use crate::peer::{Disk, Program, StorageDaemon};
+use crate::process::{Process, Watch};
+use crate::record::{Params, Records, params};
+use crate::sidecored::{self, Controller, Device, Sidecored};
+use crate::{stop, workers};
+
+/// What every experiment can be told.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Common {
+    /// All of it, within some minutes at most.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only a few milliseconds each, without peers: does it work at all?
+    #[arg(long, conflicts_with = "quick")]
+    pub tiny: bool,
+    /// Append the records to this file, a JSON object a line.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Fail if one of the bounds does not hold.
+    #[arg(long)]
+    pub enforce: bool,
+    /// Write the table into README.md, and the plots, if there are any, to docs/bench.
+    #[arg(long)]
+    pub update_readme: bool,
+}
+
+/// What those can be told that measure programs.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Programs {
+    /// Without the peer.
+    #[arg(long)]
+    pub no_peer: bool,
+    /// The daemon to measure; by default the one that was built with this program.
+    #[arg(long, value_name = "PROGRAM")]
+    pub daemon: Option<PathBuf>,
+}
+
+/// How long an experiment takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// As long as it has to.
+    Full,
+    /// Some minutes at most.
+    Quick,
+    /// No longer than it takes to see that it works.
+    Tiny,
+}
+
+impl Scale {
+    /// Its name in records.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Quick => "quick",
+            Self::Tiny => "tiny",
+        }
+    }
+}
+
+/// What came of an experiment.
+pub struct Outcome<'a> {
+    /// All that was measured.
+    pub records: &'a Records,
+    /// The results in Markdown.
+    pub table: String,
+    /// What must hold of the system of this name.
+    pub bounds: (&'a str, &'a [Bound<'a>]),
+    /// How much did not count, in words.
+    pub disturbed: String,
+    /// Puts the results where readers look for them.
+    pub publish: fn(&Records) -> Result<()>,
+}
+
+impl Common {
+    /// How long the experiment takes.
+    #[must_use]
+    pub fn scale(&self) -> Scale {
+        match self {
+            Self { tiny: true, .. } => Scale::Tiny,
+            Self { quick: true, .. } => Scale::Quick,
+            _ => Scale::Full,
+        }
+    }
+
+    /// Prints what came of an experiment that began at `begin`, and keeps it where that was asked for; false if a bound
+    /// was to be enforced and does not hold.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn conclude(&self, begin: Instant, outcome: &Outcome<'_>) -> Result<bool> {
+        let Outcome { records, table, bounds: (ours, bounds), disturbed, publish } = outcome;
+        // A tiny run is over before anything has settled.
+        let bounds = if self.tiny { &[] } else { *bounds };
+        println!("\n{table}");
+        let hold = bounds::print(&bounds::check(bounds, records, ours));
+        println!("took {:.0} s; {disturbed}", begin.elapsed().as_secs_f64());
+        if let Some(file) = &self.json {
+            records.append_to(file)?;
+        }
+        if self.update_readme {
+            publish(records)?;
+        }
+        Ok(!self.enforce || hold)
+    }
+}
+
+/// An experiment with a client on one core and programs on the other.
+pub struct Experiment {
+    /// When it began.
+    pub begin: Instant,
+    /// What it was told.
+    pub options: Common,
+    daemon: PathBuf,
+    /// The client's clock.
+    pub clock: Clock,
+    /// Lets runs through that count.
+    pub gate: Gate,
+    /// What it has measured.
+    pub records: Records,
+    directory: tempfile::TempDir,
+    no_peer: bool,
+}
+
+impl Experiment {
+    /// Takes the client's core for this thread and the server's for a partner; `patience` is how long to wait, in all,
+    /// for these to be near and free.
+    ///
+    /// # Errors
+    /// There are no two cores, or there is nowhere to put files.
+    pub fn start(name: &str, options: &Common, programs: &Programs, patience: Duration) -> Result<Self> {
+        let begin = Instant::now();
+        stop::listen()?;
+        // Ahead of whatever else the machine does; what we start inherits it, all of it alike. It is a privilege.
+        let _ = rustix::process::nice(workers::AHEAD);
+        cores::pin(cores::CLIENT).context("the experiment needs two cores")?;
+        let partner = Partner::start(cores::SERVER).context("the experiment needs two cores")?;
+        let scale = options.scale().name();
+        eprintln!("{name}, {scale}: client on core {}, server on core {}", cores::CLIENT, cores::SERVER);
+        Ok(Self {
+            begin,
+            options: options.clone(),
+            daemon: programs.daemon.clone().map_or_else(sidecored::beside_us, Ok)?,
+            clock: Clock::new(),
+            gate: Gate::new(partner, patience),
+            records: Records::new(name),
+            directory: tempfile::Builder::new().prefix("sidecore-bench").tempdir()?,
+            no_peer: programs.no_peer,
+        })
+    }
+
+    /// Where its files are.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Starts our daemon; its files are in a new directory `name` of the experiment's.
+    ///
+    /// # Errors
+    /// As [`Sidecored::start`].
+    pub fn start_ours(&self, name: &str, controllers: &[Controller], devices: &[Device]) -> Result<Sidecored> {
+        Sidecored::start(&self.daemon, self.directory(), name, controllers, devices)
+    }
+
+    /// Starts the peer with its best settings, each tried out for as long as `trial`.
+    ///
+    /// # Errors
+    /// As [`StorageDaemon::start_best`].
+    pub fn start_peer(
+        &self,
+        program: &Program,
+        name: &str,
+        disk: &Disk,
+        queues: u16,
+        trial: Duration,
+    ) -> Result<StorageDaemon> {
+        StorageDaemon::start_best(program, self.directory(), name, disk, queues, trial)
+    }
+
+    /// The peer's program, if it is wanted and there is one.
+    #[must_use]
+    pub fn find_peer(&self) -> Option<Program> {
+        let without = self.options.tiny || self.no_peer;
+        if without { None } else { Program::find_beside(&self.daemon, !self.options.quick) }
+    }
+
+    /// Parameters that all measurements have.
+    #[must_use]
+    pub fn params(&self) -> Params {
+        params([
+            ("plan", self.options.scale().name().into()),
+            ("client_core", cores::CLIENT.0.into()),
+            ("server_core", cores::SERVER.0.into()),
+        ])
+    }
+
+    /// Has `load` do `work`, after the same for as long as `warm_up`, on a program that is frozen before and after.
+    ///
+    /// # Errors
+    /// What `load` says; the program has ended; an interrupt.
+    pub fn round(
+        &mut self,
+        process: &mut Process,
+        warm_up: Duration,
+        work: &Work,
+        mut load: impl FnMut(&Work, &Clock) -> Result<Sample>,
+    ) -> Result<Gated<Sample>> {
+        let warm_up = Work { duration: warm_up, ..*work };
+        let clock = &self.clock;
+        self.gate.run(|_| {
+            let start = if work.yields { Watch::start_with_workers } else { Watch::start };
+            let watch = start(Some(process))?;
+            process.thaw()?;
+            load(&warm_up, clock)?;
+            let sample = load(work, clock)?;
+            process.freeze()?;
+            Ok((sample, watch.share(Some(process))?))
+        })
+    }
+
+    /// Prints, checks and keeps what was measured; false if a bound was to be enforced and does not hold.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn conclude(
+        &self,
+        table: String,
+        bounds: (&str, &[Bound<'_>]),
+        publish: fn(&Records) -> Result<()>,
+    ) -> Result<bool> {
+        let disturbed = format!("{} runs waited for near and free cores or were repeated", self.gate.retries());
+        self.options.conclude(self.begin, &Outcome { records: &self.records, table, bounds, disturbed, publish })
+    }
+}

@@ -1,0 +1,137 @@
+//! What one system did in the rounds of one case, and the records that become of it.
+
+use crate::cores::Gated;
+use crate::load::{Sample, Work};
+use crate::record::{Params, Records};
+use crate::rounds::Rounds;
+use crate::stats;
+
+/// A number of a sample that becomes a record.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Its name in records.
+    pub name: &'static str,
+    /// Its unit.
+    pub unit: &'static str,
+    /// There is one only where a single request is in flight.
+    pub alone: bool,
+    /// It.
+    pub value: fn(&Sample, &Work) -> f64,
+}
+
+const fn metric(name: &'static str, unit: &'static str, alone: bool, value: fn(&Sample, &Work) -> f64) -> Metric {
+    Metric { name, unit, alone, value }
+}
+
+/// Requests a second.
+pub const IOPS: Metric = metric("iops", "1/s", false, |sample, _| sample.iops);
+/// Bytes a second.
+pub const BANDWIDTH: Metric = metric("bandwidth", "B/s", false, |sample, work| sample.iops * f64::from(work.bytes));
+/// The median latency.
+pub const LATENCY_P50: Metric = metric("latency_p50", "ns", true, |sample, _| sample.latency_p50_ns);
+/// Its 99th percentile.
+pub const LATENCY_P99: Metric = metric("latency_p99", "ns", true, |sample, _| sample.latency_p99_ns);
+/// Its mean.
+pub const LATENCY_MEAN: Metric = metric("latency_mean", "ns", true, |sample, _| sample.latency_mean_ns);
+/// Kicks for each request.
+pub const KICKS: Metric = metric("kicks_per_request", "1", false, |sample, _| sample.kicks_per_request);
+/// Calls for each request.
+pub const CALLS: Metric = metric("calls_per_request", "1", false, |sample, _| sample.calls_per_request);
+
+/// The metrics whose ratio is recorded.
+const RATIOS: [Metric; 2] = [IOPS, LATENCY_P50];
+
+/// What one system did in the rounds of one case.
+#[derive(Clone, Debug, Default)]
+pub struct Runs(Vec<Gated<Sample>>);
+
+impl Runs {
+    /// Adds a round.
+    pub fn add(&mut self, run: Gated<Sample>) {
+        self.0.push(run);
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> &[Gated<Sample>] {
+        &self.0
+    }
+
+    /// One number of each.
+    pub fn rounds(&self, value: impl Fn(&Sample) -> f64) -> Rounds {
+        let mut rounds = Rounds::new();
+        self.0.iter().for_each(|run| rounds.add(value(&run.result), run.counts()));
+        rounds
+    }
+
+    /// One number of each, divided by the same of a peer's.
+    fn ratios(&self, peer: &Self, value: impl Fn(&Sample) -> f64) -> Rounds {
+        let mut rounds = Rounds::new();
+        for (ours, peer) in self.0.iter().zip(&peer.0) {
+            rounds.add(value(&ours.result) / value(&peer.result), ours.counts() && peer.counts());
+        }
+        rounds
+    }
+
+    /// The median of the round trips before and after each.
+    #[must_use]
+    pub fn line_ns(&self) -> f64 {
+        stats::median(&self.0.iter().flat_map(|run| [run.before_ns, run.after_ns]).collect::<Vec<_>>())
+    }
+
+    /// The median share of the time that was lost in waiting.
+    #[must_use]
+    pub fn waited_share(&self) -> f64 {
+        stats::median(&self.0.iter().map(|run| run.waited_share).collect::<Vec<_>>())
+    }
+}
+
+/// A system's name and its runs.
+pub type Named<'a> = (&'static str, &'a Runs);
+
+/// Records how one system compares with another; `is_alone` if a single request was in flight.
+pub fn record_ratios(
+    records: &mut Records,
+    case: &str,
+    work: &Work,
+    is_alone: bool,
+    (ours, our_runs): Named<'_>,
+    (peer, peer_runs): Named<'_>,
+) {
+    for metric in RATIOS.iter().filter(|metric| is_alone || !metric.alone) {
+        let ratios = our_runs.ratios(peer_runs, |sample| (metric.value)(sample, work));
+        let (median, params) = ratios.settle(Params::new());
+        records.ratio(case, metric.name, ours, peer, median, params);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Record;
+
+    fn runs(iops: &[f64], before_ns: f64) -> Runs {
+        let run = |iops: &f64| Gated {
+            result: Sample { iops: *iops, latency_p50_ns: 1e9 / iops, ..Sample::default() },
+            before_ns,
+            after_ns: before_ns + 2.0,
+            waited_share: 0.0,
+        };
+        Runs(iops.iter().map(run).collect())
+    }
+
+    #[test]
+    fn ratios_are_of_rounds_and_count_if_both_do() {
+        let (ours, peer) = (runs(&[2.0, 30.0, 8.0], 50.0), runs(&[1.0, 10.0, 2.0], 1e6));
+        let mut records = Records::new("e");
+        let work = Work::default();
+        record_ratios(&mut records, "c", &work, true, ("ours", &ours), ("peer", &peer));
+        assert_eq!(records.find_ratio("c", "iops", "peer").unwrap().value, 3.0);
+        assert_eq!(records.find_ratio("c", "iops", "peer").unwrap().params["counts"], false);
+        assert!((records.find_ratio("c", "latency_p50", "peer").unwrap().value - 1.0 / 3.0).abs() < 1e-9);
+        record_ratios(&mut records, "d", &work, false, ("ours", &ours), ("ours", &ours));
+        let of_d = records.all().iter().filter(|record| matches!(record, Record::Ratio(ratio) if ratio.case == "d"));
+        assert_eq!(of_d.count(), 1);
+        assert_eq!((ours.line_ns(), (BANDWIDTH.value)(&ours.all()[0].result, &work)), (51.0, 8192.0));
+    }
+}

@@ -1,0 +1,23 @@
+//! Unix sockets as the servers of this project use them: vhost-user, vfio-user and the control API.
+//!
+//! * [`SocketFile`] is the file that a client connects to: for this user only, and removed by no other.
+//! * [`send`] and [`receive`] move bytes and the file descriptors beside them, and know no messages.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::todo,
+        clippy::unimplemented
+    )
+)]
+
+mod file;
+mod stream;
+
+pub use file::{ServerError, SocketFile};
+pub use stream::{Blocking, MAX_FDS, StreamError, receive, send};

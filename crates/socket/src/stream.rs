@@ -1,0 +1,158 @@
+//! Bytes over a stream socket, with file descriptors beside them.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::cmsg_space;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+
+/// Descriptors that one call may move, whatever the protocol: a protocol may allow fewer.
+pub const MAX_FDS: usize = 16;
+
+/// What a call does when there is nothing to receive, or no room for what is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocking {
+    /// It waits, unless the socket is in non-blocking mode.
+    Wait,
+    /// It fails with [`io::ErrorKind::WouldBlock`].
+    Never,
+}
+
+/// Why bytes cannot be moved.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The socket failed.
+    #[error("socket: {0}")]
+    Io(#[from] io::Error),
+    /// There are more file descriptors than any message has.
+    #[error("more than {max} file descriptors with one message")]
+    TooManyFds {
+        /// What a message may have.
+        max: usize,
+    },
+}
+
+impl StreamError {
+    /// Whether it is only that the call would have to wait.
+    #[must_use]
+    pub fn would_block(&self) -> bool {
+        matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+/// Sends some of `bytes`, and all of `fds` with the first of them. How many bytes went.
+///
+/// # Errors
+/// The socket's; more than `max_fds` descriptors. A peer that is gone is an error and no signal.
+pub fn send(
+    stream: impl AsFd,
+    bytes: &[u8],
+    fds: &[OwnedFd],
+    max_fds: usize,
+    blocking: Blocking,
+) -> Result<usize, StreamError> {
+    let mut flags = SendFlags::NOSIGNAL;
+    flags.set(SendFlags::DONTWAIT, blocking == Blocking::Never);
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    // The space may have room for more, by its alignment.
+    let fits = fds.len() <= max_fds && (fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
+    if !fits {
+        return Err(StreamError::TooManyFds { max: max_fds });
+    }
+    loop {
+        match sendmsg(&stream, &[IoSlice::new(bytes)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            sent => return Ok(sent.map_err(io::Error::from)?),
+        }
+    }
+}
+
+/// Receives up to `bytes.len()` bytes, and adds the descriptors that come with them to `fds`, closed on exec. How many
+/// bytes there were; none at the end of the stream.
+///
+/// # Errors
+/// The socket's; more than `max_fds` descriptors in all.
+pub fn receive(
+    stream: impl AsFd,
+    bytes: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+    max_fds: usize,
+    blocking: Blocking,
+) -> Result<usize, StreamError> {
+    let mut flags = RecvFlags::CMSG_CLOEXEC;
+    flags.set(RecvFlags::DONTWAIT, blocking == Blocking::Never);
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        match recvmsg(&stream, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            received => break received.map_err(io::Error::from)?,
+        }
+    };
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    // What did not fit the kernel has closed already; what did is closed with `fds`.
+    if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > max_fds {
+        return Err(StreamError::TooManyFds { max: max_fds });
+    }
+    Ok(received.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::io::{FdFlags, fcntl_getfd};
+
+    use super::*;
+
+    fn events(count: usize) -> Vec<OwnedFd> {
+        (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).collect()
+    }
+
+    #[test]
+    fn descriptors_come_with_their_bytes_and_are_not_inherited() {
+        let (one, other) = UnixStream::pair().unwrap();
+        assert_eq!(send(&one, &[1, 2, 3], &events(MAX_FDS), MAX_FDS, Blocking::Never).unwrap(), 3);
+        let (mut bytes, mut fds) = ([0; 8], Vec::new());
+        assert_eq!(receive(&other, &mut bytes, &mut fds, MAX_FDS, Blocking::Wait).unwrap(), 3);
+        assert_eq!((&bytes[..3], fds.len()), (&[1, 2, 3][..], MAX_FDS));
+        assert!(fds.iter().all(|fd| fcntl_getfd(fd).unwrap().contains(FdFlags::CLOEXEC)));
+    }
+
+    #[test]
+    fn a_protocol_may_allow_fewer_and_counts_those_that_came_before() {
+        let (one, other) = UnixStream::pair().unwrap();
+        assert!(matches!(send(&one, &[0], &events(3), 2, Blocking::Never), Err(StreamError::TooManyFds { max: 2 })));
+        for _ in 0..2 {
+            send(&one, &[0], &events(2), 2, Blocking::Never).unwrap();
+        }
+        let mut fds = Vec::new();
+        receive(&other, &mut [0], &mut fds, 2, Blocking::Never).unwrap();
+        let error = receive(&other, &mut [0], &mut fds, 2, Blocking::Never).unwrap_err();
+        assert_eq!(error.to_string(), "more than 2 file descriptors with one message");
+    }
+
+    #[test]
+    fn what_would_block_says_so_and_an_end_is_no_bytes() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let error = receive(&other, &mut [0], &mut Vec::new(), 0, Blocking::Never).unwrap_err();
+        assert!(error.would_block());
+        drop(one);
+        assert_eq!(receive(&other, &mut [0], &mut Vec::new(), 0, Blocking::Never).unwrap(), 0);
+        let error = send(&other, &[0], &[], 0, Blocking::Never).unwrap_err();
+        assert!(!error.would_block());
+    }
+}
