@@ -39,6 +39,8 @@ pub struct SidecoreReport {
     pub sleeps: u64,
     /// Nanoseconds that it slept.
     pub asleep_ns: u64,
+    /// Times that it gave way to the kernel's workers, or to another thread, because a request waited for them.
+    pub ways: u64,
     /// Messages that it was sent: queues started and stopped, and the like.
     pub mails: u64,
     /// The share of its life in which it did something, 0 to 1, if all its turns took equally long.
