@@ -146,6 +146,17 @@ pub struct StorageDaemon {
     pub socket: PathBuf,
     /// Its settings in words.
     pub settings: String,
+    command: Vec<String>,
+    name: String,
+    directory: PathBuf,
+}
+
+/// Starts it, and waits until it serves its socket.
+fn run(name: &str, command: &[String], socket: &Path, directory: &Path) -> Result<Process> {
+    let mut process = Process::start(name, &[cores::SERVER], command, directory)?;
+    // The socket's file is there before anybody listens on it.
+    process.wait_until(|_| UnixStream::connect(socket).is_ok())?;
+    Ok(process)
 }
 
 impl StorageDaemon {
@@ -214,10 +225,19 @@ impl StorageDaemon {
         let object = format!("iothread,id=io,poll-max-ns={}", settings.poll_max_ns);
         let options = ["--object", &object, "--blockdev", &blockdev, "--export", &export].map(str::to_owned);
         let command: Vec<String> = program.command.iter().cloned().chain(options).collect();
-        let mut process = Process::start(name, &[cores::SERVER], &command, directory)?;
-        // The socket's file is there before anybody listens on it.
-        process.wait_until(|_| UnixStream::connect(&socket).is_ok())?;
-        Ok(Self { process, socket, settings: settings.describe(disk) })
+        let process = run(name, &command, &socket, directory)?;
+        let (settings, name, directory) = (settings.describe(disk), name.to_owned(), directory.to_owned());
+        Ok(Self { process, socket, settings, command, name, directory })
+    }
+
+    /// Ends it, and starts it with the same settings, frozen.
+    ///
+    /// # Errors
+    /// It does not start again.
+    pub fn restart(&mut self) -> Result<()> {
+        self.process.kill()?;
+        self.process = run(&self.name, &self.command, &self.socket, &self.directory)?;
+        self.process.freeze()
     }
 
     /// The product of its requests a second at depth 1 and at depth 32.

@@ -99,6 +99,16 @@ impl Process {
         self.signal(Signal::CONT)
     }
 
+    /// Ends it at once, and waits until it is gone.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
     /// The CPU time of all its threads so far.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ use crate::process::Process;
 use crate::record::Params;
 use crate::runs::{CALLS, IOPS, KICKS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios};
 use crate::sidecored::{Controller, Device, FrontEnd, Sidecored, Store};
+use crate::stop;
 
 const DEPTHS: [u16; 3] = [1, 32, 128];
 const QUEUES: [u16; 3] = [1, 2, 4];
@@ -41,6 +42,10 @@ struct Case {
     notify: Notify,
 }
 
+/// The programs by number.
+const OURS: usize = 0;
+const THEIRS: usize = 1;
+
 /// One system in the comparison.
 struct System {
     name: &'static str,
@@ -50,6 +55,8 @@ struct System {
     socket: PathBuf,
     params: Params,
     runs: Runs,
+    /// It has not answered in this case.
+    is_silent: bool,
 }
 
 /// A connection with its queues taken out. The client stays for as long as they are used.
@@ -107,7 +114,7 @@ fn fill<Q: Queue>(queues: &mut [Q], bytes: u64) -> Result<()> {
 
 impl System {
     fn new(name: &'static str, program: usize, front_end: FrontEnd, socket: PathBuf, params: Params) -> Self {
-        Self { name, program, front_end, socket, params, runs: Runs::default() }
+        Self { name, program, front_end, socket, params, runs: Runs::default(), is_silent: false }
     }
 }
 
@@ -124,7 +131,7 @@ impl Bench {
     fn ground(&mut self, ground: Ground, peer: Option<&Program>) -> Result<()> {
         let mut daemon = self.start_ours(ground)?;
         let mut systems: Vec<System> = [(NVME, FrontEnd::Nvme), (VIRTIO, FrontEnd::VirtioBlk)]
-            .map(|(name, front_end)| System::new(name, 0, front_end, daemon.socket(name), self.common_params()))
+            .map(|(name, front_end)| System::new(name, OURS, front_end, daemon.socket(name), self.common_params()))
             .into();
         if ground == Ground::Volume {
             for system in &systems {
@@ -141,12 +148,17 @@ impl Bench {
         if let Some((program, theirs)) = &theirs {
             let mut params = self.common_params();
             params.extend(theirs.params(program));
-            systems.push(System::new(peer::NAME, 1, FrontEnd::VirtioBlk, theirs.socket.clone(), params));
+            systems.push(System::new(peer::NAME, THEIRS, FrontEnd::VirtioBlk, theirs.socket.clone(), params));
         }
-        let mut programs: Vec<&mut Process> = vec![&mut daemon.process];
-        programs.extend(theirs.as_mut().map(|(_, theirs)| &mut theirs.process));
         for case in self.cases(ground) {
+            let mut programs: Vec<&mut Process> = vec![&mut daemon.process];
+            programs.extend(theirs.as_mut().map(|(_, theirs)| &mut theirs.process));
             self.case(&case, &mut systems, &mut programs)?;
+            if systems.iter().any(|system| system.is_silent)
+                && let Some((_, theirs)) = &mut theirs
+            {
+                theirs.restart()?;
+            }
         }
         daemon.process.end()
     }
@@ -207,15 +219,25 @@ impl Bench {
         let name = case.name();
         for system in &mut *systems {
             system.runs = Runs::default();
+            system.is_silent = false;
         }
         for _ in 0..self.plan.rounds {
-            for system in &mut *systems {
+            for system in systems.iter_mut().filter(|system| !system.is_silent) {
                 let process = programs.get_mut(system.program).context("no program")?;
-                self.round(case, system, process).with_context(|| format!("measuring {}, {name}", system.name))?;
+                let result = self.round(case, system, process);
+                stop::check()?;
+                match result.with_context(|| format!("measuring {}, {name}", system.name)) {
+                    // A peer that gives no answer at some load has no number there.
+                    Err(error) if system.program != OURS => {
+                        eprintln!("  {error:#}");
+                        system.is_silent = true;
+                    }
+                    result => result?,
+                }
             }
         }
         let mut line = format!("  {name:<26}");
-        for system in &*systems {
+        for system in systems.iter().filter(|system| !system.is_silent) {
             self.record(&name, case, system);
             line.push_str(&format!(
                 "  {} {:.0} k/s",
@@ -225,7 +247,7 @@ impl Bench {
         }
         eprintln!("{line}");
         if let Some((ours, others)) = systems.split_first() {
-            for peer in others {
+            for peer in others.iter().filter(|peer| !peer.is_silent) {
                 let (ours, peer) = ((ours.name, &ours.runs), (peer.name, &peer.runs));
                 record_ratios(&mut self.experiment.records, &name, &case.work, case.is_alone(), ours, peer);
             }
