@@ -26,7 +26,8 @@ look() {
         controller=${path##*/}
         [ "$(cat "$path/state" 2>/dev/null)" = live ] || return 1
         for disk in "$path"/nvme*n*; do
-            dev=${disk##*/}
+            # Where a subsystem may have other controllers, this is one of the ways to a disk: nvme1c1n1 to nvme1n1.
+            dev=$(echo "${disk##*/}" | sed 's/c[0-9]*n/n/')
             [ -b "/dev/$dev" ] && return
         done
     done
@@ -53,7 +54,7 @@ order_find() {
     value dev "$dev"
     value mib "$(mib)"
     value polls "$(cat "/sys/block/$dev/queue/io_poll")"
-    value queues "$(ls "/sys/block/$dev/mq" | wc -l)"
+    value queues "$(ls "/sys/block/$dev/mq" 2>/dev/null | wc -l)"
 }
 
 # gone SLOT: whether nothing is behind a port, or soon nothing.

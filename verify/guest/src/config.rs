@@ -27,7 +27,9 @@ pub(crate) const ORIGIN: &str = "first";
 pub(crate) const VF: &str = "vf";
 /// The volume behind the one that is plugged while the guest runs.
 pub(crate) const PLUGGED: &str = "plugged";
-/// The size of both at first.
+/// The physical function, and its store.
+pub(crate) const MANAGER: &str = "manager";
+/// The size of both volumes at first.
 pub(crate) const FUNCTION_MIB: u64 = 256;
 
 const RAM_MIB: u64 = 256;
@@ -80,10 +82,16 @@ impl Places<'_> {
     }
 
     /// Two NVMe functions, each showing a thin volume of a controller on a file. One is polled, so that its guest writes
-    /// doorbells to memory. The other one's sidecore may sleep, so that the guest's driver has shadow doorbells.
+    /// doorbells to memory. The other one's sidecore may sleep, so that the guest's driver has shadow doorbells. And the
+    /// physical function, for whoever manages them.
     pub(crate) fn nvme(&self) -> Result<String> {
+        let socket = quoted(&socket(self.directory, MANAGER))?;
+        let manager = format!(
+            "\n[[store]]\nname = \"{MANAGER}\"\ntype = \"pf\"\ncontroller = \"{POOL}\"\n\n[[device]]\n\
+             name = \"{MANAGER}\"\nstore = \"{MANAGER}\"\nsocket = {socket}\nfront_end = \"nvme\"\nidle = \"adaptive\"\n"
+        );
         let functions = [self.function(VF, "poll")?, self.function(PLUGGED, "adaptive")?].concat();
-        Ok([self.head()?, self.pool()?, functions].concat())
+        Ok([self.head()?, self.pool()?, "physical_function = true\n".to_owned(), functions, manager].concat())
     }
 
     fn head(&self) -> Result<String> {
@@ -157,10 +165,11 @@ mod tests {
     }
 
     #[test]
-    fn both_functions_are_nvme_and_one_may_sleep() {
+    fn all_functions_are_nvme_and_one_polls() {
         let nvme = places().nvme().unwrap();
-        assert_eq!(nvme.matches("front_end = \"nvme\"\n").count(), 2);
-        assert_eq!(nvme.matches("idle = \"adaptive\"").count(), 1);
+        assert_eq!(nvme.matches("front_end = \"nvme\"\n").count(), 3);
+        assert_eq!(nvme.matches("idle = \"adaptive\"").count(), 2);
+        assert_eq!(nvme.matches("physical_function = true\n\n[[store]]").count(), 1);
         assert!(nvme.contains("socket = \"/t/vf.sock\"") && nvme.contains("volume = \"plugged\""));
     }
 

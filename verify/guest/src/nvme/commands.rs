@@ -25,19 +25,20 @@ pub(super) fn run(session: &mut Session<'_>, guest: &mut Guest, found: &Found, c
     cli.reset()
 }
 
-struct Cli<'c, 'a> {
-    session: &'c mut Session<'a>,
-    guest: &'c mut Guest,
-    found: &'c Found,
-    checks: &'c mut Checks,
+/// nvme-cli in the guest, on one function.
+pub(super) struct Cli<'c, 'a> {
+    pub(super) session: &'c mut Session<'a>,
+    pub(super) guest: &'c mut Guest,
+    pub(super) found: &'c Found,
+    pub(super) checks: &'c mut Checks,
 }
 
 impl Cli<'_, '_> {
-    fn note(&mut self, what: &str, ok: bool, found: impl Into<String>) {
+    pub(super) fn note(&mut self, what: &str, ok: bool, found: impl Into<String>) {
         self.checks.note(self.session, what, ok, found);
     }
 
-    fn nvme(&mut self, arguments: &str) -> Result<Answer> {
+    pub(super) fn nvme(&mut self, arguments: &str) -> Result<Answer> {
         self.guest.order(self.session, &format!("nvme {arguments}"))
     }
 
@@ -69,17 +70,20 @@ impl Cli<'_, '_> {
         Ok(())
     }
 
+    fn id_ns(&mut self) -> Result<Value> {
+        self.json(&format!("id-ns /dev/{} --namespace-id=1", self.found.controller))
+    }
+
+    /// The size of the namespace's logical blocks in bytes, and the number of that format.
+    pub(super) fn format(&mut self) -> Result<(u64, u64)> {
+        format_in_use(&self.id_ns()?)
+    }
+
     /// The namespace is as large as its volume. Returns the size of its logical blocks in bytes.
     fn namespace(&mut self) -> Result<u64> {
-        let identity = self.json(&format!("id-ns /dev/{} --namespace-id=1", self.found.controller))?;
+        let identity = self.id_ns()?;
         let blocks = number(&identity, "nsze")?;
-        let format = number(&identity, "flbas")? & 0xf;
-        let bytes = identity["lbafs"]
-            .as_array()
-            .and_then(|formats| formats.get(usize::try_from(format).ok()?))
-            .and_then(|format| format["ds"].as_u64())
-            .map(|log2| 1 << log2)
-            .context("id-ns has no format in use")?;
+        let (bytes, _) = format_in_use(&identity)?;
         let unique = ["nguid", "eui64"].iter().any(|key| {
             identity[key].as_str().is_some_and(|id| id.bytes().any(|digit| digit.is_ascii_hexdigit() && digit != b'0'))
         });
@@ -170,10 +174,20 @@ fn blocks(bytes: u64) -> String {
     format!("--start-block={} --block-count={}", COMMANDS * MIB / bytes, COUNT * 4096 / bytes - 1)
 }
 
-fn succeeded(answer: &Answer) -> Result<&str> {
+pub(super) fn succeeded(answer: &Answer) -> Result<&str> {
     let (code, out, err) = (answer.text("code")?, answer.text("out")?, answer.text("err")?);
     ensure!(code == "0", "ended with {code}: {out} {err}");
     Ok(out)
+}
+
+fn format_in_use(identity: &Value) -> Result<(u64, u64)> {
+    let format = number(identity, "flbas")? & 0xf;
+    let bytes = identity["lbafs"]
+        .as_array()
+        .and_then(|formats| formats.get(usize::try_from(format).ok()?))
+        .and_then(|format| format["ds"].as_u64())
+        .map(|log2| 1 << log2);
+    Ok((bytes.context("id-ns has no format in use")?, format))
 }
 
 /// Some versions print large numbers as text.

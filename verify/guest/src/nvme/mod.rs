@@ -3,11 +3,12 @@
 
 mod commands;
 mod log;
+mod manage;
 mod unplug;
 mod ways;
 
 use crate::checks::Checks;
-use crate::config::{self, FUNCTION_MIB, PLUGGED, POOL, VF};
+use crate::config::{self, FUNCTION_MIB, MANAGER, PLUGGED, POOL, VF};
 use crate::daemon::Daemon;
 use crate::emulator::Emulator;
 use crate::guest::{FIRST_SLOT, Guest, NVME};
@@ -38,6 +39,10 @@ const PORT: u8 = FIRST_SLOT;
 const OTHER_PORT: u8 = FIRST_SLOT + 1;
 /// Where the first function is plugged again.
 const NEXT_PORT: u8 = FIRST_SLOT + 2;
+/// Where the physical function is plugged.
+const MANAGER_PORT: u8 = FIRST_SLOT + 3;
+/// The size of the volume that its host makes.
+const MADE: u64 = 224;
 /// How long a guest may take to let go of a device.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -74,7 +79,7 @@ pub(crate) fn run(stage: &Stage<'_>, emulator: &Emulator, window: Duration) -> R
         let mut checks = Checks::default();
         let daemon = session.daemon(|places| places.nvme())?;
         let function = qemu::function(VF, &config::socket(session.directory, VF), PORT)?;
-        let ports = [(PORT, Some(function)), (OTHER_PORT, None), (NEXT_PORT, None)];
+        let ports = [(PORT, Some(function)), (OTHER_PORT, None), (NEXT_PORT, None), (MANAGER_PORT, None)];
         let ports = ports.map(|(slot, device)| Port { slot, device });
         let can_unplug = unplug::can_unplug(session, emulator)?;
         let guest = Guest::boot_nvme(session, emulator, &ports)?;
@@ -117,7 +122,7 @@ impl Play<'_, '_> {
 
         self.reset_under_load(&found)?;
         self.grow(&daemon)?;
-        self.plug_another()?;
+        self.manage()?;
         self.unplug_under_load(VF, PORT)?;
         let daemon = self.restart(daemon, &digest)?;
 
@@ -220,18 +225,31 @@ impl Play<'_, '_> {
         self.quiet("a resize")
     }
 
+    /// The guest has the physical function as well: it makes a volume, sees that it is served, and deletes it.
+    fn manage(&mut self) -> Result<()> {
+        let socket = config::socket(self.session.directory, MANAGER);
+        self.qmp.plug(qemu::function(MANAGER, &socket, MANAGER_PORT)?)?;
+        let manager = self.find(MANAGER_PORT)?;
+        let made = manage::make(self.session, &mut self.guest, &manager, self.checks, MADE)?;
+        self.quiet("the management of volumes")?;
+        self.plug_another()?;
+        manage::unmake(self.session, &mut self.guest, &manager, self.checks, made)?;
+        self.guest.order(self.session, &format!("remove {MANAGER_PORT:02x}"))?;
+        self.guest.order(self.session, &format!("gone {MANAGER_PORT:02x}"))?;
+        self.find(PORT)?;
+        self.quiet("the end of the management")
+    }
+
     /// A second function comes and goes while the guest runs.
     fn plug_another(&mut self) -> Result<()> {
         let socket = config::socket(self.session.directory, PLUGGED);
         self.qmp.plug(qemu::function(PLUGGED, &socket, OTHER_PORT)?)?;
         let found = self.find(OTHER_PORT)?;
-        let what = "a function that is plugged shows up in the running guest";
-        self.note(what, found.mib == FUNCTION_MIB, format!("/dev/{} of {} MiB", found.dev, found.mib));
+        let what = "a function that is plugged shows up in the running guest, with the volume that was made for it";
+        self.note(what, found.mib == MADE, format!("/dev/{} of {} MiB", found.dev, found.mib));
         self.blocks()?;
         self.quiet("a hot-plug")?;
-        self.unplug_under_load(PLUGGED, OTHER_PORT)?;
-        self.find(PORT)?;
-        Ok(())
+        self.unplug_under_load(PLUGGED, OTHER_PORT)
     }
 
     /// The guest has to let go of a function while fio reads and writes there.
