@@ -40,7 +40,7 @@ pub struct SidecoreReport {
     /// Nanoseconds that it slept.
     pub asleep_ns: u64,
     /// Times that it gave way to the kernel's workers, or to another thread, because a request waited for them.
-    pub ways: u64,
+    pub yields: u64,
     /// Messages that it was sent: queues started and stopped, and the like.
     pub mails: u64,
     /// The share of its life in which it did something, 0 to 1, if all its turns took equally long.

@@ -119,7 +119,7 @@ impl Sidecore {
             busy_turns,
             sleeps: stats.sleeps.get(),
             asleep_ns,
-            ways: stats.ways.get(),
+            yields: stats.yields.get(),
             mails: stats.mails.get(),
             utilisation: utilisation(turns, busy_turns, asleep_ns, now.since(self.started_at).0),
             queues: self.queues.load(Ordering::Relaxed),

@@ -40,8 +40,8 @@ const SIDECORES: &[Metric<SidecoreReport>] = &[
     counter("sidecore_reactor_busy_turns_total", "Rounds in which something was done.", |s| Value::Whole(s.busy_turns)),
     counter("sidecore_reactor_sleeps_total", "Times that the sidecore went to sleep.", |s| Value::Whole(s.sleeps)),
     counter("sidecore_reactor_asleep_seconds_total", "Time slept.", |s| seconds(s.asleep_ns)),
-    counter("sidecore_reactor_ways_total", "Times that the sidecore gave way to those it waited for.", |s| {
-        Value::Whole(s.ways)
+    counter("sidecore_reactor_yields_total", "Times that the sidecore gave way to those it waited for.", |s| {
+        Value::Whole(s.yields)
     }),
     counter("sidecore_reactor_mails_total", "Messages from the control path.", |s| Value::Whole(s.mails)),
     gauge("sidecore_reactor_queues", "Queues polled right now.", |s| Value::Whole(s.queues)),

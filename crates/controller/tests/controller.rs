@@ -82,6 +82,7 @@ fn only_the_request_that_misses_waits() {
     a.channel.submit(&mut vec![miss]);
     a.channel.poll(Nanos(4), &mut completed);
     assert_eq!(a.channel.in_flight(), 1);
+    assert!(a.channel.waits_since().is_some() && b.channel.waits_since().is_none(), "it waits for another thread");
     assert_eq!(controller.report().functions[0].stats.stalled, 1);
     assert_eq!((controller.report().functions[0].miss_address, controller.report().functions[0].miss_size), (1024, 4));
 
@@ -112,6 +113,7 @@ fn only_the_request_that_misses_waits() {
         a.channel.poll(Nanos(6), &mut completed);
     }
     assert!(completed.pop().map(|mut request| request.tag.take().unwrap().into_bits()).is_some());
+    assert_eq!(a.channel.waits_since(), None);
     assert_eq!(controller.report().functions[0].stats.stalled, 0);
 }
 

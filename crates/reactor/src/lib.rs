@@ -26,6 +26,6 @@ pub use histogram::{Histogram, LatencySummary};
 pub use idle::IdleMode;
 pub use mailbox::{Closed, Mail, Mailbox, Post, mailbox};
 pub use pollable::{Arm, Pollable, PollableId, Polled};
-pub use reactor::{GLANCE_INTERVAL, PATIENCE, Reactor, Turn, WAY};
+pub use reactor::{GLANCE_INTERVAL, PATIENCE, Reactor, Turn, YIELD};
 pub use sleeper::{Sleeper, WakeKey};
 pub use stats::{Counter, ReactorStats};

@@ -24,7 +24,7 @@ pub const PATIENCE: Nanos = Nanos::from_millis(1);
 
 /// How long it gives way, unless something comes before: the most that a guest's
 /// request waits because of it.
-pub const WAY: Nanos = Nanos::from_micros(50);
+pub const YIELD: Nanos = Nanos::from_micros(50);
 
 /// Units of work that a pollable may do before the next one has its turn.
 const BUDGET: usize = 32;
@@ -66,7 +66,7 @@ pub struct Reactor<P, S> {
     first: usize,
     last_glance: Nanos,
     /// When it was last considered whether to give way.
-    last_way: Nanos,
+    last_yield: Nanos,
     sleeper: S,
     mailbox: Mailbox<P, S>,
     woken: Vec<WakeKey>,
@@ -86,7 +86,7 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
             armed_count: 0,
             first: 0,
             last_glance: Nanos::ZERO,
-            last_way: Nanos::ZERO,
+            last_yield: Nanos::ZERO,
             sleeper,
             mailbox,
             woken: Vec::with_capacity(64),
@@ -173,8 +173,8 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
         if now.since(self.last_glance) >= glance_interval {
             self.last_glance = now;
             self.stats.glances.add(1);
-            let way = if self.waits_in_vain(now) { WAY } else { Nanos::ZERO };
-            self.wait(Some(way))?;
+            let timeout = if self.waits_in_vain(now) { YIELD } else { Nanos::ZERO };
+            self.wait(Some(timeout))?;
             self.wake_overdue(now);
         }
         Ok(if busy { Turn::Busy } else { Turn::Idle })
@@ -182,14 +182,14 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
 
     /// Whether it is time to give way to those that somebody here waits for.
     fn waits_in_vain(&mut self, now: Nanos) -> bool {
-        if now.since(self.last_way) < PATIENCE {
+        if now.since(self.last_yield) < PATIENCE {
             return false;
         }
-        self.last_way = now;
+        self.last_yield = now;
         let mut waiting = self.entries.iter().flatten().filter_map(|entry| entry.pollable.waits_since());
         let in_vain = waiting.any(|since| now.since(since) >= PATIENCE);
         if in_vain {
-            self.stats.ways.add(1);
+            self.stats.yields.add(1);
         }
         in_vain
     }

@@ -17,7 +17,7 @@ pub struct ReactorStats {
     pub glances: Counter,
     /// Times that the sidecore gave way to the kernel, or to another thread, because a
     /// request waited for it.
-    pub ways: Counter,
+    pub yields: Counter,
     /// Messages delivered.
     pub mails: Counter,
 }

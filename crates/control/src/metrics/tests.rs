@@ -44,7 +44,7 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         busy_turns: 17,
         sleeps: 18,
         asleep_ns: 1_500_000_000,
-        ways: 21,
+        yields: 21,
         mails: 19,
         utilisation: 0.25,
         queues: 20,

@@ -454,6 +454,32 @@ fn a_sidecore_that_sleeps_in_epoll_is_woken() {
 }
 
 #[test]
+fn a_channel_says_since_when_it_waits_for_the_kernel_through_a_stage_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let store: Arc<dyn BlockDevice> = Arc::new(open(&image(&directory, "disk", MIB)));
+    let stage: Arc<dyn BlockDevice> = Arc::new(FaultStore::new(Arc::clone(&store), FaultPlan::default()));
+    for device in [store, stage] {
+        let mut channel = device.open_channel(None, 4).unwrap();
+        assert_eq!(channel.waits_since(), None);
+        let flush = |taken_at| {
+            let mut flush = BlockRequest::blank(0);
+            flush.operation = Operation::Flush;
+            flush.taken_at = taken_at;
+            flush
+        };
+        channel.submit(&mut vec![flush(Nanos(7)), flush(Nanos(5))]);
+        // Whatever the kernel has done by now, nothing is back before the next poll.
+        assert_eq!(channel.waits_since(), Some(Nanos(5)));
+        let mut completed = Batch::new();
+        while completed.len() < 2 {
+            channel.poll(Nanos::ZERO, &mut completed);
+            std::thread::yield_now();
+        }
+        assert_eq!(channel.waits_since(), None);
+    }
+}
+
+#[test]
 fn a_channel_dropped_with_requests_in_flight_waits_for_the_kernel() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(&image(&directory, "disk", 16 * MIB));

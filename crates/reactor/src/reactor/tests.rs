@@ -207,11 +207,11 @@ fn one_that_waits_in_vain_gives_way_now_and_then() {
     bench.turn(PATIENCE.0);
     assert_eq!(timeouts(&bench), [Some(Nanos::ZERO)], "not for long enough");
     bench.turn(PATIENCE.0);
-    assert_eq!(timeouts(&bench), [Some(WAY)]);
+    assert_eq!(timeouts(&bench), [Some(YIELD)]);
     bench.turn(PATIENCE.0 - 1);
     bench.turn(1);
-    assert_eq!(timeouts(&bench), [Some(WAY)], "once in that time");
-    assert_eq!(bench.reactor.stats().ways.get(), 2);
+    assert_eq!(timeouts(&bench), [Some(YIELD)], "once in that time");
+    assert_eq!(bench.reactor.stats().yields.get(), 2);
 
     // Also for one that sleeps, while another keeps the sidecore awake.
     let sleeper = Worker::new(&bench.world, "s", IdleMode::Interrupt);
@@ -223,7 +223,7 @@ fn one_that_waits_in_vain_gives_way_now_and_then() {
     timeouts(&bench);
     armed_waits_since.set(Some(Nanos::ZERO));
     bench.turn(PATIENCE.0);
-    assert_eq!(timeouts(&bench), [Some(WAY)]);
+    assert_eq!(timeouts(&bench), [Some(YIELD)]);
 }
 
 #[test]
