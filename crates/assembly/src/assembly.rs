@@ -10,6 +10,7 @@ use crate::AssemblyError;
 use crate::controllers::{ControllerHandle, Controllers, VolumeChange};
 use crate::disk::Disk;
 use crate::front_end::{NvmeParts, NvmeThreads, Subsystems};
+use crate::left::LeftDevice;
 use crate::report::{DeviceReport, Stats};
 use crate::sidecore::{Sidecore, SidecoreThread};
 use crate::spec::{DeviceSpec, Spec, StoreKind, StoreSpec};
@@ -37,6 +38,8 @@ pub(crate) struct Graph {
     threads: Vec<SidecoreThread>,
     /// Those of NVMe functions, once there is one.
     nvme: Option<Arc<NvmeThreads>>,
+    /// What another process has left, until it is taken up.
+    left: Vec<LeftDevice>,
     /// It has been drained, or is about to be: nothing is added any more.
     pub(crate) ends: bool,
 }
@@ -55,6 +58,15 @@ impl Assembly {
     /// # Errors
     /// The first thing that cannot be had; what was started until then is stopped again.
     pub fn start(spec: &Spec) -> Result<Self, AssemblyError> {
+        Self::take_over(spec, Vec::new())
+    }
+
+    /// The same, and goes on with the VMMs that another process has [left](Assembly::hand_over). One that this is not possible
+    /// with is disconnected, and the log says why.
+    ///
+    /// # Errors
+    /// As [`Assembly::start`]. Of the VMMs, some may have been gone on with by then: they are disconnected.
+    pub fn take_over(spec: &Spec, left: Vec<LeftDevice>) -> Result<Self, AssemblyError> {
         let clock = Clock::new();
         let mut stores = Stores::new(&spec.stores);
         // Stores first: they take longest, and fail most often.
@@ -69,7 +81,7 @@ impl Assembly {
         let sidecores = threads.iter().map(|thread| thread.sidecore().clone()).collect();
         let started_at = clock.now();
         let owned = controllers.stores().collect();
-        let graph = Arc::new(Mutex::new(Graph { stores, owned, threads, nvme: None, ends: false }));
+        let graph = Arc::new(Mutex::new(Graph { stores, owned, threads, nvme: None, left, ends: false }));
         let disks = Arc::default();
         let subsystems = Arc::new(Subsystems::new(&graph, &disks));
         let assembly = Self { clock, started_at, sidecores, disks, controllers, graph, subsystems };
@@ -79,6 +91,9 @@ impl Assembly {
             for device in &spec.devices {
                 let disk = assembly.disk(device, &mut graph)?;
                 assembly.disks().push(Arc::new(disk));
+            }
+            for LeftDevice { name, .. } in graph.left.drain(..) {
+                tracing::warn!(device = name, "a VMM was connected to a device that is not configured any more");
             }
         }
         assembly.subsystems.refresh();
@@ -151,22 +166,37 @@ impl Assembly {
     /// Ends it in order: no more connections, queues stopped when what is in flight is done, controllers' metadata
     /// written, files flushed, sidecores ended. Reports go on to be answered. The second call does nothing.
     pub fn drain(&self) {
-        self.drain_graph();
-        // What was being done for a physical function may have waited for the graph, and finds that it has ended.
-        self.subsystems.end();
+        self.end(|disk| {
+            disk.stop();
+            None
+        });
     }
 
-    fn drain_graph(&self) {
+    /// The same, and leaves the VMMs that are connected to NVMe functions to another process, as far as what they see is
+    /// there after this one: not if it is in memory. What has been acknowledged is as it is after [`Assembly::drain`].
+    #[must_use]
+    pub fn hand_over(&self) -> Vec<LeftDevice> {
+        self.end(Disk::hand_over)
+    }
+
+    fn end(&self, stop: impl Fn(&Disk) -> Option<LeftDevice> + Sync) -> Vec<LeftDevice> {
+        let left = self.end_graph(stop);
+        // What was being done for a physical function may have waited for the graph, and finds that it has ended.
+        self.subsystems.end();
+        left
+    }
+
+    fn end_graph(&self, stop: impl Fn(&Disk) -> Option<LeftDevice> + Sync) -> Vec<LeftDevice> {
         let mut graph = self.graph();
         if std::mem::replace(&mut graph.ends, true) {
-            return;
+            return Vec::new();
         }
         let disks = self.all_disks();
         // Side by side, because each waits for its own guest's requests.
-        std::thread::scope(|scope| {
-            for disk in &disks {
-                scope.spawn(|| disk.stop());
-            }
+        let left = std::thread::scope(|scope| {
+            let stop = &stop;
+            let threads: Vec<_> = disks.iter().map(|disk| scope.spawn(move || stop(disk))).collect();
+            threads.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
         });
         disks.iter().for_each(|disk| disk.close());
         graph.nvme = None;
@@ -174,6 +204,7 @@ impl Assembly {
         self.controllers.shutdown();
         graph.stores.close_all();
         graph.threads.clear();
+        left
     }
 
     /// All counters as of now.
@@ -220,14 +251,22 @@ impl Assembly {
         let unknown = || AssemblyError::Unknown { user: subject(device), kind: "store", name: device.store.clone() };
         let kind = graph.stores.kind(&device.store).ok_or_else(unknown)?;
         let bottom = graph.stores.bottom(&device.store).ok_or_else(unknown)?.clone();
+        let outlives = self.outlives(&bottom, graph);
         let parts = || self.nvme_parts(device, &bottom, graph);
-        let disk = Disk::new(device, store, (kind, bottom.clone()), &self.sidecores, parts)?;
+        let disk = Disk::new(device, store, (kind, bottom.clone(), outlives), &self.sidecores, parts)?;
         let writes_too = |other: &&Arc<Disk>| both_write(disk.writes_to().as_ref(), other.writes_to().as_ref());
         if let Some(other) = disks.iter().find(writes_too) {
             let (store, other) = (device.store.clone(), other.spec.name.clone());
             return Err(AssemblyError::SecondWriter { name: name(), store, other });
         }
         Ok(disk)
+    }
+
+    /// Whether what is in a store is there after this process: not if it is in memory.
+    fn outlives(&self, bottom: &StoreSpec, graph: &Graph) -> bool {
+        let controller = bottom.kind.controller().and_then(|name| self.controller(name));
+        let below = controller.and_then(|controller| graph.stores.bottom(controller.store()).cloned());
+        !matches!(below.as_ref().unwrap_or(bottom).kind, StoreKind::Ram { .. })
     }
 
     /// What an NVMe function needs besides its store. A physical function that is only read manages nothing.
@@ -241,7 +280,8 @@ impl Assembly {
             Some(threads) => Arc::clone(threads),
             None => Arc::clone(graph.nvme.insert(Arc::new(NvmeThreads::start()?))),
         };
-        let mut parts = NvmeParts { threads, manager: None, volume: None };
+        let left = graph.left.iter().position(|left| left.name == device.name).map(|at| graph.left.remove(at));
+        let mut parts = NvmeParts { threads, manager: None, volume: None, left };
         let Some(controller) = bottom.kind.controller().and_then(|name| self.controller(name)) else {
             return Ok(parts);
         };

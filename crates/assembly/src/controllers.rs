@@ -157,6 +157,11 @@ impl ControllerHandle {
         &self.spec.name
     }
 
+    /// The store that it divides, by its name.
+    pub(crate) fn store(&self) -> &str {
+        &self.spec.store
+    }
+
     /// The size of a logical block of its volumes as NVMe namespaces: its store's, in bytes.
     pub(crate) fn logical_block_bytes(&self) -> u32 {
         self.controller.report().store.block_bytes.max(sidecore_units::SECTOR_BYTES as u32)

@@ -7,6 +7,7 @@ use sidecore_reactor::IdleMode;
 
 use crate::AssemblyError;
 use crate::front_end::{FrontEnd, Nvme, NvmeParts, VirtioBlk};
+use crate::left::LeftDevice;
 use crate::report::{DeviceReport, DeviceState, DeviceStats};
 use crate::sidecore::Sidecore;
 use crate::spec::{DeviceSpec, FrontEndKind, StoreKind, StoreSpec};
@@ -18,6 +19,8 @@ pub(crate) struct Disk {
     configured: StoreSpec,
     below: Mutex<Below>,
     store_type: &'static str,
+    /// Whether what is in its store is there after this process.
+    outlives: bool,
     front_end: Box<dyn FrontEnd>,
 }
 
@@ -34,7 +37,7 @@ impl Disk {
     pub(crate) fn new(
         spec: &DeviceSpec,
         store: Arc<dyn BlockDevice>,
-        (store_type, bottom): (&'static str, StoreSpec),
+        (store_type, bottom, outlives): (&'static str, StoreSpec, bool),
         sidecores: &[Sidecore],
         parts: impl FnOnce() -> Result<NvmeParts, AssemblyError>,
     ) -> Result<Self, AssemblyError> {
@@ -44,7 +47,7 @@ impl Disk {
             FrontEndKind::Nvme => Box::new(Nvme::new(spec, (store, &bottom), serving, parts()?)?),
         };
         let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
-        Ok(Self { spec: spec.clone(), configured: bottom, below, store_type, front_end })
+        Ok(Self { spec: spec.clone(), configured: bottom, below, store_type, outlives, front_end })
     }
 
     /// Makes its socket and serves whoever connects.
@@ -56,6 +59,15 @@ impl Disk {
     /// has stopped, too.
     pub(crate) fn stop(&self) -> bool {
         self.front_end.stop()
+    }
+
+    /// The same, and leaves the VMM that is connected to the next process, if its blocks will be there.
+    pub(crate) fn hand_over(&self) -> Option<LeftDevice> {
+        if self.outlives {
+            return self.front_end.hand_over();
+        }
+        self.stop();
+        None
     }
 
     /// Lets go of its store.

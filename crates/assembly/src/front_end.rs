@@ -8,6 +8,7 @@ use std::path::Path;
 use sidecore_block::Geometry;
 
 use crate::AssemblyError;
+use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::sidecore::Sidecore;
 
@@ -22,6 +23,12 @@ pub(crate) trait FrontEnd: Send + Sync {
     /// Removes the socket and stops the queues, when what is in flight is done. False if it was stopped before; then it
     /// has stopped, too.
     fn stop(&self) -> bool;
+
+    /// The same, and leaves the VMM that is connected to the next process, if it can be left.
+    fn hand_over(&self) -> Option<LeftDevice> {
+        self.stop();
+        None
+    }
 
     /// Lets go of the store: nothing can be served any more.
     fn close(&self);

@@ -20,6 +20,11 @@
 //! miss and for commits; whoever manages volumes waits for those. One that an NVMe host manages has a thread that waits
 //! for it.
 //!
+//! # The next process
+//!
+//! A VMM that speaks vfio-user connects once. [`Assembly::hand_over`] ends in order but leaves such connections open, each a
+//! [`LeftDevice`], and [`Assembly::take_over`] in another process goes on with them: the guest notices a pause.
+//!
 //! # Errors
 //!
 //! Starting is all or nothing, and so is each change afterwards ([`AssemblyError`], [`OperationError`]). A device that its
@@ -34,6 +39,7 @@ mod error;
 mod flush;
 mod front_end;
 mod host;
+mod left;
 pub mod machine;
 pub mod offline;
 mod operation;
@@ -47,4 +53,5 @@ mod stores;
 pub use assembly::Assembly;
 pub use controllers::{BlocksOf, ControllerHandle};
 pub use error::AssemblyError;
+pub use left::LeftDevice;
 pub use operation::{ErrorKind, OperationError};

@@ -198,7 +198,7 @@ fn the_primary_controller_knows_volumes_and_functions() {
     assert_eq!(pf.identify(0x11, 3).unwrap()[..8], (2 * VOLUME_BYTES / 512).to_le_bytes());
     assembly.remove_device("one").unwrap();
     assert_eq!(secondary(&mut pf), [(2, true)]);
-    assert_eq!(attached(&mut pf, 2), []);
+    assert!(attached(&mut pf, 2).is_empty());
     assembly.add_device(&spec.devices[ONE], None).unwrap();
     assert_eq!(secondary(&mut pf), [(1, true), (2, true)]);
     // One that is only read manages nothing.
@@ -254,11 +254,11 @@ fn a_function_serves_what_is_attached_to_it() {
         // Its host sees it go.
         assert_eq!(detach(&mut pf, 2, 1), OK);
         assert!(one.admin().wait(event).unwrap().status.is_ok());
-        assert_eq!(one.active_namespaces().unwrap(), []);
+        assert!(one.active_namespaces().unwrap().is_empty());
         assert_eq!(status(&mut one, 8).name(), "Invalid Field in Command", "the number of no active namespace");
         let report = assembly.devices().swap_remove(ONE);
         assert_eq!((report.volume, report.capacity_bytes), (None, 0));
-        assert_eq!(attached(&mut pf, 2), []);
+        assert!(attached(&mut pf, 2).is_empty());
         assert_eq!((detach(&mut pf, 2, 1), detach(&mut pf, 3, 1)), (NOT_ATTACHED, NOT_ATTACHED));
 
         // And another one come.

@@ -7,6 +7,9 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::table::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 
+/// The file's size stays, and so does that.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
 /// Zeroed pages in a file that a peer may be given: what it stores there is
 /// seen here without a message.
 ///
@@ -29,7 +32,27 @@ impl SharedPages {
     pub fn new(name: &str, len_bytes: usize) -> io::Result<Self> {
         let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, len_bytes as u64)?;
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        rustix::fs::fcntl_add_seals(&file, SEALS)?;
+        Self::of(file, len_bytes)
+    }
+
+    /// Those that another process has made and given to a peer, as they are: `len_bytes` of them.
+    ///
+    /// # Errors
+    /// The file is none of [`SharedPages::new`]'s, or has another size.
+    pub fn from_file(file: OwnedFd, len_bytes: usize) -> io::Result<Self> {
+        let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
+        let file_bytes = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+        if !sealed || file_bytes != len_bytes as u64 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "these are not the shared pages that they should be",
+            ));
+        }
+        Self::of(file, len_bytes)
+    }
+
+    fn of(file: OwnedFd, len_bytes: usize) -> io::Result<Self> {
         let memory = GuestMemory::map(vec![RegionSpec {
             guest_address: GuestAddress(0),
             user_address: UserAddress(0),
@@ -73,6 +96,13 @@ mod tests {
         let mut seen = [0; 2];
         rustix::io::pread(&peer, &mut seen, 4095).unwrap();
         assert_eq!((seen, pages.len_bytes()), ([1, 2], 8192));
+        let again = SharedPages::from_file(peer.try_clone().unwrap(), 8192).unwrap();
+        again.memory().read_slice(GuestAddress(4095), &mut seen, &mut RegionHint::default()).unwrap();
+        assert_eq!(seen, [1, 2]);
+        assert!(SharedPages::from_file(peer.try_clone().unwrap(), 4096).is_err());
+        let growing = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&growing, 8192).unwrap();
+        assert!(SharedPages::from_file(growing, 8192).is_err(), "a peer could take its pages away");
         for len_bytes in [0, 4096, 12288] {
             assert_eq!(rustix::fs::ftruncate(&peer, len_bytes), Err(rustix::io::Errno::PERM));
         }

@@ -2,6 +2,7 @@
 //!
 //! Nothing here waits. What takes long leaves a [`Waiting`] behind, and comes back as [`News`].
 
+mod handover;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ use crate::pointer::MAX_PIECES;
 use crate::registers::Registers;
 use crate::{Command, Done, Identity, Namespace, QueueHost, Statistics, Status};
 
+use handover::Leaving;
 use state::{Rest, State};
 
 /// The firmware's revision, 8 characters at most.
@@ -115,6 +117,7 @@ pub(crate) struct Controller {
     resets: Vec<Done>,
     /// Who is to be told, once the controller's lock is free.
     answers: Vec<Done>,
+    leaving: Leaving,
 }
 
 impl Controller {
@@ -146,6 +149,7 @@ impl Controller {
             flushing: None,
             resets: Vec::new(),
             answers: Vec::new(),
+            leaving: Leaving::default(),
         }
     }
 
@@ -220,10 +224,15 @@ impl Controller {
         self.namespace.clone_from(&namespace);
         self.host.set_namespace(namespace, done);
         if self.admin.is_some() {
-            ids.into_iter().flatten().for_each(|id| self.changed.insert(id));
-            if self.features.wants_namespace_notices() {
-                self.events.raise(Event::NamespaceAttributeChanged);
-            }
+            self.tell_of_namespaces(ids.into_iter().flatten().collect());
+        }
+    }
+
+    /// These came, went or changed: the host is told.
+    fn tell_of_namespaces(&mut self, ids: Vec<u32>) {
+        ids.into_iter().for_each(|id| self.changed.insert(id));
+        if self.features.wants_namespace_notices() {
+            self.events.raise(Event::NamespaceAttributeChanged);
         }
     }
 
@@ -297,6 +306,7 @@ impl Controller {
                 self.fail();
             }
             News::Queue(QueueEvent::FlushFailed) => self.errors.controller(Status::WRITE_FAULT),
+            News::HandedOver(queues) => self.queues_left(queues),
         }
     }
 
@@ -324,14 +334,16 @@ impl Controller {
             tracing::warn!("the client has truncated the guest's memory");
             self.fail();
         }
-        if self.features.keep_alive_at().is_some_and(|at| at <= now) && self.admin.is_some() {
+        let is_leaving = self.is_leaving();
+        if self.features.keep_alive_at().is_some_and(|at| at <= now) && self.admin.is_some() && !is_leaving {
             tracing::debug!("the keep alive timer has expired");
             self.errors.controller(Status::KEEP_ALIVE_EXPIRED);
             self.fail();
         }
         for _ in 0..BUDGET {
             self.tell_events();
-            let Some(command) = self.admin.as_mut().and_then(AdminQueue::take) else { break };
+            let admin = self.admin.as_mut().filter(|_| !is_leaving);
+            let Some(command) = admin.and_then(AdminQueue::take) else { break };
             match self.execute(&command, now) {
                 Ok(Outcome::Now(value)) => self.post(command.id(), Ok(value)),
                 Ok(Outcome::Later) => {}
@@ -342,7 +354,9 @@ impl Controller {
             }
         }
         self.tell_events();
-        if self.admin.as_ref().is_some_and(AdminQueue::has_work) {
+        if is_leaving {
+            self.leave();
+        } else if self.admin.as_ref().is_some_and(AdminQueue::has_work) {
             self.inbox.wake();
         }
         self.admin.as_mut().is_some_and(AdminQueue::take_untold)
@@ -350,7 +364,7 @@ impl Controller {
 
     /// When to run it though nothing happens.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
-        self.admin.as_ref().and(self.features.keep_alive_at())
+        self.admin.as_ref().filter(|_| !self.is_leaving()).and(self.features.keep_alive_at())
     }
 
     /// Who is to be told now.

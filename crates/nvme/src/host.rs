@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError};
 
-use crate::{Done, ErrorLog, Namespace};
+use crate::{Done, ErrorLog, Namespace, QueuesState};
 
 /// An I/O completion queue, as the driver created it.
 #[derive(Debug)]
@@ -86,6 +86,25 @@ pub trait QueueHost: Send + Sync {
 
     /// A controller's reset: takes and posts nothing more; done when nothing is in flight and all queues are gone.
     fn stop_all(&self, done: Done);
+
+    /// Ends all queues for another process to go on with: takes nothing more, and when all that was taken is completed, and
+    /// nothing of the guest's memory is held any more, says where each of them is. `None` if that is not known. By default it
+    /// never is.
+    fn hand_over(&self, reply: Box<dyn FnOnce(Option<QueuesState>) + Send>) {
+        let done = Done::new(move || reply(None));
+        self.stop_all(done);
+    }
+
+    /// Goes on with the queues of another process: they are in `memory`, and what the driver has written to their doorbells
+    /// is there. Takes a turn of each sidecore at most.
+    ///
+    /// # Errors
+    /// See [`StartError`]; some of them may run then.
+    fn take_over(&self, memory: &GuestMemory, queues: &QueuesState) -> Result<(), StartError> {
+        let _ = memory;
+        let unknown = |id| StartError::Io { id, error: std::io::ErrorKind::Unsupported.into() };
+        queues.completion_queues.first().map_or(Ok(()), |queue| Err(unknown(queue.id)))
+    }
 
     /// The guest's memory has changed; done when nothing uses the table from before. A queue that is not in the new
     /// table waits until a later table has it.

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::Done;
 use crate::manager::{ManageError, Reply};
+use crate::{Done, QueuesState};
 
 /// Which wait of the controller's is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,6 +36,8 @@ pub(crate) enum News {
     Done(Token),
     Managed(Token, Result<u32, ManageError>),
     Queue(QueueEvent),
+    /// The I/O queues are another process's from now on.
+    HandedOver(Option<QueuesState>),
 }
 
 /// Leaves news for the thread that runs the controller next, and calls for one: a sidecore never waits for the

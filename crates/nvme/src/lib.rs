@@ -26,6 +26,7 @@ mod bytes;
 mod command;
 mod controller;
 mod done;
+mod handover;
 mod host;
 mod identity;
 mod inbox;
@@ -42,6 +43,10 @@ pub use admin::errors::ErrorLog;
 pub use attendant::Attendant;
 pub use command::{BROADCAST_NSID, COMMAND_BYTES, Command, Fuse, PointerKind};
 pub use done::Done;
+pub use handover::{
+    CompletionQueueState, EntryState, FunctionState, HandOver, HandedOver, PositionState, QueuesState,
+    SubmissionQueueState, TakeOverError,
+};
 pub use host::{CompletionQueueSetup, QueueHost, StartError, SubmissionQueueSetup};
 pub use identity::Identity;
 pub use inbox::QueueEvent;

@@ -3,6 +3,8 @@
 //! A property is to be accessed in its own width or as aligned dwords (3.1.1). A read of any other shape gets the bytes
 //! that are there; a write of any other shape is not obeyed.
 
+use serde::{Deserialize, Serialize};
+
 /// Where doorbells begin, and the properties end.
 pub(crate) const DOORBELLS_OFFSET: u64 = 0x1000;
 
@@ -31,7 +33,7 @@ mod offset {
 }
 
 /// Controller Configuration (3.1.3.5).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Configuration(pub u32);
 
 impl Configuration {
@@ -73,7 +75,7 @@ impl Configuration {
 }
 
 /// How far a shutdown is (CSTS.SHST).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Shutdown {
     #[default]
     None,
@@ -82,7 +84,7 @@ pub(crate) enum Shutdown {
 }
 
 /// Controller Status (3.1.3.6).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ControllerStatus {
     /// CSTS.RDY.
     pub ready: bool,
@@ -113,7 +115,7 @@ pub(crate) struct AdminQueues {
 }
 
 /// The register file. What follows from a write is the controller's business; CSTS is set by it.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Registers {
     /// log2 of the doorbell stride, less two (CAP.DSTRD).
     doorbell_stride: u8,
@@ -136,6 +138,11 @@ impl Registers {
             admin_submission: 0,
             admin_completion: 0,
         }
+    }
+
+    /// log2 of the doorbell stride, less two.
+    pub(crate) const fn doorbell_stride(&self) -> u8 {
+        self.doorbell_stride
     }
 
     /// All as after power on.

@@ -1,6 +1,7 @@
 //! Unix sockets as the servers of this project use them: vhost-user, vfio-user and the control API.
 //!
 //! * [`SocketFile`] is the file that a client connects to: for this user only, and removed by no other.
+//! * [`parcel`] is bytes and descriptors behind one descriptor, to be kept by somebody else.
 //! * [`send`] and [`receive`] move bytes and the file descriptors beside them, and know no messages.
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -17,6 +18,7 @@
 )]
 
 mod file;
+pub mod parcel;
 mod stream;
 
 pub use file::{ServerError, SocketFile};

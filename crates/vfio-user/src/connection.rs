@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use sidecore_socket::{Blocking, StreamError, receive, send};
 
+use crate::handover::{ConnectionState, Leaving, Left, ResumeError};
 use crate::message::{HEADER_BYTES, Header, MAX_FDS, Message, MessageError};
 
 /// Buffers that have grown beyond this are given back after their message.
@@ -160,6 +161,47 @@ impl Connection {
         outgoing.sent = 0;
         give_back(&mut outgoing.bytes);
         Ok(true)
+    }
+}
+
+impl Connection {
+    /// Leaves the stream to another process, with what is under way.
+    pub(crate) fn leave(self, fds: &mut Leaving) -> ConnectionState {
+        let Self { stream, incoming, outgoing } = self;
+        let Incoming { header, parsed, payload, filled, fds: incoming_fds } = incoming;
+        let parts: [&[u8]; 2] = if parsed.is_some() { [&header, &payload] } else { [&header, &[]] };
+        let filled = if parsed.is_some() { filled.saturating_add(HEADER_BYTES) } else { filled };
+        let unsent = outgoing.bytes.get(outgoing.sent..).unwrap_or_default();
+        ConnectionState {
+            stream: fds.put(stream.into()),
+            incoming: parts.concat().into_iter().take(filled).collect(),
+            incoming_fds: fds.put_all(incoming_fds),
+            outgoing: unsent.to_vec(),
+            outgoing_fds: fds.put_all(outgoing.fds),
+        }
+    }
+
+    /// Goes on with the stream of another process.
+    pub(crate) fn resume(state: &ConnectionState, fds: &mut Left) -> Result<Self, ResumeError> {
+        let mut connection = Self::new(UnixStream::from(fds.take(state.stream)?));
+        let Self { incoming, outgoing, .. } = &mut connection;
+        incoming.fds = fds.take_all(&state.incoming_fds)?;
+        let copy = |to: &mut [u8], from: &[u8]| to.iter_mut().zip(from).map(|(to, from)| *to = *from).count();
+        incoming.filled = copy(&mut incoming.header, &state.incoming);
+        if incoming.filled == HEADER_BYTES {
+            let header = Header::parse(&incoming.header).map_err(ConnectionError::from)?;
+            incoming.payload.resize(header.payload_bytes, 0);
+            incoming.filled = copy(&mut incoming.payload, state.incoming.get(HEADER_BYTES..).unwrap_or_default());
+            incoming.parsed = Some(header);
+        }
+        outgoing.bytes.clone_from(&state.outgoing);
+        outgoing.fds = fds.take_all(&state.outgoing_fds)?;
+        Ok(connection)
+    }
+
+    /// Whether an answer is still to be sent.
+    pub(crate) const fn is_sending(&self) -> bool {
+        !self.outgoing.bytes.is_empty()
     }
 }
 

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, RegionSpec, UserAddress};
 
 use crate::body::{DMA_MAP_BYTES, DMA_UNMAP_BYTES};
+use crate::handover::{Leaving, Left, MapState, ResumeError};
 use crate::message::{DmaMap, DmaUnmap};
 use crate::refusal::Refusal;
 use crate::vfio;
@@ -33,7 +34,8 @@ pub(crate) struct DmaTable {
 #[derive(Debug)]
 struct Map {
     len_bytes: u64,
-    is_memory: bool,
+    /// What it is mapped from, and where in that it begins, if it is memory: for whoever goes on with this client.
+    file: Option<(OwnedFd, u64)>,
 }
 
 impl DmaTable {
@@ -57,8 +59,9 @@ impl DmaTable {
             return Err(Refusal::TooManyMaps { max_maps: MAX_MAPS });
         }
         let file = file.filter(|_| flags & access == access);
-        let is_memory = file.is_some();
+        let mut kept = None;
         if let Some(file) = file {
+            kept = Some((file.try_clone().map_err(Refusal::Descriptor)?, offset_bytes));
             let (guest_address, user_address) = (GuestAddress(address), UserAddress(address));
             let file_offset_bytes = offset_bytes;
             let spec = RegionSpec { guest_address, user_address, len_bytes, file, file_offset_bytes };
@@ -66,8 +69,49 @@ impl DmaTable {
         } else {
             tracing::debug!(address, len_bytes, flags, "a map that is not memory");
         }
-        self.maps.insert(address, Map { len_bytes, is_memory });
+        let is_memory = kept.is_some();
+        self.maps.insert(address, Map { len_bytes, file: kept });
         Ok(is_memory.then(|| self.memory.clone()))
+    }
+
+    /// Leaves all maps to another process. Nothing is mapped then.
+    pub(crate) fn leave(&mut self, fds: &mut Leaving) -> Vec<MapState> {
+        self.memory = GuestMemory::empty();
+        let leave = |(address, map): (u64, Map)| {
+            let file = map.file.map(|(file, offset_bytes)| (fds.put(file), offset_bytes));
+            MapState { address, len_bytes: map.len_bytes, file }
+        };
+        std::mem::take(&mut self.maps).into_iter().map(leave).collect()
+    }
+
+    /// The maps that another process has left, mapped here.
+    pub(crate) fn resume(maps: &[MapState], fds: &mut Left) -> Result<Self, ResumeError> {
+        let mut table = Self::new();
+        for MapState { address, len_bytes, file } in maps {
+            let access = vfio::DMA_MAP_FLAG_READ | vfio::DMA_MAP_FLAG_WRITE;
+            let mut map = DmaMap {
+                argsz: DMA_MAP_BYTES,
+                flags: access,
+                offset_bytes: 0,
+                address: *address,
+                len_bytes: *len_bytes,
+            };
+            let file = match file {
+                None => None,
+                Some((place, offset_bytes)) => {
+                    map.offset_bytes = *offset_bytes;
+                    map.flags |= vfio::DMA_MAP_FLAG_MMAP;
+                    Some(fds.take(*place)?)
+                }
+            };
+            table.map(&map, file).map_err(|refusal| ResumeError::Memory(refusal.to_string()))?;
+        }
+        Ok(table)
+    }
+
+    /// The client's memory.
+    pub(crate) fn memory(&self) -> &GuestMemory {
+        &self.memory
     }
 
     /// Whole pages that end within the address space and overlap with none that are mapped.
@@ -106,7 +150,7 @@ impl DmaTable {
         let Some(map) = self.maps.get(&address).filter(|map| map.len_bytes == len_bytes) else {
             return Err(Refusal::NotMapped { address, len_bytes });
         };
-        let is_memory = map.is_memory;
+        let is_memory = map.file.is_some();
         if is_memory {
             self.memory = self.memory.without_region(GuestAddress(address), UserAddress(address), len_bytes)?;
         }

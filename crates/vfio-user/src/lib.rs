@@ -54,6 +54,7 @@ mod command;
 mod connection;
 mod data;
 mod dma;
+mod handover;
 mod interrupts;
 mod message;
 mod refusal;
@@ -68,6 +69,7 @@ mod worker;
 pub use command::Command;
 pub use connection::{Connection, ConnectionError, Received};
 pub use data::Data;
+pub use handover::{LeftSocket, ResumeError, SocketState};
 pub use message::{
     ACCESS_BYTES, Body, DeviceInfo, DmaMap, DmaUnmap, Flags, HEADER_BYTES, Header, IrqInfo, IrqSet, MAX_AREAS, MAX_FDS,
     MAX_TRANSFER_BYTES, Message, MessageError, RegionAccess, RegionInfo, SparseArea, Version,

@@ -12,6 +12,8 @@ use std::thread::{self, JoinHandle};
 use sidecore_nvme::PciFunction;
 use sidecore_socket::{ServerError, SocketFile};
 
+use crate::handover::LeftSocket;
+use crate::slot::{Begin, Served};
 use crate::worker::{Mailbox, Order, Worker};
 
 /// Connections that may wait while another is served.
@@ -55,14 +57,46 @@ impl Service {
     /// # Errors
     /// See [`ServerError`].
     pub fn serve(&self, path: &Path, function: Arc<dyn PciFunction>) -> Result<Socket, ServerError> {
+        self.start_socket(path, function, None)
+    }
+
+    /// The same, and goes on with a client that another process has [left](Socket::hand_over). If that is not possible the
+    /// client is disconnected, and the log says why.
+    ///
+    /// # Errors
+    /// See [`ServerError`]. The client is disconnected then, too.
+    pub fn take_over(
+        &self,
+        path: &Path,
+        function: Arc<dyn PciFunction>,
+        left: LeftSocket,
+    ) -> Result<Socket, ServerError> {
+        self.start_socket(path, function, Some(left))
+    }
+
+    fn start_socket(
+        &self,
+        path: &Path,
+        function: Arc<dyn PciFunction>,
+        left: Option<LeftSocket>,
+    ) -> Result<Socket, ServerError> {
         let (file, listener) = SocketFile::listen(path, BACKLOG)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let connected = Arc::new(AtomicBool::new(false));
-        let order = Order::Serve { number, listener, function, connected: Arc::clone(&connected) };
         let turn = usize::try_from(number).unwrap_or(0).checked_rem(self.threads.len()).unwrap_or(0);
-        match self.threads.get(turn) {
-            Some(thread) if thread.mailbox.send(order) => {
-                Ok(Socket { file, number, mailbox: Arc::clone(&thread.mailbox), connected })
+        let connected = Arc::new(AtomicBool::new(false));
+        let serve = |mailbox: &Arc<Mailbox>| {
+            let begin = match left {
+                None => Begin::Fresh,
+                Some(left) => {
+                    let span = tracing::info_span!("vfio_user", function = function.name());
+                    span.in_scope(|| Served::take_over(Arc::clone(&function), left, mailbox.wake(number)))
+                }
+            };
+            mailbox.send(Order::Serve { number, listener, function, connected: Arc::clone(&connected), begin })
+        };
+        match self.threads.get(turn).map(|thread| &thread.mailbox) {
+            Some(mailbox) if serve(mailbox) => {
+                Ok(Socket { file, is_removed: false, number, mailbox: Arc::clone(mailbox), connected })
             }
             _ => {
                 file.remove();
@@ -91,6 +125,7 @@ impl Drop for Service {
 /// and holds none of the client's memory. So it may be dropped by no thread that the function needs for that.
 pub struct Socket {
     file: SocketFile,
+    is_removed: bool,
     number: u64,
     mailbox: Arc<Mailbox>,
     connected: Arc<AtomicBool>,
@@ -110,9 +145,30 @@ impl Socket {
     }
 }
 
+impl Socket {
+    /// Ends the socket as dropping it does, but for the client: that stays connected, for another process to
+    /// [go on with](Service::take_over). `None` if there is no client, or it cannot be left.
+    ///
+    /// This waits until nothing of the function's is in flight, and for nothing of the client's.
+    #[must_use]
+    pub fn hand_over(mut self) -> Option<LeftSocket> {
+        self.remove_file();
+        let (heir, left) = channel();
+        self.mailbox.send(Order::HandOver { number: self.number, heir });
+        // The other end is dropped, with nothing sent, if there is nothing to be left.
+        left.recv().ok()
+    }
+
+    fn remove_file(&mut self) {
+        if !std::mem::replace(&mut self.is_removed, true) {
+            self.file.remove();
+        }
+    }
+}
+
 impl Drop for Socket {
     fn drop(&mut self) {
-        self.file.remove();
+        self.remove_file();
         let (over, wait) = channel();
         if self.mailbox.send(Order::End { number: self.number, over }) {
             // Nothing is ever sent: the other end is dropped when it is over, or with its thread.

@@ -5,12 +5,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use sidecore_memory::GuestMemory;
-use sidecore_nvme::{Done, PciFunction};
+use sidecore_nvme::{Done, HandedOver, PciFunction};
 
 use crate::body::Body;
 use crate::command::Command;
 use crate::data::Data;
 use crate::dma::{DmaTable, MAX_MAPS, PAGE_BYTES};
+use crate::handover::{Leaving, Left, ResumeError, SessionState};
 use crate::message::{MAX_FDS, MAX_TRANSFER_BYTES, Message, RegionAccess, Version};
 use crate::refusal::Refusal;
 use crate::ticket::{Ticket, Wake};
@@ -170,6 +171,39 @@ impl Session {
     #[must_use]
     pub const fn is_waiting(&self) -> bool {
         self.pending.is_some()
+    }
+
+    /// Leaves what the client has said to another process; nothing is waited for, and the function has been left. This
+    /// session is over then.
+    pub(crate) fn leave(&mut self, fds: &mut Leaving) -> SessionState {
+        let is_serving = self.stage == Stage::Serving;
+        self.stage = Stage::Over;
+        SessionState { is_serving, maps: self.dma.leave(fds) }
+    }
+
+    /// Goes on with what another process has left, of the session and of the function.
+    ///
+    /// # Errors
+    /// See [`ResumeError`]. The session is to be ended then, and the function reset with it.
+    pub(crate) fn resume_left(
+        &mut self,
+        state: &SessionState,
+        from: HandedOver,
+        fds: &mut Left,
+    ) -> Result<(), ResumeError> {
+        // Whatever happens from here on, the function is used.
+        self.stage = Stage::Serving;
+        self.dma = DmaTable::resume(&state.maps, fds)?;
+        self.function.take_over(from, self.dma.memory().clone())?;
+        if !state.is_serving {
+            self.stage = Stage::New;
+        }
+        Ok(())
+    }
+
+    /// The function that is served.
+    pub(crate) fn function(&self) -> &Arc<dyn PciFunction> {
+        &self.function
     }
 
     /// Ends the session: what was asked last is waited for, all eventfds are closed, the function is reset and lets go of

@@ -3,18 +3,19 @@
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use sidecore_nvme::PciFunction;
+use sidecore_nvme::{HandedOver, PciFunction};
 use tracing::Span;
 
 use crate::connection::{Connection, ConnectionError, Received};
+use crate::handover::{Leaving, Left, LeftSocket, ResumeError, SocketState};
 use crate::session::{Answer, ProtocolError, Session};
 use crate::ticket::Wake;
 
@@ -97,16 +98,36 @@ enum Client {
     /// None; the listener is watched.
     None,
     Served(Box<Served>),
+    /// Another process will go on with it, once the function says what it leaves.
+    HandingOver(Box<Served>, Arc<Mutex<Answered>>),
     /// It has gone, and the function is not free yet.
     Leaving(Box<Session>),
 }
 
-struct Served {
+/// What the function leaves, as soon as it is known.
+#[derive(Default)]
+enum Answered {
+    #[default]
+    NotYet,
+    Known(Option<Box<HandedOver>>),
+}
+
+pub(crate) struct Served {
     connection: Connection,
     session: Session,
     wants: Wants,
     /// Since when the function has been waited for.
     since: Option<Instant>,
+}
+
+/// Whom a socket begins with.
+pub(crate) enum Begin {
+    /// Nobody.
+    Fresh,
+    /// The client of another process.
+    With(Box<Served>),
+    /// What is left of one that could not be gone on with.
+    After(Box<Session>),
 }
 
 /// A socket of one thread's.
@@ -121,6 +142,8 @@ pub(crate) struct Slot {
     closing: bool,
     /// Dropped with the slot: someone waits for its end.
     over: Option<Sender<Infallible>>,
+    /// Who is to have the client, with all that belongs to it.
+    heir: Option<Sender<LeftSocket>>,
     span: Span,
 }
 
@@ -134,7 +157,83 @@ impl Slot {
     ) -> Self {
         let span = tracing::info_span!("vfio_user", function = function.name());
         let client = Client::Deaf;
-        Self { number, listener, function, connected, wake, client, closing: false, over: None, span }
+        Self { number, listener, function, connected, wake, client, closing: false, over: None, heir: None, span }
+    }
+
+    /// Begins to serve.
+    pub(crate) fn begin(&mut self, begin: Begin, epoll: &OwnedFd) {
+        match begin {
+            Begin::Fresh => self.listen(epoll),
+            Begin::With(served) => {
+                tracing::info!("going on with the VMM that is connected");
+                self.connected.store(true, Ordering::Release);
+                self.client = Client::Served(served);
+                self.go_on(epoll, |served| Ok(Turn::Wants(served.first_want())));
+            }
+            Begin::After(session) => {
+                self.connected.store(true, Ordering::Release);
+                self.client = Client::Leaving(session);
+                self.leave(epoll);
+            }
+        }
+    }
+
+    /// Takes no client any longer, and leaves the one there is to `heir`, when nothing of it is in flight. It is dropped if
+    /// there is none, or it cannot be left.
+    pub(crate) fn hand_over(&mut self, heir: Sender<LeftSocket>, epoll: &OwnedFd) {
+        self.closing = true;
+        match &self.client {
+            Client::None => self.stop_listening(epoll),
+            Client::Served(_) => {
+                self.heir = Some(heir);
+                self.leave_to_heir(epoll);
+            }
+            Client::Deaf | Client::HandingOver(..) | Client::Leaving(_) => {}
+        }
+    }
+
+    /// Asks the function what it leaves, unless the client still waits for it.
+    fn leave_to_heir(&mut self, epoll: &OwnedFd) {
+        if self.heir.is_none() || !matches!(&self.client, Client::Served(served) if !served.session.is_waiting()) {
+            return;
+        }
+        // What comes from now on is for whoever goes on; closing it here does not take it out of the set.
+        self.go_on(epoll, |_| Ok(Turn::Wants(Wants::Function)));
+        match std::mem::replace(&mut self.client, Client::Deaf) {
+            Client::Served(served) => {
+                let answer = Arc::new(Mutex::new(Answered::NotYet));
+                let (answered, wake) = (Arc::clone(&answer), Arc::clone(&self.wake));
+                let function = Arc::clone(served.session.function());
+                self.client = Client::HandingOver(served, answer);
+                function.hand_over(Box::new(move |left| {
+                    *answered.lock().unwrap_or_else(PoisonError::into_inner) = Answered::Known(left.map(Box::new));
+                    wake();
+                }));
+            }
+            other => self.client = other,
+        }
+    }
+
+    /// Leaves the client, if the function has answered; ends it if that cannot be.
+    fn left(&mut self, epoll: &OwnedFd) {
+        let Client::HandingOver(_, answer) = &self.client else { return };
+        let answer = std::mem::take(&mut *answer.lock().unwrap_or_else(PoisonError::into_inner));
+        let Answered::Known(function) = answer else { return };
+        let Client::HandingOver(served, _) = std::mem::replace(&mut self.client, Client::Deaf) else { return };
+        let heir = self.heir.take();
+        match (function, heir) {
+            (Some(function), Some(heir)) => {
+                tracing::info!("leaving the VMM to the next process");
+                // Nobody may be there any more: then the connection is closed with what is left.
+                let _ = heir.send(served.leave(*function));
+                self.connected.store(false, Ordering::Release);
+            }
+            _ => {
+                tracing::warn!("the VMM cannot be left to another process");
+                self.client = Client::Served(served);
+                self.hang_up(epoll);
+            }
+        }
     }
 
     pub(crate) const fn span(&self) -> &Span {
@@ -195,7 +294,11 @@ impl Slot {
     /// What the session waited for is done.
     pub(crate) fn resume(&mut self, epoll: &OwnedFd) {
         match &self.client {
-            Client::Served(_) => self.go_on(epoll, Served::resume),
+            Client::Served(_) => {
+                self.go_on(epoll, Served::resume);
+                self.leave_to_heir(epoll);
+            }
+            Client::HandingOver(..) => self.left(epoll),
             Client::Leaving(_) => self.leave(epoll),
             Client::Deaf | Client::None => {}
         }
@@ -211,7 +314,7 @@ impl Slot {
                 tracing::info!("disconnecting the VMM");
                 self.hang_up(epoll);
             }
-            Client::Deaf | Client::Leaving(_) => {}
+            Client::Deaf | Client::HandingOver(..) | Client::Leaving(_) => {}
         }
     }
 
@@ -268,6 +371,44 @@ impl Slot {
 }
 
 impl Served {
+    /// A client that another process has left, or what is left of it.
+    pub(crate) fn take_over(function: Arc<dyn PciFunction>, left: LeftSocket, wake: Wake) -> Begin {
+        let LeftSocket { state, fds } = left;
+        let SocketState { connection, session: said, function: of_function, events } = state;
+        let mut fds = Left::new(fds);
+        let mut session = Session::new(function, wake);
+        let resume = || {
+            let connection = Connection::resume(&connection, &mut fds)?;
+            let events = events.iter().map(|(vector, place)| Ok((*vector, fds.take(*place)?)));
+            let events = events.collect::<Result<Vec<_>, ResumeError>>()?;
+            session.resume_left(&said, HandedOver { state: of_function, events }, &mut fds)?;
+            Ok::<_, ResumeError>(connection)
+        };
+        match resume() {
+            Ok(connection) => Begin::With(Box::new(Self { connection, session, wants: Wants::Function, since: None })),
+            Err(error) => {
+                tracing::error!(%error, "cannot go on with the VMM that was connected, its guest has lost the device");
+                Begin::After(Box::new(session))
+            }
+        }
+    }
+
+    /// Leaves everything to another process.
+    fn leave(self, function: HandedOver) -> LeftSocket {
+        let Self { connection, mut session, .. } = self;
+        let mut fds = Leaving::default();
+        let connection = connection.leave(&mut fds);
+        let session = session.leave(&mut fds);
+        let HandedOver { state: function, events } = function;
+        let events = events.into_iter().map(|(vector, event)| (vector, fds.put(event))).collect();
+        LeftSocket { state: SocketState { connection, session, function, events }, fds: fds.0 }
+    }
+
+    /// What a connection that was taken over waits for.
+    const fn first_want(&self) -> Wants {
+        if self.connection.is_sending() { Wants::Room } else { Wants::Message }
+    }
+
     /// Sends what is left of an answer, then serves a message. One only: other sockets have their turn too.
     fn turn(&mut self) -> Result<Turn, Fault> {
         if self.session.is_waiting() {

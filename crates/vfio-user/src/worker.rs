@@ -15,7 +15,9 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use sidecore_nvme::PciFunction;
 
-use crate::slot::{Key, Slot};
+use crate::handover::LeftSocket;
+use crate::slot::{Begin, Key, Slot};
+use crate::ticket::Wake;
 
 /// Descriptors reported by one wait; more are reported by the next.
 const MAX_EVENTS: usize = 64;
@@ -25,7 +27,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// What a thread is told.
 pub(crate) enum Order {
     /// There is another socket.
-    Serve { number: u64, listener: OwnedFd, function: Arc<dyn PciFunction>, connected: Arc<AtomicBool> },
+    Serve { number: u64, listener: OwnedFd, function: Arc<dyn PciFunction>, connected: Arc<AtomicBool>, begin: Begin },
+    /// Leave a socket's client to `heir`, and take no other.
+    HandOver { number: u64, heir: Sender<LeftSocket> },
     /// What a session waited for is done.
     Resume { number: u64 },
     /// End a socket; `over` is dropped when its function is free.
@@ -47,6 +51,15 @@ impl Mailbox {
         // It can only fail by the counter being full, which rings as well.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
         sent
+    }
+
+    /// What wakes a socket's session.
+    pub(crate) fn wake(self: &Arc<Self>, number: u64) -> Wake {
+        let mailbox = Arc::clone(self);
+        Arc::new(move || {
+            // A thread that has ended has dropped its sessions.
+            mailbox.send(Order::Resume { number });
+        })
     }
 }
 
@@ -125,16 +138,18 @@ impl Worker {
 
     fn obey(&mut self, order: Order) {
         match order {
-            Order::Serve { number, listener, function, connected } => {
-                let mailbox = Arc::clone(&self.mailbox);
-                let wake = Arc::new(move || {
-                    // A thread that has ended has dropped its sessions.
-                    mailbox.send(Order::Resume { number });
-                });
+            Order::Serve { number, listener, function, connected, begin } => {
+                let wake = self.mailbox.wake(number);
                 self.slots.insert(number, Slot::new(number, listener, function, connected, wake));
                 let stopping = self.stopping;
-                self.with(number, |slot, epoll| if stopping { slot.close(None, epoll) } else { slot.listen(epoll) });
+                self.with(number, |slot, epoll| {
+                    slot.begin(begin, epoll);
+                    if stopping {
+                        slot.close(None, epoll);
+                    }
+                });
             }
+            Order::HandOver { number, heir } => self.with(number, |slot, epoll| slot.hand_over(heir, epoll)),
             Order::Resume { number } => self.with(number, |slot, epoll| slot.resume(epoll)),
             Order::End { number, over } => self.with(number, |slot, epoll| slot.close(Some(over), epoll)),
             Order::Stop => {

@@ -19,13 +19,14 @@ use sidecore_nvme::{
 use sidecore_reactor::IdleMode;
 use sidecore_ring::nvme::Doorbells;
 use sidecore_units::CoreId;
-use sidecore_vfio_user::{Service, Socket};
+use sidecore_vfio_user::{LeftSocket, Service, Socket};
 
 pub(crate) use self::manager::Subsystems;
 use self::runner::Runner;
 use super::{FrontEnd, counters};
 use crate::AssemblyError;
 use crate::flush::flush_and_wait;
+use crate::left::{LeftDevice, LeftNvme};
 use crate::report::{QueueCounters, VolumeReport};
 use crate::sidecore::Sidecore;
 use crate::spec::{DeviceSpec, StoreSpec};
@@ -54,6 +55,8 @@ pub(crate) struct NvmeParts {
     pub(crate) manager: Option<Arc<dyn Manager>>,
     /// The volume that it serves, if it serves one.
     pub(crate) volume: Option<VolumeReport>,
+    /// What another process has left of it.
+    pub(crate) left: Option<LeftDevice>,
 }
 
 /// A function and its queues.
@@ -63,8 +66,11 @@ pub(crate) struct Nvme {
     queues: Arc<QueueSet>,
     sidecores: Vec<Sidecore>,
     threads: Arc<NvmeThreads>,
+    doorbells: Arc<Doorbells>,
     /// Locked for as long as it takes to stop it.
     socket: Mutex<Option<Socket>>,
+    /// What another process has left of the socket, until it is served.
+    left: Mutex<Option<LeftSocket>>,
     /// What is served, and how large the guest was told that it is.
     served: Mutex<Served>,
     /// Locked for as long as it takes to serve something else.
@@ -86,12 +92,16 @@ impl Nvme {
         spec: &DeviceSpec,
         (store, bottom): (Arc<dyn BlockDevice>, &StoreSpec),
         sidecores: Vec<Sidecore>,
-        NvmeParts { threads, manager, volume }: NvmeParts,
+        NvmeParts { threads, manager, volume, left }: NvmeParts,
     ) -> Result<Self, AssemblyError> {
         let failed = |error| AssemblyError::Function { name: spec.name.clone(), error };
         let nguid = volume.map_or_else(|| names::nguid(bottom), |volume| names::volume_nguid(&volume));
         let (namespace, geometry) = namespace(spec, store, nguid)?;
-        let doorbells = Arc::new(Doorbells::new(spec.queues).map_err(failed)?);
+        let (doorbells, left) = match left.and_then(|left| take_up(spec, left)) {
+            Some((doorbells, left)) => (doorbells, Some(left)),
+            None => (Doorbells::new(spec.queues).map_err(failed)?, None),
+        };
+        let doorbells = Arc::new(doorbells);
         let options = IoOptions {
             name: spec.name.clone(),
             queue_pairs: spec.queues,
@@ -115,7 +125,7 @@ impl Nvme {
             name: spec.name.clone(),
             identity: names::identity(spec, manager.is_some()),
             queue_pairs: spec.queues,
-            doorbells,
+            doorbells: Arc::clone(&doorbells),
             doorbells_are_mapped: spec.idle == IdleMode::Poll,
             host: Arc::clone(&queues) as Arc<dyn QueueHost>,
             statistics: Arc::new(Counting(Arc::clone(&queues))),
@@ -132,7 +142,9 @@ impl Nvme {
             queues,
             sidecores,
             threads,
+            doorbells,
             socket: Mutex::new(None),
+            left: Mutex::new(left),
             served: Mutex::new(served),
             changing: Mutex::new(()),
         })
@@ -200,7 +212,11 @@ impl Nvme {
 impl FrontEnd for Nvme {
     fn serve(&self, socket: &Path) -> Result<(), AssemblyError> {
         let function = Arc::clone(&self.function) as Arc<dyn PciFunction>;
-        let served = self.threads.service.serve(socket, function);
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let served = match left {
+            None => self.threads.service.serve(socket, function),
+            Some(left) => self.threads.service.take_over(socket, function, left),
+        };
         let refused = |error| AssemblyError::Server { name: self.spec.name.clone(), error };
         *self.socket() = Some(served.map_err(refused)?);
         Ok(())
@@ -211,6 +227,13 @@ impl FrontEnd for Nvme {
         let Some(socket) = socket.take() else { return false };
         drop(socket);
         true
+    }
+
+    fn hand_over(&self) -> Option<LeftDevice> {
+        let mut socket = self.socket();
+        let left = socket.take()?.hand_over()?;
+        let packed = LeftNvme::pack(&self.spec.name, left, self.doorbells.file());
+        packed.inspect_err(|error| tracing::error!(device = self.spec.name, %error, "cannot leave the VMM")).ok()
     }
 
     fn close(&self) {
@@ -276,6 +299,16 @@ impl FrontEnd for Nvme {
         let queue = |id| self.queues.stats(id).map(|stats| counters!(id, stats));
         (1..=self.queues.queue_pairs()).filter_map(queue).collect()
     }
+}
+
+/// The doorbells and the socket that another process has left; `None`, and a word in the log, if they are unusable.
+fn take_up(spec: &DeviceSpec, left: LeftDevice) -> Option<(Doorbells, LeftSocket)> {
+    let refuse = |error: &dyn std::fmt::Display| {
+        tracing::error!(device = spec.name, %error, "cannot go on with the VMM that was connected, its guest has lost the device");
+    };
+    let LeftNvme { socket, doorbells } = LeftNvme::unpack(left).inspect_err(|error| refuse(error)).ok()?;
+    let doorbells = Doorbells::from_file(doorbells, spec.queues).inspect_err(|error| refuse(error)).ok()?;
+    Some((doorbells, socket))
 }
 
 /// What a function serves of a store.

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 use crate::bytes::Bytes;
 
 /// Most numbers that the page holds.
 const MAX_ENTRIES: usize = 1024;
 
 /// The namespaces that have changed since the host last read of it.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ChangedNamespaces(BTreeSet<u32>);
 
 impl ChangedNamespaces {

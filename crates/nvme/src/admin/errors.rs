@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
+use serde::{Deserialize, Serialize};
+
 use crate::bytes::Bytes;
 use crate::{Command, Status};
 
@@ -21,15 +23,15 @@ const VERSION: u8 = 1;
 #[derive(Debug)]
 pub struct ErrorLog(Mutex<Log>);
 
-#[derive(Debug)]
-struct Log {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Log {
     /// Has room for all that there can be: nothing is allocated for an error.
     entries: VecDeque<Entry>,
     count: u64,
 }
 
 /// A command that failed, or what else is in an entry in its place.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Failed {
     pub submission_queue: u16,
     pub command_id: u16,
@@ -39,7 +41,7 @@ pub(crate) struct Failed {
     pub lba: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Entry {
     count: u64,
     failed: Failed,
@@ -78,6 +80,20 @@ impl ErrorLog {
         let status = status.more();
         log.put(failed, status);
         status
+    }
+
+    /// All of it.
+    pub(crate) fn contents(&self) -> Log {
+        self.with(|log| log.clone())
+    }
+
+    /// Goes on with what another one contained.
+    pub(crate) fn take_over(&self, contents: Log) {
+        self.with(|log| {
+            log.count = contents.count;
+            log.entries.clear();
+            log.entries.extend(contents.entries.into_iter().take(usize::from(ERROR_LOG_ENTRIES).saturating_add(1)));
+        });
     }
 
     /// How many errors there have been.

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Status;
 use crate::controller::{Controller, Outcome};
 
@@ -9,7 +11,7 @@ use crate::controller::{Controller, Outcome};
 pub(crate) const REQUEST_LIMIT: u8 = 3;
 
 /// Something to tell the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Event {
     /// Error status: a doorbell that does not exist was written (figure 147, 00h).
     InvalidDoorbellRegister,
@@ -22,7 +24,7 @@ pub(crate) enum Event {
 }
 
 /// What kind of event it is: of each, one is told until the host has read the log page that clears it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EventKind {
     Error,
     Health,
@@ -63,7 +65,7 @@ impl Event {
 }
 
 /// Requests that wait for events, and events that wait for requests.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Events {
     /// The requests' command identifiers, the oldest first; at most the limit.
     requests: VecDeque<u16>,
@@ -86,6 +88,11 @@ impl Events {
         self.masked.retain(|masked| *masked != kind);
         // What the log page has told need not be told again.
         self.untold.retain(|event| event.kind() != kind);
+    }
+
+    /// How many requests there are; `None` if there are more than there can be.
+    pub(crate) fn request_count(&self) -> Option<usize> {
+        Some(self.requests.len()).filter(|count| *count <= usize::from(REQUEST_LIMIT).saturating_add(1))
     }
 
     /// Takes a request.

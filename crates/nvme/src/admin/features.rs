@@ -1,5 +1,6 @@
 //! Get Features and Set Features (NVMe base 2.0, 5.15 and 5.27).
 
+use serde::{Deserialize, Serialize};
 use sidecore_units::Nanos;
 
 use crate::admin::events::Event;
@@ -57,7 +58,7 @@ const KEEP_ALIVE_TIMER: u8 = 0x0F;
 const COALESCING_DISABLE: u32 = 1 << 16;
 
 /// Dword 11 of each feature, as the host set it.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Features {
     arbitration: u32,
     power_management: u32,
@@ -74,7 +75,8 @@ pub(crate) struct Features {
     events: u32,
     /// KATO in ms, rounded up; 0 if off.
     keep_alive_ms: u32,
-    /// When the timer expires.
+    /// When the timer expires, by a clock that only this process has.
+    #[serde(skip)]
     keep_alive_at: Option<Nanos>,
 }
 
@@ -347,6 +349,21 @@ impl Controller {
     pub(crate) fn keep_alive(&mut self, now: Nanos) -> Result<Outcome, Status> {
         self.features.keep_alive(now);
         Ok(Outcome::Now(0))
+    }
+
+    /// Features as a host has set them, at a controller that has its defaults.
+    pub(crate) fn take_over_features(&mut self, features: Features, now: Nanos) {
+        self.features = features;
+        self.set_coalescing(self.features.coalescing);
+        for vector in (0..self.limits.vectors).filter(|vector| self.features.is_uncoalesced(*vector)) {
+            self.host.set_vector_coalescing(vector, false);
+        }
+        if !self.features.write_cache {
+            self.host.set_write_cache(false);
+        }
+        self.features.keep_alive(now);
+        // Whoever runs this controller learns of the timer.
+        self.inbox.wake();
     }
 
     /// All features at their defaults, as after a reset.

@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError};
 use sidecore_ring::nvme::{Completion, CompletionQueue, DoorbellError, SubmissionQueue};
 
+use crate::handover::AdminQueueState;
 use crate::registers::AdminQueues;
-use crate::{Command, Status};
+use crate::{Command, EntryState, Status};
 
 /// Most commands that wait for something before they complete. Those behind them are not taken meanwhile.
 const MAX_WAITING: usize = 128;
@@ -35,6 +36,37 @@ impl AdminQueue {
             waiting: 0,
             untold: false,
         })
+    }
+
+    /// The queues that another process has left; commands that it has taken and not completed are `waiting`.
+    pub(crate) fn take_over(
+        memory: &GuestMemory,
+        at: AdminQueues,
+        from: &AdminQueueState,
+        waiting: usize,
+    ) -> Result<Self, MemoryError> {
+        let AdminQueueState { submission_head, submission_tail, completion, backlog } = from;
+        let (address, entries) = (GuestAddress(at.submission_address), at.submission_entries);
+        let mut submission = SubmissionQueue::resume(memory, address, entries, *submission_head)?;
+        if submission.set_tail(*submission_tail).is_err() {
+            return Err(MemoryError::OutOfRange { start: address.0, len_bytes: u64::from(*submission_tail) });
+        }
+        let address = GuestAddress(at.completion_address);
+        let completion = CompletionQueue::resume(memory, address, at.completion_entries, (*completion).into())?;
+        // What was posted last may not have been told of.
+        let untold = completion.unconsumed() > 0;
+        let backlog = backlog.iter().map(|entry| Completion::from(*entry)).collect();
+        Ok(Self { submission, completion, backlog, waiting, untold })
+    }
+
+    /// What another process needs to go on with them.
+    pub(crate) fn state(&self) -> AdminQueueState {
+        AdminQueueState {
+            submission_head: self.submission.head(),
+            submission_tail: self.submission.tail(),
+            completion: self.completion.position().into(),
+            backlog: self.backlog.iter().map(EntryState::from).collect(),
+        }
     }
 
     /// The driver's doorbells.

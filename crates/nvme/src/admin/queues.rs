@@ -7,7 +7,7 @@ use sidecore_units::PAGE_BYTES;
 
 use crate::controller::{Controller, Outcome, Waiting};
 use crate::registers::MAX_QUEUE_ENTRIES;
-use crate::{Command, CompletionQueueSetup, StartError, Status, SubmissionQueueSetup};
+use crate::{Command, CompletionQueueSetup, QueuesState, StartError, Status, SubmissionQueueSetup};
 
 /// log2 of the entries' sizes, the only ones there are (figure 275, SQES and CQES).
 const SUBMISSION_ENTRY_SIZE: u32 = 6;
@@ -60,6 +60,17 @@ impl Queues {
     /// As above.
     pub(crate) fn runs_completion_queue(&self, id: u16) -> bool {
         self.completion.get(&id) == Some(&State::Running)
+    }
+
+    /// The queues that another process has left.
+    pub(crate) fn take_over(&mut self, queues: &QueuesState) {
+        for queue in &queues.completion_queues {
+            self.completion.insert(queue.id, State::Running);
+            for submission in &queue.submission_queues {
+                let state = SubmissionState { completion_queue: queue.id, state: State::Running };
+                self.submission.insert(submission.id, state);
+            }
+        }
     }
 
     pub(crate) fn clear(&mut self) {

@@ -123,11 +123,13 @@ impl IoQueue {
         }
         self.remove_stopped();
         while self.in_flight == 0
+            && self.stopping.is_none()
             && let Some(change) = self.changes.pop_front()
         {
             self.apply(change);
         }
         let busy = fenced
+            || self.stopping.is_some()
             || self.fused.is_some()
             || self.completions.has_backlog()
             || !self.changes.is_empty()

@@ -11,7 +11,7 @@ use sidecore_units::Nanos;
 use super::doorbells::DoorbellView;
 use super::shared::Shared;
 use super::submission::{Submission, behind};
-use crate::{CompletionQueueSetup, StartError, Status};
+use crate::{CompletionQueueSetup, CompletionQueueState, EntryState, StartError, Status};
 
 /// An interrupt that the driver has not reacted to for so long is raised again, if there is anything new to tell.
 const OUTSTANDING: Nanos = Nanos::from_micros(500);
@@ -52,30 +52,52 @@ pub(super) struct Completions {
 }
 
 impl Completions {
+    /// A new queue, or one that was left by another process: what it has posted last may not have been told of.
+    ///
     /// # Errors
     /// It is not in the guest's memory.
     pub(super) fn new(
         setup: &CompletionQueueSetup,
+        from: Option<&CompletionQueueState>,
         depth: usize,
         event: Option<EventFd>,
         coalescing: Option<Coalescing>,
         shared: &Arc<Shared>,
     ) -> Result<Self, StartError> {
         let CompletionQueueSetup { id, memory, address, entries, vector } = setup;
-        let ring =
-            CompletionQueue::new(memory, *address, *entries).map_err(|error| StartError::Memory { id: *id, error })?;
+        let ring = match from {
+            None => CompletionQueue::new(memory, *address, *entries),
+            Some(from) => CompletionQueue::resume(memory, *address, *entries, from.position.into()),
+        };
+        let ring = ring.map_err(|error| StartError::Memory { id: *id, error })?;
+        let untold = if vector.is_some() { ring.unconsumed() } else { 0 };
         let interrupt = vector.map(|vector| Interrupt { vector, event, coalescing, pending: false, raised: None });
+        let mut backlog = VecDeque::with_capacity(depth.saturating_add(2));
+        backlog.extend(from.iter().flat_map(|from| &from.backlog).map(|entry| Completion::from(*entry)));
         Ok(Self {
             id: *id,
-            ring,
             entries: *entries,
-            backlog: VecDeque::with_capacity(depth.saturating_add(2)),
-            seen_head: 0,
+            backlog,
+            seen_head: ring.position().head,
+            ring,
             interrupt,
-            untold: 0,
+            untold,
             untold_since: Nanos::ZERO,
             shared: Arc::clone(shared),
         })
+    }
+
+    /// What another process needs to go on with it; its submission queues are not its own.
+    pub(super) fn state(&self) -> CompletionQueueState {
+        CompletionQueueState {
+            id: self.id,
+            address: self.ring.address().0,
+            entries: self.entries,
+            vector: self.interrupt.as_ref().map(|interrupt| interrupt.vector),
+            position: self.ring.position().into(),
+            backlog: self.backlog.iter().map(EntryState::from).collect(),
+            submission_queues: Vec::new(),
+        }
     }
 
     /// How many more commands may be taken while `in_flight` are: looks at the doorbell if they are not `enough`. The other

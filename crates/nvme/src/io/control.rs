@@ -14,7 +14,7 @@ use super::doorbells::Source;
 use super::queue::IoQueue;
 use super::steps::{STEP_COUNT, STEP_REQUESTS};
 use super::submission::Submission;
-use crate::{Done, Namespace, StartError, Status, SubmissionQueueSetup};
+use crate::{CompletionQueueState, Done, Namespace, StartError, Status, SubmissionQueueSetup, SubmissionQueueState};
 
 /// From one shadow doorbell to the next: functions that offer them have CAP.DSTRD = 0.
 const SHADOW_STRIDE_BYTES: u32 = 4;
@@ -23,7 +23,11 @@ const SHADOW_STRIDE_BYTES: u32 = 4;
 pub(super) enum Change {
     Memory(GuestMemory, Done),
     Namespace(Option<Arc<Namespace>>, Done),
+    HandOver(Leave, Done),
 }
+
+/// Takes what a queue leaves to another process.
+pub(super) type Leave = Box<dyn FnOnce(CompletionQueueState) + Send>;
 
 impl IoQueue {
     /// Takes commands from one more submission queue.
@@ -31,14 +35,28 @@ impl IoQueue {
     /// # Errors
     /// It is not in the guest's memory.
     pub(super) fn add_submission(&mut self, setup: &SubmissionQueueSetup) -> Result<(), StartError> {
-        let mut submission = Submission::new(setup)?;
+        let submission = Submission::new(setup)?;
         self.doorbells.reset_tail(setup.id);
+        self.add(submission);
+        Ok(())
+    }
+
+    /// Goes on with a submission queue of another process.
+    ///
+    /// # Errors
+    /// It is not in the guest's memory.
+    pub(super) fn take_over_submission(&mut self, state: &SubmissionQueueState) -> Result<(), StartError> {
+        let submission = Submission::take_over(&self.memory, state)?;
+        self.add(submission);
+        Ok(())
+    }
+
+    fn add(&mut self, mut submission: Submission) {
         submission.ask_for_no_kick(&self.doorbells);
         match self.submissions.iter_mut().find(|slot| slot.is_none()) {
             Some(slot) => *slot = Some(submission),
             None => self.submissions.push(Some(submission)),
         }
-        Ok(())
     }
 
     /// Takes nothing more from a submission queue; done when all of its commands are completed.
@@ -91,12 +109,25 @@ impl IoQueue {
         self.attention = true;
     }
 
+    /// Ends the queue for another process to go on with it: takes nothing more, says where it is when nothing is in flight,
+    /// and is done when it holds nothing any more.
+    pub(super) fn hand_over(&mut self, leave: Leave, done: Done) {
+        self.changes.push_back(Change::HandOver(leave, done));
+        self.attention = true;
+    }
+
     /// Does what had to wait; nothing is in flight.
     pub(super) fn apply(&mut self, change: Change) {
         match change {
             Change::Memory(memory, done) => {
                 self.move_to(&memory);
                 done.call();
+            }
+            Change::HandOver(leave, done) => {
+                let mut state = self.completions.state();
+                state.submission_queues = self.submissions.iter().flatten().map(Submission::state).collect();
+                leave(state);
+                self.stop(done);
             }
             Change::Namespace(namespace, done) => {
                 if let Err(error) = self.attach(namespace.as_deref()) {

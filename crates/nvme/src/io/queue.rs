@@ -23,7 +23,7 @@ use super::steps::{STEP_COUNT, STEP_REQUESTS, Steps};
 use super::submission::Submission;
 use super::wake::Wake;
 use crate::pointer::MAX_PIECES;
-use crate::{CompletionQueueSetup, Done, Namespace, QueueEvent, StartError};
+use crate::{CompletionQueueSetup, CompletionQueueState, Done, Namespace, QueueEvent, StartError};
 
 /// Most commands in flight, whatever the completion queue has room for.
 const DEPTH: usize = 256;
@@ -44,6 +44,8 @@ pub(super) const OPCODE_SHIFT: u32 = 48;
 pub(super) struct Start {
     pub(super) shared: Arc<Shared>,
     pub(super) setup: CompletionQueueSetup,
+    /// What another process has left of it; `None` for a new one.
+    pub(super) from: Option<CompletionQueueState>,
     pub(super) core: Option<CoreId>,
     pub(super) kick: Arc<EventFd>,
     pub(super) event: Option<EventFd>,
@@ -110,26 +112,28 @@ impl IoQueue {
         self.id
     }
 
-    /// Takes up a completion queue, empty and without submission queues. To be called on its sidecore.
+    /// Takes up a completion queue, empty and without submission queues, or where another process has left it. To be called on its sidecore.
     ///
     /// # Errors
     /// Its memory or the store's channel is unusable, or the kernel has no descriptor for it.
     pub(super) fn new(start: Start) -> Result<Self, StartError> {
-        let Start { shared, setup, core, kick, event, coalescing, namespace, shadow } = start;
+        let Start { shared, setup, from, core, kick, event, coalescing, namespace, shadow } = start;
         let id = setup.id;
         let io = |error| StartError::Io { id, error };
         let entries = usize::try_from(setup.entries).unwrap_or(usize::MAX);
         let depth = entries.saturating_sub(1).clamp(1, DEPTH);
         let most_out = STEP_COUNT.saturating_mul(STEP_REQUESTS).saturating_add(depth);
         let doorbells = DoorbellView::new(Arc::clone(&shared.options.doorbells));
-        doorbells.reset_head(id);
+        if from.is_none() {
+            doorbells.reset_head(id);
+        }
         let mut queue = Self {
             id,
             core,
             hint: RegionHint::default(),
             rules: Rules::new(None, shared.options.namespaces),
             channel: None,
-            completions: Completions::new(&setup, depth, event, coalescing, &shared)?,
+            completions: Completions::new(&setup, from.as_ref(), depth, event, coalescing, &shared)?,
             submissions: Vec::new(),
             first: 0,
             doorbells,
@@ -160,6 +164,9 @@ impl IoQueue {
         };
         queue.attach(namespace.as_deref()).map_err(io)?;
         queue.set_shadow_doorbells(shadow);
+        for submission in from.iter().flat_map(|from| &from.submission_queues) {
+            queue.take_over_submission(submission)?;
+        }
         Ok(queue)
     }
 

@@ -14,7 +14,10 @@ use super::completions::Coalescing;
 use super::queue::{IoQueue, Start};
 use super::shared::Shared;
 use super::{IoOptions, QueueStats};
-use crate::{CompletionQueueSetup, Done, ErrorLog, Namespace, QueueEvent, QueueHost, StartError, SubmissionQueueSetup};
+use crate::{
+    CompletionQueueSetup, CompletionQueueState, Done, ErrorLog, Namespace, QueueEvent, QueueHost, QueuesState,
+    StartError, SubmissionQueueSetup,
+};
 
 /// Makes a queue, on its sidecore.
 pub type MakeQueue = Box<dyn FnOnce() -> Result<IoQueue, StartError> + Send>;
@@ -185,6 +188,44 @@ impl QueueSet {
             }
         }
     }
+
+    /// Starts a completion queue, new or where another process has left it.
+    fn start(
+        &self,
+        state: &mut State,
+        setup: CompletionQueueSetup,
+        from: Option<CompletionQueueState>,
+    ) -> Result<(), StartError> {
+        let id = setup.id;
+        let refuse = |why| StartError::Io { id, error: io::Error::new(io::ErrorKind::InvalidInput, why) };
+        if id == 0 || id > self.queue_pairs() {
+            return Err(refuse("there is no such queue"));
+        }
+        if state.queues.contains_key(&id) {
+            return Err(refuse("it is running already"));
+        }
+        if state.ending.iter().any(|(ending, followers)| *ending == id && followers.strong_count() > 0) {
+            return Err(refuse("one of the same number has not ended yet"));
+        }
+        let index = usize::from(id.saturating_sub(1)).checked_rem(self.runners.len()).unwrap_or(0);
+        let Some(runner) = self.runners.get(index) else { return Err(StartError::SidecoreGone) };
+        let kick = Arc::new(EventFd::new().map_err(|error| StartError::Io { id, error })?);
+        let vector = setup.vector;
+        let start = Start {
+            shared: Arc::clone(&self.shared),
+            core: runner.core(),
+            kick: Arc::clone(&kick),
+            event: self.event(state, vector),
+            coalescing: state.coalescing_of(vector),
+            namespace: state.namespace.clone(),
+            shadow: state.shadow,
+            setup,
+            from,
+        };
+        let pollable = runner.start(Box::new(move || IoQueue::new(start)))?;
+        state.queues.insert(id, Running { runner: index, id: pollable, kick, vector });
+        Ok(())
+    }
 }
 
 /// Makes parts of a handle, which is called when the last of them, and what makes them, is gone.
@@ -219,35 +260,7 @@ fn follow(ending: &mut Ending, part: impl Fn() -> Done) {
 
 impl QueueHost for QueueSet {
     fn start_completion_queue(&self, setup: CompletionQueueSetup) -> Result<(), StartError> {
-        let id = setup.id;
-        let refuse = |why| StartError::Io { id, error: io::Error::new(io::ErrorKind::InvalidInput, why) };
-        let mut state = self.state();
-        if id == 0 || id > self.queue_pairs() {
-            return Err(refuse("there is no such queue"));
-        }
-        if state.queues.contains_key(&id) {
-            return Err(refuse("it is running already"));
-        }
-        if state.ending.iter().any(|(ending, followers)| *ending == id && followers.strong_count() > 0) {
-            return Err(refuse("one of the same number has not ended yet"));
-        }
-        let index = usize::from(id.saturating_sub(1)).checked_rem(self.runners.len()).unwrap_or(0);
-        let Some(runner) = self.runners.get(index) else { return Err(StartError::SidecoreGone) };
-        let kick = Arc::new(EventFd::new().map_err(|error| StartError::Io { id, error })?);
-        let vector = setup.vector;
-        let start = Start {
-            shared: Arc::clone(&self.shared),
-            core: runner.core(),
-            kick: Arc::clone(&kick),
-            event: self.event(&state, vector),
-            coalescing: state.coalescing_of(vector),
-            namespace: state.namespace.clone(),
-            shadow: state.shadow,
-            setup,
-        };
-        let pollable = runner.start(Box::new(move || IoQueue::new(start)))?;
-        state.queues.insert(id, Running { runner: index, id: pollable, kick, vector });
-        Ok(())
+        self.start(&mut self.state(), setup, None)
     }
 
     fn start_submission_queue(&self, setup: SubmissionQueueSetup) -> Result<(), StartError> {
@@ -293,6 +306,42 @@ impl QueueHost for QueueSet {
         }
         state.submissions.clear();
         self.tell_all(&mut state, done, || |_: &mut IoQueue, _| {});
+    }
+
+    fn hand_over(&self, reply: Box<dyn FnOnce(Option<QueuesState>) + Send>) {
+        let mut state = self.state();
+        let queues = std::mem::take(&mut state.queues);
+        state.submissions.clear();
+        let count = queues.len();
+        let shadow_doorbells = state.shadow.map(|(shadow, event_index)| (shadow.0, event_index.0));
+        let left = Arc::new(Mutex::new(Vec::with_capacity(count)));
+        let all = Arc::clone(&left);
+        let part = parts(Done::new(move || {
+            let completion_queues = std::mem::take(&mut *all.lock().unwrap_or_else(PoisonError::into_inner));
+            // One that is missing was on a sidecore that has gone.
+            let is_whole = completion_queues.len() == count;
+            reply(is_whole.then_some(QueuesState { shadow_doorbells, completion_queues }));
+        }));
+        for (id, running) in queues {
+            let done = end(&mut state.ending, id, Done::nobody());
+            let left = Arc::clone(&left);
+            let leave = move |state| left.lock().unwrap_or_else(PoisonError::into_inner).push(state);
+            self.tell(&running, move |queue| queue.hand_over(Box::new(leave), done));
+        }
+        follow(&mut state.ending, part);
+    }
+
+    fn take_over(&self, memory: &GuestMemory, queues: &QueuesState) -> Result<(), StartError> {
+        let mut state = self.state();
+        state.shadow = queues.shadow_doorbells.map(|(shadow, event)| (GuestAddress(shadow), GuestAddress(event)));
+        for queue in &queues.completion_queues {
+            let CompletionQueueState { id, address, entries, vector, .. } = *queue;
+            let setup =
+                CompletionQueueSetup { id, memory: memory.clone(), address: GuestAddress(address), entries, vector };
+            self.start(&mut state, setup, Some(queue.clone()))?;
+            state.submissions.extend(queue.submission_queues.iter().map(|submission| (submission.id, id)));
+        }
+        Ok(())
     }
 
     fn set_memory(&self, memory: &GuestMemory, done: Done) {

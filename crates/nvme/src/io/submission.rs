@@ -1,10 +1,10 @@
 //! A submission queue of a completion queue's.
 
-use sidecore_memory::GuestMemory;
+use sidecore_memory::{GuestAddress, GuestMemory};
 use sidecore_ring::nvme::SubmissionQueue;
 
 use super::doorbells::DoorbellView;
-use crate::{Command, Done, StartError, SubmissionQueueSetup};
+use crate::{Command, Done, StartError, SubmissionQueueSetup, SubmissionQueueState};
 
 /// Its ring, and what is taken from it.
 pub(super) struct Submission {
@@ -28,18 +28,36 @@ impl Submission {
     /// It is not in the guest's memory.
     pub(super) fn new(setup: &SubmissionQueueSetup) -> Result<Self, StartError> {
         let SubmissionQueueSetup { id, memory, address, entries, .. } = setup;
-        let ring = SubmissionQueue::new(memory, *address, *entries, 0)
-            .map_err(|error| StartError::Memory { id: *id, error })?;
-        Ok(Self {
-            id: *id,
-            ring,
-            entries: *entries,
-            seen_tail: 0,
-            event_at: 0,
-            ahead: None,
-            in_flight: 0,
-            stopping: None,
-        })
+        let ring = SubmissionQueue::new(memory, *address, *entries, 0);
+        Ok(Self::of(*id, *entries, ring.map_err(|error| StartError::Memory { id: *id, error })?))
+    }
+
+    /// A queue that another process has left.
+    ///
+    /// # Errors
+    /// There can be no such queue.
+    pub(super) fn take_over(memory: &GuestMemory, state: &SubmissionQueueState) -> Result<Self, StartError> {
+        let SubmissionQueueState { id, address, entries, head, ahead } = state;
+        let ring = SubmissionQueue::resume(memory, GuestAddress(*address), *entries, *head);
+        let ahead = ahead.as_ref().and_then(|bytes| Some(Command::new(*bytes.first_chunk()?)));
+        let ring = ring.map_err(|error| StartError::Memory { id: *id, error })?;
+        Ok(Self { ahead, ..Self::of(*id, *entries, ring) })
+    }
+
+    fn of(id: u16, entries: u32, ring: SubmissionQueue) -> Self {
+        let head = u32::from(ring.head());
+        Self { id, ring, entries, seen_tail: head, event_at: head, ahead: None, in_flight: 0, stopping: None }
+    }
+
+    /// What another process needs to go on with it; nothing is in flight.
+    pub(super) fn state(&self) -> SubmissionQueueState {
+        SubmissionQueueState {
+            id: self.id,
+            address: self.ring.address().0,
+            entries: self.entries,
+            head: self.ring.head(),
+            ahead: self.ahead.as_ref().map(|command| command.bytes().to_vec()),
+        }
     }
 
     /// Looks at the doorbell. False if the driver has written what the queue cannot have; then it was ignored.

@@ -57,6 +57,18 @@ impl ConfigSpace {
         }
     }
 
+    /// All of its values.
+    pub(crate) fn values(&self) -> &[u8] {
+        &self.values
+    }
+
+    /// What a host has written to another one, as far as it can be written.
+    pub(crate) fn take_over(&mut self, values: &[u8]) {
+        for ((value, writable), new) in self.values.iter_mut().zip(&self.writable).zip(values) {
+            *value = *value & !writable | new & writable;
+        }
+    }
+
     /// Reads what is at `offset`; false if it ends past the end.
     pub(crate) fn read(&self, offset: usize, data: &mut [u8]) -> bool {
         match self.values.get(offset..).and_then(|rest| rest.get(..data.len())) {

@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use sidecore_memory::GuestMemory;
 
-use crate::Done;
+use crate::{Done, HandOver, HandedOver, TakeOverError};
 
 /// Where in a function an access goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,4 +112,20 @@ pub trait PciFunction: Send + Sync {
 
     /// A reset by the client, and after its disconnect: all registers as after power on, nothing in flight.
     fn reset(&self, done: Done);
+
+    /// Leaves the function to another process: takes nothing more, and replies when nothing is in flight, and nothing of the
+    /// client's memory is in use. By default it cannot be left.
+    fn hand_over(&self, reply: HandOver) {
+        reply(None);
+    }
+
+    /// Goes on with a function that another process has left, in this memory of its client's. To be called before anything
+    /// else is asked of it, or after a reset.
+    ///
+    /// # Errors
+    /// See [`TakeOverError`]. The function has to be reset then.
+    fn take_over(&self, from: HandedOver, memory: GuestMemory) -> Result<(), TakeOverError> {
+        let _ = (from, memory);
+        Err(TakeOverError::NotOffered)
+    }
 }

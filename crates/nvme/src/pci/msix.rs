@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use sidecore_reactor::EventFd;
 
+use crate::handover::MsixState;
 use crate::pci::bar::{PENDING_OFFSET, TABLE_OFFSET};
 
 /// Bytes of an entry: message address, message data, vector control.
@@ -53,6 +54,29 @@ impl Msix {
         let mut vectors: Vec<_> = (0..vectors).map(|_| Vector::default()).collect();
         vectors.iter_mut().for_each(Vector::reset);
         Self { vectors, admin_pending: false }
+    }
+
+    /// The table, for another process, and what the vectors signal.
+    ///
+    /// # Errors
+    /// The process has too many descriptors open.
+    pub(crate) fn hand_over(&self) -> io::Result<(MsixState, Vec<(u16, OwnedFd)>)> {
+        let vectors = self.vectors.iter().map(|vector| (vector.entry.to_vec(), vector.control_written)).collect();
+        let events = (0_u16..).zip(&self.vectors).filter_map(|(number, vector)| {
+            let event = vector.event.as_ref()?.as_fd().try_clone_to_owned();
+            Some(event.map(|event| (number, event)))
+        });
+        Ok((MsixState { vectors }, events.collect::<io::Result<_>>()?))
+    }
+
+    /// The table that another process has left.
+    pub(crate) fn take_over(&mut self, state: &MsixState) {
+        for (vector, (entry, control_written)) in self.vectors.iter_mut().zip(&state.vectors) {
+            vector.control_written = *control_written;
+            if let Some(entry) = entry.first_chunk() {
+                vector.entry = *entry;
+            }
+        }
     }
 
     /// How many there are.

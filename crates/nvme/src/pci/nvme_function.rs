@@ -19,7 +19,9 @@ use crate::pci::bar::{
 use crate::pci::config::{CONFIG_BYTES, ConfigSpace};
 use crate::pci::msix::Msix;
 use crate::pci::{AccessError, BarInfo, MappableArea, PciFunction, Region};
-use crate::{Attendant, Done, Identity, Namespace, QueueHost, Statistics};
+use crate::{
+    Attendant, Done, FunctionState, HandOver, HandedOver, Identity, Namespace, QueueHost, Statistics, TakeOverError,
+};
 
 /// How many MSI-X vectors a function has. With 512 of them a driver of Windows' does not work; 64 are enough for as many
 /// queue pairs, if one of them shares vector 0 with the admin queue.
@@ -72,6 +74,8 @@ struct Core {
     controller: Controller,
     config: ConfigSpace,
     msix: Msix,
+    /// Who is told what the function leaves.
+    heir: Option<HandOver>,
 }
 
 impl NvmeFunction {
@@ -104,6 +108,7 @@ impl NvmeFunction {
                 controller: Controller::new(parts),
                 config: ConfigSpace::new(VECTORS),
                 msix: Msix::new(VECTORS),
+                heir: None,
             };
             Self { name, doorbells, stride, start: Instant::now(), inbox, core: Mutex::new(core) }
         });
@@ -149,7 +154,7 @@ impl NvmeFunction {
 
     /// Does something to the controller, carries out what follows, and tells those who waited for it.
     fn enter<T>(&self, act: impl FnOnce(&mut Core) -> T) -> T {
-        let (result, answers) = {
+        let (result, answers, left) = {
             let mut core = self.lock();
             self.hear(&mut core);
             let result = act(&mut core);
@@ -164,9 +169,13 @@ impl NvmeFunction {
                     break;
                 }
             }
-            (result, core.controller.take_answers())
+            let left = core.take_left(self.stride == MAPPED_STRIDE, self.doorbells.queue_pairs());
+            (result, core.controller.take_answers(), left)
         };
         answers.into_iter().for_each(Done::call);
+        if let Some((heir, left)) = left {
+            heir(left);
+        }
         result
     }
 
@@ -190,6 +199,22 @@ impl Core {
             self.tell_host(vector);
         }
         self.controller.reset(done);
+    }
+
+    /// What the function leaves, and who is to be told, when it has left.
+    fn take_left(&mut self, doorbells_are_mapped: bool, queue_pairs: u16) -> Option<(HandOver, Option<HandedOver>)> {
+        let controller = self.controller.take_left()?;
+        let heir = self.heir.take()?;
+        let left = controller.and_then(|controller| {
+            let (msix, events) = self.msix.hand_over().inspect_err(|error| tracing::error!(%error, "vectors")).ok()?;
+            let config = self.config.values().to_vec();
+            let controller = *controller;
+            Some(HandedOver {
+                state: FunctionState { doorbells_are_mapped, queue_pairs, config, msix, controller },
+                events,
+            })
+        });
+        Some((heir, left))
     }
 
     /// The queues of a vector signal what it signals now.
@@ -336,6 +361,33 @@ impl PciFunction for NvmeFunction {
 
     fn reset(&self, done: Done) {
         self.enter(|core| core.reset(done));
+    }
+
+    fn hand_over(&self, reply: HandOver) {
+        self.enter(|core| {
+            core.heir = Some(reply);
+            core.controller.hand_over();
+        });
+    }
+
+    fn take_over(&self, from: HandedOver, memory: GuestMemory) -> Result<(), TakeOverError> {
+        let HandedOver { state, events } = from;
+        let FunctionState { doorbells_are_mapped, queue_pairs, config, msix, controller } = state;
+        if doorbells_are_mapped != (self.stride == MAPPED_STRIDE) || queue_pairs != self.doorbells.queue_pairs() {
+            return Err(TakeOverError::Changed { what: "number of queues, or its way of idling," });
+        }
+        let now = Nanos::from(self.start.elapsed());
+        for (vector, event) in events {
+            self.set_vector(vector, Some(event)).map_err(|_| TakeOverError::Damaged { what: "interrupts" })?;
+        }
+        self.enter(|core| {
+            core.config.take_over(&config);
+            core.msix.take_over(&msix);
+            for vector in 0..core.msix.len() {
+                core.tell_host(vector);
+            }
+            core.controller.take_over(controller, memory, now)
+        })
     }
 }
 

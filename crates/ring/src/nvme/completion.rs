@@ -61,6 +61,24 @@ impl Completion {
     }
 }
 
+/// Where a completion queue is: what another process needs to know to go on with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompletionPosition {
+    /// Up to where the host has taken entries.
+    pub head: u32,
+    /// The next entry to write.
+    pub tail: u32,
+    /// The phase tag of this round's entries.
+    pub phase: bool,
+}
+
+impl Default for CompletionPosition {
+    /// A new queue's: its first round has the phase tag set, because the host has zeroed the queue (3.3.3.2.1).
+    fn default() -> Self {
+        Self { head: 0, tail: 0, phase: true }
+    }
+}
+
 /// Completions for the host. One thread owns it.
 #[derive(Debug)]
 pub struct CompletionQueue {
@@ -71,7 +89,7 @@ pub struct CompletionQueue {
     head: u32,
     /// The next entry to write.
     tail: u32,
-    /// The phase tag of this round's entries: set in the first round, because the host has zeroed the queue (3.3.3.2.1).
+    /// The phase tag of this round's entries.
     phase: bool,
 }
 
@@ -82,7 +100,37 @@ impl CompletionQueue {
     /// It is not there, not on a page, or not of such a size.
     pub fn new(memory: &GuestMemory, address: GuestAddress, entries: u32) -> Result<Self, MemoryError> {
         let place = Place::new(address, entries, COMPLETION_BYTES);
-        Ok(Self { place, words: Some(place.find(memory)?), head: 0, tail: 0, phase: true })
+        let words = Some(place.find(memory)?);
+        let CompletionPosition { head, tail, phase } = CompletionPosition::default();
+        Ok(Self { place, words, head, tail, phase })
+    }
+
+    /// The same, of a queue that has come to that position. If it is not there it is unbound.
+    ///
+    /// # Errors
+    /// There can be no such queue, or no such position in it.
+    pub fn resume(
+        memory: &GuestMemory,
+        address: GuestAddress,
+        entries: u32,
+        position: CompletionPosition,
+    ) -> Result<Self, MemoryError> {
+        let place = Place::new(address, entries, COMPLETION_BYTES);
+        let CompletionPosition { head, tail, phase } = position;
+        place.check_positions([head, tail])?;
+        Ok(Self { place, words: place.find(memory).ok(), head, tail, phase })
+    }
+
+    /// Where it is in the guest's memory.
+    #[must_use]
+    pub fn address(&self) -> GuestAddress {
+        self.place.address()
+    }
+
+    /// Where it has come to.
+    #[must_use]
+    pub fn position(&self) -> CompletionPosition {
+        CompletionPosition { head: self.head, tail: self.tail, phase: self.phase }
     }
 
     /// The head doorbell's value: the entries before it may be written again.

@@ -1,7 +1,7 @@
 //! Doorbells in memory of ours, which hosts map.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use sidecore_memory::{SharedPages, UserAddress};
@@ -43,20 +43,27 @@ impl Doorbells {
     /// # Errors
     /// The kernel has no memory or no descriptor left, or `queue_pairs` is zero.
     pub fn new(queue_pairs: u16) -> io::Result<Self> {
-        let pairs = usize::from(queue_pairs);
-        if pairs == 0 {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let len_bytes = pairs.saturating_mul(PAIR_BYTES);
-        let pages = SharedPages::new("sidecore-doorbells", len_bytes.saturating_add(FILE_OFFSET_BYTES))?;
-        let (at, count) = (UserAddress(FILE_OFFSET_BYTES as u64), pairs.saturating_mul(PAIR_WORDS));
-        let words = Words::new(pages.memory(), at, count, PAIR_BYTES).map_err(io::Error::other)?;
-        let doorbells = Self { pages, words, queue_pairs };
+        let doorbells = Self::of(SharedPages::new("sidecore-doorbells", file_bytes(queue_pairs)?)?, queue_pairs)?;
         for queue in 1..=queue_pairs {
             // Touched here and now: a sidecore's first look is no page fault.
             doorbells.set_submission_tail(queue, 0);
         }
         Ok(doorbells)
+    }
+
+    /// Those that a host has mapped from another process, with what it has stored in them.
+    ///
+    /// # Errors
+    /// It is no such file, or of another number of queue pairs.
+    pub fn from_file(file: OwnedFd, queue_pairs: u16) -> io::Result<Self> {
+        Self::of(SharedPages::from_file(file, file_bytes(queue_pairs)?)?, queue_pairs)
+    }
+
+    fn of(pages: SharedPages, queue_pairs: u16) -> io::Result<Self> {
+        let count = usize::from(queue_pairs).saturating_mul(PAIR_WORDS);
+        let at = UserAddress(FILE_OFFSET_BYTES as u64);
+        let words = Words::new(pages.memory(), at, count, PAIR_BYTES).map_err(io::Error::other)?;
+        Ok(Self { pages, words, queue_pairs })
     }
 
     /// The file that they are in, for the host to map.
@@ -126,5 +133,13 @@ impl Doorbells {
     fn word(&self, queue: u16, offset: usize) -> Option<&AtomicU32> {
         let page = usize::from(queue).checked_sub(1)?;
         self.words.get(page.wrapping_mul(PAIR_WORDS).wrapping_add(offset))
+    }
+}
+
+/// How large the file is.
+fn file_bytes(queue_pairs: u16) -> io::Result<usize> {
+    match usize::from(queue_pairs) {
+        0 => Err(io::ErrorKind::InvalidInput.into()),
+        pairs => Ok(pairs.saturating_mul(PAIR_BYTES).saturating_add(FILE_OFFSET_BYTES)),
     }
 }

@@ -22,7 +22,7 @@ mod submission;
 #[cfg(test)]
 mod tests;
 
-pub use completion::{Completion, CompletionQueue};
+pub use completion::{Completion, CompletionPosition, CompletionQueue};
 pub use doorbells::Doorbells;
 pub use shadow::ShadowDoorbells;
 pub use submission::SubmissionQueue;

@@ -25,11 +25,23 @@ impl Place {
         Self { address, entries, entry_bytes }
     }
 
+    pub(super) const fn address(&self) -> GuestAddress {
+        self.address
+    }
+
     /// The queue's memory.
     pub(super) fn find(&self, memory: &GuestMemory) -> Result<Words<AtomicU64>, MemoryError> {
-        let start = self.address.0;
-        let entries = usize::try_from(self.entries).unwrap_or(usize::MAX);
-        let len_bytes = entries.saturating_mul(self.entry_bytes);
+        self.check()?;
+        Words::of(memory.guest_window(self.address, self.len_bytes(), CACHE_LINE_BYTES)?)
+    }
+
+    fn len_bytes(&self) -> usize {
+        usize::try_from(self.entries).unwrap_or(usize::MAX).saturating_mul(self.entry_bytes)
+    }
+
+    /// Whether there can be such a queue, wherever memory is.
+    fn check(&self) -> Result<(), MemoryError> {
+        let (start, len_bytes) = (self.address.0, self.len_bytes());
         if !(2..=MAX_ENTRIES).contains(&self.entries) {
             return Err(MemoryError::OutOfRange { start, len_bytes: len_bytes as u64 });
         }
@@ -38,7 +50,16 @@ impl Place {
         if !start.is_multiple_of(PAGE_BYTES) {
             return Err(MemoryError::Misaligned { start, align_bytes: usize::try_from(PAGE_BYTES).unwrap_or(0) });
         }
-        Words::of(memory.guest_window(self.address, len_bytes, CACHE_LINE_BYTES)?)
+        Ok(())
+    }
+
+    /// Whether there can be such a queue, and these are positions in it.
+    pub(super) fn check_positions<const N: usize>(&self, positions: [u32; N]) -> Result<(), MemoryError> {
+        self.check()?;
+        match positions.into_iter().find(|position| *position >= self.entries) {
+            Some(position) => Err(MemoryError::OutOfRange { start: self.address.0, len_bytes: u64::from(position) }),
+            None => Ok(()),
+        }
     }
 
     /// The word that entry `index` begins with.

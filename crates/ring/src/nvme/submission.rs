@@ -35,10 +35,25 @@ impl SubmissionQueue {
         let place = Place::new(address, entries, COMMAND_BYTES);
         let words = place.find(memory)?;
         let head = u32::from(head);
-        if head >= entries {
-            return Err(MemoryError::OutOfRange { start: address.0, len_bytes: u64::from(head) });
-        }
+        place.check_positions([head])?;
         Ok(Self { place, words: Some(words), head, tail: head })
+    }
+
+    /// The same, of a queue that has come to that position. If it is not there it is unbound.
+    ///
+    /// # Errors
+    /// There can be no such queue, or no such position in it.
+    pub fn resume(memory: &GuestMemory, address: GuestAddress, entries: u32, head: u16) -> Result<Self, MemoryError> {
+        let place = Place::new(address, entries, COMMAND_BYTES);
+        let head = u32::from(head);
+        place.check_positions([head])?;
+        Ok(Self { place, words: place.find(memory).ok(), head, tail: head })
+    }
+
+    /// Where it is in the guest's memory.
+    #[must_use]
+    pub fn address(&self) -> GuestAddress {
+        self.place.address()
     }
 
     /// The tail doorbell's value: the entries before it may be taken. It was read with acquire ordering, as
@@ -94,6 +109,12 @@ impl SubmissionQueue {
     pub fn head(&self) -> u16 {
         // Below 65536, by `Place::after`.
         u16::try_from(self.head).unwrap_or(0)
+    }
+
+    /// Up to where commands are announced, as far as the queue was told.
+    #[must_use]
+    pub fn tail(&self) -> u32 {
+        self.tail
     }
 
     /// How many commands are there to be taken; none while the queue is unbound.

@@ -1,5 +1,7 @@
 //! The driver against this project's own NVMe functions, over their sockets, with sidecores of their own.
 
+mod handover;
+
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -433,7 +435,12 @@ fn a_client_outlives_the_daemon() {
 
 /// Writes and reads a block with every slot at once.
 fn round_trip(queue: &mut NvmeQueue, slots: &[Slot], seed: u64) {
-    let sector = |slot: &Slot| Sector(slot.index() as u64 * 8);
+    round_trip_at(queue, slots, Sector(0), seed);
+}
+
+/// The same, from that sector on.
+fn round_trip_at(queue: &mut NvmeQueue, slots: &[Slot], base: Sector, seed: u64) {
+    let sector = |slot: &Slot| Sector(base.0 + slot.index() as u64 * 8);
     for slot in slots {
         queue.write_data(*slot, 0, &pattern(seed + sector(slot).0, 4096));
         queue.submit_write(*slot, sector(slot), 4096).unwrap();

@@ -1,0 +1,161 @@
+//! Leaving a controller to another process, and going on with what another one has left.
+
+use sidecore_memory::GuestMemory;
+use sidecore_units::Nanos;
+
+use crate::QueuesState;
+use crate::admin::events::Events;
+use crate::admin::queue::AdminQueue;
+use crate::controller::Controller;
+use crate::controller::state::{Rest, State};
+use crate::handover::{ControllerState, NamespaceState, RestState, TakeOverError};
+use crate::inbox::News;
+
+/// How far a controller is in being handed over. Until it is, nothing is taken from the admin queue.
+#[derive(Debug, Default)]
+pub(super) enum Leaving {
+    #[default]
+    No,
+    /// Commands, a reset or a flush are waited for.
+    Settling,
+    /// The I/O queues are.
+    Queues,
+    /// It is another process's: nothing here touches its host's memory any more. What it has left, until it is taken.
+    Left(Option<Box<ControllerState>>),
+}
+
+impl Controller {
+    /// Takes no more commands, and leaves what there is once nothing is in flight ([`Controller::take_left`]).
+    pub(crate) fn hand_over(&mut self) {
+        if matches!(self.leaving, Leaving::No) {
+            self.leaving = Leaving::Settling;
+        }
+    }
+
+    pub(super) const fn is_leaving(&self) -> bool {
+        !matches!(self.leaving, Leaving::No)
+    }
+
+    /// Goes on leaving, when nothing of the controller's own is waited for any more.
+    pub(super) fn leave(&mut self) {
+        let is_settled = self.waiting.is_empty()
+            && self.stopping.is_none()
+            && self.flushing.is_none()
+            && self.resets.is_empty()
+            && matches!(self.state, State::Ready | State::Rest(_));
+        if !matches!(self.leaving, Leaving::Settling) || !is_settled {
+            return;
+        }
+        self.leaving = Leaving::Queues;
+        let inbox = self.inbox.clone();
+        self.host.hand_over(Box::new(move |queues| inbox.put(News::HandedOver(queues))));
+    }
+
+    /// The I/O queues are left, or it is not known how they are.
+    pub(super) fn queues_left(&mut self, queues: Option<QueuesState>) {
+        if !matches!(self.leaving, Leaving::Queues) {
+            return;
+        }
+        let left = queues.map(|queues| Box::new(self.leave_state(queues)));
+        self.leaving = Leaving::Left(left);
+        self.admin = None;
+        self.queues.clear();
+        self.events = Events::default();
+        self.state = State::Rest(Rest::Disabled);
+        self.memory = GuestMemory::empty();
+        self.segments.release();
+    }
+
+    fn leave_state(&mut self, queues: QueuesState) -> ControllerState {
+        let mut registers = self.registers.clone();
+        let rest = match self.state {
+            State::Rest(Rest::ShutDown { durable }) => RestState::ShutDown { durable },
+            State::Rest(Rest::Failed) => RestState::Failed,
+            State::Rest(Rest::Disabled) => RestState::Disabled,
+            // Who has taken it offline does not outlive this process.
+            State::Rest(Rest::Offline) => {
+                registers.reset();
+                RestState::Disabled
+            }
+            State::Ready | State::Stopping(_) | State::Flushing(_) => RestState::Ready,
+        };
+        ControllerState {
+            registers,
+            rest,
+            admin: self.admin.as_ref().map(AdminQueue::state),
+            queues,
+            features: std::mem::take(&mut self.features),
+            events: std::mem::take(&mut self.events),
+            errors: self.errors.contents(),
+            changed: std::mem::take(&mut self.changed),
+            namespace: self.namespace.as_deref().map(NamespaceState::of),
+        }
+    }
+
+    /// Takes what the controller leaves, once, when it has left: `None` if that is not known.
+    pub(crate) fn take_left(&mut self) -> Option<Option<Box<ControllerState>>> {
+        match &mut self.leaving {
+            Leaving::Left(left) => Some(left.take()),
+            _ => None,
+        }
+    }
+
+    /// Goes on with what another process has left, in this memory of its host's. The controller is as after power on, but
+    /// for its namespace and its vectors.
+    ///
+    /// # Errors
+    /// See [`TakeOverError`]. The function has to be reset then.
+    pub(crate) fn take_over(
+        &mut self,
+        from: ControllerState,
+        memory: GuestMemory,
+        now: Nanos,
+    ) -> Result<(), TakeOverError> {
+        let ControllerState { registers, rest, admin, queues, features, events, errors, changed, namespace } = from;
+        if registers.doorbell_stride() != self.registers.doorbell_stride() {
+            return Err(TakeOverError::Changed { what: "way of ringing doorbells" });
+        }
+        self.check_queues(&queues)?;
+        let served = self.namespace.as_deref().map(NamespaceState::of);
+        if let (Some(before), Some(after)) = (&namespace, &served)
+            && !before.is_same(after)
+        {
+            return Err(TakeOverError::OtherNamespace);
+        }
+        let requests = events.request_count().ok_or(TakeOverError::Damaged { what: "asynchronous events" })?;
+        self.memory = memory;
+        if let RestState::Ready = rest {
+            let admin = admin.ok_or(TakeOverError::Damaged { what: "admin queue" })?;
+            self.admin = Some(AdminQueue::take_over(&self.memory, registers.admin_queues(), &admin, requests)?);
+        }
+        self.registers = registers;
+        self.errors.take_over(errors);
+        (self.events, self.changed) = (events, changed);
+        self.take_over_features(features, now);
+        self.state = match rest {
+            RestState::Ready => State::Ready,
+            RestState::Disabled => State::Rest(Rest::Disabled),
+            RestState::ShutDown { durable } => State::Rest(Rest::ShutDown { durable }),
+            RestState::Failed => State::Rest(Rest::Failed),
+        };
+        // A reset stops whatever has been started by then.
+        self.queues.take_over(&queues);
+        self.host.take_over(&self.memory, &queues)?;
+        if namespace != served && self.admin.is_some() {
+            let ids = [namespace, served].into_iter().flatten().map(|namespace| namespace.id);
+            self.tell_of_namespaces(ids.collect());
+        }
+        Ok(())
+    }
+
+    /// Whether there can be such queues.
+    fn check_queues(&self, queues: &QueuesState) -> Result<(), TakeOverError> {
+        let submissions = queues.completion_queues.iter().flat_map(|queue| &queue.submission_queues);
+        let ids = queues.completion_queues.iter().map(|queue| queue.id);
+        let mut numbers = ids.chain(submissions.map(|submission| submission.id));
+        if numbers.any(|id| !(1..=self.limits.queue_pairs).contains(&id)) {
+            return Err(TakeOverError::Changed { what: "number of queues" });
+        }
+        Ok(())
+    }
+}

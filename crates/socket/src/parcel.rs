@@ -1,0 +1,119 @@
+//! Bytes and any number of descriptors behind a single descriptor, for whoever keeps descriptors and knows nothing of them:
+//! a service manager's store (`sd_notify(3)`, `FDSTORE=1`) gives them back in no certain order, and keeps one of two that are
+//! for the same open file.
+//!
+//! A parcel is the receiving end of a pair of sockets whose other end is closed: what is in it waits in the kernel. It is
+//! opened once.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use crate::stream::{Blocking, MAX_FDS, StreamError, receive, send};
+
+/// Most bytes of a parcel that is opened.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Most descriptors of a parcel that is opened.
+const MAX_PARCEL_FDS: usize = 4096;
+
+/// What every message says: the descriptors are what it is about.
+const MESSAGE: &[u8] = b"fds";
+
+/// Puts both into a parcel.
+///
+/// # Errors
+/// The kernel has no memory, or refuses to hold so many descriptors (`ETOOMANYREFS`, see `unix(7)`).
+pub fn pack(bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<OwnedFd> {
+    let mut contents = File::from(memfd_create("sidecore-parcel", MemfdFlags::CLOEXEC)?);
+    contents.write_all(bytes)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (inside, outside) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let mut all: Vec<OwnedFd> = std::iter::once(contents.into()).chain(fds).collect();
+    while !all.is_empty() {
+        let rest = all.split_off(all.len().min(MAX_FDS));
+        send(&inside, MESSAGE, &all, MAX_FDS, Blocking::Never).map_err(into_io)?;
+        all = rest;
+    }
+    Ok(outside)
+}
+
+/// Opens a parcel: what was put in, in its order.
+///
+/// # Errors
+/// It is none, or has been opened before, or is larger than any that is made here.
+pub fn unpack(parcel: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let damaged = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
+    let mut fds = Vec::new();
+    loop {
+        let mut message = [0; MESSAGE.len()];
+        let mut some = Vec::new();
+        let count = receive(&parcel, &mut message, &mut some, MAX_FDS, Blocking::Never).map_err(into_io)?;
+        if count == 0 {
+            break;
+        }
+        if message.get(..count) != Some(MESSAGE) || fds.len() > MAX_PARCEL_FDS {
+            return Err(damaged("this is no parcel"));
+        }
+        fds.append(&mut some);
+    }
+    if fds.is_empty() {
+        return Err(damaged("the parcel is empty, or has been opened before"));
+    }
+    let rest = fds.split_off(1);
+    let contents = fds.pop().ok_or_else(|| damaged("the parcel is empty"))?;
+    seek(&contents, SeekFrom::Start(0))?;
+    let mut bytes = Vec::new();
+    File::from(contents).take(MAX_BYTES).read_to_end(&mut bytes)?;
+    Ok((bytes, rest))
+}
+
+fn into_io(error: StreamError) -> io::Error {
+    match error {
+        StreamError::Io(error) => error,
+        other => io::Error::other(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    fn numbered(number: u64) -> OwnedFd {
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&event, &number.to_ne_bytes()).unwrap();
+        event
+    }
+
+    fn number(event: &OwnedFd) -> u64 {
+        let mut bytes = [0; 8];
+        rustix::io::read(event, &mut bytes).unwrap();
+        u64::from_ne_bytes(bytes)
+    }
+
+    #[test]
+    fn what_was_put_in_comes_out_once_in_its_order() {
+        for count in [0, 1, 15, 16, 17, 300] {
+            let bytes: Vec<u8> = (0..count * 1000).map(|at| at as u8).collect();
+            let parcel = pack(&bytes, (1..=count).map(numbered).collect()).unwrap();
+            let (back, fds) = unpack(&parcel).unwrap();
+            assert!(back == bytes);
+            assert!(fds.iter().map(number).eq(1..=count));
+            assert_eq!(unpack(&parcel).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
+    }
+
+    #[test]
+    fn what_is_no_parcel_is_an_error() {
+        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        assert_eq!(unpack(&other).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        rustix::io::write(&one, b"hello").unwrap();
+        assert_eq!(unpack(&other).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert!(unpack(numbered(1)).is_err());
+    }
+}
