@@ -92,6 +92,7 @@ impl Service {
                     span.in_scope(|| Served::take_over(Arc::clone(&function), left, mailbox.wake(number)))
                 }
             };
+            connected.store(!matches!(begin, Begin::Fresh), Ordering::Release);
             mailbox.send(Order::Serve { number, listener, function, connected: Arc::clone(&connected), begin })
         };
         match self.threads.get(turn).map(|thread| &thread.mailbox) {

@@ -160,18 +160,16 @@ impl Slot {
         Self { number, listener, function, connected, wake, client, closing: false, over: None, heir: None, span }
     }
 
-    /// Begins to serve.
+    /// Begins to serve. Whether there is somebody is known to all by now.
     pub(crate) fn begin(&mut self, begin: Begin, epoll: &OwnedFd) {
         match begin {
             Begin::Fresh => self.listen(epoll),
             Begin::With(served) => {
                 tracing::info!("going on with the VMM that is connected");
-                self.connected.store(true, Ordering::Release);
                 self.client = Client::Served(served);
                 self.go_on(epoll, |served| Ok(Turn::Wants(served.first_want())));
             }
             Begin::After(session) => {
-                self.connected.store(true, Ordering::Release);
                 self.client = Client::Leaving(session);
                 self.leave(epoll);
             }

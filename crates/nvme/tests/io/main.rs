@@ -4,6 +4,7 @@ mod commands;
 mod control;
 mod errors;
 mod fused;
+mod handover;
 mod hostile;
 mod interrupts;
 mod queues;

@@ -12,7 +12,8 @@ use sidecore_linux::EpollSleeper;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_nvme::io::{IoOptions, IoQueue, MakeQueue, QueueRunner, QueueSet, Task};
 use sidecore_nvme::{
-    Command, CompletionQueueSetup, Done, Namespace, QueueEvent, QueueHost, StartError, Status, SubmissionQueueSetup,
+    Command, CompletionQueueSetup, Done, Namespace, QueueEvent, QueueHost, QueuesState, StartError, Status,
+    SubmissionQueueSetup,
 };
 use sidecore_reactor::{EventFd, IdleMode, PollableId, Reactor, Sleeper, Turn, WakeKey, mailbox};
 use sidecore_ring::driver::nvme::{CompletionRing, SubmissionRing};
@@ -122,6 +123,8 @@ pub struct Rig {
     pub memory: GuestMemory,
     pub file: std::fs::File,
     pub set: QueueSet,
+    /// Makes another one over all that is the guest's: what a second process has.
+    make_set: Box<dyn Fn() -> QueueSet>,
     pub doorbells: Arc<Doorbells>,
     pub events: Arc<Mutex<Vec<QueueEvent>>>,
     pub submissions: BTreeMap<u16, SubmissionRing>,
@@ -186,25 +189,34 @@ impl Rig {
         });
         let doorbells = Arc::new(Doorbells::new(PAIRS).unwrap());
         let events = Arc::new(Mutex::new(Vec::new()));
-        let io_options = IoOptions {
-            name: "nvme".to_owned(),
-            queue_pairs: PAIRS,
-            vectors: 4,
-            namespaces: 4,
-            idle: options.idle,
-            doorbells: Arc::clone(&doorbells),
-            flush: options.flush,
-        };
-        let runner = |index| Box::new(Runner(first_sidecore + index)) as Box<dyn QueueRunner>;
-        let runners = (0..options.sidecores).map(runner).collect();
-        let reported = Arc::clone(&events);
-        let report = Box::new(move |event| reported.lock().unwrap().push(event));
-        let set = QueueSet::new(io_options, runners, report).unwrap();
-        set.set_namespace(Some(namespace(options.store, options.block_bytes)), Done::nobody());
+        let sidecores = options.sidecores;
+        let make_set = Box::new({
+            let (doorbells, events) = (Arc::clone(&doorbells), Arc::clone(&events));
+            let namespace = namespace(options.store, options.block_bytes);
+            move || {
+                let io_options = IoOptions {
+                    name: "nvme".to_owned(),
+                    queue_pairs: PAIRS,
+                    vectors: 4,
+                    namespaces: 4,
+                    idle: options.idle,
+                    doorbells: Arc::clone(&doorbells),
+                    flush: options.flush,
+                };
+                let runner = |index| Box::new(Runner(first_sidecore + index)) as Box<dyn QueueRunner>;
+                let runners = (0..sidecores).map(runner).collect();
+                let reported = Arc::clone(&events);
+                let report = Box::new(move |event| reported.lock().unwrap().push(event));
+                let set = QueueSet::new(io_options, runners, report).unwrap();
+                set.set_namespace(Some(Arc::clone(&namespace)), Done::nobody());
+                set
+            }
+        });
         Self {
+            set: make_set(),
+            make_set,
             memory,
             file,
-            set,
             doorbells,
             events,
             submissions: BTreeMap::new(),
@@ -213,7 +225,7 @@ impl Rig {
             slept: 0,
             next_id: 0,
             first_sidecore,
-            sidecores: options.sidecores,
+            sidecores,
         }
     }
 
@@ -239,6 +251,22 @@ impl Rig {
         let window = self.memory.guest_window(setup.address, entries as usize * 64, 64).unwrap();
         self.submissions.insert(id, SubmissionRing::new(window, entries).unwrap());
         self.set.start_submission_queue(setup).unwrap();
+    }
+
+    /// Has the queues left.
+    pub fn leave(&mut self) -> Option<QueuesState> {
+        let left = Arc::new(Mutex::new(None));
+        let leave = Arc::clone(&left);
+        self.set.hand_over(Box::new(move |queues| *leave.lock().unwrap() = Some(queues)));
+        self.until("the queues are left", |_| left.lock().unwrap().is_some());
+        left.lock().unwrap().take().unwrap()
+    }
+
+    /// Has them gone on with by somebody who knows no more than what is left.
+    pub fn take_over(&mut self, queues: &QueuesState) -> Result<(), StartError> {
+        let queues = serde_json::from_slice(&serde_json::to_vec(queues).unwrap()).unwrap();
+        self.set = (self.make_set)();
+        self.set.take_over(&self.memory, &queues)
     }
 
     pub fn write(&self, address: u64, bytes: &[u8]) {
