@@ -1,4 +1,4 @@
-//! The command line: `sidecore list|stats|top|device|volume|controller|check`. See docs/sidecore.md.
+//! The command line: `sidecore list|stats|top|device|volume|controller|check|keep`. See docs/sidecore.md.
 #![forbid(unsafe_code)]
 
 mod controller;
@@ -8,6 +8,7 @@ mod export;
 mod image;
 mod import;
 mod interrupt;
+mod keep;
 mod list;
 mod pick;
 mod progress;
@@ -48,6 +49,7 @@ Exit codes:
   0  done
   1  no daemon answers, or something else went wrong; the message says what to do
   2  a check found faults, or the command line is wrong
+`keep` ends with the exit code of its command.
 
 Examples:
   sidecore list                                what is served, and to whom
@@ -61,6 +63,7 @@ Examples:
   sidecore volume clone base guest7
   sidecore device add vd7 /run/sidecore/vd7.sock --volume guest7
   sidecore controller show                     space, translation, functions, events
+  sidecore keep -- sidecored --config disks.toml    SIGHUP restarts it, and guests stay connected
 ";
 
 #[derive(Subcommand)]
@@ -105,6 +108,8 @@ enum Command {
         #[arg(long)]
         text_only: bool,
     },
+    /// Run a daemon and keep its descriptors while it restarts, where no systemd does.
+    Keep(keep::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -120,6 +125,10 @@ fn main() -> ExitCode {
         Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),
         Command::Device(device) => with(&arguments.socket, |client| device::run(client, device)),
         Command::Controller(controller) => controller::run(&arguments.socket, controller),
+        Command::Keep(keep) => match keep::run(&keep) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Volume(volume) => match volume::run(&arguments.socket, volume) {
             Ok(code) => return code,
             Err(error) => Err(error),

@@ -1,6 +1,8 @@
 //! The daemon: `sidecored --config FILE`. See docs/sidecored.md.
 #![forbid(unsafe_code)]
 
+mod service;
+
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,6 +13,8 @@ use clap::Parser;
 use sidecore_assembly::Assembly;
 use sidecore_control::{Api, Config, Depth, Socket};
 use tracing_subscriber::EnvFilter;
+
+use service::Service;
 
 /// The configuration is at fault; nothing was started.
 const BAD_CONFIG: u8 = 2;
@@ -37,6 +41,8 @@ metadata written, files flushed, sockets removed. The same signal once more ends
 
 Environment:
   RUST_LOG   how much to log: error, warn, info (the default), debug; or by part, as in `warn,sidecore_vhost_user=debug`
+  NOTIFY_SOCKET, LISTEN_FDS, LISTEN_FDNAMES, LISTEN_PID
+             set by a service manager, systemd or `sidecore keep`: see docs/sidecored.md
 
 Exit codes:
   0  ended in order by a signal
@@ -59,6 +65,7 @@ enum Event {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     start_log();
+    let service = Service::find();
     raise_file_limit();
     let config = match Config::load(&arguments.config, Depth::Machine) {
         Ok(config) => config,
@@ -68,7 +75,7 @@ fn main() -> ExitCode {
             return ExitCode::from(BAD_CONFIG);
         }
     };
-    match run(&config) {
+    match run(&config, service) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("sidecored: {error:#}");
@@ -92,10 +99,14 @@ fn raise_file_limit() {
     }
 }
 
-fn run(config: &Config) -> Result<ExitCode> {
+fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     // First of all: a second daemon of this configuration ends here, before it touches a store.
     let socket = Socket::bind(&config.control_socket)?;
-    let assembly = Arc::new(Assembly::start(&config.spec)?);
+    let mut left = service.take_left();
+    let assembly = Assembly::take_over(&config.spec, &mut left);
+    service.forget_kept();
+    // What a daemon that cannot start has not gone on with is there for the next one.
+    let assembly = Arc::new(assembly.inspect_err(|_| service.leave(left))?);
     let (events, received) = mpsc::channel();
     let api = {
         let (assembly, events) = (Arc::clone(&assembly), events.clone());
@@ -103,13 +114,19 @@ fn run(config: &Config) -> Result<ExitCode> {
         Api::start(socket, assembly, signalled).context("cannot start the control API")?
     };
     announce(config.spec.devices.len());
+    service.ready();
     tracing::info!(control = %config.control_socket.display(), "serving");
 
     // Neither can fail to come: this function holds a sender.
     let _signal = received.recv();
     tracing::info!("draining");
+    service.stopping();
     let drain = std::thread::spawn(move || {
-        assembly.drain();
+        if service.keeps() {
+            service.leave(assembly.hand_over());
+        } else {
+            assembly.drain();
+        }
         let _ = events.send(Event::Drained);
     });
     match received.recv() {

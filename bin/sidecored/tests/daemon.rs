@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -19,7 +20,15 @@ struct Daemon {
 impl Daemon {
     /// Starts it and waits until it is ready.
     fn start(directory: TempDir, config: &str) -> Self {
-        let mut child = spawn(directory.path(), config);
+        Self::started(spawn(directory.path(), config, &[]), directory, config)
+    }
+
+    /// The same with a service manager's variables.
+    fn start_with(directory: TempDir, config: &str, variables: &[(&str, &str)]) -> Self {
+        Self::started(spawn(directory.path(), config, variables), directory, config)
+    }
+
+    fn started(mut child: Child, directory: TempDir, config: &str) -> Self {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let devices = config.matches("[[device]]").count();
@@ -68,11 +77,13 @@ impl Drop for Daemon {
     }
 }
 
-fn spawn(directory: &Path, config: &str) -> Child {
+fn spawn(directory: &Path, config: &str, variables: &[(&str, &str)]) -> Child {
     let file = directory.join("disks.toml");
     std::fs::write(&file, config).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_sidecored"));
     command.arg("--config").arg(file).env_remove("RUST_LOG");
+    // What is around the tests is not for it.
+    command.env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS").envs(variables.iter().copied());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -137,6 +148,38 @@ fn an_interrupt_ends_it_in_order_as_well_and_it_starts_again() {
 }
 
 #[test]
+fn a_service_manager_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let receive = || {
+        let mut bytes = [0; 256];
+        let length = manager.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..length].to_vec()).unwrap()
+    };
+    let daemon_directory = tempfile::tempdir().unwrap();
+    let variables = [("NOTIFY_SOCKET", path.to_str().unwrap())];
+    let mut daemon = Daemon::start_with(daemon_directory, &config(1), &variables);
+    assert_eq!(receive(), "READY=1");
+    daemon.signal(Signal::TERM);
+    assert_eq!(receive(), "STOPPING=1");
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+#[test]
+fn a_service_manager_that_makes_no_sense_is_no_reason_not_to_serve() {
+    let variables = [("NOTIFY_SOCKET", "nowhere"), ("LISTEN_PID", "nobody"), ("LISTEN_FDS", "many")];
+    let mut daemon = Daemon::start_with(tempfile::tempdir().unwrap(), &config(1), &variables);
+    assert_eq!(daemon.client().devices().unwrap().len(), 1);
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("NOTIFY_SOCKET") && log.contains("LISTEN_PID"), "{log}");
+}
+
+#[test]
 fn a_killed_daemons_sockets_and_files_do_not_stand_in_the_way_of_the_next() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::File::create(directory.path().join("disk.img")).unwrap().set_len(1 << 20).unwrap();
@@ -196,7 +239,7 @@ fn volumes_outlive_a_killed_daemon_and_devices_that_were_added_do_not() {
 #[test]
 fn a_second_daemon_of_the_same_sockets_is_told_and_the_first_goes_on() {
     let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), &config(1));
-    let second = spawn(daemon.directory.path(), &config(1)).wait_with_output().unwrap();
+    let second = spawn(daemon.directory.path(), &config(1), &[]).wait_with_output().unwrap();
     let message = String::from_utf8(second.stderr).unwrap();
     assert_eq!(second.status.code(), Some(2), "{message}");
     assert!(message.contains("control.sock already; stop it or choose another path"), "{message}");
@@ -204,7 +247,7 @@ fn a_second_daemon_of_the_same_sockets_is_told_and_the_first_goes_on() {
     // By another name for the same directory, which no reading of the text can see through.
     let alias = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(daemon.directory.path(), alias.path().join("here")).unwrap();
-    let second = spawn(&alias.path().join("here"), &config(1)).wait_with_output().unwrap();
+    let second = spawn(&alias.path().join("here"), &config(1), &[]).wait_with_output().unwrap();
     let message = String::from_utf8(second.stderr).unwrap();
     assert_eq!(second.status.code(), Some(1), "{message}");
     assert!(message.contains("another sidecored is serving"), "{message}");
@@ -217,7 +260,7 @@ fn a_second_daemon_of_the_same_sockets_is_told_and_the_first_goes_on() {
 #[test]
 fn a_bad_configuration_starts_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let output = spawn(directory.path(), &(config(2) + "queues = 65\nqueeus = 1\n")).wait_with_output().unwrap();
+    let output = spawn(directory.path(), &(config(2) + "queues = 65\nqueeus = 1\n"), &[]).wait_with_output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{message}");
     assert!(message.contains("disks.toml:18:10: [[device]] \"vd1\": `queues`"), "{message}");

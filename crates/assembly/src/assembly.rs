@@ -38,8 +38,6 @@ pub(crate) struct Graph {
     threads: Vec<SidecoreThread>,
     /// Those of NVMe functions, once there is one.
     nvme: Option<Arc<NvmeThreads>>,
-    /// What another process has left, until it is taken up.
-    left: Vec<LeftDevice>,
     /// It has been drained, or is about to be: nothing is added any more.
     pub(crate) ends: bool,
 }
@@ -58,15 +56,16 @@ impl Assembly {
     /// # Errors
     /// The first thing that cannot be had; what was started until then is stopped again.
     pub fn start(spec: &Spec) -> Result<Self, AssemblyError> {
-        Self::take_over(spec, Vec::new())
+        Self::take_over(spec, &mut Vec::new())
     }
 
     /// The same, and goes on with the VMMs that another process has [left](Assembly::hand_over). One that this is not possible
     /// with is disconnected, and the log says why.
     ///
     /// # Errors
-    /// As [`Assembly::start`]. Of the VMMs, some may have been gone on with by then: they are disconnected.
-    pub fn take_over(spec: &Spec, left: Vec<LeftDevice>) -> Result<Self, AssemblyError> {
+    /// As [`Assembly::start`]. What has not been gone on with by then is still in `left`: all of it, unless a socket cannot be
+    /// made.
+    pub fn take_over(spec: &Spec, left: &mut Vec<LeftDevice>) -> Result<Self, AssemblyError> {
         let clock = Clock::new();
         let mut stores = Stores::new(&spec.stores);
         // Stores first: they take longest, and fail most often.
@@ -81,7 +80,7 @@ impl Assembly {
         let sidecores = threads.iter().map(|thread| thread.sidecore().clone()).collect();
         let started_at = clock.now();
         let owned = controllers.stores().collect();
-        let graph = Arc::new(Mutex::new(Graph { stores, owned, threads, nvme: None, left, ends: false }));
+        let graph = Arc::new(Mutex::new(Graph { stores, owned, threads, nvme: None, ends: false }));
         let disks = Arc::default();
         let subsystems = Arc::new(Subsystems::new(&graph, &disks));
         let assembly = Self { clock, started_at, sidecores, disks, controllers, graph, subsystems };
@@ -89,16 +88,17 @@ impl Assembly {
         {
             let mut graph = assembly.graph();
             for device in &spec.devices {
-                let disk = assembly.disk(device, &mut graph)?;
+                let disk = assembly.disk(device, &mut graph, left)?;
                 assembly.disks().push(Arc::new(disk));
-            }
-            for LeftDevice { name, .. } in graph.left.drain(..) {
-                tracing::warn!(device = name, "a VMM was connected to a device that is not configured any more");
             }
         }
         assembly.subsystems.refresh();
         for disk in assembly.all_disks() {
-            disk.serve()?;
+            let at = left.iter().position(|left| left.name == disk.spec.name);
+            disk.serve(at.map(|at| left.remove(at)))?;
+        }
+        for LeftDevice { name, .. } in left.drain(..) {
+            tracing::warn!(device = name, "a VMM was connected to a device that is not configured any more");
         }
         Ok(assembly)
     }
@@ -123,7 +123,7 @@ impl Assembly {
         if let Some(store) = store {
             graph.stores.add(store)?;
         }
-        let added = self.disk(&device, &mut graph).and_then(|disk| disk.serve().map(|()| disk));
+        let added = self.disk(&device, &mut graph, &[]).and_then(|disk| disk.serve(None).map(|()| disk));
         match added {
             Ok(disk) => {
                 self.disks().push(Arc::new(disk));
@@ -236,8 +236,8 @@ impl Assembly {
         self.controllers.all().iter().find(|controller| controller.name() == name).cloned()
     }
 
-    /// A device's disk, if nothing is in its way. It is not served yet.
-    fn disk(&self, device: &DeviceSpec, graph: &mut Graph) -> Result<Disk, AssemblyError> {
+    /// A device's disk, if nothing is in its way. It is not served yet; what was left of it may be among `left`.
+    fn disk(&self, device: &DeviceSpec, graph: &mut Graph, left: &[LeftDevice]) -> Result<Disk, AssemblyError> {
         let disks = self.all_disks();
         let name = || device.name.clone();
         if disks.iter().any(|other| other.spec.name == device.name) {
@@ -252,7 +252,7 @@ impl Assembly {
         let kind = graph.stores.kind(&device.store).ok_or_else(unknown)?;
         let bottom = graph.stores.bottom(&device.store).ok_or_else(unknown)?.clone();
         let outlives = self.outlives(&bottom, graph);
-        let parts = || self.nvme_parts(device, &bottom, graph);
+        let parts = || self.nvme_parts(device, &bottom, graph, left);
         let disk = Disk::new(device, store, (kind, bottom.clone(), outlives), &self.sidecores, parts)?;
         let writes_too = |other: &&Arc<Disk>| both_write(disk.writes_to().as_ref(), other.writes_to().as_ref());
         if let Some(other) = disks.iter().find(writes_too) {
@@ -275,13 +275,15 @@ impl Assembly {
         device: &DeviceSpec,
         bottom: &StoreSpec,
         graph: &mut Graph,
+        left: &[LeftDevice],
     ) -> Result<NvmeParts, AssemblyError> {
         let threads = match &graph.nvme {
             Some(threads) => Arc::clone(threads),
             None => Arc::clone(graph.nvme.insert(Arc::new(NvmeThreads::start()?))),
         };
-        let left = graph.left.iter().position(|left| left.name == device.name).map(|at| graph.left.remove(at));
-        let mut parts = NvmeParts { threads, manager: None, volume: None, left };
+        let left = left.iter().find(|left| left.name == device.name);
+        let doorbells = left.and_then(LeftDevice::doorbells);
+        let mut parts = NvmeParts { threads, manager: None, volume: None, doorbells };
         let Some(controller) = bottom.kind.controller().and_then(|name| self.controller(name)) else {
             return Ok(parts);
         };

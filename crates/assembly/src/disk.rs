@@ -50,9 +50,9 @@ impl Disk {
         Ok(Self { spec: spec.clone(), configured: bottom, below, store_type, outlives, front_end })
     }
 
-    /// Makes its socket and serves whoever connects.
-    pub(crate) fn serve(&self) -> Result<(), AssemblyError> {
-        self.front_end.serve(&self.spec.socket)
+    /// Makes its socket and serves whoever connects, or is connected since another process.
+    pub(crate) fn serve(&self, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
+        self.front_end.serve(&self.spec.socket, left)
     }
 
     /// Removes its socket and stops its queues, when what is in flight is done. False if it was stopped before; then it

@@ -17,8 +17,8 @@ pub(crate) use virtio_blk::VirtioBlk;
 
 /// A device model with its transport and its queues on sidecores.
 pub(crate) trait FrontEnd: Send + Sync {
-    /// Makes the socket and serves whoever connects.
-    fn serve(&self, socket: &Path) -> Result<(), AssemblyError>;
+    /// Makes the socket and serves whoever connects, or is connected since another process.
+    fn serve(&self, socket: &Path, left: Option<LeftDevice>) -> Result<(), AssemblyError>;
 
     /// Removes the socket and stops the queues, when what is in flight is done. False if it was stopped before; then it
     /// has stopped, too.

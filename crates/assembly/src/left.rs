@@ -1,6 +1,7 @@
 //! What a device leaves to the next process, which serves it to the VMM that is connected.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 use sidecore_vfio_user::{LeftSocket, SocketState};
@@ -22,50 +23,47 @@ pub struct LeftDevice {
 /// Why a device cannot be gone on with.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LeftError {
-    #[error("its state is none: {0}")]
+    #[error("its state cannot be read: {0}")]
     Json(#[from] serde_json::Error),
     #[error("its state is of version {0}, and this daemon reads {VERSION}")]
     Version(u32),
-    #[error("its doorbells are missing")]
-    Doorbells,
 }
 
+/// An NVMe function. The last of the descriptors are its doorbells.
 #[derive(Serialize, Deserialize)]
 struct NvmeState {
     version: u32,
     socket: SocketState,
 }
 
-/// A left NVMe function.
-pub(crate) struct LeftNvme {
-    pub(crate) socket: LeftSocket,
-    /// The file that its client has mapped.
-    pub(crate) doorbells: OwnedFd,
-}
-
-impl LeftNvme {
-    /// What is to be kept of a socket and its doorbells.
-    pub(crate) fn pack(name: &str, socket: LeftSocket, doorbells: BorrowedFd<'_>) -> std::io::Result<LeftDevice> {
+impl LeftDevice {
+    /// What is to be kept of a function's socket and doorbells.
+    pub(crate) fn pack(name: &str, socket: LeftSocket, doorbells: BorrowedFd<'_>) -> io::Result<Self> {
         let LeftSocket { state, mut fds } = socket;
         let state = serde_json::to_vec(&NvmeState { version: VERSION, socket: state })?;
-        fds.push(doorbells.as_fd().try_clone_to_owned()?);
-        Ok(LeftDevice { name: name.to_owned(), state, fds })
+        fds.push(doorbells.try_clone_to_owned()?);
+        Ok(Self { name: name.to_owned(), state, fds })
     }
 
-    /// And back.
-    pub(crate) fn unpack(left: LeftDevice) -> Result<Self, LeftError> {
+    /// The doorbells once more, for the function that is to go on.
+    pub(crate) fn doorbells(&self) -> Option<OwnedFd> {
+        self.fds.last()?.try_clone().ok()
+    }
+
+    /// The socket.
+    pub(crate) fn unpack(self) -> Result<LeftSocket, LeftError> {
         /// The part that all versions have.
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
         }
-        let LeftDevice { state, mut fds, .. } = left;
+        let Self { state, mut fds, .. } = self;
         let Versioned { version } = serde_json::from_slice(&state)?;
         if version != VERSION {
             return Err(LeftError::Version(version));
         }
         let NvmeState { socket, .. } = serde_json::from_slice(&state)?;
-        let doorbells = fds.pop().ok_or(LeftError::Doorbells)?;
-        Ok(Self { socket: LeftSocket { state: socket, fds }, doorbells })
+        fds.pop();
+        Ok(LeftSocket { state: socket, fds })
     }
 }

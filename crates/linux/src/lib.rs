@@ -8,6 +8,8 @@
 //! * [`EpollSleeper`]: where a sidecore sleeps.
 //! * [`cpu`]: which cores there are, and staying on one of them.
 //! * [`Clock`]: the time, for the price of reading a register.
+//! * [`ServiceManager`] and [`take_kept`]: who started this process, and keeps
+//!   descriptors for the next one.
 //!
 //! Everything above this crate takes these as arguments, so that it runs
 //! without Linux in tests. The crate may hold unsafe code, because system
@@ -20,6 +22,7 @@ mod epoll;
 mod file;
 mod host_file;
 mod pin;
+mod service_manager;
 
 pub use clock::Clock;
 pub use epoll::EpollSleeper;
@@ -27,3 +30,4 @@ pub use epoll::EpollSleeper;
 pub use file::{FileError, FileOptions, FileStore};
 pub use host_file::{ExtentFlaw, HostExtent, HostFile, HostFileError, HostFileOptions, LeaseState, lease_break_time};
 pub use pin::pin_memory;
+pub use service_manager::{EnvironmentError, KeptDescriptor, ServiceManager, take_kept};

@@ -5,6 +5,7 @@
 //! * [`Connection`] carries messages and their file descriptors over a stream, and never waits.
 //! * [`Session`] is the server's state machine for one connection. It knows no socket, so tests and the fuzzer drive it
 //!   directly.
+//! * [`LeftSocket`] is a socket with its client, as one process leaves it to the next.
 //! * [`Service`] is a few threads, each serving many sockets, each of them a
 //!   [`PciFunction`](sidecore_nvme::PciFunction), to one VMM after the other.
 //!
@@ -15,7 +16,8 @@
 //! As of QEMU 10.1 (hw/vfio-user, hw/vfio), and what is done here because of it:
 //!
 //! * **It connects once.** When the server goes away, the device is dead: reads are all ones, writes are lost, until
-//!   the device is unplugged or the VM restarted. Nothing reconnects, so a server that restarts has lost its guests.
+//!   the device is unplugged or the VM restarted. Nothing reconnects, so a server that is to be restarted leaves the
+//!   connection itself to the next one: [`Socket::hand_over`], [`Service::take_over`].
 //! * **It waits five seconds for an answer** (`x-msg-timeout`). An answer after that is taken for nobody's and, if it
 //!   has a payload, puts the stream out of step. So what a function answers with a [`Done`](sidecore_nvme::Done) has to
 //!   take much less.

@@ -1,4 +1,4 @@
-//! `sidecored` as the demo runs it: one process, started and ended as a service manager would.
+//! `sidecored` as the demo runs it: started, ended and restarted as a service manager would, or by one (`sidecore keep`).
 
 use crate::process::{Event, Inbox, Running, Source};
 use crate::sidecore::Sidecore;
@@ -23,19 +23,31 @@ impl Daemon {
     ) -> Result<Daemon> {
         let config = directory.join("sidecored.toml");
         std::fs::write(&config, configuration).with_context(|| format!("cannot write {}", config.display()))?;
-        let program = binaries.join("sidecored");
-        let arguments = ["--config".as_ref(), config.as_os_str()];
-        let running = Running::start(inbox, program.as_os_str(), arguments, Source::Daemon, Source::Daemon)?;
+        // Whoever keeps what it leaves also ends when it has ended.
+        let (keeper, daemon) = (binaries.join("sidecore"), binaries.join("sidecored"));
+        let words = ["keep".as_ref(), "--".as_ref(), daemon.as_os_str(), "--config".as_ref(), config.as_os_str()];
+        let running = Running::start(inbox, keeper.as_os_str(), words, Source::Daemon, Source::Daemon)?;
+        let daemon = Daemon { running, sidecore };
+        daemon.wait_ready(inbox)?;
+        Ok(daemon)
+    }
+
+    /// Ends the daemon and starts it again, which goes on with the guests of the one before.
+    pub(crate) fn restart(&self, inbox: &mut Inbox<'_>) -> Result<()> {
+        self.running.hang_up()?;
+        self.wait_ready(inbox)
+    }
+
+    fn wait_ready(&self, inbox: &mut Inbox<'_>) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             match inbox.next(deadline)? {
-                Some(Event::Line(Source::Daemon, line)) if line.starts_with("ready:") => break,
+                Some(Event::Line(Source::Daemon, line)) if line.starts_with("ready:") => return Ok(()),
                 Some(Event::Closed(Source::Daemon)) => bail!("sidecored ended before it was ready"),
                 Some(_) => {}
                 None => bail!("sidecored was not ready within a minute"),
             }
         }
-        Ok(Daemon { running, sidecore })
     }
 
     /// Ends the daemon as a service manager would, and checks that it goes in order.

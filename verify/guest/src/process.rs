@@ -145,6 +145,12 @@ impl Running {
             .with_context(|| format!("cannot send a signal to {}", self.name))
     }
 
+    /// Asks the program to do what it does when a terminal is gone: for a service, to begin anew.
+    pub(crate) fn hang_up(&self) -> Result<()> {
+        kill_process(Pid::from_child(&self.child), Signal::HUP)
+            .with_context(|| format!("cannot send a signal to {}", self.name))
+    }
+
     /// Collects the exit status of a program that has closed its output.
     pub(crate) fn reap(mut self) -> Result<std::process::ExitStatus> {
         self.child.wait().with_context(|| format!("cannot wait for {}", self.name))

@@ -7,6 +7,7 @@ mod runner;
 
 use std::io;
 use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak, mpsc};
 
@@ -19,14 +20,14 @@ use sidecore_nvme::{
 use sidecore_reactor::IdleMode;
 use sidecore_ring::nvme::Doorbells;
 use sidecore_units::CoreId;
-use sidecore_vfio_user::{LeftSocket, Service, Socket};
+use sidecore_vfio_user::{Service, Socket};
 
 pub(crate) use self::manager::Subsystems;
 use self::runner::Runner;
 use super::{FrontEnd, counters};
 use crate::AssemblyError;
 use crate::flush::flush_and_wait;
-use crate::left::{LeftDevice, LeftNvme};
+use crate::left::LeftDevice;
 use crate::report::{QueueCounters, VolumeReport};
 use crate::sidecore::Sidecore;
 use crate::spec::{DeviceSpec, StoreSpec};
@@ -55,8 +56,8 @@ pub(crate) struct NvmeParts {
     pub(crate) manager: Option<Arc<dyn Manager>>,
     /// The volume that it serves, if it serves one.
     pub(crate) volume: Option<VolumeReport>,
-    /// What another process has left of it.
-    pub(crate) left: Option<LeftDevice>,
+    /// The doorbells that a client has mapped since another process.
+    pub(crate) doorbells: Option<OwnedFd>,
 }
 
 /// A function and its queues.
@@ -69,8 +70,6 @@ pub(crate) struct Nvme {
     doorbells: Arc<Doorbells>,
     /// Locked for as long as it takes to stop it.
     socket: Mutex<Option<Socket>>,
-    /// What another process has left of the socket, until it is served.
-    left: Mutex<Option<LeftSocket>>,
     /// What is served, and how large the guest was told that it is.
     served: Mutex<Served>,
     /// Locked for as long as it takes to serve something else.
@@ -92,16 +91,14 @@ impl Nvme {
         spec: &DeviceSpec,
         (store, bottom): (Arc<dyn BlockDevice>, &StoreSpec),
         sidecores: Vec<Sidecore>,
-        NvmeParts { threads, manager, volume, left }: NvmeParts,
+        NvmeParts { threads, manager, volume, doorbells }: NvmeParts,
     ) -> Result<Self, AssemblyError> {
         let failed = |error| AssemblyError::Function { name: spec.name.clone(), error };
         let nguid = volume.map_or_else(|| names::nguid(bottom), |volume| names::volume_nguid(&volume));
         let (namespace, geometry) = namespace(spec, store, nguid)?;
-        let (doorbells, left) = match left.and_then(|left| take_up(spec, left)) {
-            Some((doorbells, left)) => (doorbells, Some(left)),
-            None => (Doorbells::new(spec.queues).map_err(failed)?, None),
-        };
-        let doorbells = Arc::new(doorbells);
+        // Those of another number of queues are of no use, nor is then what else was left: that is found out when it is served.
+        let mapped = doorbells.and_then(|file| Doorbells::from_file(file, spec.queues).ok());
+        let doorbells = Arc::new(mapped.map_or_else(|| Doorbells::new(spec.queues), Ok).map_err(failed)?);
         let options = IoOptions {
             name: spec.name.clone(),
             queue_pairs: spec.queues,
@@ -144,7 +141,6 @@ impl Nvme {
             threads,
             doorbells,
             socket: Mutex::new(None),
-            left: Mutex::new(left),
             served: Mutex::new(served),
             changing: Mutex::new(()),
         })
@@ -210,9 +206,15 @@ impl Nvme {
 }
 
 impl FrontEnd for Nvme {
-    fn serve(&self, socket: &Path) -> Result<(), AssemblyError> {
+    fn serve(&self, socket: &Path, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
         let function = Arc::clone(&self.function) as Arc<dyn PciFunction>;
-        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let left = left.and_then(|left| {
+            let unreadable = |error: &_| {
+                let device = &self.spec.name;
+                tracing::error!(device, %error, "cannot go on with the VMM that was connected, its guest has lost the device");
+            };
+            left.unpack().inspect_err(unreadable).ok()
+        });
         let served = match left {
             None => self.threads.service.serve(socket, function),
             Some(left) => self.threads.service.take_over(socket, function, left),
@@ -232,7 +234,7 @@ impl FrontEnd for Nvme {
     fn hand_over(&self) -> Option<LeftDevice> {
         let mut socket = self.socket();
         let left = socket.take()?.hand_over()?;
-        let packed = LeftNvme::pack(&self.spec.name, left, self.doorbells.file());
+        let packed = LeftDevice::pack(&self.spec.name, left, self.doorbells.file());
         packed.inspect_err(|error| tracing::error!(device = self.spec.name, %error, "cannot leave the VMM")).ok()
     }
 
@@ -299,16 +301,6 @@ impl FrontEnd for Nvme {
         let queue = |id| self.queues.stats(id).map(|stats| counters!(id, stats));
         (1..=self.queues.queue_pairs()).filter_map(queue).collect()
     }
-}
-
-/// The doorbells and the socket that another process has left; `None`, and a word in the log, if they are unusable.
-fn take_up(spec: &DeviceSpec, left: LeftDevice) -> Option<(Doorbells, LeftSocket)> {
-    let refuse = |error: &dyn std::fmt::Display| {
-        tracing::error!(device = spec.name, %error, "cannot go on with the VMM that was connected, its guest has lost the device");
-    };
-    let LeftNvme { socket, doorbells } = LeftNvme::unpack(left).inspect_err(|error| refuse(error)).ok()?;
-    let doorbells = Doorbells::from_file(doorbells, spec.queues).inspect_err(|error| refuse(error)).ok()?;
-    Some((doorbells, socket))
 }
 
 /// What a function serves of a store.

@@ -10,6 +10,7 @@ use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
 use super::{FrontEnd, counters};
 use crate::AssemblyError;
+use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::served::ServedBlk;
 use crate::sidecore::Sidecore;
@@ -35,7 +36,7 @@ impl VirtioBlk {
 }
 
 impl FrontEnd for VirtioBlk {
-    fn serve(&self, socket: &Path) -> Result<(), AssemblyError> {
+    fn serve(&self, socket: &Path, _: Option<LeftDevice>) -> Result<(), AssemblyError> {
         let name = self.served.device().name().to_owned();
         let server = Server::start(socket, Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
         *self.server() = Some(server.map_err(|error| AssemblyError::Server { name, error })?);

@@ -33,10 +33,10 @@ impl Place {
 
     /// The next daemon.
     fn restart(&self, assembly: Assembly) -> Assembly {
-        let left = assembly.hand_over();
+        let mut left = assembly.hand_over();
         assert_eq!(left.len(), 1);
         drop(assembly);
-        Assembly::take_over(&self.spec(), left).unwrap()
+        Assembly::take_over(&self.spec(), &mut left).unwrap()
     }
 }
 
@@ -158,16 +158,33 @@ fn another_configuration_is_not_gone_on_with() {
         let place = Place::new(IdleMode::Poll);
         let assembly = Assembly::start(&place.spec()).unwrap();
         let client = place.connect(&NvmeOptions::default());
-        let left = assembly.hand_over();
+        let mut left = assembly.hand_over();
         drop(assembly);
         let mut spec = place.spec();
         change(&mut spec);
-        let _assembly = Assembly::take_over(&spec, left).unwrap();
+        let _assembly = Assembly::take_over(&spec, &mut left).unwrap();
         assert!(!client.is_connected());
         let mut next = place.connect(&NvmeOptions { queues: 2, ..NvmeOptions::default() });
         let slot = next.queue(0).unwrap().take_slot().unwrap();
         write_and_read(next.queue(0).unwrap(), slot, Sector(0), 4096, 1);
     }
+}
+
+/// A daemon that cannot start leaves what it was to go on with for the next try.
+#[test]
+fn a_start_that_fails_costs_nothing() {
+    let place = Place::new(IdleMode::Poll);
+    let assembly = Assembly::start(&place.spec()).unwrap();
+    let mut client = place.connect(&NvmeOptions::default());
+    let mut left = assembly.hand_over();
+    drop(assembly);
+    let disk = place.directory.path().join("disk.img");
+    std::fs::rename(&disk, disk.with_extension("away")).unwrap();
+    assert!(Assembly::take_over(&place.spec(), &mut left).is_err());
+    std::fs::rename(disk.with_extension("away"), &disk).unwrap();
+    let _assembly = Assembly::take_over(&place.spec(), &mut left).unwrap();
+    let slot = client.queue(0).unwrap().take_slot().unwrap();
+    write_and_read(client.queue(0).unwrap(), slot, Sector(0), 4096, 1);
 }
 
 /// What is kept may come back damaged: the client is lost then, and nothing else.
@@ -181,8 +198,8 @@ fn a_damaged_state_costs_the_client_only() {
     let LeftDevice { name, state, fds } = left.remove(0);
     let copy = |fds: &[OwnedFd]| fds.iter().map(|fd| fd.try_clone().unwrap()).collect::<Vec<_>>();
     let start = |state: Vec<u8>, fds: Vec<OwnedFd>| {
-        let left = vec![LeftDevice { name: name.clone(), state, fds }];
-        drop(Assembly::take_over(&place.spec(), left).unwrap());
+        let mut left = vec![LeftDevice { name: name.clone(), state, fds }];
+        drop(Assembly::take_over(&place.spec(), &mut left).unwrap());
     };
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {

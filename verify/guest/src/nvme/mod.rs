@@ -37,10 +37,10 @@ const GROWN: u64 = 384;
 /// The port whose function is there when the guest boots, and the one for what is plugged later.
 const PORT: u8 = FIRST_SLOT;
 const OTHER_PORT: u8 = FIRST_SLOT + 1;
-/// Where the first function is plugged again.
-const NEXT_PORT: u8 = FIRST_SLOT + 2;
 /// Where the physical function is plugged.
-const MANAGER_PORT: u8 = FIRST_SLOT + 3;
+const MANAGER_PORT: u8 = FIRST_SLOT + 2;
+/// How often the daemon is restarted under load.
+const RESTARTS: u64 = 3;
 /// The size of the volume that its host makes.
 const MADE: u64 = 224;
 /// How long a guest may take to let go of a device.
@@ -79,7 +79,7 @@ pub(crate) fn run(stage: &Stage<'_>, emulator: &Emulator, window: Duration) -> R
         let mut checks = Checks::default();
         let daemon = session.daemon(|places| places.nvme())?;
         let function = qemu::function(VF, &config::socket(session.directory, VF), PORT)?;
-        let ports = [(PORT, Some(function)), (OTHER_PORT, None), (NEXT_PORT, None), (MANAGER_PORT, None)];
+        let ports = [(PORT, Some(function)), (OTHER_PORT, None), (MANAGER_PORT, None)];
         let ports = ports.map(|(slot, device)| Port { slot, device });
         let can_unplug = unplug::can_unplug(session, emulator)?;
         let guest = Guest::boot_nvme(session, emulator, &ports)?;
@@ -123,8 +123,8 @@ impl Play<'_, '_> {
         self.reset_under_load(&found)?;
         self.grow(&daemon)?;
         self.manage()?;
+        self.restart_under_load(&daemon, &digest)?;
         self.unplug_under_load(VF, PORT)?;
-        let daemon = self.restart(daemon, &digest)?;
 
         self.guest.off(self.session)?;
         daemon.stop(&mut self.session.inbox)?;
@@ -275,19 +275,28 @@ impl Play<'_, '_> {
         self.quiet("a hot-unplug under load")
     }
 
-    /// The daemon ends and another one begins, while the guest runs on. QEMU's vfio-user client does not reconnect, so
-    /// that the function was unplugged before and is plugged again.
-    fn restart(&mut self, daemon: Daemon, digest: &str) -> Result<Daemon> {
-        daemon.stop(&mut self.session.inbox)?;
-        let daemon = self.session.daemon(|places| places.nvme())?;
-        let again = format!("{VF}-again");
-        let socket = config::socket(self.session.directory, VF);
-        self.qmp.plug(qemu::function(&again, &socket, NEXT_PORT)?)?;
-        let found = self.find(NEXT_PORT)?;
-        let what = "after the daemon's restart the guest has its function again, by hot-plug (QEMU does not reconnect)";
-        self.note(what, found.mib == GROWN, format!("/dev/{} of {} MiB", found.dev, found.mib));
-        self.known_files("every file is as it was before the restart", digest)?;
-        self.quiet("a restart of the daemon, and the next connection")?;
-        Ok(daemon)
+    /// The daemon ends and another one begins under a running guest that writes: nobody sees an error, and nothing is lost.
+    fn restart_under_load(&mut self, daemon: &Daemon, digest: &str) -> Result<()> {
+        self.guest.order(self.session, "mount")?;
+        self.guest.order(self.session, &format!("load {LOAD} {LOAD_SIZE}"))?;
+        let mut rounds = self.guest.rounds_done(self.session, 1)?;
+        let mut longest = Duration::ZERO;
+        for _ in 0..RESTARTS {
+            let start = Instant::now();
+            daemon.restart(&mut self.session.inbox)?;
+            longest = longest.max(start.elapsed());
+            // One round was under way then, and the one after it began later.
+            rounds = self.guest.rounds_done(self.session, rounds + 2)?;
+        }
+        let rounds: u64 = self.guest.order(self.session, "endload")?.number("rounds")?;
+        self.guest.order(self.session, "unmount")?;
+        let found = format!(
+            "{RESTARTS} times, {:.2} s at most; {rounds} rounds of {LOAD_SIZE} MiB, each read back by fio",
+            longest.as_secs_f64(),
+        );
+        self.note("the daemon is restarted under load, and the guest writes and reads on", true, found);
+        self.find(PORT)?;
+        self.known_files("every file is as it was before the daemon's restart", digest)?;
+        self.quiet("the daemon's restarts under load, each with the next daemon going on")
     }
 }

@@ -1,0 +1,156 @@
+//! The program under test, and its command's end of the conversation.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use tempfile::TempDir;
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub struct Keeper {
+    process: Child,
+    listener: UnixListener,
+    directory: TempDir,
+}
+
+impl Keeper {
+    /// Keeps this test binary.
+    pub fn start(options: &[&str]) -> Self {
+        let exe = std::env::current_exe().unwrap();
+        Self::of(options, &[exe.to_str().unwrap(), "--exact", "child::child", "--nocapture", "--test-threads=1"], &[])
+    }
+
+    pub fn with_environment(variables: &[(&str, &str)]) -> Self {
+        let exe = std::env::current_exe().unwrap();
+        let command = [exe.to_str().unwrap(), "--exact", "child::child", "--nocapture", "--test-threads=1"];
+        Self::of(&[], &command, variables)
+    }
+
+    pub fn of(options: &[&str], command: &[&str], variables: &[(&str, &str)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("talk")).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let temporary = directory.path().join("tmp");
+        std::fs::create_dir(&temporary).unwrap();
+        let words = std::fs::File::create(directory.path().join("words")).unwrap();
+        let mut keeper = Command::new(env!("CARGO_BIN_EXE_sidecore"));
+        keeper.arg("keep").args(options).arg("--").args(command);
+        keeper.env(super::child::TALK, directory.path().join("talk")).env("TMPDIR", temporary);
+        keeper.env_remove("NOTIFY_SOCKET").envs(variables.iter().copied());
+        let process = keeper.stdout(Stdio::null()).stderr(words).spawn().unwrap();
+        Self { process, listener, directory }
+    }
+
+    /// The next process of the command, which there must be.
+    pub fn next(&self) -> Session {
+        self.accept(&[]).expect("the command was not started")
+    }
+
+    /// The next process of the command, unless the keeper ends.
+    pub fn next_or_end(&self) -> Option<Session> {
+        self.accept(&[Pid::from_child(&self.process)])
+    }
+
+    fn accept(&self, unless_ended: &[Pid]) -> Option<Session> {
+        let ends: Vec<_> = unless_ended.iter().map(|pid| pidfd_open(*pid, PidfdFlags::empty()).unwrap()).collect();
+        let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        fds.extend(ends.iter().map(|end| PollFd::new(end, PollFlags::IN)));
+        let timeout = Timespec::try_from(PATIENCE).unwrap();
+        let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout))).unwrap();
+        assert!(ready > 0, "nothing happens: {}", self.words());
+        let (stream, _) = self.listener.accept().ok()?;
+        stream.set_nonblocking(false).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut session = Session { pid: 0, stream: BufReader::new(stream) };
+        session.pid = session.line().expect("a greeting").parse().unwrap();
+        Some(session)
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> ExitStatus {
+        let end = pidfd_open(Pid::from_child(&self.process), PidfdFlags::empty()).unwrap();
+        let timeout = Timespec::try_from(PATIENCE).unwrap();
+        let mut fds = [PollFd::new(&end, PollFlags::IN)];
+        let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout))).unwrap();
+        assert!(ready > 0, "it does not end: {}", self.words());
+        self.process.wait().unwrap()
+    }
+
+    /// What it and the command have said so far.
+    pub fn words(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("words")).unwrap()
+    }
+
+    /// What is in its temporary directory.
+    pub fn left_behind(&self) -> Vec<PathBuf> {
+        std::fs::read_dir(self.directory.path().join("tmp")).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // The command gets its own signal by that, or has ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Waits until a process has seen its signals and is in this state: see proc_pid_status(5).
+pub fn until(pid: u32, state: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let is = |key: &str, value: &str| {
+            status.lines().any(|line| line.strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with(value)))
+        };
+        let none = "0000000000000000";
+        if is("State:", state) && is("SigPnd:", none) && is("ShdPnd:", none) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "process {pid} does not come to state {state}");
+        std::thread::yield_now();
+    }
+}
+
+/// A conversation with one process of the command.
+pub struct Session {
+    pub pid: u32,
+    stream: BufReader<UnixStream>,
+}
+
+impl Session {
+    /// Says something that has no answer.
+    pub fn tell(&mut self, command: &str) {
+        self.stream.get_mut().write_all(format!("{command}\n").as_bytes()).unwrap();
+    }
+
+    pub fn ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.line().unwrap_or_else(|| panic!("{command}: no answer"))
+    }
+
+    /// Waits for it to get its SIGTERM.
+    pub fn is_told_to_end(&mut self) -> bool {
+        self.line().is_some_and(|line| line == "told to end")
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).unwrap();
+        line.strip_suffix('\n').map(str::to_owned)
+    }
+}

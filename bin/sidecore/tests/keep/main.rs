@@ -1,0 +1,223 @@
+//! `sidecore keep`, with the daemon's side of the protocol: descriptors outlive a process.
+//!
+//! The command that is kept is this test binary, as [`child`], and does what it is told over a socket.
+
+mod child;
+mod keeper;
+
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use keeper::Keeper;
+use rustix::process::Signal;
+
+#[test]
+fn a_restart_gives_everything_back_by_name() {
+    let keeper = Keeper::start(&[]);
+    let mut first = keeper.next();
+    assert_eq!(first.ask("names"), "");
+    first.ask("file nvme.disk0 some content");
+    first.ask("pipe nvme.disk1 in the pipe");
+    first.ask("queue nvme.disk2 messages with files");
+    keeper.signal(Signal::HUP);
+    assert!(first.is_told_to_end());
+
+    let mut second = keeper.next();
+    assert_ne!(second.pid, first.pid);
+    assert_eq!(second.ask("names"), "nvme.disk0:nvme.disk1:nvme.disk2");
+    assert_eq!(second.ask("read nvme.disk0"), "some content");
+    assert_eq!(second.ask("read nvme.disk1"), "in the pipe");
+    // What is in messages that nobody has read is kept with them.
+    assert_eq!(second.ask("read nvme.disk2"), "messages with files, each");
+    assert_eq!(second.ask("inheritable"), "0");
+    assert_eq!(second.ask("take again"), "0");
+}
+
+#[test]
+fn what_is_forgotten_does_not_come_back() {
+    let keeper = Keeper::start(&[]);
+    let mut first = keeper.next();
+    for command in ["file a 1", "file b 2", "file a 3", "file c 4", "forget a", "forget nobody", "file d 5"] {
+        first.ask(command);
+    }
+    keeper.signal(Signal::HUP);
+    let mut second = keeper.next();
+    assert_eq!(second.ask("names"), "b:c:d");
+    // What is not forgotten stays, whoever has taken it.
+    second.ask("forget c");
+    keeper.signal(Signal::HUP);
+    let mut third = keeper.next();
+    assert_eq!(third.ask("names"), "b:d");
+    assert_eq!(third.ask("read d"), "5");
+}
+
+#[test]
+fn the_last_words_of_a_process_are_heard() {
+    let keeper = Keeper::start(&[]);
+    // More than the queue of a datagram socket has room for, sent from the signal on and ended without a pause.
+    let mut first = keeper.next();
+    first.ask("at end store 200");
+    keeper.signal(Signal::HUP);
+    let mut second = keeper.next();
+    assert_eq!(second.ask("names").split(':').count(), 200);
+    for index in [0, 1, 57, 199] {
+        assert_eq!(second.ask(&format!("read last{index}")), format!("content {index}"));
+    }
+}
+
+#[test]
+fn what_is_in_the_socket_at_the_end_is_heard() {
+    let keeper = Keeper::start(&[]);
+    let mut first = keeper.next();
+    keeper.signal(Signal::STOP);
+    keeper::until(keeper.pid(), "T");
+    for name in ["a", "b", "c"] {
+        first.ask(&format!("file {name} content"));
+    }
+    first.tell("exit 1");
+    keeper::until(first.pid, "Z");
+    keeper.signal(Signal::CONT);
+    assert_eq!(keeper.next().ask("names"), "a:b:c");
+}
+
+#[test]
+fn there_is_a_limit() {
+    let keeper = Keeper::start(&["--max", "3"]);
+    let mut first = keeper.next();
+    for name in ["a", "b", "c", "d"] {
+        first.ask(&format!("file {name} x"));
+    }
+    first.ask("forget b");
+    first.ask("file e x");
+    assert_eq!(first.ask("variable FDSTORE"), "3");
+    keeper.signal(Signal::HUP);
+    assert_eq!(keeper.next().ask("names"), "a:c:e");
+    assert!(keeper.words().contains("a descriptor of \"d\" is not kept"), "{}", keeper.words());
+}
+
+#[test]
+fn a_command_that_fails_is_started_again_with_what_is_kept() {
+    let mut keeper = Keeper::start(&[]);
+    let mut first = keeper.next();
+    first.ask("file a content");
+    first.tell("exit 1");
+    let mut second = keeper.next();
+    assert_eq!(second.ask("read a"), "content");
+    second.tell("crash");
+    let mut third = keeper.next();
+    assert_eq!(third.ask("read a"), "content");
+    // One that ends well has ended.
+    third.tell("exit 0");
+    assert_eq!(keeper.wait().code(), Some(0));
+}
+
+#[test]
+fn a_command_that_fails_too_often_ends_it() {
+    let mut keeper = Keeper::start(&[]);
+    keeper.next().ask("file a content");
+    let mut starts = 0;
+    while let Some(mut session) = keeper.next_or_end() {
+        session.tell("exit 3");
+        starts += 1;
+    }
+    // The first process is answered for by the first of these, because it saw its session end.
+    assert_eq!((starts, keeper.wait().code()), (5, Some(1)));
+    assert!(keeper.words().contains("too often (exit status: 3); 1 descriptors are lost"), "{}", keeper.words());
+}
+
+#[test]
+fn a_signal_to_end_is_passed_on_once_and_the_code_is_the_commands() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut keeper = Keeper::start(&[]);
+        let mut session = keeper.next();
+        session.ask("file a content");
+        session.ask("at end wait");
+        keeper.signal(signal);
+        assert!(session.is_told_to_end());
+        assert_eq!(session.ask("signals"), "1");
+        // A restart is no longer possible.
+        keeper.signal(Signal::HUP);
+        session.tell("exit 7");
+        assert_eq!(keeper.wait().code(), Some(7));
+        assert!(keeper.left_behind().is_empty(), "{:?}", keeper.left_behind());
+    }
+}
+
+#[test]
+fn an_end_during_a_restart_is_no_second_signal() {
+    let mut keeper = Keeper::start(&[]);
+    let mut session = keeper.next();
+    session.ask("at end wait");
+    keeper.signal(Signal::HUP);
+    assert!(session.is_told_to_end());
+    keeper.signal(Signal::TERM);
+    keeper::until(keeper.pid(), "S");
+    assert_eq!(session.ask("signals"), "1");
+    // Asked again, it passes it on.
+    keeper.signal(Signal::TERM);
+    assert!(session.is_told_to_end());
+    session.tell("exit 0");
+    assert_eq!(keeper.wait().code(), Some(0));
+}
+
+#[test]
+fn the_command_does_not_outlive_its_keeper() {
+    let keeper = Keeper::start(&[]);
+    let mut session = keeper.next();
+    keeper.signal(Signal::KILL);
+    assert!(session.is_told_to_end());
+}
+
+#[test]
+fn only_the_command_itself_is_listened_to() {
+    let keeper = Keeper::start(&[]);
+    let mut session = keeper.next();
+    let path = session.ask("variable NOTIFY_SOCKET");
+    let stranger = UnixDatagram::unbound().unwrap();
+    stranger.send_to(b"FDSTOREREMOVE=1\nFDNAME=a", &path).unwrap();
+    session.ask("file a content");
+    stranger.send_to(b"FDSTOREREMOVE=1\nFDNAME=a", &path).unwrap();
+    session.ask("barrier");
+    keeper.signal(Signal::HUP);
+    assert_eq!(keeper.next().ask("names"), "a");
+    assert!(keeper.words().contains("another process"), "{}", keeper.words());
+}
+
+#[test]
+fn nonsense_from_the_command_changes_nothing() {
+    let keeper = Keeper::start(&[]);
+    let mut session = keeper.next();
+    session.ask("file a content");
+    session.ask("nonsense");
+    session.ask("barrier");
+    keeper.signal(Signal::HUP);
+    assert_eq!(keeper.next().ask("names"), "a:stored");
+}
+
+#[test]
+fn a_command_that_is_not_there_is_an_error_at_once() {
+    let mut keeper = Keeper::of(&[], &["/no/such/command"], &[]);
+    assert_eq!(keeper.wait().code(), Some(127));
+    assert!(keeper.words().contains("cannot run /no/such/command"), "{}", keeper.words());
+}
+
+#[test]
+fn a_manager_above_hears_that_it_is_ready_and_stops() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("above");
+    let above = UnixDatagram::bind(&path).unwrap();
+    above.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut keeper = Keeper::with_environment(&[("NOTIFY_SOCKET", path.to_str().unwrap()), ("LISTEN_FDS", "nonsense")]);
+    let mut session = keeper.next();
+    // What the manager above said was not for the command.
+    assert_eq!(session.ask("variable LISTEN_FDS"), "");
+    assert_ne!(session.ask("variable NOTIFY_SOCKET"), path.to_str().unwrap());
+    session.ask("ready");
+    let mut bytes = [0; 64];
+    let length = above.recv(&mut bytes).unwrap();
+    assert_eq!(&bytes[..length], b"READY=1");
+    keeper.signal(Signal::TERM);
+    let length = above.recv(&mut bytes).unwrap();
+    assert_eq!(&bytes[..length], b"STOPPING=1");
+    assert_eq!(keeper.wait().code(), Some(0));
+}
