@@ -63,6 +63,9 @@ struct AddArguments {
     /// How long an adaptive one spins, in microseconds.
     #[arg(long, value_name = "US")]
     spin_us: Option<u64>,
+    /// How an NVMe function interrupts its driver: msi-x or msi.
+    #[arg(long, value_name = "KIND")]
+    interrupts: Option<String>,
     /// Offer packed rings as well.
     #[arg(long)]
     packed: bool,
@@ -154,6 +157,7 @@ fn device(client: &Client, add: AddArguments) -> Result<NewDevice> {
         sidecores: add.sidecores,
         idle: add.idle,
         spin_us: add.spin_us,
+        interrupts: add.interrupts,
         packed: add.packed,
         read_only: add.read_only,
         seg_max: None,

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 pub use sidecore_block::{Affected, Fault, FaultPlan, FaultRule, When};
 pub use sidecore_linux::{FileOptions, HostFileOptions};
+pub use sidecore_nvme::Interrupts;
 pub use sidecore_reactor::IdleMode;
 pub use sidecore_units::{CoreId, Nanos, Sector};
 
@@ -320,6 +321,8 @@ pub struct DeviceSpec {
     pub sidecores: Vec<String>,
     /// How its queues spend idle time.
     pub idle: IdleMode,
+    /// How an NVMe function interrupts its driver.
+    pub interrupts: Interrupts,
     /// Whether it offers packed rings.
     pub packed: bool,
     /// Whether the guest may only read.

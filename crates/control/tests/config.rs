@@ -285,6 +285,19 @@ const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "6:11",
         &["no meaning with idle = \"poll\""],
     ),
+    // Interrupts.
+    (
+        "interrupts of a virtio disk",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\ninterrupts = \"msi\"\n",
+        "1:1",
+        &["`interrupts` has no meaning with front_end = \"virtio-blk\""],
+    ),
+    (
+        "interrupts of an unknown kind",
+        "[[device]]\nname = \"x\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"x.sock\"\ninterrupts = \"pin\"\n",
+        "6:14",
+        &["\"pin\" is not one of \"msi-x\", \"msi\""],
+    ),
     // Sockets.
     (
         "a socket twice",
@@ -553,6 +566,20 @@ fn the_good_one_is_good_and_means_what_it_says() {
     assert_eq!(devices[1].sidecores, ["sc1"]);
     assert_eq!(devices[1].idle, IdleMode::Adaptive { spin: Nanos::from_micros(7) });
     assert_eq!(devices[2].sidecores, ["sc0"]);
+}
+
+#[test]
+fn a_function_has_msi_x_unless_it_is_told_to_have_msi() {
+    use sidecore_assembly::spec::Interrupts;
+    let directory = directory();
+    let device = |rest: &str| {
+        let function = format!(
+            "[[device]]\nname = \"x\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"x.sock\"\nread_only = true\n{rest}"
+        );
+        let config = parse(directory.path(), &format!("{GOOD}{function}"), Depth::Text).unwrap();
+        config.spec.devices.last().unwrap().interrupts
+    };
+    assert_eq!((device(""), device("interrupts = \"msi\"\n")), (Interrupts::MsiX, Interrupts::Msi));
 }
 
 #[test]

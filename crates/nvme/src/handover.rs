@@ -14,7 +14,7 @@ use crate::admin::errors::Log;
 use crate::admin::events::Events;
 use crate::admin::features::Features;
 use crate::registers::Registers;
-use crate::{Namespace, StartError};
+use crate::{Interrupts, Namespace, StartError};
 
 /// A function as it was left.
 #[derive(Debug)]
@@ -31,11 +31,18 @@ pub type HandOver = Box<dyn FnOnce(Option<HandedOver>) + Send>;
 /// All of a function but descriptors and memory.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct FunctionState {
-    pub(crate) doorbells_are_mapped: bool,
-    pub(crate) queue_pairs: u16,
+    pub(crate) shape: Shape,
     pub(crate) config: Vec<u8>,
     pub(crate) msix: MsixState,
     pub(crate) controller: ControllerState,
+}
+
+/// What its client knows of it from the beginning, and relies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Shape {
+    pub queue_pairs: u16,
+    pub doorbells_are_mapped: bool,
+    pub interrupts: Interrupts,
 }
 
 /// The MSI-X table.

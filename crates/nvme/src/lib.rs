@@ -55,7 +55,7 @@ pub use manager::{
 };
 pub use namespace::Namespace;
 pub use pci::{
-    AccessError, BarInfo, FunctionSetup, MAX_QUEUE_PAIRS, MappableArea, NvmeFunction, PciFunction, Region, VECTORS,
+    AccessError, BarInfo, FunctionSetup, Interrupts, MAX_QUEUE_PAIRS, MappableArea, NvmeFunction, PciFunction, Region,
 };
 pub use pointer::{MAX_TRANSFER_BYTES, MAX_TRANSFER_PAGES_LOG2};
 pub use statistics::{Activity, Statistics};

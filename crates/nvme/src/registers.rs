@@ -150,6 +150,16 @@ impl Registers {
         *self = Self::new(self.doorbell_stride);
     }
 
+    /// Which vectors are masked, if they are of MSI (INTMS and INTMC).
+    pub(crate) const fn interrupt_mask(&self) -> u32 {
+        self.interrupt_mask
+    }
+
+    /// What a controller reset does to the masks (3.7.2).
+    pub(crate) fn unmask_interrupts(&mut self) {
+        self.interrupt_mask = 0;
+    }
+
     pub(crate) const fn configuration(&self) -> Configuration {
         self.configuration
     }
@@ -219,7 +229,7 @@ impl Registers {
         // ASQ and ACQ hold a page's number: their low 12 bits are reserved.
         const PAGE: u32 = 0xFFFF_F000;
         match u32::try_from(offset) {
-            // Without effect: there are no interrupts but MSI-X ones (3.1.3.3).
+            // Without effect on MSI-X (3.1.3.3).
             Ok(offset::INTMS) => self.interrupt_mask |= value,
             Ok(offset::INTMC) => self.interrupt_mask &= !value,
             Ok(offset::CC) => {

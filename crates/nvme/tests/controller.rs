@@ -10,7 +10,7 @@ use controller_rig::{
     identify, set_features,
 };
 use sidecore_memory::GuestMemory;
-use sidecore_nvme::{Command, Done, PciFunction, QueueEvent, Region, Status};
+use sidecore_nvme::{Command, Done, Interrupts, PciFunction, QueueEvent, Region, Status};
 use sidecore_reactor::EventFd;
 
 /// The steps of Linux' driver, from finding the function to its namespace.
@@ -359,6 +359,32 @@ fn interrupts_of_the_admin_queue_are_vector_0() {
     rig.host.books().pending.push(9);
     rig.function.read(Region::Bar(4), 4096, &mut pending).unwrap();
     assert_eq!(pending[1], 2);
+}
+
+#[test]
+fn a_function_with_msi_needs_no_memory_for_it_and_is_masked_by_registers() {
+    const INTMS: u64 = 0x0C;
+    const INTMC: u64 = 0x10;
+    let mut rig = Rig::with(Options { interrupts: Interrupts::Msi, ..Options::default() });
+    rig.enable();
+    assert_eq!((rig.function.interrupts(), rig.function.vectors()), (Interrupts::Msi, 32));
+    assert!(rig.function.bar(4).is_none() && rig.function.read(Region::Bar(4), 0, &mut [0; 4]).is_err());
+    assert!(rig.function.set_vector(32, None).is_err() && rig.function.signal(32).is_err());
+    let event = EventFd::new().unwrap();
+    rig.function.set_vector(0, Some(event.as_fd().try_clone_to_owned().unwrap())).unwrap();
+    rig.write32(INTMS, 0b11);
+    assert!(!rig.host.books().events[&0] && rig.host.books().events.contains_key(&1));
+    rig.submit(get_features(1, 0));
+    assert_eq!(event.drain(), 0);
+    rig.write32(INTMC, 0b01);
+    assert_eq!((event.drain(), rig.host.books().events[&0], rig.read32(INTMS)), (1, true, 0b10));
+    rig.answer().unwrap();
+    // A controller reset leaves nothing masked.
+    rig.write32(INTMS, 0b01);
+    assert!(!rig.host.books().events[&0]);
+    rig.write32(CC, 0);
+    assert!(rig.host.books().events[&0]);
+    assert_eq!(rig.read32(INTMS), 0);
 }
 
 #[test]

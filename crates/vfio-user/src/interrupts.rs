@@ -1,9 +1,9 @@
-//! Interrupts: MSI-X vectors, and two that are there for QEMU.
+//! Interrupts: the function's vectors, of MSI-X or MSI, and two that are there for QEMU.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use sidecore_nvme::PciFunction;
+use sidecore_nvme::{Interrupts, PciFunction};
 
 use crate::body::{INFO_BYTES, IRQ_SET_BYTES};
 use crate::message::{IrqInfo, IrqSet};
@@ -14,15 +14,23 @@ use crate::vfio;
 const DATA_MASK: u32 = vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_DATA_BOOL | vfio::IRQ_SET_DATA_EVENTFD;
 const ACTION_MASK: u32 = vfio::IRQ_SET_ACTION_MASK | vfio::IRQ_SET_ACTION_UNMASK | vfio::IRQ_SET_ACTION_TRIGGER;
 
+/// Which kind of interrupts the function's vectors are.
+fn vectors_index(function: &dyn PciFunction) -> u32 {
+    match function.interrupts() {
+        Interrupts::MsiX => vfio::PCI_MSIX_IRQ_INDEX,
+        Interrupts::Msi => vfio::PCI_MSI_IRQ_INDEX,
+    }
+}
+
 /// How many interrupts there are of a kind.
 ///
 /// Of ERR there is one, because QEMU warns of a device without it; and of REQ, for symmetry. Neither is ever signalled:
 /// the first stops the whole VM, the second unplugs the device.
 fn count(function: &dyn PciFunction, index: u32) -> Result<u32, Refusal> {
     match index {
-        vfio::PCI_MSIX_IRQ_INDEX => Ok(function.vectors().into()),
+        _ if index == vectors_index(function) => Ok(function.vectors().into()),
         vfio::PCI_ERR_IRQ_INDEX | vfio::PCI_REQ_IRQ_INDEX => Ok(1),
-        vfio::PCI_INTX_IRQ_INDEX | vfio::PCI_MSI_IRQ_INDEX => Ok(0),
+        vfio::PCI_INTX_IRQ_INDEX | vfio::PCI_MSI_IRQ_INDEX | vfio::PCI_MSIX_IRQ_INDEX => Ok(0),
         _ => Err(Refusal::NoSuchIndex { index }),
     }
 }
@@ -48,7 +56,7 @@ enum Change {
 /// Carries out a SET_IRQS, or nothing of it.
 pub(crate) fn set(function: &dyn PciFunction, set: &IrqSet, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
     let change = change(function, set, fds.len())?;
-    if set.index != vfio::PCI_MSIX_IRQ_INDEX {
+    if set.index != vectors_index(function) {
         // ERR and REQ: there is nothing to keep the descriptor for.
         return Ok(());
     }
@@ -118,7 +126,7 @@ fn change(function: &dyn PciFunction, set: &IrqSet, fds: usize) -> Result<Change
     match (action, eventfds) {
         (vfio::IRQ_SET_ACTION_TRIGGER, true) if fds == 0 => Ok(Change::Release(start..end)),
         (vfio::IRQ_SET_ACTION_TRIGGER, true) => Ok(Change::Assign(start)),
-        (vfio::IRQ_SET_ACTION_TRIGGER, false) if index == vfio::PCI_MSIX_IRQ_INDEX => Ok(Change::Signal(start..end)),
+        (vfio::IRQ_SET_ACTION_TRIGGER, false) if index == vectors_index(function) => Ok(Change::Signal(start..end)),
         _ => Err(Refusal::NotOffered),
     }
 }

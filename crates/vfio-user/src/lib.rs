@@ -18,9 +18,14 @@
 //! * **It connects once.** When the server goes away, the device is dead: reads are all ones, writes are lost, until
 //!   the device is unplugged or the VM restarted. Nothing reconnects, so a server that is to be restarted leaves the
 //!   connection itself to the next one: [`Socket::hand_over`], [`Service::take_over`].
-//! * **It waits five seconds for an answer** (`x-msg-timeout`). An answer after that is taken for nobody's and, if it
-//!   has a payload, puts the stream out of step. So what a function answers with a [`Done`](sidecore_nvme::Done) has to
-//!   take much less.
+//! * **It aborts when a device with MSI-X is unplugged** (seen with 11.1.3): `vfio_user_msix_teardown` takes the pending bits'
+//!   region out of its container as the device is finalized, when both are finalized already, and that asserts that it is
+//!   still in there. No layout of table and pending bits avoids it; a device without the capability does, so that
+//!   functions can have MSI instead ([`Interrupts`](sidecore_nvme::Interrupts)).
+//! * **It waits five seconds for an answer** (`x-msg-timeout`), and the guest with it: it holds its global lock meanwhile. An
+//!   answer after that is taken for nobody's and, if it has a payload, puts the stream out of step, for good; a header alone, as an
+//!   error is, does no harm. So what a function answers with a [`Done`](sidecore_nvme::Done) has to take much less. Nothing
+//!   else notices a server that is silent while its socket stays open.
 //! * **It expects a header in one piece**, and a reply no larger than the command, except to REGION_READ, and to
 //!   DEVICE_GET_REGION_INFO within its argsz. VERSION is no exception: our version data is shorter than QEMU's.
 //! * **An error reply with errno 0 is a success** to it.

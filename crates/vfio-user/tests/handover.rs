@@ -11,8 +11,8 @@ use std::sync::Arc;
 use common::*;
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError};
 use sidecore_nvme::{
-    Activity, CompletionQueueSetup, Done, FunctionSetup, Identity, Namespace, NvmeFunction, QueueHost, QueuesState,
-    StartError, SubmissionQueueSetup,
+    Activity, CompletionQueueSetup, Done, FunctionSetup, Identity, Interrupts, Namespace, NvmeFunction, QueueHost,
+    QueuesState, StartError, SubmissionQueueSetup,
 };
 use sidecore_ring::nvme::Doorbells;
 use sidecore_vfio_user::{Body, Command, LeftSocket, Message, Service, SocketState, vfio};
@@ -61,6 +61,7 @@ fn function() -> Arc<NvmeFunction> {
             controller_id: 0,
         },
         queue_pairs: 2,
+        interrupts: Interrupts::MsiX,
         doorbells: Arc::new(Doorbells::new(2).unwrap()),
         doorbells_are_mapped: true,
         host: Arc::new(NoQueues),

@@ -470,6 +470,26 @@ fn vectors_get_their_eventfds_and_lose_them() {
 }
 
 #[test]
+fn a_function_with_msi_has_its_vectors_there_and_none_of_msi_x() {
+    const MSI: u32 = vfio::PCI_MSI_IRQ_INDEX;
+    let mut fixture = Fixture::new();
+    fixture.function.use_msi();
+    for (index, count) in [(MSI, VECTORS.into()), (MSIX, 0), (vfio::PCI_INTX_IRQ_INDEX, 0)] {
+        let Body::IrqInfo(info) = fixture.succeeds((Command::DeviceGetIrqInfo, irq_info(index)), Vec::new()) else {
+            panic!()
+        };
+        assert_eq!(info.count, count);
+    }
+    fixture.succeeds(set_irqs(irqs(EVENTFD, MSI, 0, 2)), vec![event(), event()]);
+    assert_eq!(fixture.function.assigned(), [0, 1]);
+    assert_eq!(fixture.fails(set_irqs(irqs(EVENTFD, MSIX, 0, 1)), vec![event()]), EINVAL);
+    fixture.succeeds(set_irqs(irqs(DISABLE, MSI, 1, 1)), Vec::new());
+    assert_eq!(fixture.function.take_events().last(), Some(&Event::Signal(1)));
+    fixture.succeeds(set_irqs(irqs(DISABLE, MSI, 0, 0)), Vec::new());
+    assert_eq!(fixture.function.assigned(), []);
+}
+
+#[test]
 fn interrupts_without_sense_are_refused() {
     let mut fixture = Fixture::new();
     let good = irqs(EVENTFD, MSIX, 0, 2);

@@ -20,8 +20,8 @@ use sidecore_block::{Geometry, RamStore};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_nvme::{
     Activity, AllocatedNamespace, CompletionQueueSetup, CreateNamespace, Done, FlexibleResources, FunctionSetup,
-    Identity, Manager, Namespace, NvmeFunction, PciFunction, QueueEvent, QueueHost, Region, Reply, Resource,
-    SecondaryController, StartError, SubmissionQueueSetup,
+    Identity, Interrupts, Manager, Namespace, NvmeFunction, PciFunction, QueueEvent, QueueHost, Region, Reply,
+    Resource, SecondaryController, StartError, SubmissionQueueSetup,
 };
 use sidecore_ring::nvme::Doorbells;
 
@@ -277,6 +277,7 @@ impl Driver {
                 controller_id: 1,
             },
             queue_pairs: 64,
+            interrupts: if mapped { Interrupts::MsiX } else { Interrupts::Msi },
             doorbells: Arc::new(Doorbells::new(64).unwrap()),
             doorbells_are_mapped: mapped,
             host: host.clone(),

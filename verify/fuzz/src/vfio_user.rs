@@ -15,7 +15,7 @@ use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sidecore_memory::GuestMemory;
-use sidecore_nvme::{AccessError, BarInfo, Done, MappableArea, PciFunction, Region};
+use sidecore_nvme::{AccessError, BarInfo, Done, Interrupts, MappableArea, PciFunction, Region};
 use sidecore_vfio_user::{Answer, Command, HEADER_BYTES, Header, MAX_FDS, MAX_TRANSFER_BYTES, Message, Session, Wake};
 
 const FILE_BYTES: u64 = 1 << 20;
@@ -126,6 +126,10 @@ impl PciFunction for Function {
         let file = self.files.memory.as_fd();
         let area = MappableArea { offset_bytes: 0x2000, len_bytes: 0x4000, file, file_offset_bytes: 0x2000 };
         (index == 0).then_some(BarInfo { len_bytes: BAR_BYTES, mappable: Some(area) })
+    }
+
+    fn interrupts(&self) -> Interrupts {
+        Interrupts::MsiX
     }
 
     fn vectors(&self) -> u16 {

@@ -82,15 +82,15 @@ impl Places<'_> {
     }
 
     /// Two NVMe functions, each showing a thin volume of a controller on a file. One is polled, so that its guest writes
-    /// doorbells to memory. The other one's sidecore may sleep, so that the guest's driver has shadow doorbells. And the
-    /// physical function, for whoever manages them.
+    /// doorbells to memory. The other one's sidecore may sleep, so that the guest's driver has shadow doorbells; it has MSI, so
+    /// that every QEMU can unplug it. And the physical function, for whoever manages them.
     pub(crate) fn nvme(&self) -> Result<String> {
         let socket = quoted(&socket(self.directory, MANAGER))?;
         let manager = format!(
             "\n[[store]]\nname = \"{MANAGER}\"\ntype = \"pf\"\ncontroller = \"{POOL}\"\n\n[[device]]\n\
              name = \"{MANAGER}\"\nstore = \"{MANAGER}\"\nsocket = {socket}\nfront_end = \"nvme\"\nidle = \"adaptive\"\n"
         );
-        let functions = [self.function(VF, "poll")?, self.function(PLUGGED, "adaptive")?].concat();
+        let functions = [self.function(VF, "poll", "msi-x")?, self.function(PLUGGED, "adaptive", "msi")?].concat();
         Ok([self.head()?, self.pool()?, "physical_function = true\n".to_owned(), functions, manager].concat())
     }
 
@@ -112,8 +112,9 @@ impl Places<'_> {
     }
 
     /// A volume with the NVMe function that serves it; both have the same name.
-    fn function(&self, name: &str, idle: &str) -> Result<String> {
-        self.volume(POOL, name, FUNCTION_MIB, &format!("front_end = \"nvme\"\nidle = \"{idle}\""))
+    fn function(&self, name: &str, idle: &str, interrupts: &str) -> Result<String> {
+        let device = format!("front_end = \"nvme\"\nidle = \"{idle}\"\ninterrupts = \"{interrupts}\"");
+        self.volume(POOL, name, FUNCTION_MIB, &device)
     }
 
     fn volume(&self, controller: &str, name: &str, size_mib: u64, device: &str) -> Result<String> {
@@ -169,6 +170,7 @@ mod tests {
         let nvme = places().nvme().unwrap();
         assert_eq!(nvme.matches("front_end = \"nvme\"\n").count(), 3);
         assert_eq!(nvme.matches("idle = \"adaptive\"").count(), 2);
+        assert_eq!(nvme.matches("interrupts = \"msi\"").count(), 1);
         assert_eq!(nvme.matches("physical_function = true\n\n[[store]]").count(), 1);
         assert!(nvme.contains("socket = \"/t/vf.sock\"") && nvme.contains("volume = \"plugged\""));
     }

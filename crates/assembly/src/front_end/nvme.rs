@@ -15,7 +15,6 @@ use sidecore_block::{BlockChannel, BlockDevice, Geometry};
 use sidecore_nvme::io::{IoOptions, QueueSet};
 use sidecore_nvme::{
     Activity, Attendant, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction, QueueHost, Statistics,
-    VECTORS,
 };
 use sidecore_reactor::IdleMode;
 use sidecore_ring::nvme::Doorbells;
@@ -102,7 +101,7 @@ impl Nvme {
         let options = IoOptions {
             name: spec.name.clone(),
             queue_pairs: spec.queues,
-            vectors: VECTORS,
+            vectors: spec.interrupts.vectors(),
             namespaces: NAMESPACE,
             idle: spec.idle,
             doorbells: Arc::clone(&doorbells),
@@ -122,6 +121,7 @@ impl Nvme {
             name: spec.name.clone(),
             identity: names::identity(spec, manager.is_some()),
             queue_pairs: spec.queues,
+            interrupts: spec.interrupts,
             doorbells: Arc::clone(&doorbells),
             doorbells_are_mapped: spec.idle == IdleMode::Poll,
             host: Arc::clone(&queues) as Arc<dyn QueueHost>,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceReport;
-use sidecore_assembly::spec::{DeviceSpec, FrontEndKind, IdleMode, Nanos};
+use sidecore_assembly::spec::{DeviceSpec, FrontEndKind, IdleMode, Interrupts, Nanos};
 
 /// How long anything may take before a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -21,6 +21,7 @@ pub fn device(directory: &Path, name: &str) -> DeviceSpec {
         queue_size_max: 256,
         sidecores: vec!["sc0".to_owned()],
         idle: IdleMode::Adaptive { spin: Nanos::from_micros(50) },
+        interrupts: Interrupts::default(),
         packed: true,
         read_only: false,
         seg_max: None,

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use sidecore_assembly::spec::{
-    DeviceSpec, FrontEndKind, IdleMode, LimitSpec, LimitsSpec, Nanos, QUEUES_MAX, SERIAL_MAX_BYTES, StoreKind,
-    StoreSpec, VolumeSpec,
+    DeviceSpec, FrontEndKind, IdleMode, Interrupts, LimitSpec, LimitsSpec, Nanos, QUEUES_MAX, SERIAL_MAX_BYTES,
+    StoreKind, StoreSpec, VolumeSpec,
 };
 
 use crate::config::DEFAULT_SPIN_US;
@@ -43,6 +43,9 @@ pub struct NewDevice {
     /// How long an adaptive one spins.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spin_us: Option<u64>,
+    /// How an NVMe function interrupts its driver: `msi-x` or `msi`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interrupts: Option<String>,
     /// Whether it offers packed rings.
     pub packed: bool,
     /// Whether the guest may only read.
@@ -130,6 +133,11 @@ impl NewDevice {
             Some("adaptive") | None => IdleMode::Adaptive { spin: Nanos::from_micros(spin_us) },
             Some(other) => return Err(format!("`idle` is \"poll\", \"adaptive\" or \"interrupt\", not \"{other}\"")),
         };
+        let interrupts = match self.interrupts.as_deref() {
+            Some(word) => Interrupts::from_word(word)
+                .ok_or_else(|| format!("`interrupts` is \"msi-x\" or \"msi\", not \"{word}\""))?,
+            None => Interrupts::default(),
+        };
         if let Some(seg_max) = self.seg_max {
             within("seg_max", seg_max.into(), 1, rules::SEG_MAX_LIMIT.into())?;
         }
@@ -148,6 +156,7 @@ impl NewDevice {
             queue_size_max,
             sidecores: self.sidecores,
             idle,
+            interrupts,
             packed: self.packed,
             read_only: self.read_only,
             seg_max: self.seg_max,
@@ -167,6 +176,7 @@ impl NewDevice {
         };
         let said = [
             ("queue_size_max", self.queue_size_max.is_some()),
+            ("interrupts", self.interrupts.is_some()),
             ("packed", self.packed),
             ("seg_max", self.seg_max.is_some()),
             ("size_max", self.size_max.is_some()),
@@ -256,6 +266,7 @@ mod tests {
             ("`spin_us`", |device, _| device.spin_us = Some(u64::MAX)),
             ("`seg_max`", |device, _| device.seg_max = Some(0)),
             ("`front_end`", |device, _| device.front_end = Some("scsi".to_owned())),
+            ("`interrupts` has no meaning", |device, _| device.interrupts = Some("msi".to_owned())),
             ("`block_size` has no meaning", |device, _| device.block_size = Some(512)),
             ("`size_max`", |device, _| device.size_max = Some(512)),
             ("`serial`", |device, _| device.serial = Some("x".repeat(21))),

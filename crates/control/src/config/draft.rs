@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use sidecore_assembly::spec::{
-    Affected, Fault, FaultPlan, FaultRule, FileOptions, FrontEndKind, QUEUES_MAX, SERIAL_MAX_BYTES, Sector, When,
+    Affected, Fault, FaultPlan, FaultRule, FileOptions, FrontEndKind, Interrupts, QUEUES_MAX, SERIAL_MAX_BYTES, Sector,
+    When,
 };
 use toml::Spanned;
 use toml::de::DeTable;
@@ -111,6 +112,7 @@ pub(super) struct DeviceDraft {
     pub(super) sidecores: Vec<Spanned<String>>,
     pub(super) idle: &'static str,
     pub(super) spin_us: Option<u64>,
+    pub(super) interrupts: Interrupts,
     pub(super) packed: bool,
     pub(super) read_only: bool,
     pub(super) seg_max: Option<u32>,
@@ -300,6 +302,7 @@ fn device(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Col
         sidecores: sidecores(&mut section, queues),
         idle,
         spin_us: spin_us.map(Spanned::into_inner),
+        interrupts: interrupts(&mut section),
         packed: flag(&mut section, "packed", false),
         read_only: flag(&mut section, "read_only", false),
         seg_max: section.number("seg_max", 1..=SEG_MAX_LIMIT).map(Spanned::into_inner),
@@ -324,6 +327,12 @@ fn front_end(section: &mut Section<'_, '_, '_>) -> FrontEndKind {
         }
     }
     kind
+}
+
+/// How an NVMe function interrupts its driver.
+fn interrupts(section: &mut Section<'_, '_, '_>) -> Interrupts {
+    let word = section.word("interrupts", &Interrupts::ALL.map(Interrupts::word));
+    word.and_then(|word| Interrupts::from_word(word.get_ref())).unwrap_or_default()
 }
 
 /// The size of an NVMe namespace's blocks.

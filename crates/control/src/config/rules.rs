@@ -22,7 +22,7 @@ pub(crate) const NVME_BLOCK_BYTES: [u32; 2] = [512, 4096];
 /// The keys of a device that mean nothing to this kind of it.
 pub(crate) const fn without_meaning(kind: FrontEndKind) -> &'static [&'static str] {
     match kind {
-        FrontEndKind::VirtioBlk => &["block_size"],
+        FrontEndKind::VirtioBlk => &["block_size", "interrupts"],
         FrontEndKind::Nvme => &["queue_size_max", "packed", "seg_max", "size_max"],
     }
 }

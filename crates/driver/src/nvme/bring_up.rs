@@ -37,6 +37,8 @@ const REGISTER_NAP: Duration = Duration::from_micros(200);
 /// What a device says before it is touched.
 pub(super) struct Probe {
     pub bar: RegionInfo,
+    /// The kind of its interrupts.
+    pub interrupts: u32,
     pub vectors: u32,
     pub capabilities: NvmeCapabilities,
 }
@@ -62,12 +64,12 @@ impl NvmeClient {
         }
     }
 
-    /// What a new connection needs: DMA, interrupts, the function enabled.
-    pub(super) fn attach(&mut self) -> Result<(), ClientError> {
+    /// What a new connection needs: DMA, interrupts (of this kind), the function enabled.
+    pub(super) fn attach(&mut self, interrupts: u32) -> Result<(), ClientError> {
         map(&self.transport, &self.arena, self.options.regions)?;
         self.buffers.iter().try_for_each(|arena| map(&self.transport, arena, 1))?;
         let events: Vec<BorrowedFd<'_>> = self.events.iter().map(AsFd::as_fd).collect();
-        self.transport.set_vectors(0, &events)?;
+        self.transport.set_vectors(interrupts, 0, &events)?;
         enable_pci(&self.transport)
     }
 
@@ -193,14 +195,17 @@ pub(super) fn probe(transport: &Transport) -> Result<Probe, ClientError> {
         return Err(ClientError::Missing { what: "NVMe controller: its class code is another" });
     }
     let bar = transport.region_info(region::BAR0)?;
-    let vectors = transport.irq_info(set_irqs::MSIX)?.count;
+    let (interrupts, vectors) = match transport.irq_info(set_irqs::MSIX)?.count {
+        0 => (set_irqs::MSI, transport.irq_info(set_irqs::MSI)?.count),
+        vectors => (set_irqs::MSIX, vectors),
+    };
     let mut raw = [0; 8];
     transport.region_read(region::BAR0, register::CAP, &mut raw)?;
     let capabilities = NvmeCapabilities(u64::from_le_bytes(raw));
     if capabilities.min_page_bytes() > PAGE as u64 {
         return Err(ClientError::Missing { what: "memory pages of 4 KiB" });
     }
-    Ok(Probe { bar, vectors, capabilities })
+    Ok(Probe { bar, interrupts, vectors, capabilities })
 }
 
 pub(super) fn enable_pci(transport: &Transport) -> Result<(), ClientError> {

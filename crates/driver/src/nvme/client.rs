@@ -62,10 +62,10 @@ impl NvmeClient {
     }
 
     pub(crate) fn over(transport: Transport, socket: PathBuf, options: &NvmeOptions) -> Result<Self, ClientError> {
-        let Probe { bar, vectors, capabilities } = probe(&transport)?;
+        let Probe { bar, interrupts, vectors, capabilities } = probe(&transport)?;
         let plan = Plan::new(options, capabilities)?;
-        let interrupts = if options.notify == Notify::Interrupt { options.queues } else { 0 };
-        if vectors < u32::from(interrupts) + 1 {
+        let interrupting = if options.notify == Notify::Interrupt { options.queues } else { 0 };
+        if vectors < u32::from(interrupting) + 1 {
             return Err(ClientError::Missing { what: "an interrupt vector for each queue" });
         }
         let mut arena = Arena::new(plan.arena_bytes(options), options.huge_pages)?;
@@ -74,7 +74,7 @@ impl NvmeClient {
             return Err(ClientError::Options("the queues do not fit the first of so many regions".to_owned()));
         }
         let parts = plan.lay_out(&mut arena, options)?;
-        let events = (0..=interrupts).map(|_| eventfd()).collect::<Result<Vec<_>, _>>()?;
+        let events = (0..=interrupting).map(|_| eventfd()).collect::<Result<Vec<_>, _>>()?;
         let admin = NvmeAdmin::new(parts.admin, &transport, capabilities, twice(&events[0])?, options.timeout)?;
         let mut queues = Vec::new();
         for (id, parts) in (1..).zip(parts.queues) {
@@ -111,7 +111,7 @@ impl NvmeClient {
             },
             queues,
         };
-        client.attach()?;
+        client.attach(interrupts)?;
         client.start()?;
         Ok(client)
     }
@@ -141,7 +141,7 @@ impl NvmeClient {
             return Err(ClientError::Missing { what: "queues as large as before: make a new client" });
         }
         (self.transport, self.bar, self.capabilities) = (transport, probe.bar, new);
-        self.attach()?;
+        self.attach(probe.interrupts)?;
         self.start()
     }
 

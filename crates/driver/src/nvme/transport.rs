@@ -32,6 +32,8 @@ pub mod set_irqs {
     pub const ACTION_UNMASK: u32 = 1 << 4;
     /// Say what they signal, or signal them now.
     pub const ACTION_TRIGGER: u32 = 1 << 5;
+    /// The kind of interrupts that MSI is.
+    pub const MSI: u32 = 1;
     /// The kind of interrupts that MSI-X is.
     pub const MSIX: u32 = 2;
 }
@@ -274,16 +276,16 @@ impl Transport {
         self.lock().call(Request::DMA_UNMAP, &body, &[]).map(drop)
     }
 
-    /// What the MSI-X vectors from `first` on signal.
+    /// What the interrupt vectors from `first` on signal, which are of kind `index`: of MSI-X or of MSI.
     ///
     /// # Errors
     /// The socket, or there are no such vectors.
-    pub fn set_vectors(&self, first: u32, events: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+    pub fn set_vectors(&self, index: u32, first: u32, events: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         for (start, events) in (first..).step_by(MAX_FILES).zip(events.chunks(MAX_FILES)) {
             let count = u32::try_from(events.len()).unwrap_or(0);
             self.set_irqs(
                 set_irqs::DATA_EVENTFD | set_irqs::ACTION_TRIGGER,
-                set_irqs::MSIX,
+                index,
                 start..start.saturating_add(count),
                 &[],
                 events,

@@ -153,7 +153,8 @@ fn another_configuration_is_not_gone_on_with() {
         spec.stores[0].name = "other".to_owned();
         spec.devices[0].store = "other".to_owned();
     };
-    let changes: [&dyn Fn(&mut Spec); 4] = [&other_queues, &other_idle, &other_blocks, &other_store];
+    let other_interrupts = |spec: &mut Spec| spec.devices[0].interrupts = Interrupts::Msi;
+    let changes: [&dyn Fn(&mut Spec); 5] = [&other_queues, &other_idle, &other_interrupts, &other_blocks, &other_store];
     for change in changes {
         let place = Place::new(IdleMode::Poll);
         let assembly = Assembly::start(&place.spec()).unwrap();

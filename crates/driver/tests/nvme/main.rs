@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::spec::{
-    DeviceSpec, FileOptions, FrontEndKind, IdleMode, Nanos, SidecoreSpec, Spec, StoreKind, StoreSpec,
+    DeviceSpec, FileOptions, FrontEndKind, IdleMode, Interrupts, Nanos, SidecoreSpec, Spec, StoreKind, StoreSpec,
 };
 use sidecore_driver::{
     ClientError, DataPointers, Notify, NvmeClient, NvmeCommand, NvmeCompletion, NvmeOptions, NvmeQueue, NvmeStatus,
@@ -39,6 +39,7 @@ fn spec(directory: &Path, idle: IdleMode, block_bytes: u32, kind: StoreKind) -> 
             queue_size_max: 256,
             sidecores: vec!["sc0".to_owned(), "sc1".to_owned()],
             idle,
+            interrupts: Interrupts::default(),
             packed: false,
             read_only: false,
             seg_max: None,
@@ -58,8 +59,12 @@ impl Function {
     fn over(idle: IdleMode, block_bytes: u32, kind: impl FnOnce(&Path) -> StoreKind) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let kind = kind(directory.path());
-        let assembly = Assembly::start(&spec(directory.path(), idle, block_bytes, kind)).unwrap();
-        Self { assembly, directory }
+        let spec = spec(directory.path(), idle, block_bytes, kind);
+        Self::start(directory, &spec)
+    }
+
+    fn start(directory: tempfile::TempDir, spec: &Spec) -> Self {
+        Self { assembly: Assembly::start(spec).unwrap(), directory }
     }
 
     fn socket(&self) -> PathBuf {
@@ -110,6 +115,23 @@ fn write_and_read(queue: &mut NvmeQueue, slot: Slot, sector: Sector, len: usize,
     let mut back = vec![0; len];
     assert_eq!(queue.read_data(slot, 0, &mut back), len);
     assert!(back == data, "what was written is not what was read");
+}
+
+#[test]
+fn a_function_with_msi_interrupts_as_well() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = StoreKind::Ram { size_bytes: DISK_BYTES, block_bytes: 512 };
+    let mut spec = spec(directory.path(), ADAPTIVE, 512, store);
+    spec.devices[0].interrupts = Interrupts::Msi;
+    let function = Function::start(directory, &spec);
+    let mut client = function.connect(&NvmeOptions { queues: 4, notify: Notify::Interrupt, ..NvmeOptions::default() });
+    for index in 0..4 {
+        let queue = client.queue(index).unwrap();
+        let slot = queue.take_slot().unwrap();
+        write_and_read(queue, slot, Sector(64), 512, u64::from(index));
+        queue.take_calls();
+        assert!(queue.counters().calls > 0);
+    }
 }
 
 #[test]

@@ -170,6 +170,7 @@ impl Controller {
     fn become_disabled(&mut self) {
         self.forget();
         self.state = State::Rest(Rest::Disabled);
+        self.registers.unmask_interrupts();
         let configuration = self.registers.configuration();
         self.registers.status =
             ControllerStatus { shutdown: shutdown_at_rest(configuration), ..ControllerStatus::default() };

@@ -1,13 +1,14 @@
 //! The capabilities in the configuration space (NVMe over PCIe transport 1.0, 3.8; PCI Express base 5.0, 7.5 and 7.7).
 
+use crate::pci::Interrupts;
 use crate::pci::bar::{MSIX_BAR, PENDING_OFFSET, TABLE_OFFSET};
 
 /// Where the list of capabilities begins.
 pub(super) const FIRST: u8 = POWER;
 /// PCI Power Management.
 const POWER: u8 = 0x40;
-/// MSI-X.
-const MSIX: u8 = 0x50;
+/// MSI-X, or MSI.
+const MESSAGES: u8 = 0x50;
 /// PCI Express.
 const EXPRESS: u8 = 0x60;
 
@@ -26,17 +27,12 @@ const fn field(offset: u8, value: u32, writable: u32) -> Field {
 }
 
 /// All of them, in dwords.
-pub(super) fn fields(vectors: u16) -> [Field; 15] {
-    let table_size = (vectors.saturating_sub(1) as u32 & 0x7FF) << 16;
-    [
+pub(super) fn fields(interrupts: Interrupts) -> Vec<Field> {
+    let mut fields = vec![
         // Capability 01h; version 3, and no power management events. In PMCSR the power state can be written (D0 and
         // D3hot are all there are), and going back to D0 resets nothing.
-        field(POWER, 0x0003_0001 | (MSIX as u32) << 8, 0),
+        field(POWER, 0x0003_0001 | (MESSAGES as u32) << 8, 0),
         field(POWER + 4, 1 << 3, 0b11),
-        // Capability 11h; MSI-X Enable and Function Mask can be written.
-        field(MSIX, 0x11 | (EXPRESS as u32) << 8 | table_size, 0xC000_0000),
-        field(MSIX + 4, TABLE_OFFSET as u32 | MSIX_BAR as u32, 0),
-        field(MSIX + 8, PENDING_OFFSET as u32 | MSIX_BAR as u32, 0),
         // Capability 10h, the last; version 2, an endpoint.
         field(EXPRESS, 0x0002_0010, 0),
         // Device Capabilities: role-based error reporting, function level reset.
@@ -52,5 +48,30 @@ pub(super) fn fields(vectors: u16) -> [Field; 15] {
         field(EXPRESS + 0x2C, 1 << 1, 0),
         field(EXPRESS + 0x30, 1, 0),
         field(EXPRESS + 0x34, 0, 0),
-    ]
+    ];
+    fields.extend(messages(interrupts));
+    fields
+}
+
+/// The capability that interrupts come from.
+fn messages(interrupts: Interrupts) -> Vec<Field> {
+    let vectors = u32::from(interrupts.vectors());
+    let next = (EXPRESS as u32) << 8;
+    match interrupts {
+        Interrupts::MsiX => vec![
+            // Capability 11h; MSI-X Enable and Function Mask can be written.
+            field(MESSAGES, 0x11 | next | (vectors.saturating_sub(1) & 0x7FF) << 16, 0xC000_0000),
+            field(MESSAGES + 4, TABLE_OFFSET as u32 | MSIX_BAR as u32, 0),
+            field(MESSAGES + 8, PENDING_OFFSET as u32 | MSIX_BAR as u32, 0),
+        ],
+        Interrupts::Msi => vec![
+            // Capability 05h; 64-bit addresses, no mask of each vector. MSI Enable can be written, and how many vectors
+            // (a power of two) are enabled.
+            field(MESSAGES, 0x05 | next | vectors.trailing_zeros() << 17 | 1 << 23, 0x0071_0000),
+            // The message's address and its data.
+            field(MESSAGES + 4, 0, !0b11),
+            field(MESSAGES + 8, 0, u32::MAX),
+            field(MESSAGES + 12, 0, 0xFFFF),
+        ],
+    }
 }

@@ -1,7 +1,7 @@
 //! The configuration space (NVMe over PCIe transport 1.0, 3.8).
 
 use crate::pci::bar::{Bar, MSIX_BAR_BYTES, REGISTERS_BAR_BYTES};
-use crate::pci::{capabilities, ids};
+use crate::pci::{Interrupts, capabilities, ids};
 
 /// Its size. What lies behind the first 256 bytes is an empty list of extended capabilities.
 pub(crate) const CONFIG_BYTES: usize = 4096;
@@ -13,12 +13,12 @@ const INITIATE_RESET: u8 = 1 << 7;
 pub(crate) struct ConfigSpace {
     values: Vec<u8>,
     writable: Vec<u8>,
-    vectors: u16,
+    interrupts: Interrupts,
 }
 
 impl ConfigSpace {
-    pub(crate) fn new(vectors: u16) -> Self {
-        let mut space = Self { values: vec![0; CONFIG_BYTES], writable: vec![0; CONFIG_BYTES], vectors };
+    pub(crate) fn new(interrupts: Interrupts) -> Self {
+        let mut space = Self { values: vec![0; CONFIG_BYTES], writable: vec![0; CONFIG_BYTES], interrupts };
         space.reset();
         space
     }
@@ -36,15 +36,17 @@ impl ConfigSpace {
         self.define(0x08, u32::from_le_bytes([ids::REVISION, interface, sub_class, class]), 0);
         // Cache line size.
         self.define(0x0C, 0, 0xFF);
-        // BAR0 and BAR1: memory, 64-bit. BAR4: memory, 32-bit.
+        // BAR0 and BAR1: memory, 64-bit. BAR4: memory, 32-bit; for MSI-X alone.
         self.define(0x10, 0b100, mask(REGISTERS_BAR_BYTES));
         self.define(0x14, 0, u32::MAX);
-        self.define(0x20, 0, mask(MSIX_BAR_BYTES));
+        if self.interrupts == Interrupts::MsiX {
+            self.define(0x20, 0, mask(MSIX_BAR_BYTES));
+        }
         self.define(0x2C, device, 0);
         self.define(0x34, capabilities::FIRST.into(), 0);
         // Interrupt line; no pin.
         self.define(0x3C, 0, 0xFF);
-        for field in capabilities::fields(self.vectors) {
+        for field in capabilities::fields(self.interrupts) {
             self.define(field.offset, field.value, field.writable);
         }
     }
@@ -115,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_driver_finds_an_nvme_controller() {
-        let space = ConfigSpace::new(64);
+        let space = ConfigSpace::new(Interrupts::MsiX);
         assert_eq!(read32(&space, 0x00), 0x5EC0_1234);
         assert_eq!(read32(&space, 0x08) >> 8, 0x01_0802);
         assert_eq!(read32(&space, 0x3C) >> 8 & 0xFF, 0, "no interrupt pin");
@@ -124,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_capabilities_are_a_list_that_ends() {
-        let space = ConfigSpace::new(64);
+        let space = ConfigSpace::new(Interrupts::MsiX);
         assert_eq!(read32(&space, 0x04) >> 20 & 1, 1);
         let mut at = read32(&space, 0x34) as usize;
         let mut found = Vec::new();
@@ -145,8 +147,24 @@ mod tests {
     }
 
     #[test]
+    fn msi_takes_the_place_of_msi_x_and_of_its_memory() {
+        let mut space = ConfigSpace::new(Interrupts::Msi);
+        let header = read32(&space, 0x50);
+        assert_eq!((read32(&space, 0x40) >> 8 & 0xFF, header & 0xFF, header >> 8 & 0xFF), (0x50, 0x05, 0x60));
+        assert_eq!(header >> 16, 0x8A, "32 vectors, none enabled; 64-bit addresses, no masks");
+        space.write(0x50, &[0xFF; 16]);
+        assert_eq!(read32(&space, 0x50), header | 0x71 << 16, "enabled, as many as there are");
+        assert_eq!([0x54, 0x58, 0x5C].map(|offset| read32(&space, offset)), [0xFFFF_FFFC, u32::MAX, 0xFFFF]);
+        assert_eq!(read32(&space, 0x60) & 0xFF, 0x10);
+        space.write(0x20, &[0xFF; 4]);
+        assert_eq!(read32(&space, 0x20), 0, "no BAR4");
+        space.reset();
+        assert_eq!(read32(&space, 0x50), header);
+    }
+
+    #[test]
     fn base_address_registers_tell_their_sizes() {
-        let mut space = ConfigSpace::new(64);
+        let mut space = ConfigSpace::new(Interrupts::MsiX);
         for offset in (0x10..0x28).step_by(4) {
             assert_eq!(space.write(offset, &[0xFF; 4]), Some(false));
         }
@@ -160,7 +178,7 @@ mod tests {
 
     #[test]
     fn only_what_can_be_written_is() {
-        let mut space = ConfigSpace::new(64);
+        let mut space = ConfigSpace::new(Interrupts::MsiX);
         assert_eq!(space.write(0, &[0xFF; 4]), Some(false));
         assert_eq!(read32(&space, 0), 0x5EC0_1234);
         space.write(4, &[0xFF; 4]);
@@ -174,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_reset_is_asked_for_by_one_bit() {
-        let mut space = ConfigSpace::new(64);
+        let mut space = ConfigSpace::new(Interrupts::MsiX);
         let control = read32(&space, capabilities::DEVICE_CONTROL);
         assert_eq!(space.write(capabilities::DEVICE_CONTROL, &[0xFF, 0xFF]), Some(true));
         assert_eq!(read32(&space, capabilities::DEVICE_CONTROL) >> 15 & 1, 0);
@@ -184,7 +202,7 @@ mod tests {
 
     #[test]
     fn accesses_past_the_end_are_refused() {
-        let mut space = ConfigSpace::new(64);
+        let mut space = ConfigSpace::new(Interrupts::MsiX);
         assert!(!space.read(4095, &mut [0; 2]) && space.read(4095, &mut [0]));
         assert_eq!(space.write(4094, &[0; 4]), None);
         assert_eq!(space.write(usize::MAX, &[0; 4]), None);

@@ -2,6 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use serde::{Deserialize, Serialize};
 use sidecore_memory::GuestMemory;
 
 use crate::{Done, HandOver, HandedOver, TakeOverError};
@@ -13,6 +14,47 @@ pub enum Region {
     Bar(u8),
     /// The configuration space.
     Config,
+}
+
+/// How a function interrupts its driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Interrupts {
+    /// MSI-X: a vector for each queue, wherever the guest is.
+    #[default]
+    MsiX,
+    /// MSI: fewer vectors, and on a guest without interrupt remapping only one. It needs no memory of the function's, which
+    /// is why QEMU can unplug it (docs/decisions/0014-own-vfio-user-server.md).
+    Msi,
+}
+
+impl Interrupts {
+    /// All there are.
+    pub const ALL: [Self; 2] = [Self::MsiX, Self::Msi];
+
+    /// The word for it in the configuration.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::MsiX => "msi-x",
+            Self::Msi => "msi",
+        }
+    }
+
+    /// What a word of [`word`](Self::word) stands for.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.word() == word)
+    }
+
+    /// How many vectors a function has. With 512 of MSI-X a driver of Windows' does not work; 64 are enough for as many queue
+    /// pairs, if one of them shares vector 0 with the admin queue. Of MSI there are never more than 32.
+    #[must_use]
+    pub const fn vectors(self) -> u16 {
+        match self {
+            Self::MsiX => 64,
+            Self::Msi => 32,
+        }
+    }
 }
 
 /// A part of a base address register that the client may map: what it stores there is seen without a message.
@@ -79,7 +121,10 @@ pub trait PciFunction: Send + Sync {
     /// A base address register; `None` if it is not implemented.
     fn bar(&self, index: u8) -> Option<BarInfo<'_>>;
 
-    /// How many MSI-X vectors there are.
+    /// The kind of its interrupts. There are none of another.
+    fn interrupts(&self) -> Interrupts;
+
+    /// How many interrupt vectors there are.
     fn vectors(&self) -> u16;
 
     /// Reads all of `data`.

@@ -9,5 +9,5 @@ mod msix;
 mod nvme_function;
 
 pub use bar::MAX_QUEUE_PAIRS;
-pub use function::{AccessError, BarInfo, MappableArea, PciFunction, Region};
-pub use nvme_function::{FunctionSetup, NvmeFunction, VECTORS};
+pub use function::{AccessError, BarInfo, Interrupts, MappableArea, PciFunction, Region};
+pub use nvme_function::{FunctionSetup, NvmeFunction};

@@ -1,4 +1,4 @@
-//! Interrupts: MSI-X (PCI Express base 5.0, 6.1.4), as the client of a vfio-user socket drives it.
+//! Interrupts: MSI-X (PCI Express base 5.0, 6.1.4), as the client of a vfio-user socket drives it; and MSI, which has no table.
 //!
 //! What a vector signals is what the client has set for it. A client that keeps the table to itself, as QEMU does, sets no
 //! event for a vector that is masked, and its guest's masks never get here. One that passes on writes to the table has them
@@ -23,6 +23,8 @@ pub(crate) struct Msix {
     vectors: Vec<Vector>,
     /// A completion was posted to the admin queue while vector 0 could not signal.
     admin_pending: bool,
+    /// Vectors that the controller's registers mask.
+    masked: u32,
 }
 
 #[derive(Default)]
@@ -30,13 +32,15 @@ struct Vector {
     event: Option<EventFd>,
     entry: [u8; ENTRY_BYTES],
     control_written: bool,
+    /// The controller's registers say so.
+    masked: bool,
 }
 
 impl Vector {
     /// What it signals now.
     fn effective(&self) -> Option<&EventFd> {
         let [.., zero, _, _, _] = &self.entry;
-        let masked = self.control_written && zero & MASKED != 0;
+        let masked = self.masked || self.control_written && zero & MASKED != 0;
         self.event.as_ref().filter(|_| !masked)
     }
 
@@ -46,6 +50,7 @@ impl Vector {
             *control = MASKED;
         }
         self.control_written = false;
+        self.masked = false;
     }
 }
 
@@ -53,7 +58,7 @@ impl Msix {
     pub(crate) fn new(vectors: u16) -> Self {
         let mut vectors: Vec<_> = (0..vectors).map(|_| Vector::default()).collect();
         vectors.iter_mut().for_each(Vector::reset);
-        Self { vectors, admin_pending: false }
+        Self { vectors, admin_pending: false, masked: 0 }
     }
 
     /// The table, for another process, and what the vectors signal.
@@ -88,6 +93,25 @@ impl Msix {
     pub(crate) fn reset(&mut self) {
         self.vectors.iter_mut().for_each(Vector::reset);
         self.admin_pending = false;
+        self.masked = 0;
+    }
+
+    /// Masks the vectors whose bits are set, and no others; those that may signal something else now.
+    pub(crate) fn mask(&mut self, masked: u32) -> Vec<u16> {
+        let changed = self.masked ^ masked;
+        if changed == 0 {
+            return Vec::new();
+        }
+        self.masked = masked;
+        let mut touched = Vec::new();
+        for (index, vector) in (0..u32::BITS).zip(&mut self.vectors) {
+            vector.masked = masked >> index & 1 != 0;
+            if changed >> index & 1 != 0 {
+                touched.extend(u16::try_from(index));
+            }
+        }
+        self.retry_admin();
+        touched
     }
 
     /// What a vector signals from now on.
@@ -229,6 +253,22 @@ mod tests {
         msix.set(0, None);
         msix.signal_admin();
         assert_eq!(mirror.drain(), 0);
+    }
+
+    #[test]
+    fn registers_mask_vectors_without_a_table() {
+        let mut msix = Msix::new(32);
+        let (event, mirror) = event();
+        msix.set(0, Some(event));
+        assert_eq!(msix.mask(1 | 1 << 31), [0, 31]);
+        assert!(msix.mask(1 | 1 << 31).is_empty(), "nothing has changed");
+        msix.signal_admin();
+        assert_eq!(mirror.drain(), 0);
+        assert!(msix.duplicate(0).unwrap().is_none());
+        assert_eq!(msix.mask(1 << 31), [0]);
+        assert_eq!(mirror.drain(), 1);
+        msix.reset();
+        assert!(msix.mask(0).is_empty());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use sidecore_ring::nvme::Doorbells;
 use sidecore_units::Nanos;
 
 use crate::controller::{Controller, Limits, Parts};
+use crate::handover::Shape;
 use crate::inbox::{Inbox, News, QueueEvent};
 use crate::manager::Manager;
 use crate::pci::bar::{
@@ -18,14 +19,10 @@ use crate::pci::bar::{
 };
 use crate::pci::config::{CONFIG_BYTES, ConfigSpace};
 use crate::pci::msix::Msix;
-use crate::pci::{AccessError, BarInfo, MappableArea, PciFunction, Region};
+use crate::pci::{AccessError, BarInfo, Interrupts, MappableArea, PciFunction, Region};
 use crate::{
     Attendant, Done, FunctionState, HandOver, HandedOver, Identity, Namespace, QueueHost, Statistics, TakeOverError,
 };
-
-/// How many MSI-X vectors a function has. With 512 of them a driver of Windows' does not work; 64 are enough for as many
-/// queue pairs, if one of them shares vector 0 with the admin queue.
-pub const VECTORS: u16 = 64;
 
 /// How often, at most, answers are waited upon before the caller goes on with something else.
 const ROUNDS: usize = 8;
@@ -38,6 +35,8 @@ pub struct FunctionSetup {
     pub identity: Identity,
     /// How many I/O queue pairs the driver may create, at most [`MAX_QUEUE_PAIRS`] and as many as there are doorbells for.
     pub queue_pairs: u16,
+    /// How it interrupts its driver.
+    pub interrupts: Interrupts,
     /// The doorbells of the I/O queues, which the sidecores look at too.
     pub doorbells: Arc<Doorbells>,
     /// Whether the client maps them: then a driver's doorbell is a store that somebody has to poll for. Otherwise each is a
@@ -63,6 +62,7 @@ pub struct FunctionSetup {
 pub struct NvmeFunction {
     name: String,
     doorbells: Arc<Doorbells>,
+    interrupts: Interrupts,
     stride: u8,
     /// Time is counted from here.
     start: Instant,
@@ -83,8 +83,10 @@ impl NvmeFunction {
     #[must_use]
     pub fn new(setup: FunctionSetup) -> Arc<Self> {
         let FunctionSetup { name, identity, doorbells, doorbells_are_mapped, host, statistics, manager, .. } = setup;
+        let interrupts = setup.interrupts;
+        let vectors = interrupts.vectors();
         let stride = if doorbells_are_mapped { MAPPED_STRIDE } else { TRAPPED_STRIDE };
-        let limits = Limits { queue_pairs: setup.queue_pairs.clamp(1, most_pairs(&doorbells)), vectors: VECTORS };
+        let limits = Limits { queue_pairs: setup.queue_pairs.clamp(1, most_pairs(&doorbells)), vectors };
         let bell = setup.attendant.as_ref().map(Attendant::bell);
         let function = Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
@@ -106,11 +108,11 @@ impl NvmeFunction {
             };
             let core = Core {
                 controller: Controller::new(parts),
-                config: ConfigSpace::new(VECTORS),
-                msix: Msix::new(VECTORS),
+                config: ConfigSpace::new(interrupts),
+                msix: Msix::new(vectors),
                 heir: None,
             };
-            Self { name, doorbells, stride, start: Instant::now(), inbox, core: Mutex::new(core) }
+            Self { name, doorbells, interrupts, stride, start: Instant::now(), inbox, core: Mutex::new(core) }
         });
         if setup.namespace.is_some() {
             function.set_namespace(setup.namespace, Done::nobody());
@@ -161,7 +163,11 @@ impl NvmeFunction {
             for _ in 0..ROUNDS {
                 self.hear(&mut core);
                 let now = Nanos::from(self.start.elapsed());
-                if core.controller.run(now) {
+                let has_posted = core.controller.run(now);
+                if self.interrupts == Interrupts::Msi {
+                    core.obey_masks();
+                }
+                if has_posted {
                     core.msix.signal_admin();
                 }
                 // Whoever was asked may have answered at once. What is left is for whom the inbox has called.
@@ -169,7 +175,7 @@ impl NvmeFunction {
                     break;
                 }
             }
-            let left = core.take_left(self.stride == MAPPED_STRIDE, self.doorbells.queue_pairs());
+            let left = core.take_left(self.shape());
             (result, core.controller.take_answers(), left)
         };
         answers.into_iter().for_each(Done::call);
@@ -179,9 +185,27 @@ impl NvmeFunction {
         result
     }
 
+    fn shape(&self) -> Shape {
+        Shape {
+            queue_pairs: self.doorbells.queue_pairs(),
+            doorbells_are_mapped: self.stride == MAPPED_STRIDE,
+            interrupts: self.interrupts,
+        }
+    }
+
     fn hear(&self, core: &mut Core) {
         while let Some(news) = self.inbox.take() {
             core.controller.hear(news);
+        }
+    }
+
+    /// The size of a region; zero if there is no such.
+    fn size_bytes(&self, region: Region) -> u64 {
+        match region {
+            Region::Bar(REGISTERS_BAR) => REGISTERS_BAR_BYTES,
+            Region::Bar(MSIX_BAR) if self.interrupts == Interrupts::MsiX => MSIX_BAR_BYTES,
+            Region::Bar(_) => 0,
+            Region::Config => CONFIG_BYTES as u64,
         }
     }
 
@@ -202,19 +226,23 @@ impl Core {
     }
 
     /// What the function leaves, and who is to be told, when it has left.
-    fn take_left(&mut self, doorbells_are_mapped: bool, queue_pairs: u16) -> Option<(HandOver, Option<HandedOver>)> {
+    fn take_left(&mut self, shape: Shape) -> Option<(HandOver, Option<HandedOver>)> {
         let controller = self.controller.take_left()?;
         let heir = self.heir.take()?;
         let left = controller.and_then(|controller| {
             let (msix, events) = self.msix.hand_over().inspect_err(|error| tracing::error!(%error, "vectors")).ok()?;
             let config = self.config.values().to_vec();
             let controller = *controller;
-            Some(HandedOver {
-                state: FunctionState { doorbells_are_mapped, queue_pairs, config, msix, controller },
-                events,
-            })
+            Some(HandedOver { state: FunctionState { shape, config, msix, controller }, events })
         });
         Some((heir, left))
+    }
+
+    /// Vectors of MSI are masked by the controller's registers (NVMe base 2.0, 3.1.3.3).
+    fn obey_masks(&mut self) {
+        for vector in self.msix.mask(self.controller.registers.interrupt_mask()) {
+            self.tell_host(vector);
+        }
     }
 
     /// The queues of a vector signal what it signals now.
@@ -253,16 +281,6 @@ fn check(region: Region, offset_bytes: u64, len_bytes: usize, size_bytes: u64) -
     }
 }
 
-/// The size of a region; zero if there is no such.
-const fn size_bytes(region: Region) -> u64 {
-    match region {
-        Region::Bar(REGISTERS_BAR) => REGISTERS_BAR_BYTES,
-        Region::Bar(MSIX_BAR) => MSIX_BAR_BYTES,
-        Region::Bar(_) => 0,
-        Region::Config => CONFIG_BYTES as u64,
-    }
-}
-
 impl PciFunction for NvmeFunction {
     fn name(&self) -> &str {
         &self.name
@@ -273,7 +291,7 @@ impl PciFunction for NvmeFunction {
     }
 
     fn bar(&self, index: u8) -> Option<BarInfo<'_>> {
-        let len_bytes = size_bytes(Region::Bar(index));
+        let len_bytes = self.size_bytes(Region::Bar(index));
         let mappable = (index == REGISTERS_BAR && self.stride == MAPPED_STRIDE).then(|| MappableArea {
             offset_bytes: MAPPED_OFFSET,
             len_bytes: (self.doorbells.len_bytes() as u64).min(REGISTERS_BAR_BYTES.saturating_sub(MAPPED_OFFSET)),
@@ -283,12 +301,16 @@ impl PciFunction for NvmeFunction {
         (len_bytes > 0).then_some(BarInfo { len_bytes, mappable })
     }
 
+    fn interrupts(&self) -> Interrupts {
+        self.interrupts
+    }
+
     fn vectors(&self) -> u16 {
-        VECTORS
+        self.interrupts.vectors()
     }
 
     fn read(&self, region: Region, offset_bytes: u64, data: &mut [u8]) -> Result<(), AccessError> {
-        check(region, offset_bytes, data.len(), size_bytes(region))?;
+        check(region, offset_bytes, data.len(), self.size_bytes(region))?;
         self.enter(|core| match region {
             // A doorbell's value is nobody's business (NVMe over PCIe transport 1.0, 3.1.2): they read as zeros.
             Region::Bar(REGISTERS_BAR) => core.controller.registers.read(offset_bytes, data),
@@ -307,7 +329,7 @@ impl PciFunction for NvmeFunction {
     }
 
     fn write(&self, region: Region, offset_bytes: u64, data: &[u8]) -> Result<(), AccessError> {
-        check(region, offset_bytes, data.len(), size_bytes(region))?;
+        check(region, offset_bytes, data.len(), self.size_bytes(region))?;
         self.enter(|core| match region {
             Region::Bar(REGISTERS_BAR) => {
                 // Only dwords, or pairs of them, are obeyed (NVMe base 2.0, 3.1.1).
@@ -335,7 +357,7 @@ impl PciFunction for NvmeFunction {
     }
 
     fn set_vector(&self, vector: u16, event: Option<OwnedFd>) -> Result<(), AccessError> {
-        if vector >= VECTORS {
+        if vector >= self.vectors() {
             return Err(AccessError::NoSuchVector { vector: vector.into() });
         }
         let not_an_event = |_| AccessError::NotAnEvent { vector: vector.into() };
@@ -348,7 +370,7 @@ impl PciFunction for NvmeFunction {
     }
 
     fn signal(&self, vector: u16) -> Result<(), AccessError> {
-        if vector >= VECTORS {
+        if vector >= self.vectors() {
             return Err(AccessError::NoSuchVector { vector: vector.into() });
         }
         self.lock().msix.signal(vector);
@@ -372,9 +394,9 @@ impl PciFunction for NvmeFunction {
 
     fn take_over(&self, from: HandedOver, memory: GuestMemory) -> Result<(), TakeOverError> {
         let HandedOver { state, events } = from;
-        let FunctionState { doorbells_are_mapped, queue_pairs, config, msix, controller } = state;
-        if doorbells_are_mapped != (self.stride == MAPPED_STRIDE) || queue_pairs != self.doorbells.queue_pairs() {
-            return Err(TakeOverError::Changed { what: "number of queues, or its way of idling," });
+        let FunctionState { shape, config, msix, controller } = state;
+        if shape != self.shape() {
+            return Err(TakeOverError::Changed { what: "number of queues, way of idling, or kind of interrupts" });
         }
         let now = Nanos::from(self.start.elapsed());
         for (vector, event) in events {

@@ -11,8 +11,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sidecore_block::{Geometry, RamStore};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_nvme::{
-    Activity, Attendant, Command, Done, FunctionSetup, Identity, Manager, Namespace, NvmeFunction, PciFunction, Region,
-    Status,
+    Activity, Attendant, Command, Done, FunctionSetup, Identity, Interrupts, Manager, Namespace, NvmeFunction,
+    PciFunction, Region, Status,
 };
 use sidecore_ring::nvme::Doorbells;
 
@@ -68,6 +68,7 @@ pub fn namespace(megabytes: u64, block_bytes: u32) -> Arc<Namespace> {
 /// What differs between functions.
 pub struct Options {
     pub mapped: bool,
+    pub interrupts: Interrupts,
     pub manager: Option<Arc<dyn Manager>>,
     pub attendant: Option<Attendant>,
     pub namespace: Option<Arc<Namespace>>,
@@ -75,7 +76,13 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { mapped: true, manager: None, attendant: None, namespace: Some(namespace(1, 512)) }
+        Self {
+            mapped: true,
+            interrupts: Interrupts::MsiX,
+            manager: None,
+            attendant: None,
+            namespace: Some(namespace(1, 512)),
+        }
     }
 }
 
@@ -102,6 +109,7 @@ impl Rig {
                 controller_id: 1,
             },
             queue_pairs: 64,
+            interrupts: options.interrupts,
             doorbells: doorbells.clone(),
             doorbells_are_mapped: mapped,
             host: host.clone(),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sidecore_memory::GuestMemory;
-use sidecore_nvme::{AccessError, BarInfo, Done, MappableArea, PciFunction, Region};
+use sidecore_nvme::{AccessError, BarInfo, Done, Interrupts, MappableArea, PciFunction, Region};
 use sidecore_vfio_user::{
     Body, Command, Connection, Data, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet, Message, Received, RegionAccess,
     RegionInfo, Version, vfio,
@@ -52,6 +52,7 @@ pub struct Function {
     doorbells: OwnedFd,
     area: Option<(u64, u64)>,
     holds: AtomicBool,
+    has_msi: AtomicBool,
     state: Mutex<State>,
     this: std::sync::Weak<Self>,
 }
@@ -74,8 +75,8 @@ impl Function {
             held: None,
             outstanding: false,
         });
-        let holds = AtomicBool::new(false);
-        Arc::new_cyclic(|this| Self { name: name.into(), doorbells, area, holds, state, this: this.clone() })
+        let (holds, has_msi) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new_cyclic(|this| Self { name: name.into(), doorbells, area, holds, has_msi, state, this: this.clone() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -85,6 +86,11 @@ impl Function {
     /// From now on nothing is done before [`Function::release`].
     pub fn hold(&self, holds: bool) {
         self.holds.store(holds, Ordering::SeqCst);
+    }
+
+    /// Its vectors are MSI's from now on, instead of MSI-X's.
+    pub fn use_msi(&self) {
+        self.has_msi.store(true, Ordering::SeqCst);
     }
 
     /// Whether something waits to be released.
@@ -163,6 +169,10 @@ impl PciFunction for Function {
             4 => Some(BarInfo { len_bytes: 8192, mappable: None }),
             _ => None,
         }
+    }
+
+    fn interrupts(&self) -> Interrupts {
+        if self.has_msi.load(Ordering::SeqCst) { Interrupts::Msi } else { Interrupts::MsiX }
     }
 
     fn vectors(&self) -> u16 {

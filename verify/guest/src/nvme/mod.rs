@@ -51,7 +51,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Nvme {
     /// The version of the QEMU that is the client.
     pub qemu: String,
-    /// Whether it can unplug such a function: where it would abort, the guest lets go of it by itself.
+    /// Whether it can unplug a function with MSI-X: where it would abort, the guest lets go of it by itself. One with MSI it
+    /// unplugs.
     pub can_unplug: bool,
     /// What commands cost, polled and with interrupts.
     pub ways: Vec<Way>,
@@ -124,7 +125,7 @@ impl Play<'_, '_> {
         self.grow(&daemon)?;
         self.manage()?;
         self.restart_under_load(&daemon, &digest)?;
-        self.unplug_under_load(VF, PORT)?;
+        self.unplug_under_load(VF, PORT, self.can_unplug)?;
 
         self.guest.off(self.session)?;
         daemon.stop(&mut self.session.inbox)?;
@@ -240,30 +241,35 @@ impl Play<'_, '_> {
         self.quiet("the end of the management")
     }
 
-    /// A second function comes and goes while the guest runs.
+    /// A second function, with MSI, comes and goes while the guest runs, and comes and goes again.
     fn plug_another(&mut self) -> Result<()> {
         let socket = config::socket(self.session.directory, PLUGGED);
-        self.qmp.plug(qemu::function(PLUGGED, &socket, OTHER_PORT)?)?;
-        let found = self.find(OTHER_PORT)?;
-        let what = "a function that is plugged shows up in the running guest, with the volume that was made for it";
-        self.note(what, found.mib == MADE, format!("/dev/{} of {} MiB", found.dev, found.mib));
-        self.blocks()?;
-        self.quiet("a hot-plug")?;
-        self.unplug_under_load(PLUGGED, OTHER_PORT)
+        for what in [
+            "a function that is plugged shows up in the running guest, with the volume that was made for it",
+            "it can be plugged again, where it was before",
+        ] {
+            self.qmp.plug(qemu::function(PLUGGED, &socket, OTHER_PORT)?)?;
+            let found = self.find(OTHER_PORT)?;
+            self.note(what, found.mib == MADE, format!("/dev/{} of {} MiB", found.dev, found.mib));
+            self.blocks()?;
+            self.quiet("a hot-plug")?;
+            self.unplug_under_load(PLUGGED, OTHER_PORT, true)?;
+        }
+        Ok(())
     }
 
-    /// The guest has to let go of a function while fio reads and writes there.
-    fn unplug_under_load(&mut self, name: &str, slot: u8) -> Result<()> {
+    /// The guest has to let go of a function while fio reads and writes there: since QEMU unplugs it, or else by itself.
+    fn unplug_under_load(&mut self, name: &str, slot: u8, by_qemu: bool) -> Result<()> {
         self.find(slot)?;
         self.guest.order(self.session, &format!("press {BLOCKS} {BLOCKS_SIZE}"))?;
         let start = Instant::now();
-        let who = if self.can_unplug {
+        let who = if by_qemu {
             self.qmp.unplug(name)?;
             ensure!(self.qmp.unplugged(name, start + PATIENCE)?, "QEMU still has {name}");
             "by QEMU"
         } else {
             self.guest.order(self.session, &format!("remove {slot:02x}"))?;
-            "by the guest alone, since this QEMU aborts when it unplugs a vfio-user device"
+            "by the guest alone, since this QEMU aborts when it unplugs a vfio-user device with MSI-X"
         };
         let gone = self.guest.order(self.session, &format!("gone {slot:02x}"))?.text("gone")?.to_owned();
         let took = start.elapsed().as_secs_f64();

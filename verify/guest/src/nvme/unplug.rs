@@ -1,7 +1,8 @@
-//! Whether a QEMU can unplug a vfio-user device. Those up to 11.1 at least cannot: as the device goes, they delete a region
-//! of it that is gone already (`vfio_user_msix_teardown`), which one of their own assertions ends.
+//! Whether a QEMU can unplug a vfio-user device with MSI-X. Those up to 11.1 at least cannot: as the device goes, they delete
+//! a region of it that is gone already (`vfio_user_msix_teardown`), which one of their own assertions ends. A device with MSI
+//! has no such region.
 
-use crate::config::{self, PLUGGED};
+use crate::config::{self, MANAGER};
 use crate::emulator::Emulator;
 use crate::install;
 use crate::process::{Running, Source};
@@ -18,7 +19,7 @@ pub(super) const PROBE: &str = "probe";
 const SLOT: u8 = 1;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Plugs and unplugs a function in a QEMU of its own.
+/// Plugs and unplugs a function with MSI-X in a QEMU of its own.
 pub(super) fn can_unplug(session: &mut Session<'_>, emulator: &Emulator) -> Result<bool> {
     let control = session.directory.join("probe.qmp");
     let mut words = Vec::new();
@@ -38,11 +39,11 @@ pub(super) fn can_unplug(session: &mut Session<'_>, emulator: &Emulator) -> Resu
     let (stdout, stderr) = (Source::Guest(PROBE), Source::Qemu(PROBE));
     let running = Running::start(&session.inbox, OsStr::new(program), arguments, stdout, stderr)?;
     let mut qmp = Qmp::connect(&control, session.stage.interrupt)?;
-    let socket = config::socket(session.directory, PLUGGED);
-    qmp.plug(qemu::function(PLUGGED, &socket, SLOT)?)?;
+    let socket = config::socket(session.directory, MANAGER);
+    qmp.plug(qemu::function(MANAGER, &socket, SLOT)?)?;
     let deadline = Instant::now() + PATIENCE;
     // That QEMU ends is an error here, and an answer.
-    let unplugged = qmp.unplug(PLUGGED).and_then(|()| qmp.unplugged(PLUGGED, deadline)).unwrap_or(false);
+    let unplugged = qmp.unplug(MANAGER).and_then(|()| qmp.unplugged(MANAGER, deadline)).unwrap_or(false);
     drop(running);
     session.farewell(PROBE, Instant::now() + PATIENCE)?;
     Ok(unplugged)
