@@ -187,10 +187,11 @@ impl Assembly {
     }
 
     fn end_graph(&self, stop: impl Fn(&Disk) -> Option<LeftDevice> + Sync) -> Vec<LeftDevice> {
-        let mut graph = self.graph();
-        if std::mem::replace(&mut graph.ends, true) {
+        if std::mem::replace(&mut self.graph().ends, true) {
             return Vec::new();
         }
+        // Without the graph: what a host has asked for, which its function waits for, may wait for the graph itself. From now
+        // on it finds that nothing is to be changed any more.
         let disks = self.all_disks();
         // Side by side, because each waits for its own guest's requests.
         let left = std::thread::scope(|scope| {
@@ -198,6 +199,7 @@ impl Assembly {
             let threads: Vec<_> = disks.iter().map(|disk| scope.spawn(move || stop(disk))).collect();
             threads.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
         });
+        let mut graph = self.graph();
         disks.iter().for_each(|disk| disk.close());
         graph.nvme = None;
         graph.stores.close_functions();
@@ -289,7 +291,8 @@ impl Assembly {
         };
         match &bottom.kind {
             StoreKind::PhysicalFunction { .. } if !device.read_only => {
-                parts.manager = Some(self.subsystems.of(&controller).map_err(AssemblyError::Threads)?);
+                let numbers = left.and_then(LeftDevice::numbers);
+                parts.manager = Some(self.subsystems.of(&controller, numbers).map_err(AssemblyError::Threads)?);
             }
             StoreKind::Volume(volume) => {
                 let refused = |error| AssemblyError::Controller { user: subject(device), error };

@@ -12,7 +12,7 @@ use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::sidecore::Sidecore;
 
-pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads, Subsystems};
+pub(crate) use nvme::{Numbers, Nvme, NvmeParts, NvmeThreads, Subsystems};
 pub(crate) use virtio_blk::VirtioBlk;
 
 /// A device model with its transport and its queues on sidecores.

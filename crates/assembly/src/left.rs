@@ -6,6 +6,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use serde::{Deserialize, Serialize};
 use sidecore_vfio_user::{LeftSocket, SocketState};
 
+use crate::front_end::Numbers;
+
 /// Of what is written here. A process that knows another one does not go on.
 const VERSION: u32 = 1;
 
@@ -34,13 +36,20 @@ pub(crate) enum LeftError {
 struct NvmeState {
     version: u32,
     socket: SocketState,
+    /// There if it is a physical function with volumes to manage.
+    numbers: Option<Numbers>,
 }
 
 impl LeftDevice {
-    /// What is to be kept of a function's socket and doorbells.
-    pub(crate) fn pack(name: &str, socket: LeftSocket, doorbells: BorrowedFd<'_>) -> io::Result<Self> {
+    /// What is to be kept of a function's socket and doorbells, and of the numbers that its host knows.
+    pub(crate) fn pack(
+        name: &str,
+        socket: LeftSocket,
+        doorbells: BorrowedFd<'_>,
+        numbers: Option<Numbers>,
+    ) -> io::Result<Self> {
         let LeftSocket { state, mut fds } = socket;
-        let state = serde_json::to_vec(&NvmeState { version: VERSION, socket: state })?;
+        let state = serde_json::to_vec(&NvmeState { version: VERSION, socket: state, numbers })?;
         fds.push(doorbells.try_clone_to_owned()?);
         Ok(Self { name: name.to_owned(), state, fds })
     }
@@ -48,6 +57,16 @@ impl LeftDevice {
     /// The doorbells once more, for the function that is to go on.
     pub(crate) fn doorbells(&self) -> Option<OwnedFd> {
         self.fds.last()?.try_clone().ok()
+    }
+
+    /// The numbers of volumes and controllers, if it has any.
+    pub(crate) fn numbers(&self) -> Option<Numbers> {
+        /// The part that this is about.
+        #[derive(Deserialize)]
+        struct Numbered {
+            numbers: Option<Numbers>,
+        }
+        serde_json::from_slice(&self.state).ok().and_then(|numbered: Numbered| numbered.numbers)
     }
 
     /// The socket.

@@ -5,6 +5,7 @@ mod common;
 mod host;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use sidecore_assembly::report::DeviceState;
@@ -417,4 +418,63 @@ fn it_is_managed_under_load_and_drained_in_the_middle() {
         let assembly = Assembly::start(&spec).unwrap();
         assert!(pool(&assembly).check().unwrap().clean);
     }
+}
+
+/// A physical function's host goes on with the numbers that it knows, or it would delete another volume than it means to.
+#[test]
+fn numbers_outlive_the_daemon_that_gave_them() {
+    let (_directory, spec, assembly, mut pf) = start(IdleMode::Poll);
+    let mut one = connect(&spec.devices[ONE].socket);
+    assert_eq!(write(one.queue(0).unwrap(), 8, 1), NvmeStatus::OK);
+    assert_eq!((create(&mut pf, 4096, 0), create(&mut pf, 2048, 0)), ((OK, 4), (OK, 5)));
+    // Names that say nothing of numbers, and a gap: whoever counts anew counts otherwise.
+    pool(&assembly).rename_volume("ns-5", "a").unwrap();
+    assert_eq!(delete(&mut pf, 4), OK);
+    let nguid = pf.identify(0x11, 5).unwrap()[104..120].to_vec();
+    assert_eq!(detach(&mut pf, 3, 2), OK);
+    let mut left = assembly.hand_over();
+    drop(assembly);
+    assert_eq!(left.len(), 2);
+    // Devices are numbered in their order, too.
+    let mut changed = spec.clone();
+    changed.devices.swap(ONE, TWO);
+    let assembly = Assembly::take_over(&changed, &mut left).unwrap();
+    assert_eq!(allocated(&mut pf), [1, 2, 3, 5]);
+    assert_eq!(pf.identify(0x11, 5).unwrap()[104..120], nguid);
+    assert_eq!((attached(&mut pf, 2), attached(&mut pf, 3)), (vec![1], vec![2]), "each as it is configured");
+    assert_eq!(delete(&mut pf, 5), OK);
+    assert_eq!(volumes(&assembly), ["one", "two"]);
+    assert_eq!(read(one.queue(0).unwrap(), 8), 1);
+}
+
+/// What a host has asked for may need what the end of a daemon takes away: neither waits for the other.
+#[test]
+fn daemons_end_while_a_host_manages() {
+    let (_directory, spec, mut assembly, mut pf) = start(IdleMode::Poll);
+    let stop = AtomicBool::new(false);
+    let assembly = std::thread::scope(|scope| {
+        let managing = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                // Whether it can be done depends on who is there; that there is an answer does not.
+                detach(&mut pf, 3, 2);
+                attach(&mut pf, 3, 2);
+                let (status, namespace) = create(&mut pf, 64, 0);
+                if status == OK {
+                    delete(&mut pf, namespace);
+                }
+            }
+        });
+        for _ in 0..30 {
+            let mut left = assembly.hand_over();
+            drop(assembly);
+            assembly = Assembly::take_over(&spec, &mut left).unwrap();
+            if managing.is_finished() {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        assembly
+    });
+    assert_eq!(allocated(&mut pf)[..3], [1, 2, 3]);
+    assert!(pool(&assembly).check().unwrap().clean);
 }

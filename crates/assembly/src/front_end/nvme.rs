@@ -21,7 +21,7 @@ use sidecore_ring::nvme::Doorbells;
 use sidecore_units::CoreId;
 use sidecore_vfio_user::{Service, Socket};
 
-pub(crate) use self::manager::Subsystems;
+pub(crate) use self::manager::{Numbers, Subsystem, Subsystems};
 use self::runner::Runner;
 use super::{FrontEnd, counters};
 use crate::AssemblyError;
@@ -52,7 +52,7 @@ impl NvmeThreads {
 pub(crate) struct NvmeParts {
     pub(crate) threads: Arc<NvmeThreads>,
     /// Who manages the controller's subsystem, if it is a primary controller.
-    pub(crate) manager: Option<Arc<dyn Manager>>,
+    pub(crate) manager: Option<Arc<Subsystem>>,
     /// The volume that it serves, if it serves one.
     pub(crate) volume: Option<VolumeReport>,
     /// The doorbells that a client has mapped since another process.
@@ -66,6 +66,8 @@ pub(crate) struct Nvme {
     queues: Arc<QueueSet>,
     sidecores: Vec<Sidecore>,
     threads: Arc<NvmeThreads>,
+    /// As in [`NvmeParts`].
+    manager: Option<Arc<Subsystem>>,
     doorbells: Arc<Doorbells>,
     /// Locked for as long as it takes to stop it.
     socket: Mutex<Option<Socket>>,
@@ -126,7 +128,7 @@ impl Nvme {
             doorbells_are_mapped: spec.idle == IdleMode::Poll,
             host: Arc::clone(&queues) as Arc<dyn QueueHost>,
             statistics: Arc::new(Counting(Arc::clone(&queues))),
-            manager,
+            manager: manager.clone().map(|manager| manager as Arc<dyn Manager>),
             namespace: Some(Arc::clone(&namespace)),
             attendant: Some(threads.attendant.clone()),
         };
@@ -139,6 +141,7 @@ impl Nvme {
             queues,
             sidecores,
             threads,
+            manager,
             doorbells,
             socket: Mutex::new(None),
             served: Mutex::new(served),
@@ -234,7 +237,8 @@ impl FrontEnd for Nvme {
     fn hand_over(&self) -> Option<LeftDevice> {
         let mut socket = self.socket();
         let left = socket.take()?.hand_over()?;
-        let packed = LeftDevice::pack(&self.spec.name, left, self.doorbells.file());
+        let numbers = self.manager.as_ref().map(|manager| manager.numbers());
+        let packed = LeftDevice::pack(&self.spec.name, left, self.doorbells.file(), numbers);
         packed.inspect_err(|error| tracing::error!(device = self.spec.name, %error, "cannot leave the VMM")).ok()
     }
 

@@ -56,7 +56,7 @@ impl Controller {
         if !matches!(self.leaving, Leaving::Queues) {
             return;
         }
-        let left = queues.map(|queues| Box::new(self.leave_state(queues)));
+        let left = queues.and_then(|queues| self.leave_state(queues)).map(Box::new);
         self.leaving = Leaving::Left(left);
         self.admin = None;
         self.queues.clear();
@@ -66,9 +66,12 @@ impl Controller {
         self.segments.release();
     }
 
-    fn leave_state(&mut self, queues: QueuesState) -> ControllerState {
+    /// What it leaves; `None` if it has been told to stop meanwhile, or cannot go on.
+    fn leave_state(&mut self, queues: QueuesState) -> Option<ControllerState> {
         let mut registers = self.registers.clone();
         let rest = match self.state {
+            State::Ready => RestState::Ready,
+            State::Stopping(_) | State::Flushing(_) => return None,
             State::Rest(Rest::ShutDown { durable }) => RestState::ShutDown { durable },
             State::Rest(Rest::Failed) => RestState::Failed,
             State::Rest(Rest::Disabled) => RestState::Disabled,
@@ -77,9 +80,10 @@ impl Controller {
                 registers.reset();
                 RestState::Disabled
             }
-            State::Ready | State::Stopping(_) | State::Flushing(_) => RestState::Ready,
         };
-        ControllerState {
+        // Those of a controller that rests are over, whatever they were doing when it was left.
+        let queues = if self.state == State::Ready { queues } else { QueuesState::default() };
+        Some(ControllerState {
             registers,
             rest,
             admin: self.admin.as_ref().map(AdminQueue::state),
@@ -89,7 +93,7 @@ impl Controller {
             errors: self.errors.contents(),
             changed: std::mem::take(&mut self.changed),
             namespace: self.namespace.as_deref().map(NamespaceState::of),
-        }
+        })
     }
 
     /// Takes what the controller leaves, once, when it has left: `None` if that is not known.

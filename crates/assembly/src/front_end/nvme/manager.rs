@@ -7,6 +7,7 @@
 //! - A namespace's number is 2 or more. Volume `ns-N` has the number N if nobody else has it; others have the lowest that
 //!   are free, in the order in which they were made. A number stays for as long as the volume lives and the daemon runs.
 //! - A secondary controller's number (CNTLID) is 1 or more. It stays with the device's name for as long as the daemon runs.
+//! - A host that is left to the next daemon takes both along ([`Numbers`]).
 //!
 //! What is told is a table that is made anew after each change, whoever makes it, so that nobody waits for the answer
 //! with a function's lock held. What changes something is done one after the other by a thread of the subsystem's own.
@@ -23,6 +24,7 @@ use sidecore_nvme::{
     AllocatedNamespace, CreateNamespace, FlexibleResources, ManageError, Manager, Reply, Resource, SecondaryController,
 };
 
+pub(crate) use self::table::Numbers;
 use self::table::Table;
 use super::attachment::{Devices, lock, refusal};
 use crate::assembly::Graph;
@@ -42,13 +44,21 @@ impl Subsystems {
         Self { devices: Devices::new(graph, disks), managed: Mutex::default() }
     }
 
-    /// The manager of a controller's subsystem, whose thread is started if there is none yet.
-    pub(crate) fn of(&self, controller: &Arc<ControllerHandle>) -> io::Result<Arc<dyn Manager>> {
+    /// The manager of a controller's subsystem, whose thread is started if there is none yet; with the numbers that a host
+    /// knows from another process, if there are any.
+    pub(crate) fn of(
+        &self,
+        controller: &Arc<ControllerHandle>,
+        numbers: Option<Numbers>,
+    ) -> io::Result<Arc<Subsystem>> {
         let mut managed = lock(&self.managed);
         if let Some(subsystem) = managed.get(controller.name()) {
-            return Ok(Arc::clone(subsystem) as Arc<dyn Manager>);
+            return Ok(Arc::clone(subsystem));
         }
         let subsystem = Subsystem::start(controller, self.devices.clone())?;
+        if let Some(numbers) = numbers {
+            lock(&subsystem.table).take_over(numbers);
+        }
         subsystem.refresh();
         managed.insert(controller.name().to_owned(), Arc::clone(&subsystem));
         Ok(subsystem)
@@ -74,7 +84,7 @@ const TASKS_MAX: usize = 256;
 type Task = Box<dyn FnOnce(&Subsystem) + Send>;
 
 /// One controller's.
-struct Subsystem {
+pub(crate) struct Subsystem {
     controller: Weak<ControllerHandle>,
     devices: Devices,
     /// Locked to look at it, or to put another one in its place.
@@ -110,6 +120,11 @@ impl Subsystem {
         })?;
         *lock(&subsystem.thread) = Some(Thread { tasks, handle });
         Ok(subsystem)
+    }
+
+    /// The numbers that its host knows.
+    pub(super) fn numbers(&self) -> Numbers {
+        lock(&self.table).known_numbers()
     }
 
     fn end(&self) {

@@ -4,6 +4,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use sidecore_nvme::{AllocatedNamespace, ManageError, SecondaryController};
 
 use super::super::names;
@@ -24,6 +25,15 @@ const SECONDARY_MAX: usize = 127;
 /// The name that a volume is made with which comes to be namespace `number`.
 fn name_of(number: u32) -> String {
     format!("ns-{number}")
+}
+
+/// The numbers that a physical function's host knows.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Numbers {
+    /// Of volumes, by the controller's own.
+    namespaces: HashMap<u64, u32>,
+    /// Of devices, by their names.
+    controllers: HashMap<String, u16>,
 }
 
 #[derive(Clone, Default)]
@@ -75,6 +85,23 @@ impl Table {
         self.volumes = volumes.into_iter().filter_map(volume).collect();
         self.volumes.sort_by_key(|volume| volume.namespace.id);
         Ok(())
+    }
+
+    /// The numbers that are known.
+    pub(super) fn known_numbers(&self) -> Numbers {
+        Numbers { namespaces: self.numbers.clone(), controllers: self.controllers.clone() }
+    }
+
+    /// Goes on with numbers that are known already; nothing has a number yet.
+    pub(super) fn take_over(&mut self, numbers: Numbers) {
+        let Numbers { namespaces, controllers } = numbers;
+        // What is wrong with these is put right as soon as volumes are numbered.
+        self.numbers = namespaces;
+        // These are 1, 2, 3 and so on, in some order.
+        let known: BTreeSet<u16> = controllers.values().copied().collect();
+        if known.into_iter().map(usize::from).eq(1..=controllers.len()) {
+            self.controllers = controllers;
+        }
     }
 
     /// Numbers volumes that have none, and frees the numbers of those that are gone.
@@ -199,6 +226,26 @@ mod tests {
         // A name says nothing once a volume has a number, or somebody else has that one.
         assert_eq!(numbers(&mut table, &[(11, "x"), (13, "ns-9"), (16, "ns-2"), (17, "ns-1")]), [2, 5, 3, 4]);
         assert_eq!(numbers(&mut table, &[(18, "ns-65538"), (19, "ns-65537")]), [2, 65_537]);
+    }
+
+    #[test]
+    fn numbers_of_another_process_are_gone_on_with_as_far_as_they_make_sense() {
+        let mut before = Table::default();
+        before.number([(10, "a"), (11, "b"), (12, "c")].into_iter());
+        before.number([(10, "a"), (12, "c")].into_iter());
+        before.controllers = HashMap::from([("x".to_owned(), 2), ("y".to_owned(), 1)]);
+        let mut table = Table::default();
+        table.take_over(before.known_numbers());
+        assert_eq!(numbers(&mut table, &[(12, "c"), (10, "a"), (13, "d")]), [4, 2, 3]);
+        assert_eq!(table.controllers["x"], 2);
+        for wrong in [[0, 1], [1, 1], [1, 3]] {
+            let controllers = ["x", "y"].map(str::to_owned).into_iter().zip(wrong).collect();
+            let mut table = Table::default();
+            table.take_over(Numbers { namespaces: HashMap::from([(10, 7), (11, 7), (12, 0)]), controllers });
+            assert!(table.controllers.is_empty());
+            let given = numbers(&mut table, &[(10, "a"), (11, "b"), (12, "c")]);
+            assert_eq!(given.iter().copied().collect::<BTreeSet<_>>().len(), 3, "{given:?}");
+        }
     }
 
     #[test]
