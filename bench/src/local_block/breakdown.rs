@@ -161,7 +161,7 @@ fn serve(
     let inner = NullStore::new(*device.geometry()).open_channel(None, depth)?;
     let stamps = Rc::new(Stamps::default());
     let channel = Box::new(Stamped { inner, clock: clock.clone(), stamps: Rc::clone(&stamps) });
-    let mut queue = BlkQueue::new(device, 0, resources, fresh, channel, IdleMode::Poll)?;
+    let mut queue = BlkQueue::new(device, 0, resources, fresh, channel, IdleMode::Poll, sidecore_linux::peer_event)?;
     let mut seen = Vec::with_capacity(requests);
     while !stop.load(Ordering::Relaxed) {
         let now = clock.raw();

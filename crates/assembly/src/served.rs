@@ -2,13 +2,14 @@
 //! acknowledgement.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sidecore_block::BlockDevice;
+use sidecore_linux::peer_event;
 use sidecore_reactor::{IdleMode, PollableId};
 use sidecore_ring::RingState;
 use sidecore_virtio::blk::{BlkDevice, BlkQueue};
@@ -137,7 +138,7 @@ impl VirtioDevice for ServedBlk {
         let started = queue.sidecore.ask(move |reactor| {
             let io_error = |error| StartError::Io { index, error };
             let channel = store.open_channel(cpu, usize::from(size)).map_err(io_error)?;
-            let queue = BlkQueue::new(&device, index, resources, state, channel, idle)?;
+            let queue = BlkQueue::new(&device, index, resources, state, channel, idle, peer_event)?;
             reactor.add(crate::queue::Queue::VirtioBlk(Box::new(queue))).map_err(io_error)
         });
         let id = started.map_err(|_| StartError::SidecoreGone)??;
@@ -173,9 +174,12 @@ impl VirtioDevice for ServedBlk {
         let Ok(queue) = self.queue(index) else { return };
         let running = queue.running();
         let Some(Running { id, .. }) = *running else { return };
-        let answer = queue.sidecore.ask(move |reactor| virtqueue(reactor, id).map(|queue| queue.set_call(call)));
-        if let Ok(Some(Err(error))) = answer {
-            self.device.break_with(&format!("queue {index}: the call descriptor is unusable: {error}"));
+        match call.map(|call| peer_event(call.as_fd())).transpose() {
+            Ok(call) => {
+                // What was there before is dropped here.
+                let _ = queue.sidecore.ask(move |reactor| virtqueue(reactor, id).map(|queue| queue.set_call(call)));
+            }
+            Err(error) => self.device.break_with(&format!("queue {index}: the call descriptor is unusable: {error}")),
         }
     }
 

@@ -1,6 +1,6 @@
 //! One queue of the disk: requests in slots.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -348,6 +348,12 @@ impl BlkQueue {
         let calls = event::drain(&self.call);
         self.counters.calls += calls;
         calls
+    }
+
+    /// What the device calls by, for whoever sleeps on several queues.
+    #[must_use]
+    pub fn call(&self) -> BorrowedFd<'_> {
+        self.call.as_fd()
     }
 
     /// The words of the ring, for tests.

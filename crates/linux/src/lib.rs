@@ -6,6 +6,7 @@
 //! * [`HostFile`]: where the blocks of a file lie on the device below its
 //!   filesystem, for as long as nobody else opens the file.
 //! * [`EpollSleeper`]: where a sidecore sleeps.
+//! * [`peer_event`]: waking a peer without ever waiting for it.
 //! * [`cpu`]: which cores there are, and staying on one of them.
 //! * [`Clock`]: the time, for the price of reading a register.
 //! * [`ServiceManager`] and [`take_kept`]: who started this process, and keeps
@@ -21,6 +22,7 @@ pub mod cpu;
 mod epoll;
 mod file;
 mod host_file;
+mod peer_event;
 mod pin;
 mod service_manager;
 
@@ -29,5 +31,6 @@ pub use epoll::EpollSleeper;
 
 pub use file::{FileError, FileOptions, FileStore};
 pub use host_file::{ExtentFlaw, HostExtent, HostFile, HostFileError, HostFileOptions, LeaseState, lease_break_time};
+pub use peer_event::peer_event;
 pub use pin::pin_memory;
 pub use service_manager::{EnvironmentError, KeptDescriptor, ServiceManager, take_kept};

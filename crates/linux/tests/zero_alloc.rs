@@ -1,11 +1,12 @@
-//! A file's requests allocate nothing, once the channel is warm.
+//! A file's requests allocate nothing, once the channel is warm; signalling a peer never does.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use sidecore_block::contract::{guest_memory, request};
 use sidecore_block::{Batch, BlockDevice, Operation};
 use sidecore_counting_alloc::{CountingAllocator, allocations};
-use sidecore_linux::{Clock, FileOptions, FileStore};
+use sidecore_linux::{Clock, FileOptions, FileStore, peer_event};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -73,4 +74,13 @@ fn a_file_on_a_disk() {
 #[test]
 fn a_file_in_the_page_cache() {
     check(&std::env::temp_dir(), false);
+}
+
+#[test]
+fn signalling_a_peer_allocates_nothing() {
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let mut signal = peer_event(event.as_fd()).unwrap();
+    let before = allocations();
+    (0..100_000).for_each(|_| signal.signal());
+    assert_eq!(allocations() - before, 0);
 }

@@ -8,7 +8,7 @@ use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// An eventfd that never makes a sidecore wait.
+/// An eventfd that never makes a sidecore wait, as long as [`EventFd::signal`] is for our own ones.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
@@ -27,7 +27,7 @@ impl EventFd {
     ///
     /// The open file is shared with the peer, and so is its `O_NONBLOCK`, which
     /// is set here and which the peer could clear again. Reading does not
-    /// depend on it; see [`EventFd::signal`] for writing.
+    /// depend on it; to signal one, see [`Signal`](crate::Signal).
     ///
     /// # Errors
     /// It is something else, or cannot be made non-blocking.
@@ -46,7 +46,8 @@ impl EventFd {
     /// Adds one to the counter, waking whoever sleeps on it.
     ///
     /// A peer that fills the counter *and* clears `O_NONBLOCK` behind our back
-    /// makes this wait; Linux has no write to an eventfd that would not.
+    /// makes this wait, for Linux has no write to an eventfd that would not:
+    /// what a peer has sent is signalled by [`Signal`](crate::Signal).
     #[inline]
     pub fn signal(&self) {
         // It can only fail by the counter being full, which wakes as well.

@@ -18,6 +18,7 @@ mod idle;
 mod mailbox;
 mod pollable;
 mod reactor;
+mod signal;
 mod sleeper;
 mod stats;
 
@@ -27,5 +28,6 @@ pub use idle::IdleMode;
 pub use mailbox::{Closed, Mail, Mailbox, Post, mailbox};
 pub use pollable::{Arm, Pollable, PollableId, Polled};
 pub use reactor::{GLANCE_INTERVAL, PATIENCE, Reactor, Turn, YIELD};
+pub use signal::{MakeSignal, Signal};
 pub use sleeper::{Sleeper, WakeKey};
 pub use stats::{Counter, ReactorStats};

@@ -13,6 +13,9 @@ use rustix::net::{
 
 /// Descriptors that one call may move, whatever the protocol: a protocol may allow fewer.
 pub const MAX_FDS: usize = 16;
+/// Descriptors that the kernel moves with one call at most (SCM_MAX_FD, unix(7)). It delivers no more with one call either,
+/// however many calls sent them: a receive ends where descriptors do.
+const KERNEL_MAX_FDS: usize = 253;
 
 /// What a call does when there is nothing to receive, or no room for what is to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +81,10 @@ pub fn send(
 /// Receives up to `bytes.len()` bytes, and adds the descriptors that come with them to `fds`, closed on exec. How many
 /// bytes there were; none at the end of the stream.
 ///
+/// All that come are in `fds`, also if they are too many: to close one may take as long as the peer likes (see
+/// [`Descriptor`](crate::Descriptor)), so when and where that is done is up to the caller. Those that the process has no
+/// number left for the kernel closes by itself, here.
+///
 /// # Errors
 /// The socket's; more than `max_fds` descriptors in all.
 pub fn receive(
@@ -89,7 +96,7 @@ pub fn receive(
 ) -> Result<usize, StreamError> {
     let mut flags = RecvFlags::CMSG_CLOEXEC;
     flags.set(RecvFlags::DONTWAIT, blocking == Blocking::Never);
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(KERNEL_MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         match recvmsg(&stream, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
@@ -102,7 +109,6 @@ pub fn receive(
             fds.extend(received);
         }
     }
-    // What did not fit the kernel has closed already; what did is closed with `fds`.
     if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > max_fds {
         return Err(StreamError::TooManyFds { max: max_fds });
     }
@@ -143,6 +149,25 @@ mod tests {
         receive(&other, &mut [0], &mut fds, 2, Blocking::Never).unwrap();
         let error = receive(&other, &mut [0], &mut fds, 2, Blocking::Never).unwrap_err();
         assert_eq!(error.to_string(), "more than 2 file descriptors with one message");
+    }
+
+    #[test]
+    fn too_many_are_all_handed_over() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let most = events(KERNEL_MAX_FDS);
+        let borrowed: Vec<_> = most.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(KERNEL_MAX_FDS))];
+        for _ in 0..2 {
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&borrowed)));
+            sendmsg(&one, &[IoSlice::new(&[0])], &mut control, SendFlags::empty()).unwrap();
+        }
+        let mut fds = Vec::new();
+        for received in [KERNEL_MAX_FDS, 2 * KERNEL_MAX_FDS] {
+            let error = receive(&other, &mut [0; 2], &mut fds, MAX_FDS, Blocking::Never).unwrap_err();
+            assert!(matches!(error, StreamError::TooManyFds { max: MAX_FDS }));
+            assert_eq!(fds.len(), received);
+        }
     }
 
     #[test]

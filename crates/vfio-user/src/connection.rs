@@ -1,10 +1,12 @@
 //! Messages over a stream socket, each with its file descriptors, without ever waiting.
 
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use sidecore_socket::{Blocking, StreamError, receive, send};
+use sidecore_socket::{Blocking, Descriptor, StreamError, receive, send};
 
+use crate::command::Command;
 use crate::handover::{ConnectionState, Leaving, Left, ResumeError};
 use crate::message::{HEADER_BYTES, Header, MAX_FDS, Message, MessageError};
 
@@ -29,6 +31,18 @@ pub enum ConnectionError {
     /// A message is to be sent while another one is still under way.
     #[error("the message before has not been sent yet")]
     Busy,
+    /// A message came with a descriptor that no message has.
+    #[error(
+        "descriptor {number} of {command} is neither shared memory (a memfd, or a file on tmpfs or hugetlbfs) nor an eventfd, but {is}"
+    )]
+    Descriptor {
+        /// What was asked.
+        command: Command,
+        /// Which of the message's descriptors, from 1.
+        number: usize,
+        /// What it is.
+        is: String,
+    },
 }
 
 /// What there is to receive.
@@ -46,6 +60,10 @@ pub enum Received {
 ///
 /// One message is read at a time, and no byte of the next one: so its descriptors are known to be its own. One message
 /// is sent at a time, with a call of its own, because QEMU's client expects a header in one piece.
+///
+/// A message that it hands out has descriptors of memory files and eventfds only, which anybody may close. It keeps all others
+/// that the peer has sent, and the socket has those that were never received: to drop a connection may take for ever if the
+/// peer likes it to, so whoever serves others drops it on a thread of its own.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
@@ -116,6 +134,7 @@ impl Connection {
             Filled::Partly => return Ok(Received::Nothing),
             Filled::Ended => return Err(ConnectionError::Truncated),
         }
+        check(header.command, &incoming.fds)?;
         incoming.parsed = None;
         incoming.filled = 0;
         let message = Message::parse(header, &incoming.payload, std::mem::take(&mut incoming.fds));
@@ -162,6 +181,22 @@ impl Connection {
         give_back(&mut outgoing.bytes);
         Ok(true)
     }
+
+    /// Ends the conversation, both ways; the peer sees that at once, though the socket is not closed.
+    pub(crate) fn shut_down(&self) {
+        // It fails if the peer has closed it, which is as good.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// Whether a message's descriptors are such as messages have.
+fn check(command: Command, fds: &[OwnedFd]) -> Result<(), ConnectionError> {
+    for (number, fd) in (1..).zip(fds) {
+        if let Descriptor::Other(is) = Descriptor::of(fd) {
+            return Err(ConnectionError::Descriptor { command, number, is });
+        }
+    }
+    Ok(())
 }
 
 impl Connection {
@@ -181,10 +216,9 @@ impl Connection {
         }
     }
 
-    /// Goes on with the stream of another process.
-    pub(crate) fn resume(state: &ConnectionState, fds: &mut Left) -> Result<Self, ResumeError> {
-        let mut connection = Self::new(UnixStream::from(fds.take(state.stream)?));
-        let Self { incoming, outgoing, .. } = &mut connection;
+    /// Goes on with what was under way on the stream of another process; nothing else has been done with it.
+    pub(crate) fn resume(&mut self, state: &ConnectionState, fds: &mut Left) -> Result<(), ResumeError> {
+        let Self { incoming, outgoing, .. } = self;
         incoming.fds = fds.take_all(&state.incoming_fds)?;
         let copy = |to: &mut [u8], from: &[u8]| to.iter_mut().zip(from).map(|(to, from)| *to = *from).count();
         incoming.filled = copy(&mut incoming.header, &state.incoming);
@@ -196,7 +230,7 @@ impl Connection {
         }
         outgoing.bytes.clone_from(&state.outgoing);
         outgoing.fds = fds.take_all(&state.outgoing_fds)?;
-        Ok(connection)
+        Ok(())
     }
 
     /// Whether an answer is still to be sent.

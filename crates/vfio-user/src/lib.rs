@@ -2,7 +2,7 @@
 //! docs/interop/vfio-user.rst, "the specification" below).
 //!
 //! * [`Message`] is the wire format, for both ends of the socket. Sizes are checked before there is room for anything.
-//! * [`Connection`] carries messages and their file descriptors over a stream, and never waits.
+//! * [`Connection`] carries messages and their file descriptors over a stream, and never waits, until it is dropped.
 //! * [`Session`] is the server's state machine for one connection. It knows no socket, so tests and the fuzzer drive it
 //!   directly.
 //! * [`LeftSocket`] is a socket with its client, as one process leaves it to the next.
@@ -57,6 +57,7 @@
 )]
 
 mod body;
+mod closing;
 mod command;
 mod connection;
 mod data;
@@ -66,6 +67,7 @@ mod interrupts;
 mod message;
 mod refusal;
 mod regions;
+mod served;
 mod service;
 mod session;
 mod slot;

@@ -13,7 +13,8 @@ use sidecore_nvme::PciFunction;
 use sidecore_socket::{ServerError, SocketFile};
 
 use crate::handover::LeftSocket;
-use crate::slot::{Begin, Served};
+use crate::served::Served;
+use crate::slot::Begin;
 use crate::worker::{Mailbox, Order, Worker};
 
 /// Connections that may wait while another is served.
@@ -22,7 +23,9 @@ const BACKLOG: i32 = 8;
 /// Threads that serve sockets: each socket a function, each function to one VMM at a time.
 ///
 /// Every socket belongs to one thread, which waits for nothing but messages: a VMM that sends half of one, or reads no
-/// answers, or whose last command takes long, holds up itself only. Dropping the service ends all that it serves.
+/// answers, or whose last command takes long, holds up itself only. Its connection, and what it has sent that no message
+/// has, are closed by a thread of their own, which takes as long as the VMM likes; the function's next client comes after
+/// that. Dropping the service ends all that it serves.
 #[derive(Debug)]
 pub struct Service {
     threads: Vec<Thread>,
@@ -89,7 +92,7 @@ impl Service {
                 None => Begin::Fresh,
                 Some(left) => {
                     let span = tracing::info_span!("vfio_user", function = function.name());
-                    span.in_scope(|| Served::take_over(Arc::clone(&function), left, mailbox.wake(number)))
+                    span.in_scope(|| Served::take_over(Arc::clone(&function), left, &mailbox.wake(number)))
                 }
             };
             connected.store(!matches!(begin, Begin::Fresh), Ordering::Release);
@@ -123,7 +126,8 @@ impl Drop for Service {
 /// A socket that is served.
 ///
 /// Dropping it removes the file, ends the connection, wherever in a message it is, and waits until the function is reset
-/// and holds none of the client's memory. So it may be dropped by no thread that the function needs for that.
+/// and holds none of the client's memory; not until the connection is closed. So it may be dropped by no thread that the
+/// function needs for that.
 pub struct Socket {
     file: SocketFile,
     is_removed: bool,
@@ -139,7 +143,7 @@ impl Socket {
         self.file.path()
     }
 
-    /// Whether a VMM is connected, or the function still busy with one that has gone.
+    /// Whether a VMM is connected, or the function still busy with one that has gone, or its connection not closed yet.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)

@@ -6,7 +6,6 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -14,9 +13,11 @@ use rustix::net::{SocketFlags, accept_with};
 use sidecore_nvme::{HandedOver, PciFunction};
 use tracing::Span;
 
-use crate::connection::{Connection, ConnectionError, Received};
-use crate::handover::{Leaving, Left, LeftSocket, ResumeError, SocketState};
-use crate::session::{Answer, ProtocolError, Session};
+use crate::closing::{Aside, Closing};
+use crate::connection::Connection;
+use crate::handover::LeftSocket;
+use crate::served::{Fault, Served, Turn, Wants};
+use crate::session::Session;
 use crate::ticket::Wake;
 
 /// What a descriptor in the epoll set is.
@@ -50,47 +51,6 @@ impl From<u64> for Key {
     }
 }
 
-/// QEMU gives a device up that takes five seconds to answer: an operator should know that it comes near.
-const SLOW: Duration = Duration::from_secs(2);
-
-/// Why a connection ended, other than by being closed.
-#[derive(Debug, thiserror::Error)]
-enum Fault {
-    #[error(transparent)]
-    Connection(#[from] ConnectionError),
-    #[error(transparent)]
-    Protocol(#[from] ProtocolError),
-    #[error("cannot watch the connection: {0}")]
-    Watch(#[from] Errno),
-}
-
-/// What a connection waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wants {
-    /// A message.
-    Message,
-    /// Room for the rest of an answer. No message is read before: a peer that does not read is not listened to.
-    Room,
-    /// The function. The socket is not watched at all: a peer that hangs up would be reported without end.
-    Function,
-}
-
-impl Wants {
-    const fn events(self) -> Option<epoll::EventFlags> {
-        match self {
-            Self::Message => Some(epoll::EventFlags::IN),
-            Self::Room => Some(epoll::EventFlags::OUT),
-            Self::Function => None,
-        }
-    }
-}
-
-/// Whether the client is still there.
-enum Turn {
-    Wants(Wants),
-    Gone,
-}
-
 /// The one client.
 enum Client {
     /// None, and nobody can connect for now: accepting failed, or the listener cannot be watched.
@@ -100,8 +60,14 @@ enum Client {
     Served(Box<Served>),
     /// Another process will go on with it, once the function says what it leaves.
     HandingOver(Box<Served>, Arc<Mutex<Answered>>),
-    /// It has gone, and the function is not free yet.
-    Leaving(Box<Session>),
+    /// It has gone, and the function is not free yet, or its connection not closed.
+    Leaving(Box<Ending>),
+}
+
+/// What is left of a client that is not there any more.
+pub(crate) struct Ending {
+    pub(crate) session: Session,
+    pub(crate) closing: Closing<Box<dyn Send>>,
 }
 
 /// What the function leaves, as soon as it is known.
@@ -112,14 +78,6 @@ enum Answered {
     Known(Option<Box<HandedOver>>),
 }
 
-pub(crate) struct Served {
-    connection: Connection,
-    session: Session,
-    wants: Wants,
-    /// Since when the function has been waited for.
-    since: Option<Instant>,
-}
-
 /// Whom a socket begins with.
 pub(crate) enum Begin {
     /// Nobody.
@@ -127,7 +85,7 @@ pub(crate) enum Begin {
     /// The client of another process.
     With(Box<Served>),
     /// What is left of one that could not be gone on with.
-    After(Box<Session>),
+    After(Box<Ending>),
 }
 
 /// A socket of one thread's.
@@ -169,8 +127,8 @@ impl Slot {
                 self.client = Client::Served(served);
                 self.go_on(epoll, |served| Ok(Turn::Wants(served.first_want())));
             }
-            Begin::After(session) => {
-                self.client = Client::Leaving(session);
+            Begin::After(ending) => {
+                self.client = Client::Leaving(ending);
                 self.leave(epoll);
             }
         }
@@ -243,13 +201,21 @@ impl Slot {
         self.closing && matches!(self.client, Client::Deaf | Client::None)
     }
 
-    /// Whether it has to listen again some time.
-    pub(crate) const fn is_deaf(&self) -> bool {
-        matches!(self.client, Client::Deaf) && !self.closing
+    /// Whether it has to listen again some time, or try again to close a connection.
+    pub(crate) fn is_deaf(&self) -> bool {
+        match &self.client {
+            Client::Deaf => !self.closing,
+            Client::Leaving(leaving) => !leaving.closing.has_begun(),
+            Client::None | Client::Served(_) | Client::HandingOver(..) => false,
+        }
     }
 
-    /// Waits for a client.
+    /// Waits for a client, when the last one has left.
     pub(crate) fn listen(&mut self, epoll: &OwnedFd) {
+        if let Client::Leaving(leaving) = &mut self.client {
+            leaving.closing.try_again(&self.wake);
+            return self.leave(epoll);
+        }
         let key = epoll::EventData::new_u64(Key::Listener(self.number).into());
         self.client = match epoll::add(epoll, &self.listener, key, epoll::EventFlags::IN) {
             Ok(()) => Client::None,
@@ -279,8 +245,7 @@ impl Slot {
         self.connected.store(true, Ordering::Release);
         let connection = Connection::new(UnixStream::from(stream));
         let session = Session::new(Arc::clone(&self.function), Arc::clone(&self.wake));
-        let served = Served { connection, session, wants: Wants::Function, since: None };
-        self.client = Client::Served(Box::new(served));
+        self.client = Client::Served(Box::new(Served::new(connection, session)));
         self.go_on(epoll, |_| Ok(Turn::Wants(Wants::Message)));
     }
 
@@ -312,8 +277,15 @@ impl Slot {
                 tracing::info!("disconnecting the VMM");
                 self.hang_up(epoll);
             }
-            Client::Deaf | Client::HandingOver(..) | Client::Leaving(_) => {}
+            // It may have waited for its connection only.
+            Client::Leaving(_) => self.leave(epoll),
+            Client::Deaf | Client::HandingOver(..) => {}
         }
+    }
+
+    /// Closes the socket: with it, those who wait to be accepted, and what they have sent.
+    pub(crate) fn retire(self) {
+        drop(Aside::new(self.listener));
     }
 
     fn stop_listening(&mut self, epoll: &OwnedFd) {
@@ -344,20 +316,29 @@ impl Slot {
     /// Closes the connection and ends the session.
     fn hang_up(&mut self, epoll: &OwnedFd) {
         match std::mem::replace(&mut self.client, Client::Deaf) {
-            // Closed, it is in no epoll set: no other descriptor is for the same socket.
             Client::Served(served) => {
-                let Served { session, .. } = *served;
-                self.client = Client::Leaving(Box::new(session));
+                let Served { session, connection, wants, .. } = *served;
+                if wants.events().is_some()
+                    && let Err(error) = epoll::delete(epoll, &connection)
+                {
+                    tracing::error!(%error, "cannot stop watching the connection");
+                }
+                connection.shut_down();
+                let closing = Closing::begin(Box::new(connection) as Box<dyn Send>, &self.wake);
+                self.client = Client::Leaving(Box::new(Ending { session, closing }));
             }
             other => self.client = other,
         }
         self.leave(epoll);
     }
 
-    /// Goes on ending the session; when it is over, the next client may come.
+    /// Goes on ending the session; when it is over, and the connection closed, the next client may come. There is none to
+    /// come to a socket that is closing, so nobody waits for the connection then.
     fn leave(&mut self, epoll: &OwnedFd) {
-        let Client::Leaving(session) = &mut self.client else { return };
-        if !session.end() {
+        let Client::Leaving(leaving) = &mut self.client else { return };
+        let is_free = leaving.session.end();
+        let is_closed = self.closing || leaving.closing.is_over();
+        if !is_free || !is_closed {
             return;
         }
         self.client = Client::Deaf;
@@ -365,104 +346,5 @@ impl Slot {
         if !self.closing {
             self.listen(epoll);
         }
-    }
-}
-
-impl Served {
-    /// A client that another process has left, or what is left of it.
-    pub(crate) fn take_over(function: Arc<dyn PciFunction>, left: LeftSocket, wake: Wake) -> Begin {
-        let LeftSocket { state, fds } = left;
-        let SocketState { connection, session: said, function: of_function, events } = state;
-        let mut fds = Left::new(fds);
-        let mut session = Session::new(function, wake);
-        let resume = || {
-            let connection = Connection::resume(&connection, &mut fds)?;
-            let events = events.iter().map(|(vector, place)| Ok((*vector, fds.take(*place)?)));
-            let events = events.collect::<Result<Vec<_>, ResumeError>>()?;
-            session.resume_left(&said, HandedOver { state: of_function, events }, &mut fds)?;
-            Ok::<_, ResumeError>(connection)
-        };
-        match resume() {
-            Ok(connection) => Begin::With(Box::new(Self { connection, session, wants: Wants::Function, since: None })),
-            Err(error) => {
-                tracing::error!(%error, "cannot go on with the VMM that was connected, its guest has lost the device");
-                Begin::After(Box::new(session))
-            }
-        }
-    }
-
-    /// Leaves everything to another process.
-    fn leave(self, function: HandedOver) -> LeftSocket {
-        let Self { connection, mut session, .. } = self;
-        let mut fds = Leaving::default();
-        let connection = connection.leave(&mut fds);
-        let session = session.leave(&mut fds);
-        let HandedOver { state: function, events } = function;
-        let events = events.into_iter().map(|(vector, event)| (vector, fds.put(event))).collect();
-        LeftSocket { state: SocketState { connection, session, function, events }, fds: fds.0 }
-    }
-
-    /// What a connection that was taken over waits for.
-    const fn first_want(&self) -> Wants {
-        if self.connection.is_sending() { Wants::Room } else { Wants::Message }
-    }
-
-    /// Sends what is left of an answer, then serves a message. One only: other sockets have their turn too.
-    fn turn(&mut self) -> Result<Turn, Fault> {
-        if self.session.is_waiting() {
-            return Ok(Turn::Wants(Wants::Function));
-        }
-        if !self.connection.flush()? {
-            return Ok(Turn::Wants(Wants::Room));
-        }
-        match self.connection.receive()? {
-            Received::Nothing => Ok(Turn::Wants(Wants::Message)),
-            Received::Closed => Ok(Turn::Gone),
-            Received::Message(message) => {
-                let answer = self.session.handle(message)?;
-                self.answer(answer)
-            }
-        }
-    }
-
-    fn resume(&mut self) -> Result<Turn, Fault> {
-        if !self.session.is_waiting() {
-            return Ok(Turn::Wants(self.wants));
-        }
-        let answer = self.session.resume();
-        if let Some(taken) = self.since.take().map(|since| since.elapsed()).filter(|taken| *taken >= SLOW) {
-            tracing::warn!(?taken, "the VMM has waited long for an answer");
-        }
-        self.answer(answer)
-    }
-
-    fn answer(&mut self, answer: Answer) -> Result<Turn, Fault> {
-        let wants = match answer {
-            Answer::Reply(message) => {
-                let sent = self.connection.send(message)?;
-                if sent { Wants::Message } else { Wants::Room }
-            }
-            Answer::Nothing => Wants::Message,
-            Answer::Later => {
-                self.since = Some(Instant::now());
-                Wants::Function
-            }
-        };
-        Ok(Turn::Wants(wants))
-    }
-
-    fn watch(&mut self, wants: Wants, key: Key, epoll: &OwnedFd) -> Result<(), Errno> {
-        let data = epoll::EventData::new_u64(key.into());
-        if wants == self.wants {
-            return Ok(());
-        }
-        match (self.wants.events(), wants.events()) {
-            (None, Some(events)) => epoll::add(epoll, &self.connection, data, events)?,
-            (Some(_), Some(events)) => epoll::modify(epoll, &self.connection, data, events)?,
-            (Some(_), None) => epoll::delete(epoll, &self.connection)?,
-            (None, None) => {}
-        }
-        self.wants = wants;
-        Ok(())
     }
 }

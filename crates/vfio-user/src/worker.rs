@@ -168,7 +168,9 @@ impl Worker {
         let span = slot.span().clone();
         span.in_scope(|| act(slot, &self.epoll));
         if slot.is_over() {
-            self.slots.remove(&number);
+            if let Some(slot) = self.slots.remove(&number) {
+                slot.retire();
+            }
         } else if slot.is_deaf() && self.retry.is_none() {
             self.retry = Instant::now().checked_add(RETRY);
         }

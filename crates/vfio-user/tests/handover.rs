@@ -14,6 +14,7 @@ use sidecore_nvme::{
     Activity, CompletionQueueSetup, Done, FunctionSetup, Identity, Interrupts, Namespace, NvmeFunction, QueueHost,
     QueuesState, StartError, SubmissionQueueSetup,
 };
+use sidecore_reactor::EventFd;
 use sidecore_ring::nvme::Doorbells;
 use sidecore_vfio_user::{Body, Command, LeftSocket, Message, Service, SocketState, vfio};
 
@@ -62,6 +63,7 @@ fn function() -> Arc<NvmeFunction> {
         },
         queue_pairs: 2,
         interrupts: Interrupts::MsiX,
+        signal: EventFd::peer_signal,
         doorbells: Arc::new(Doorbells::new(2).unwrap()),
         doorbells_are_mapped: true,
         host: Arc::new(NoQueues),

@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use sidecore_socket::{Blocking, StreamError, receive, send};
+use sidecore_socket::{Blocking, Descriptor, StreamError, receive, send};
 
-use crate::message::{HEADER_BYTES, Header, MAX_FDS, Message, MessageError};
+use crate::message::{HEADER_BYTES, Header, MAX_FDS, Message, MessageError, Request};
 
 const _: () = assert!(MAX_FDS <= sidecore_socket::MAX_FDS);
 
@@ -22,19 +22,37 @@ pub enum ConnectionError {
     /// What came is no message.
     #[error(transparent)]
     Message(#[from] MessageError),
+    /// A message came with a descriptor that no message has.
+    #[error(
+        "descriptor {number} of {request} is neither shared memory (a memfd, or a file on tmpfs or hugetlbfs) nor an eventfd, but {is}"
+    )]
+    Descriptor {
+        /// What was asked.
+        request: Request,
+        /// Which of the message's descriptors, from 1.
+        number: usize,
+        /// What it is.
+        is: String,
+    },
 }
 
 /// One end of a vhost-user socket.
+///
+/// A message that it hands out has descriptors of memory files and eventfds
+/// only, which anybody may close. It keeps all others that the peer has sent:
+/// to drop a connection may take for ever if the peer likes it to.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
+    /// Descriptors that belong to no message.
+    refused: Vec<OwnedFd>,
 }
 
 impl Connection {
     /// Speaks vhost-user over a connected, blocking stream.
     #[must_use]
     pub const fn new(stream: UnixStream) -> Self {
-        Self { stream }
+        Self { stream, refused: Vec::new() }
     }
 
     /// The socket, for its timeouts, or for shutting it down.
@@ -53,16 +71,28 @@ impl Connection {
     /// further use.
     pub fn receive(&mut self) -> Result<Option<Message>, ConnectionError> {
         let mut fds = Vec::new();
+        let received = self.receive_with(&mut fds);
+        self.refused.append(&mut fds);
+        received
+    }
+
+    /// The same; descriptors that belong to no message are left in `fds`.
+    fn receive_with(&self, fds: &mut Vec<OwnedFd>) -> Result<Option<Message>, ConnectionError> {
         let mut header = [0; HEADER_BYTES];
-        if !self.fill(&mut header, &mut fds)? {
+        if !self.fill(&mut header, fds)? {
             return Ok(None);
         }
         let header = Header::parse(&header)?;
         let mut payload = vec![0; header.payload_bytes];
-        if !payload.is_empty() && !self.fill(&mut payload, &mut fds)? {
+        if !payload.is_empty() && !self.fill(&mut payload, fds)? {
             return Err(ConnectionError::Truncated);
         }
-        Ok(Some(Message::parse(header, &payload, fds)?))
+        for (number, fd) in (1..).zip(&*fds) {
+            if let Descriptor::Other(is) = Descriptor::of(fd) {
+                return Err(ConnectionError::Descriptor { request: header.request, number, is });
+            }
+        }
+        Ok(Some(Message::parse(header, &payload, std::mem::take(fds))?))
     }
 
     /// Sends a message with its descriptors, which stay the caller's.

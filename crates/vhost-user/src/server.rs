@@ -1,12 +1,13 @@
 //! One socket file, one thread, one device, one VMM at a time.
 
+use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use sidecore_socket::{ServerError, SocketFile};
@@ -37,7 +38,6 @@ enum Fault {
 pub struct Server {
     file: SocketFile,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// What the thread and those who stop it share.
@@ -45,18 +45,79 @@ pub struct Server {
 struct Shared {
     wake: OwnedFd,
     gate: Mutex<Gate>,
+    /// Told when the device changes hands.
+    handed: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Gate {
     stopping: bool,
     /// The connection that is being served, for shutting it down.
     connection: Option<UnixStream>,
+    device: Holder,
+}
+
+/// Who has the device.
+enum Holder {
+    /// The thread.
+    Thread,
+    /// Nobody: the thread closes what its client has left, which takes as long
+    /// as the client likes. Whoever stops the server takes the device then.
+    Nobody(Arc<dyn VirtioDevice>),
+    /// The thread has given it up for good, or whoever stops the server has it.
+    Gone,
+}
+
+impl Holder {
+    /// Takes the device from nobody.
+    fn take(&mut self, next: Self) -> Option<Arc<dyn VirtioDevice>> {
+        match std::mem::replace(self, next) {
+            Self::Nobody(device) => Some(device),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Holder {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Thread => "Thread",
+            Self::Nobody(_) => "Nobody",
+            Self::Gone => "Gone",
+        })
+    }
+}
+
+/// Says, when it is dropped, that the thread has given up the device.
+struct Ending(Arc<Shared>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            tracing::error!("the thread that served the socket has panicked");
+        }
+        self.0.gate().device = Holder::Gone;
+        self.0.handed.notify_all();
+    }
 }
 
 impl Shared {
     fn gate(&self) -> MutexGuard<'_, Gate> {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of a connection that is going to be served. False if the
+    /// server is to stop.
+    fn admit(&self, stream: &UnixStream) -> io::Result<bool> {
+        let handle = stream.try_clone()?;
+        let mut gate = self.gate();
+        if !gate.stopping {
+            gate.connection = Some(handle);
+        }
+        Ok(!gate.stopping)
     }
 }
 
@@ -70,15 +131,21 @@ impl Server {
         let wake = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| ServerError::io(path, error))?;
         let (file, listener) = SocketFile::listen(path, BACKLOG)?;
         let listener = UnixListener::from(listener);
-        let shared = Arc::new(Shared { wake, gate: Mutex::default() });
-        let mut server = Self { file, shared: Arc::clone(&shared), thread: None };
+        let gate = Mutex::new(Gate { stopping: false, connection: None, device: Holder::Thread });
+        let shared = Arc::new(Shared { wake, gate, handed: Condvar::new() });
+        let server = Self { file, shared: Arc::clone(&shared) };
+        let ending = Ending(Arc::clone(&shared));
         let name = device.name().replace('\0', "");
         let serve_all = move || {
+            let _ending = ending;
             let _span = tracing::info_span!("vhost_user", device = device.name()).entered();
-            accept_all(&listener, &shared, &device);
+            accept_all(&listener, &shared, device);
+            // The listener is closed last, and with it what clients in its
+            // backlog have sent.
         };
+        // It is not waited for: what it closes in the end may take for ever.
         let thread = thread::Builder::new().name(format!("vu-{name}")).spawn(serve_all);
-        server.thread = Some(thread.map_err(|error| ServerError::io(path, error))?);
+        thread.map_err(|error| ServerError::io(path, error))?;
         Ok(server)
     }
 
@@ -95,7 +162,8 @@ impl Server {
     }
 
     /// Ends the connection, wherever in a message it is, stops the device's
-    /// queues and resets it, removes the socket file, and waits for the thread.
+    /// queues and resets it, removes the socket file, and waits for all that;
+    /// not for the closing of what the client has sent.
     pub fn shutdown(self) {}
 }
 
@@ -113,14 +181,20 @@ impl Drop for Server {
         if let Err(error) = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes()) {
             tracing::error!(%error, "cannot wake the thread that serves the socket");
         }
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!(path = %self.path().display(), "the thread that served the socket has panicked");
+        let mut gate = self.shared.gate();
+        while !matches!(gate.device, Holder::Gone) {
+            if let Some(device) = gate.device.take(Holder::Gone) {
+                drop(gate);
+                drop(device);
+                return;
+            }
+            gate = self.shared.handed.wait(gate).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
 /// The thread: one connection after the other, until told to stop.
-fn accept_all(listener: &UnixListener, shared: &Shared, device: &Arc<dyn VirtioDevice>) {
+fn accept_all(listener: &UnixListener, shared: &Shared, mut device: Arc<dyn VirtioDevice>) {
     loop {
         let stream = match accept(listener, shared) {
             Ok(Some(stream)) => stream,
@@ -131,13 +205,32 @@ fn accept_all(listener: &UnixListener, shared: &Shared, device: &Arc<dyn VirtioD
                 continue;
             }
         };
-        tracing::info!("a VMM connected");
-        match serve(Connection::new(stream), device) {
-            Ok(()) => tracing::info!("the VMM disconnected"),
-            Err(_) if shared.gate().stopping => tracing::info!("disconnected from the VMM"),
-            Err(error) => tracing::warn!(%error, "the connection to the VMM ended"),
+        let mut connection = Connection::new(stream);
+        match shared.admit(connection.stream()) {
+            Ok(true) => {
+                tracing::info!("a VMM connected");
+                match serve(&mut connection, &device) {
+                    Ok(()) => tracing::info!("the VMM disconnected"),
+                    Err(_) if shared.gate().stopping => tracing::info!("disconnected from the VMM"),
+                    Err(error) => tracing::warn!(%error, "the connection to the VMM ended"),
+                }
+            }
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "cannot serve a connection"),
         }
-        shared.gate().connection = None;
+        // The peer sees the end now, and the rest is nobody's business.
+        let _ = connection.stream().shutdown(Shutdown::Both);
+        let handle = {
+            let mut gate = shared.gate();
+            gate.device = Holder::Nobody(device);
+            shared.handed.notify_all();
+            gate.connection.take()
+        };
+        drop((handle, connection));
+        match shared.gate().device.take(Holder::Thread) {
+            Some(again) => device = again,
+            None => return,
+        }
     }
 }
 
@@ -148,18 +241,11 @@ fn accept(listener: &UnixListener, shared: &Shared) -> io::Result<Option<UnixStr
         if shared.gate().stopping {
             return Ok(None);
         }
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => continue,
+        match listener.accept() {
+            Ok((stream, _)) => return Ok(Some(stream)),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             Err(error) => return Err(error),
-        };
-        let handle = stream.try_clone()?;
-        let mut gate = shared.gate();
-        if gate.stopping {
-            return Ok(None);
         }
-        gate.connection = Some(handle);
-        return Ok(Some(stream));
     }
 }
 
@@ -171,7 +257,7 @@ fn wait(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) {
 
 /// Serves one connection until the peer closes it. The device is stopped and
 /// reset when it returns.
-fn serve(mut connection: Connection, device: &Arc<dyn VirtioDevice>) -> Result<(), Fault> {
+fn serve(connection: &mut Connection, device: &Arc<dyn VirtioDevice>) -> Result<(), Fault> {
     let mut session = Session::new(Arc::clone(device));
     while let Some(message) = connection.receive()? {
         if let Some(reply) = session.handle(message)? {

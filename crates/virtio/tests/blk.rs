@@ -109,7 +109,7 @@ impl Rig {
         let driver = DriverRing::new(&memory, &layout_for_driver, 2, 4, None).unwrap();
         let channel = setup.store.open_channel(None, SIZE.into()).unwrap();
         let state = RingState::fresh(setup.format);
-        let queue = BlkQueue::new(&device, 0, resources, state, channel, setup.mode).unwrap();
+        let queue = BlkQueue::new(&device, 0, resources, state, channel, setup.mode, EventFd::peer_signal).unwrap();
         Self { memory, file, device, queue, driver, layout, kick, call, err, now: 0, answered: 0 }
     }
 
@@ -351,7 +351,7 @@ fn calls_come_after_the_batch_and_only_if_wanted() {
     assert_eq!(rig.call.drain(), 0);
     assert_eq!(rig.device.queue_stats(0).unwrap().calls.get(), 1);
     // A call descriptor that replaces another is signalled: the old one may have been missed.
-    rig.queue.set_call(duplicate(&rig.call)).unwrap();
+    rig.queue.set_call(Some(EventFd::peer_signal(std::os::fd::AsFd::as_fd(&rig.call)).unwrap()));
     assert_eq!(rig.call.drain(), 1);
 }
 
@@ -528,7 +528,7 @@ fn a_queue_that_cannot_be_started_says_why() {
         };
         let channel = store.open_channel(None, size.into()).unwrap();
         let state = RingState::fresh(RingFormat::Split);
-        BlkQueue::new(&device, index, resources, state, channel, IdleMode::Poll).err()
+        BlkQueue::new(&device, index, resources, state, channel, IdleMode::Poll, EventFd::peer_signal).err()
     };
     assert!(start(0, 8, None).is_none());
     assert!(matches!(start(1, 8, None), Some(StartError::NoSuchQueue { index: 1, queue_count: 1 })));

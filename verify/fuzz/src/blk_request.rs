@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use sidecore_block::{BlockDevice, Geometry, RamStore, dropped_tags};
 use sidecore_fuzz::{Poker, guest_memory, ring_layout};
 use sidecore_memory::RegionHint;
-use sidecore_reactor::{IdleMode, Pollable, Polled};
+use sidecore_reactor::{EventFd, IdleMode, Pollable, Polled};
 use sidecore_ring::RingState;
 use sidecore_units::Nanos;
 use sidecore_virtio::QueueResources;
@@ -42,7 +42,10 @@ fuzz_target!(|input: &[u8]| {
     };
     let Ok(channel) = store.open_channel(None, layout.size.into()) else { return };
     let state = RingState::fresh(layout.format);
-    let Ok(mut queue) = BlkQueue::new(&device, 0, resources, state, channel, IdleMode::Poll) else { return };
+    let Ok(mut queue) = BlkQueue::new(&device, 0, resources, state, channel, IdleMode::Poll, EventFd::peer_signal)
+    else {
+        return;
+    };
     let mut now = 0;
     loop {
         now += 1;

@@ -23,6 +23,7 @@ use sidecore_nvme::{
     Identity, Interrupts, Manager, Namespace, NvmeFunction, PciFunction, QueueEvent, QueueHost, Region, Reply,
     Resource, SecondaryController, StartError, SubmissionQueueSetup,
 };
+use sidecore_reactor::EventFd;
 use sidecore_ring::nvme::Doorbells;
 
 const MEMORY_BYTES: u64 = 1 << 20;
@@ -285,6 +286,7 @@ impl Driver {
             manager: managed.then_some(manager),
             namespace: Some(namespace()),
             attendant: None,
+            signal: EventFd::peer_signal,
         });
         let memory = GuestMemory::map(vec![region(&file, 0, MEMORY_BYTES)]).unwrap();
         function.set_memory(memory.clone(), Done::nobody());

@@ -16,7 +16,7 @@ use sidecore_fuzz::{Input, guest_memory};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_nvme::io::{IoOptions, IoQueue, MakeQueue, QueueRunner, QueueSet, Task};
 use sidecore_nvme::{Command, CompletionQueueSetup, Done, Namespace, QueueHost, StartError, SubmissionQueueSetup};
-use sidecore_reactor::{IdleMode, PollableId, Reactor, Sleeper, WakeKey, mailbox};
+use sidecore_reactor::{EventFd, IdleMode, PollableId, Reactor, Sleeper, WakeKey, mailbox};
 use sidecore_ring::nvme::Doorbells;
 use sidecore_units::{CoreId, Nanos};
 
@@ -173,6 +173,7 @@ fuzz_target!(|input: &[u8]| {
         idle: if setup & 4 == 0 { IdleMode::Poll } else { IdleMode::Interrupt },
         doorbells: Arc::clone(&doorbells),
         flush: |_| Ok(()),
+        signal: EventFd::peer_signal,
     };
     let set = QueueSet::new(options, vec![Box::new(Runner)], Box::new(|_| {})).expect("a set");
     let namespace = Namespace { id: 1, store, block_bytes: if setup & 8 == 0 { 512 } else { 4096 }, nguid: [0; 16] };

@@ -11,7 +11,7 @@ use sidecore_block::{
     Affected, BlockDevice, DelayStore, Fault, FaultPlan, FaultRule, FaultStore, Geometry, RamStore, When, dropped_tags,
 };
 use sidecore_linux::EpollSleeper;
-use sidecore_reactor::{IdleMode, PollableId, Reactor, Sleeper, WakeKey, mailbox};
+use sidecore_reactor::{EventFd, IdleMode, PollableId, Reactor, Sleeper, WakeKey, mailbox};
 use sidecore_ring::RingState;
 use sidecore_units::Nanos;
 use sidecore_virtio::blk::BlkQueue;
@@ -108,7 +108,8 @@ fn start(reactor: &mut Sidecore, random: &mut Random, guest: &Guest, state: Ring
         _ => IdleMode::Interrupt,
     };
     let channel = guest.store.open_channel(None, 16).expect("a channel");
-    let queue = BlkQueue::new(&guest.device, 0, guest.resources(), state, channel, mode).expect("a queue");
+    let queue = BlkQueue::new(&guest.device, 0, guest.resources(), state, channel, mode, EventFd::peer_signal)
+        .expect("a queue");
     Queue::Running(reactor.add(queue).expect("room"))
 }
 

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak, mpsc};
 
 use sidecore_block::{BlockChannel, BlockDevice, Geometry};
+use sidecore_linux::peer_event;
 use sidecore_nvme::io::{IoOptions, QueueSet};
 use sidecore_nvme::{
     Activity, Attendant, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction, QueueHost, Statistics,
@@ -108,6 +109,7 @@ impl Nvme {
             idle: spec.idle,
             doorbells: Arc::clone(&doorbells),
             flush: flush_and_wait,
+            signal: peer_event,
         };
         let runners = sidecores.iter().map(Runner::boxed).collect();
         // The queues report to the function, which is made of them.
@@ -131,6 +133,7 @@ impl Nvme {
             manager: manager.clone().map(|manager| manager as Arc<dyn Manager>),
             namespace: Some(Arc::clone(&namespace)),
             attendant: Some(threads.attendant.clone()),
+            signal: peer_event,
         };
         let made = NvmeFunction::new(setup);
         let _ = function.set(Arc::downgrade(&made));

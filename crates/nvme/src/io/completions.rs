@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use sidecore_memory::GuestMemory;
-use sidecore_reactor::EventFd;
+use sidecore_reactor::Signal;
 use sidecore_ring::nvme::{Completion, CompletionQueue};
 use sidecore_units::Nanos;
 
@@ -27,7 +27,7 @@ pub(super) struct Coalescing {
 struct Interrupt {
     vector: u16,
     /// `None` while the vector is masked.
-    event: Option<EventFd>,
+    event: Option<Box<dyn Signal>>,
     coalescing: Option<Coalescing>,
     /// It would have been raised, but for the mask.
     pending: bool,
@@ -60,7 +60,7 @@ impl Completions {
         setup: &CompletionQueueSetup,
         from: Option<&CompletionQueueState>,
         depth: usize,
-        event: Option<EventFd>,
+        event: Option<Box<dyn Signal>>,
         coalescing: Option<Coalescing>,
         shared: &Arc<Shared>,
     ) -> Result<Self, StartError> {
@@ -193,7 +193,7 @@ impl Completions {
             return valid;
         }
         self.untold = 0;
-        match &interrupt.event {
+        match &mut interrupt.event {
             Some(event) => {
                 interrupt.raised = Some((now, self.seen_head));
                 event.signal();
@@ -228,11 +228,11 @@ impl Completions {
         (self.untold > 0 && self.interrupt.is_some()).then(|| self.due_at())
     }
 
-    /// What a vector signals from now on; what was held back is signalled.
-    pub(super) fn set_event(&mut self, event: Option<EventFd>) {
-        let Some(interrupt) = &mut self.interrupt else { return };
-        interrupt.event = event;
-        if let Some(event) = &interrupt.event
+    /// What a vector signals from now on; what was held back is signalled. Gives back what it was before.
+    pub(super) fn set_event(&mut self, event: Option<Box<dyn Signal>>) -> Option<Box<dyn Signal>> {
+        let Some(interrupt) = &mut self.interrupt else { return event };
+        let old = std::mem::replace(&mut interrupt.event, event);
+        if let Some(event) = &mut interrupt.event
             && std::mem::take(&mut interrupt.pending)
         {
             event.signal();
@@ -241,6 +241,7 @@ impl Completions {
                 stats.calls.add(1);
             }
         }
+        old
     }
 
     pub(super) fn set_coalescing(&mut self, coalescing: Option<Coalescing>) {

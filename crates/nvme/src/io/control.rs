@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sidecore_block::Tag;
 use sidecore_memory::{GuestAddress, GuestMemory};
-use sidecore_reactor::EventFd;
+use sidecore_reactor::Signal;
 use sidecore_ring::nvme::ShadowDoorbells;
 
 use super::command::Rules;
@@ -201,9 +201,9 @@ impl IoQueue {
         self.attention = true;
     }
 
-    /// What the queue's vector signals from now on.
-    pub(super) fn set_event(&mut self, event: Option<EventFd>) {
-        self.completions.set_event(event);
+    /// What the queue's vector signals from now on. What it was before is the caller's to drop.
+    pub(super) fn set_event(&mut self, event: Option<Box<dyn Signal>>) -> Option<Box<dyn Signal>> {
+        self.completions.set_event(event)
     }
 
     /// When interrupts are raised from now on.

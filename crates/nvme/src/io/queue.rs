@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use sidecore_block::{Batch, BlockChannel, BlockRequest};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
-use sidecore_reactor::{Arm, EventFd, IdleMode, Pollable, Polled};
+use sidecore_reactor::{Arm, EventFd, IdleMode, Pollable, Polled, Signal};
 use sidecore_units::{CoreId, Nanos};
 
 use super::QueueStats;
@@ -48,7 +48,7 @@ pub(super) struct Start {
     pub(super) from: Option<CompletionQueueState>,
     pub(super) core: Option<CoreId>,
     pub(super) kick: Arc<EventFd>,
-    pub(super) event: Option<EventFd>,
+    pub(super) event: Option<Box<dyn Signal>>,
     pub(super) coalescing: Option<Coalescing>,
     pub(super) namespace: Option<Arc<Namespace>>,
     pub(super) shadow: Option<(GuestAddress, GuestAddress)>,

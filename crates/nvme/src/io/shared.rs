@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::MemfdFlags;
 use sidecore_block::BlockDevice;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
-use sidecore_reactor::IdleMode;
+use sidecore_reactor::{IdleMode, MakeSignal};
 use sidecore_ring::nvme::Doorbells;
 
 use super::QueueStats;
@@ -31,6 +31,8 @@ pub struct IoOptions {
     pub doorbells: Arc<Doorbells>,
     /// Flushes a store and waits for it, on a thread of its own.
     pub flush: fn(&dyn BlockDevice) -> io::Result<()>,
+    /// Makes what raises an interrupt: on sidecores, where it must not wait for the client.
+    pub signal: MakeSignal,
 }
 
 /// Called with what a queue has to report. It must not wait: a sidecore calls it.

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use sidecore_reactor::EventFd;
+use sidecore_reactor::{EventFd, MakeSignal, Signal};
 
 use crate::handover::MsixState;
 use crate::pci::bar::{PENDING_OFFSET, TABLE_OFFSET};
@@ -25,11 +25,40 @@ pub(crate) struct Msix {
     admin_pending: bool,
     /// Vectors that the controller's registers mask.
     masked: u32,
+    make: MakeSignal,
+}
+
+/// What the client has set for a vector.
+struct Event {
+    fd: EventFd,
+    /// Made when it is signalled from here for the first time: of most vectors only the queues do that.
+    signal: Option<Box<dyn Signal>>,
+    /// The log has been told that it cannot be made.
+    complained: bool,
+}
+
+impl Event {
+    /// Signals it; false if there is nothing to do so with.
+    fn signal(&mut self, make: MakeSignal) -> bool {
+        if self.signal.is_none() {
+            match make(self.fd.as_fd()) {
+                Ok(signal) => self.signal = Some(signal),
+                Err(error) if !std::mem::replace(&mut self.complained, true) => {
+                    tracing::error!(%error, "an interrupt cannot be raised");
+                }
+                Err(_) => {}
+            }
+        }
+        self.signal.as_mut().is_some_and(|signal| {
+            signal.signal();
+            true
+        })
+    }
 }
 
 #[derive(Default)]
 struct Vector {
-    event: Option<EventFd>,
+    event: Option<Event>,
     entry: [u8; ENTRY_BYTES],
     control_written: bool,
     /// The controller's registers say so.
@@ -38,10 +67,14 @@ struct Vector {
 
 impl Vector {
     /// What it signals now.
-    fn effective(&self) -> Option<&EventFd> {
+    fn effective(&mut self) -> Option<&mut Event> {
+        let masked = self.is_masked();
+        self.event.as_mut().filter(|_| !masked)
+    }
+
+    fn is_masked(&self) -> bool {
         let [.., zero, _, _, _] = &self.entry;
-        let masked = self.masked || self.control_written && zero & MASKED != 0;
-        self.event.as_ref().filter(|_| !masked)
+        self.masked || self.control_written && zero & MASKED != 0
     }
 
     fn reset(&mut self) {
@@ -55,10 +88,10 @@ impl Vector {
 }
 
 impl Msix {
-    pub(crate) fn new(vectors: u16) -> Self {
+    pub(crate) fn new(vectors: u16, make: MakeSignal) -> Self {
         let mut vectors: Vec<_> = (0..vectors).map(|_| Vector::default()).collect();
         vectors.iter_mut().for_each(Vector::reset);
-        Self { vectors, admin_pending: false, masked: 0 }
+        Self { vectors, admin_pending: false, masked: 0, make }
     }
 
     /// The table, for another process, and what the vectors signal.
@@ -68,7 +101,7 @@ impl Msix {
     pub(crate) fn hand_over(&self) -> io::Result<(MsixState, Vec<(u16, OwnedFd)>)> {
         let vectors = self.vectors.iter().map(|vector| (vector.entry.to_vec(), vector.control_written)).collect();
         let events = (0_u16..).zip(&self.vectors).filter_map(|(number, vector)| {
-            let event = vector.event.as_ref()?.as_fd().try_clone_to_owned();
+            let event = vector.event.as_ref()?.fd.as_fd().try_clone_to_owned();
             Some(event.map(|event| (number, event)))
         });
         Ok((MsixState { vectors }, events.collect::<io::Result<_>>()?))
@@ -117,15 +150,15 @@ impl Msix {
     /// What a vector signals from now on.
     pub(crate) fn set(&mut self, vector: u16, event: Option<EventFd>) {
         if let Some(vector) = self.vectors.get_mut(usize::from(vector)) {
-            vector.event = event;
+            vector.event = event.map(|fd| Event { fd, signal: None, complained: false });
         }
         self.retry_admin();
     }
 
     /// Signals what the client has set for a vector, masked or not.
-    pub(crate) fn signal(&self, vector: u16) {
-        if let Some(event) = self.vectors.get(usize::from(vector)).and_then(|vector| vector.event.as_ref()) {
-            event.signal();
+    pub(crate) fn signal(&mut self, vector: u16) {
+        if let Some(event) = self.vectors.get_mut(usize::from(vector)).and_then(|vector| vector.event.as_mut()) {
+            event.signal(self.make);
         }
     }
 
@@ -134,8 +167,9 @@ impl Msix {
     /// # Errors
     /// The process has too many open.
     pub(crate) fn duplicate(&self, vector: u16) -> io::Result<Option<OwnedFd>> {
-        let event = self.vectors.get(usize::from(vector)).and_then(Vector::effective);
-        event.map(|event| event.as_fd().try_clone_to_owned()).transpose()
+        let vector = self.vectors.get(usize::from(vector)).filter(|vector| !vector.is_masked());
+        let event = vector.and_then(|vector| vector.event.as_ref());
+        event.map(|event| event.fd.as_fd().try_clone_to_owned()).transpose()
     }
 
     /// Tells of completions in the admin queue, which has vector 0.
@@ -146,10 +180,9 @@ impl Msix {
 
     fn retry_admin(&mut self) {
         if self.admin_pending
-            && let Some(event) = self.vectors.first().and_then(Vector::effective)
+            && let Some(event) = self.vectors.first_mut().and_then(Vector::effective)
         {
-            event.signal();
-            self.admin_pending = false;
+            self.admin_pending = !event.signal(self.make);
         }
     }
 
@@ -217,7 +250,7 @@ mod tests {
 
     #[test]
     fn entries_hold_what_is_written_and_begin_masked() {
-        let mut msix = Msix::new(64);
+        let mut msix = Msix::new(64, EventFd::peer_signal);
         assert_eq!(entry(&msix, 63)[12], 1);
         assert_eq!(msix.write(63 * 16, &[0xFF; 16]), [63]);
         let mut written = [0xFF; 16];
@@ -233,7 +266,7 @@ mod tests {
 
     #[test]
     fn pending_bits_are_those_of_the_vectors() {
-        let mut msix = Msix::new(64);
+        let mut msix = Msix::new(64, EventFd::peer_signal);
         let pending = |msix: &Msix, byte| msix.read(PENDING_OFFSET + byte, |vector| vector == 9);
         assert_eq!((pending(&msix, 0), pending(&msix, 1), pending(&msix, 7), pending(&msix, 8)), (0, 2, 0, 0));
         msix.signal_admin();
@@ -244,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_client_that_keeps_the_table_to_itself_is_signalled() {
-        let mut msix = Msix::new(2);
+        let mut msix = Msix::new(2, EventFd::peer_signal);
         let (event, mirror) = event();
         msix.set(0, Some(event));
         msix.signal_admin();
@@ -257,7 +290,7 @@ mod tests {
 
     #[test]
     fn registers_mask_vectors_without_a_table() {
-        let mut msix = Msix::new(32);
+        let mut msix = Msix::new(32, EventFd::peer_signal);
         let (event, mirror) = event();
         msix.set(0, Some(event));
         assert_eq!(msix.mask(1 | 1 << 31), [0, 31]);
@@ -272,8 +305,22 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_signalled_stays_pending() {
+        let mut msix = Msix::new(2, |_| Err(io::Error::other("no ring")));
+        let (event, mirror) = event();
+        msix.set(0, Some(event));
+        msix.signal_admin();
+        msix.signal(0);
+        assert_eq!((mirror.drain(), msix.read(PENDING_OFFSET, |_| false)), (0, 1));
+        // As soon as it can be.
+        msix.make = EventFd::peer_signal;
+        msix.signal_admin();
+        assert_eq!((mirror.drain(), msix.read(PENDING_OFFSET, |_| false)), (1, 0));
+    }
+
+    #[test]
     fn what_was_pending_is_signalled_when_the_mask_goes() {
-        let mut msix = Msix::new(2);
+        let mut msix = Msix::new(2, EventFd::peer_signal);
         let (event, mirror) = event();
         msix.write(12, &[1, 0, 0, 0]);
         msix.set(0, Some(event));

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use sidecore_memory::GuestMemory;
-use sidecore_reactor::EventFd;
+use sidecore_reactor::{EventFd, MakeSignal};
 use sidecore_ring::nvme::Doorbells;
 use sidecore_units::Nanos;
 
@@ -53,6 +53,8 @@ pub struct FunctionSetup {
     /// Who runs the controller when a queue or the manager has news for it; `None` if the caller does so itself, with
     /// [`NvmeFunction::run`].
     pub attendant: Option<Attendant>,
+    /// Makes what raises the admin queue's interrupts: the thread that serves the client must not wait for it.
+    pub signal: MakeSignal,
 }
 
 /// An NVMe controller as a PCI function.
@@ -109,7 +111,7 @@ impl NvmeFunction {
             let core = Core {
                 controller: Controller::new(parts),
                 config: ConfigSpace::new(interrupts),
-                msix: Msix::new(vectors),
+                msix: Msix::new(vectors, setup.signal),
                 heir: None,
             };
             Self { name, doorbells, interrupts, stride, start: Instant::now(), inbox, core: Mutex::new(core) }

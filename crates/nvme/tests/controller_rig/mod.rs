@@ -14,6 +14,7 @@ use sidecore_nvme::{
     Activity, Attendant, Command, Done, FunctionSetup, Identity, Interrupts, Manager, Namespace, NvmeFunction,
     PciFunction, Region, Status,
 };
+use sidecore_reactor::EventFd;
 use sidecore_ring::nvme::Doorbells;
 
 use host::FakeHost;
@@ -117,6 +118,7 @@ impl Rig {
             manager: options.manager,
             namespace: options.namespace,
             attendant: options.attendant,
+            signal: EventFd::peer_signal,
         });
         function.set_memory(memory.clone(), Done::nobody());
         let stride = if mapped { 2048 } else { 4 };

@@ -202,6 +202,7 @@ impl Rig {
                     idle: options.idle,
                     doorbells: Arc::clone(&doorbells),
                     flush: options.flush,
+                    signal: EventFd::peer_signal,
                 };
                 let runner = |index| Box::new(Runner(first_sidecore + index)) as Box<dyn QueueRunner>;
                 let runners = (0..sidecores).map(runner).collect();

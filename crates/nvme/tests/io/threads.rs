@@ -8,7 +8,7 @@ use sidecore_linux::{Clock, EpollSleeper};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_nvme::io::{IoOptions, IoQueue, MakeQueue, QueueRunner, QueueSet, Task};
 use sidecore_nvme::{Command, CompletionQueueSetup, Done, QueueHost, StartError, Status, SubmissionQueueSetup};
-use sidecore_reactor::{IdleMode, PollableId, Post, Reactor, mailbox};
+use sidecore_reactor::{EventFd, IdleMode, PollableId, Post, Reactor, mailbox};
 use sidecore_ring::driver::nvme::{CompletionRing, SubmissionRing};
 use sidecore_ring::nvme::Doorbells;
 use sidecore_units::{CoreId, Nanos};
@@ -142,6 +142,7 @@ fn no_count_is_lost() {
             idle,
             doorbells: Arc::clone(&doorbells),
             flush,
+            signal: EventFd::peer_signal,
         };
         let posts: Vec<_> = sidecores.iter().map(|sidecore| sidecore.post.clone()).collect();
         let runners = sidecores.into_iter().map(|sidecore| Box::new(sidecore) as Box<dyn QueueRunner>).collect();

@@ -125,6 +125,27 @@ fn too_many_descriptors_are_refused() {
 }
 
 #[test]
+fn a_descriptor_that_no_message_has_is_named_and_kept_until_the_connection_is_dropped() {
+    let (mut one, mut other) = pair();
+    let (pipe, sent) = rustix::pipe::pipe().unwrap();
+    let memory = rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    one.send(reset(0, vec![event(), memory])).unwrap();
+    assert_eq!(receive(&mut other).fds.len(), 2);
+    one.send(reset(1, vec![event(), sent])).unwrap();
+    let error = other.receive().unwrap_err();
+    assert!(matches!(error, ConnectionError::Descriptor { command: Command::DeviceReset, number: 2, .. }));
+    let text = error.to_string();
+    assert!(text.starts_with("descriptor 2 of DEVICE_RESET is neither") && text.contains("but pipe:["), "{text}");
+    let hung_up = || {
+        let mut fds = [rustix::event::PollFd::new(&pipe, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+    };
+    assert!(!hung_up(), "it is open");
+    drop(other);
+    assert!(hung_up(), "it is closed");
+}
+
+#[test]
 fn what_a_peer_does_not_read_is_kept_and_goes_on_where_it_stopped() {
     let (mut peer, mut connection) = raw();
     let large = MAX_TRANSFER_BYTES;

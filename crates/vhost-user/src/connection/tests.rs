@@ -98,7 +98,7 @@ fn descriptors_open_on(fd: &OwnedFd) -> usize {
 }
 
 #[test]
-fn surplus_descriptors_are_an_error_and_are_closed() {
+fn surplus_descriptors_are_an_error_and_are_closed_with_the_connection() {
     let message = eventfd(Request::SetVringKick, 0).to_bytes();
     for count in [0, 2, 8, 9, 64] {
         let (front, mut back) = pair();
@@ -109,8 +109,28 @@ fn surplus_descriptors_are_an_error_and_are_closed() {
         let error = back.receive().unwrap_err();
         let expected = if count > MAX_FDS { "more than 8" } else { "SET_VRING_KICK with" };
         assert!(error.to_string().starts_with(expected), "{count}: {error}");
+        drop(back);
         assert_eq!(descriptors_open_on(&fd), 1, "{count} descriptors");
     }
+}
+
+#[test]
+fn what_is_neither_memory_nor_an_event_is_kept_until_the_connection_is_dropped() {
+    let (front, mut back) = pair();
+    let (pipe, sent) = rustix::pipe::pipe().unwrap();
+    let message = eventfd(Request::SetVringKick, 0).to_bytes();
+    send_raw(&front.stream, &message, &[sent.as_fd()]);
+    drop(sent);
+    let error = back.receive().unwrap_err();
+    assert!(matches!(error, ConnectionError::Descriptor { request: Request::SetVringKick, number: 1, .. }));
+    assert!(error.to_string().contains("but pipe:["), "{error}");
+    let hung_up = || {
+        let mut fds = [rustix::event::PollFd::new(&pipe, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+    };
+    assert!(!hung_up(), "it is open");
+    drop(back);
+    assert!(hung_up(), "it is closed");
 }
 
 #[test]

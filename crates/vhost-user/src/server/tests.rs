@@ -1,5 +1,7 @@
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -206,4 +208,68 @@ fn a_socket_that_is_served_is_not_served_again() {
     let second = Server::start(&fixture.path(), Recorder::new());
     assert!(matches!(second, Err(ServerError::InUse { .. })));
     ask(&mut connect_to(&server), plain(Request::GetFeatures));
+}
+
+/// A socket whose last close waits, and the end of it that ends the wait by being dropped.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (end, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&socket, Some(6 * SOON)).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    (socket.into(), end)
+}
+
+/// Sends a descriptor that is not closed soon with a request that has one; at this end it is closed before the request is
+/// whole.
+fn send_lingering(front: &Connection) -> TcpStream {
+    let (socket, end) = lingering();
+    let bytes = number(Request::SetVringKick, 0).to_bytes();
+    sidecore_socket::send(front.stream(), &bytes[..14], &[socket], 1, sidecore_socket::Blocking::Wait).unwrap();
+    { front.stream() }.write_all(&bytes[14..]).unwrap();
+    end
+}
+
+/// Shuts the server down, which is to be soon over.
+fn shut_down_soon(server: Server) {
+    let (done, wait) = channel();
+    thread::spawn(move || {
+        server.shutdown();
+        let _ = done.send(());
+    });
+    wait.recv_timeout(SOON).expect("the shutdown waits for the client");
+}
+
+#[test]
+fn shutdown_does_not_wait_for_what_a_client_has_sent_to_be_closed() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    let mut front = connect_to(&server);
+    start_queue(&mut front);
+    let end = send_lingering(&front);
+    // The queues are stopped, and the client knows, whatever is still to be closed.
+    assert!(hung_up(&front));
+    wait_until(|| fixture.device.running().is_empty() && !server.is_connected());
+    shut_down_soon(server);
+    // The device and its socket can be served again meanwhile.
+    let again = fixture.start();
+    start_queue(&mut connect_to(&again));
+    let waiting = connect_to(&again);
+    let other_end = send_lingering(&waiting);
+    shut_down_soon(again);
+    drop((end, other_end));
+}
+
+#[test]
+fn the_next_client_is_served_when_all_of_the_last_one_is_closed() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    let front = connect_to(&server);
+    let end = send_lingering(&front);
+    assert!(hung_up(&front));
+    let mut next = connect_to(&server);
+    next.send(&plain(Request::GetFeatures)).unwrap();
+    drop(end);
+    assert_eq!(next.receive().unwrap().unwrap().request, Request::GetFeatures);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Operation, Tag};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
-use sidecore_reactor::{Arm, EventFd, IdleMode, Pollable, Polled};
+use sidecore_reactor::{Arm, EventFd, IdleMode, MakeSignal, Pollable, Polled, Signal};
 use sidecore_ring::{Chain, DeviceRing, RingError, RingState, Token};
 use sidecore_units::Nanos;
 
@@ -54,8 +54,10 @@ pub struct BlkQueue {
     waiting: Batch,
     completed: Batch,
     kick: Option<EventFd>,
-    call: Option<EventFd>,
+    call: Option<Box<dyn Signal>>,
+    /// Signalled once, when the queue breaks.
     err: Option<EventFd>,
+    signal: MakeSignal,
     mode: IdleMode,
     /// Takes nothing more from the ring: broken or stopping.
     halted: bool,
@@ -70,7 +72,8 @@ pub struct BlkQueue {
 }
 
 impl BlkQueue {
-    /// Takes up queue `index` of `device` where `state` says.
+    /// Takes up queue `index` of `device` where `state` says. `signal` makes
+    /// what calls the guest, on this sidecore.
     ///
     /// # Errors
     /// The ring's layout, an eventfd or the store's channel is unusable.
@@ -81,6 +84,7 @@ impl BlkQueue {
         state: RingState,
         mut channel: Box<dyn BlockChannel>,
         mode: IdleMode,
+        signal: MakeSignal,
     ) -> Result<Self, StartError> {
         let io = |error| StartError::Io { index, error };
         let event = |fd: Option<OwnedFd>| fd.map(EventFd::from_peer).transpose().map_err(io);
@@ -120,8 +124,9 @@ impl BlkQueue {
             waiting: Batch::with_capacity(depth),
             completed: Batch::with_capacity(depth),
             kick: event(kick)?,
-            call: event(call)?,
+            call: call.map(|call| signal(call.as_fd())).transpose().map_err(io)?,
             err: event(err)?,
+            signal,
             mode,
             halted: false,
             stopping: None,
@@ -140,18 +145,15 @@ impl BlkQueue {
         self.stopping = Some(reply);
     }
 
-    /// Replaces the call descriptor; what was completed and not announced is
-    /// announced there.
-    ///
-    /// # Errors
-    /// It is not an eventfd.
-    pub fn set_call(&mut self, call: Option<OwnedFd>) -> std::io::Result<()> {
-        self.call = call.map(EventFd::from_peer).transpose()?;
-        if let Some(call) = &self.call {
+    /// Replaces what calls the guest; what was completed and not announced is
+    /// announced there. Gives the old one back: to drop it takes a while.
+    pub fn set_call(&mut self, call: Option<Box<dyn Signal>>) -> Option<Box<dyn Signal>> {
+        let old = std::mem::replace(&mut self.call, call);
+        if let Some(call) = &mut self.call {
             // Whether the old one was signalled in vain cannot be known.
             call.signal();
         }
-        Ok(())
+        old
     }
 
     fn stats(device: &BlkDevice, index: u16) -> Option<&QueueStats> {
@@ -170,8 +172,11 @@ impl BlkQueue {
             format!("queue {index}: {reason}")
         };
         self.device.break_with(&reason);
-        if let Some(err) = &self.err {
-            err.signal();
+        if let Some(err) = self.err.take() {
+            match (self.signal)(err.as_fd()) {
+                Ok(mut err) => err.signal(),
+                Err(error) => tracing::warn!(device = self.device.name(), index, "cannot tell the VMM: {error}"),
+            }
         }
     }
 
@@ -354,7 +359,7 @@ impl BlkQueue {
     /// new, because finding that out needs a full fence.
     fn consider_call(&mut self) {
         self.call_delay = None;
-        if let Some(call) = &self.call
+        if let Some(call) = &mut self.call
             && self.ring.take_call()
         {
             call.signal();

@@ -1,0 +1,193 @@
+//! VMMs whose eventfds are full and block whoever writes to them: nobody waits.
+
+#[allow(dead_code, reason = "it uses a part")]
+mod common;
+#[path = "common/graph.rs"]
+mod graph;
+#[path = "common/host.rs"]
+mod host;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::OFlags;
+use sidecore_assembly::Assembly;
+use sidecore_assembly::spec::{IdleMode, Sector};
+use sidecore_driver::{BlkClient, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeStatus, set_irqs};
+
+use common::{PATIENCE, device};
+use graph::{queue, spec};
+use host::{ADAPTIVE, PAGE, connect, connect_as, read, write};
+
+/// A full eventfd that blocks; emptied in the end, so that whoever waits for it fails and does not hang.
+struct Full(OwnedFd);
+
+impl Full {
+    fn new() -> Self {
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let full = Self(event);
+        full.fill();
+        full
+    }
+
+    fn of(event: BorrowedFd<'_>) -> Self {
+        Self(event.try_clone_to_owned().unwrap())
+    }
+
+    fn fill(&self) {
+        rustix::fs::fcntl_setfl(&self.0, OFlags::NONBLOCK).unwrap();
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+        rustix::io::write(&self.0, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        rustix::fs::fcntl_setfl(&self.0, OFlags::empty()).unwrap();
+    }
+
+    /// Empties it. Whether it was not empty.
+    fn empty(&self) -> bool {
+        rustix::fs::fcntl_setfl(&self.0, OFlags::NONBLOCK).unwrap();
+        let was = rustix::io::read(&self.0, &mut [0; 8]).is_ok();
+        rustix::fs::fcntl_setfl(&self.0, OFlags::empty()).unwrap();
+        was
+    }
+
+    /// Waits for a signal.
+    fn wait(&self) {
+        let timeout = Timespec::try_from(PATIENCE).unwrap();
+        assert_eq!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&timeout)).unwrap(), 1, "no signal");
+    }
+}
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        self.empty();
+    }
+}
+
+fn interrupts() -> NvmeOptions {
+    NvmeOptions { notify: Notify::Interrupt, ..NvmeOptions::default() }
+}
+
+#[test]
+fn a_full_interrupt_of_an_io_queue_holds_up_no_neighbour() {
+    for idle in [IdleMode::Poll, ADAPTIVE] {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = spec(directory.path(), idle, &["mem", "one"]);
+        let assembly = Assembly::start(&spec).unwrap();
+        let mut client = connect_as(&spec.devices[0].socket, &interrupts());
+        let mut neighbour = connect(&spec.devices[1].socket);
+        let full = Full::new();
+        client.transport().set_vectors(set_irqs::MSIX, 1, &[full.0.as_fd()]).unwrap();
+        full.fill();
+        let bully = queue(&mut client);
+        for byte in 0..100 {
+            let slot = bully.take_slot().unwrap();
+            bully.submit_read(slot, Sector(0), PAGE as u32).unwrap();
+            bully.publish().unwrap();
+            let mut completions = Vec::new();
+            while completions.is_empty() {
+                assert_eq!(write(queue(&mut neighbour), 8, byte), NvmeStatus::OK);
+                bully.poll_completions(&mut completions).unwrap();
+            }
+            bully.release_slot(slot);
+        }
+        assert_eq!(read(queue(&mut neighbour), 8), 99);
+        // Whoever empties it is signalled as before.
+        for _ in 0..3 {
+            assert!(full.empty());
+            let slot = bully.take_slot().unwrap();
+            bully.submit_read(slot, Sector(0), PAGE as u32).unwrap();
+            bully.publish().unwrap();
+            full.wait();
+            while bully.poll_completions(&mut Vec::new()).unwrap() == 0 {
+                std::thread::yield_now();
+            }
+            bully.release_slot(slot);
+        }
+        drop(client);
+        assembly.drain();
+    }
+}
+
+#[test]
+fn a_full_interrupt_of_an_admin_queue_holds_up_no_other_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path(), ADAPTIVE, &["mem", "one"]);
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut client = connect_as(&spec.devices[0].socket, &interrupts());
+    let full = Full::new();
+    client.transport().set_vectors(set_irqs::MSIX, 0, &[full.0.as_fd()]).unwrap();
+    full.fill();
+    for _ in 0..10 {
+        client.read_namespace().unwrap();
+        let mut neighbour = connect(&spec.devices[1].socket);
+        assert_eq!(write(queue(&mut neighbour), 8, 1), NvmeStatus::OK);
+    }
+    assert!(full.empty());
+    client.read_namespace().unwrap();
+    full.wait();
+    drop(client);
+    assembly.drain();
+}
+
+#[test]
+fn a_full_interrupt_that_its_vmm_triggers_holds_up_no_other_socket() {
+    let signal = |client: &NvmeClient| {
+        let flags = set_irqs::DATA_NONE | set_irqs::ACTION_TRIGGER;
+        client.transport().set_irqs(flags, set_irqs::MSIX, 3..4, &[], &[]).unwrap();
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path(), ADAPTIVE, &["mem", "one"]);
+    let assembly = Assembly::start(&spec).unwrap();
+    let client = connect_as(&spec.devices[0].socket, &interrupts());
+    let full = Full::new();
+    client.transport().set_vectors(set_irqs::MSIX, 3, &[full.0.as_fd()]).unwrap();
+    full.fill();
+    for _ in 0..10 {
+        signal(&client);
+        let mut neighbour = connect(&spec.devices[1].socket);
+        assert_eq!(write(queue(&mut neighbour), 8, 1), NvmeStatus::OK);
+    }
+    assert!(full.empty());
+    signal(&client);
+    full.wait();
+    drop(client);
+    assembly.drain();
+}
+
+#[test]
+fn a_full_call_of_a_virtqueue_holds_up_no_neighbour() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path(), ADAPTIVE, &["mem", "one"]);
+    spec.devices[0] = device(directory.path(), "mem");
+    let assembly = Assembly::start(&spec).unwrap();
+    let usual = ClientOptions::default();
+    let options = ClientOptions { huge_pages: false, notify: Notify::Interrupt, event_idx: false, ..usual };
+    let mut client = BlkClient::connect(&spec.devices[0].socket, &options).unwrap();
+    let mut neighbour = connect(&spec.devices[1].socket);
+    let bully = client.queue(0).unwrap();
+    let full = Full::of(bully.call());
+    full.fill();
+    // A call for each completion (VIRTQ_AVAIL_F_NO_INTERRUPT is not set).
+    bully.raw_ring().set_available_flags(0);
+    for byte in 0..100 {
+        let slot = bully.take_slot().unwrap();
+        bully.submit_read(slot, Sector(0), PAGE as u32).unwrap();
+        bully.publish().unwrap();
+        let mut completions = Vec::new();
+        while completions.is_empty() {
+            assert_eq!(write(queue(&mut neighbour), 8, byte), NvmeStatus::OK);
+            bully.poll_completions(&mut completions).unwrap();
+        }
+        bully.release_slot(slot);
+    }
+    assert!(full.empty());
+    let slot = bully.take_slot().unwrap();
+    bully.submit_read(slot, Sector(0), PAGE as u32).unwrap();
+    bully.publish().unwrap();
+    full.wait();
+    // It is called once more when the queue starts again.
+    full.fill();
+    client.share_memory_again().unwrap();
+    assert_eq!(write(queue(&mut neighbour), 8, 1), NvmeStatus::OK);
+    drop(client);
+    assembly.drain();
+}

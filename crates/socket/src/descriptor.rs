@@ -1,0 +1,72 @@
+//! What a descriptor is that a peer has sent, asked so that no peer can keep us waiting for the answer.
+//!
+//! The last close of a file may wait: on a filesystem that the peer serves itself (FUSE) for the peer's answer to the flush,
+//! of a TCP socket with SO_LINGER for its unsent data. To look at one may wait as well: fstat(2) asks the filesystem.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+/// What is behind a descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Descriptor {
+    /// A file in memory: a memfd, or one on tmpfs or hugetlbfs.
+    Memory,
+    /// An eventfd.
+    Event,
+    /// Something else, by the name that the kernel has for it.
+    Other(String),
+}
+
+impl Descriptor {
+    /// What this one is. No filesystem is asked for that.
+    #[must_use]
+    pub fn of(fd: impl AsFd) -> Self {
+        let fd = fd.as_fd();
+        // Only files in memory have seals, if none is set (fcntl(2)); the kernel knows by what kind of file it is.
+        if rustix::fs::fcntl_get_seals(fd).is_ok() {
+            return Self::Memory;
+        }
+        match std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) {
+            // Compared whole: a file's name is the peer's choice, but starts with a slash.
+            Ok(name) if name.as_os_str() == "anon_inode:[eventfd]" => Self::Event,
+            Ok(name) => Self::Other(name.display().to_string()),
+            Err(error) => Self::Other(format!("unknown ({error})")),
+        }
+    }
+
+    /// Whether its last close waits for nobody.
+    #[must_use]
+    pub const fn closes_at_once(&self) -> bool {
+        matches!(self, Self::Memory | Self::Event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, epoll, eventfd};
+    use rustix::fs::{MemfdFlags, OFlags};
+
+    use super::*;
+
+    #[test]
+    fn memory_and_events_are_known_and_others_are_named() {
+        let memfd = rustix::fs::memfd_create("anon_inode:[eventfd]", MemfdFlags::CLOEXEC).unwrap();
+        assert_eq!(Descriptor::of(memfd), Descriptor::Memory);
+        assert_eq!(Descriptor::of(eventfd(0, EventfdFlags::CLOEXEC).unwrap()), Descriptor::Event);
+        let (pipe, _other_end) = rustix::pipe::pipe().unwrap();
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        let path = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, rustix::fs::Mode::empty()).unwrap();
+        for (fd, name) in [
+            (pipe, "pipe:["),
+            (socket.into(), "socket:["),
+            (set, "anon_inode:[eventpoll]"),
+            (file.into(), "/proc/"),
+            (path, "/"),
+        ] {
+            let is = Descriptor::of(fd);
+            assert!(matches!(&is, Descriptor::Other(its) if its.starts_with(name)), "{is:?}");
+            assert!(!is.closes_at_once());
+        }
+    }
+}
