@@ -194,7 +194,7 @@ impl Assembly {
         // on it finds that nothing is to be changed any more.
         let disks = self.all_disks();
         // Side by side, because each waits for its own guest's requests.
-        let left = std::thread::scope(|scope| {
+        let mut left: Vec<LeftDevice> = std::thread::scope(|scope| {
             let stop = &stop;
             let threads: Vec<_> = disks.iter().map(|disk| scope.spawn(move || stop(disk))).collect();
             threads.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
@@ -204,9 +204,26 @@ impl Assembly {
         graph.nvme = None;
         graph.stores.close_functions();
         self.controllers.shutdown();
-        graph.stores.close_all();
+        let unflushed = graph.stores.close_all();
         graph.threads.clear();
+        left.retain(|left| {
+            let disk = disks.iter().find(|disk| disk.spec.name == left.name);
+            let has_lost = disk.is_none_or(|disk| self.has_lost_writes(disk.configured(), &graph, &unflushed));
+            if has_lost {
+                tracing::error!(device = left.name, "its guest loses the device, what it has written may not be there");
+            }
+            !has_lost
+        });
         left
+    }
+
+    /// Whether what was written to a store, or to the one below its controller, may be lost.
+    fn has_lost_writes(&self, bottom: &StoreSpec, graph: &Graph, unflushed: &[String]) -> bool {
+        let Some(controller) = bottom.kind.controller() else { return unflushed.contains(&bottom.name) };
+        self.controller(controller).is_none_or(|controller| {
+            let below = graph.stores.bottom(controller.store());
+            controller.has_lost_writes() || below.is_none_or(|below| unflushed.contains(&below.name))
+        })
     }
 
     /// All counters as of now.

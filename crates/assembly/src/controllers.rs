@@ -30,7 +30,9 @@ impl Controllers {
             let pin: sidecore_controller::PinNodes = Box::new(sidecore_linux::pin_memory);
             let controller = Controller::open(&spec.name, store, &options(spec), Some(pin))
                 .map_err(|error| AssemblyError::Controller { user, error: refused_to_open(spec, error) })?;
-            controllers.0.push(Arc::new(ControllerHandle { controller, spec: spec.clone(), changed: OnceLock::new() }));
+            let begins_read_only = controller.report().read_only.is_some();
+            let (spec, changed) = (spec.clone(), OnceLock::new());
+            controllers.0.push(Arc::new(ControllerHandle { controller, spec, begins_read_only, changed }));
         }
         Ok(controllers)
     }
@@ -131,6 +133,8 @@ pub struct BlocksOf<'a> {
 pub struct ControllerHandle {
     controller: Arc<Controller>,
     spec: ControllerSpec,
+    /// Its volumes could not be changed from the beginning.
+    begins_read_only: bool,
     /// Told when a volume has changed.
     changed: OnceLock<Told>,
 }
@@ -155,6 +159,11 @@ impl ControllerHandle {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.spec.name
+    }
+
+    /// Whether metadata could not be written at some time: what was acknowledged since then may be lost.
+    pub(crate) fn has_lost_writes(&self) -> bool {
+        !self.begins_read_only && self.controller.report().read_only.is_some()
     }
 
     /// The store that it divides, by its name.

@@ -9,12 +9,16 @@ use sidecore_linux::Clock;
 /// Longer than any disk takes for a flush that it will ever finish.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Makes everything that was written survive a power cut, and says in the log how that went.
-pub(crate) fn flush(name: &str, device: &dyn BlockDevice) {
+/// Makes everything that was written survive a power cut, and says in the log how that went; false if it may not.
+pub(crate) fn flush(name: &str, device: &dyn BlockDevice) -> bool {
     match flush_and_wait(device) {
         Ok(()) => tracing::info!(store = name, "flushed"),
-        Err(error) => tracing::error!(store = name, "the last flush failed, writes may be lost: {error}"),
+        Err(error) => {
+            tracing::error!(store = name, "the last flush failed, writes may be lost: {error}");
+            return false;
+        }
     }
+    true
 }
 
 /// Flushes a store, and waits for it.

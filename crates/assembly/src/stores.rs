@@ -126,23 +126,28 @@ impl Stores {
         self.close(functions);
     }
 
-    /// Closes what is still open.
-    pub(crate) fn close_all(&mut self) {
+    /// Closes what is still open; the names of those that may have lost writes.
+    pub(crate) fn close_all(&mut self) -> Vec<String> {
         let all: Vec<String> = self.open.keys().cloned().collect();
-        self.close(all);
+        self.close(all)
     }
 
-    /// Flushes, side by side, what may still be in a cache, and lets go of all.
-    fn close(&mut self, names: Vec<String>) {
+    /// Flushes, side by side, what may still be in a cache, and lets go of all; the names of those that may have lost writes.
+    fn close(&mut self, names: Vec<String>) -> Vec<String> {
         let stores: Vec<_> = names.into_iter().filter_map(|name| self.open.remove_entry(&name)).collect();
         std::thread::scope(|scope| {
+            let mut flushing = Vec::new();
             for (name, store) in &stores {
                 let is_file = matches!(self.kind(name), Some("file" | "host-file"));
                 if is_file && !store.geometry().read_only {
-                    scope.spawn(move || flush(name, store.as_ref()));
+                    flushing.push((name, scope.spawn(move || flush(name, store.as_ref()))));
                 }
             }
-        });
+            let has_failed = |(name, flushed): (&String, std::thread::ScopedJoinHandle<'_, bool>)| {
+                (!flushed.join().unwrap_or(false)).then(|| name.clone())
+            };
+            flushing.into_iter().filter_map(has_failed).collect()
+        })
     }
 }
 

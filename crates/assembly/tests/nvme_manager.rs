@@ -6,11 +6,12 @@ mod host;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, IdleMode, SidecoreSpec, Spec, StoreKind, StoreSpec, VolumeSpec,
+    Affected, ControllerSpec, DeviceSpec, Fault, FaultPlan, FaultRule, FileOptions, FormatSpec, IdleMode, SidecoreSpec,
+    Spec, StoreKind, StoreSpec, VolumeSpec, When,
 };
 use sidecore_assembly::{Assembly, ControllerHandle, ErrorKind};
 use sidecore_driver::{NvmeClient, NvmeCommand, NvmeStatus, admin_opcode, register};
@@ -477,4 +478,34 @@ fn daemons_end_while_a_host_manages() {
     });
     assert_eq!(allocated(&mut pf)[..3], [1, 2, 3]);
     assert!(pool(&assembly).check().unwrap().clean);
+}
+
+/// What was acknowledged and could not be made durable is not there for the next daemon: a guest that went on would not know.
+#[test]
+fn a_store_that_loses_writes_at_the_end_is_not_gone_on_with() {
+    let (directory, mut spec, assembly, pf) = start(IdleMode::Poll);
+    drop((pf, assembly));
+    // The superblocks cannot be written any more.
+    let rule = FaultRule { affected: Affected::Writes, when: When::Touching(0..4 * 4096), fault: Fault::Eio };
+    let kind = StoreKind::Fault { store: "below".to_owned(), plan: FaultPlan { seed: 1, rules: vec![rule] } };
+    spec.stores.push(StoreSpec { name: "bad".to_owned(), kind });
+    spec.controllers[0] = ControllerSpec {
+        store: "bad".to_owned(),
+        format: None,
+        commit_interval: Duration::from_secs(3600),
+        ..spec.controllers[0].clone()
+    };
+    for is_written in [false, true] {
+        let assembly = Assembly::start(&spec).unwrap();
+        let mut one = connect(&spec.devices[ONE].socket);
+        if is_written {
+            assert_eq!(status(&mut one, 8), NvmeStatus::OK);
+        }
+        let left = assembly.hand_over();
+        drop(assembly);
+        assert_eq!(left.len(), usize::from(!is_written), "what has lost nothing can be gone on with");
+        drop(left);
+        assert!(!one.is_connected());
+    }
+    drop(directory);
 }
