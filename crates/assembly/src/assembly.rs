@@ -92,6 +92,8 @@ impl Assembly {
                 assembly.disks().push(Arc::new(disk));
             }
         }
+        let standings = left.iter().flat_map(|left| left.known().standings).collect();
+        assembly.subsystems.stand(&standings, assembly.controllers());
         assembly.subsystems.refresh();
         for disk in assembly.all_disks() {
             let at = left.iter().position(|left| left.name == disk.spec.name);
@@ -308,7 +310,7 @@ impl Assembly {
         };
         match &bottom.kind {
             StoreKind::PhysicalFunction { .. } if !device.read_only => {
-                let numbers = left.and_then(LeftDevice::numbers);
+                let numbers = left.and_then(|left| left.known().numbers);
                 parts.manager = Some(self.subsystems.of(&controller, numbers).map_err(AssemblyError::Threads)?);
             }
             StoreKind::Volume(volume) => {

@@ -166,6 +166,12 @@ impl ControllerHandle {
         !self.begins_read_only && self.controller.report().read_only.is_some()
     }
 
+    /// A volume's name, by its number.
+    pub(crate) fn name_of(&self, id: u64) -> Option<String> {
+        let volumes = self.volumes().ok()?;
+        volumes.into_iter().find(|volume| volume.id == id).map(|volume| volume.name)
+    }
+
     /// The store that it divides, by its name.
     pub(crate) fn store(&self) -> &str {
         &self.spec.store

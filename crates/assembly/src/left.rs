@@ -1,5 +1,6 @@
 //! What a device leaves to the next process, which serves it to the VMM that is connected.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -36,20 +37,32 @@ pub(crate) enum LeftError {
 struct NvmeState {
     version: u32,
     socket: SocketState,
+    known: Known,
+}
+
+/// What is known of a subsystem beyond its configuration.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Known {
     /// There if it is a physical function with volumes to manage.
-    numbers: Option<Numbers>,
+    pub(crate) numbers: Option<Numbers>,
+    /// By device: of a virtual function its own, of a physical one all that it manages.
+    pub(crate) standings: BTreeMap<String, Standing>,
+}
+
+/// What a physical function's host has made of a virtual function.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Standing {
+    /// The volume that it was configured to serve, by the controller's number, and the one that it serves.
+    pub(crate) configured: u64,
+    pub(crate) volume: Option<u64>,
+    pub(crate) is_online: bool,
 }
 
 impl LeftDevice {
-    /// What is to be kept of a function's socket and doorbells, and of the numbers that its host knows.
-    pub(crate) fn pack(
-        name: &str,
-        socket: LeftSocket,
-        doorbells: BorrowedFd<'_>,
-        numbers: Option<Numbers>,
-    ) -> io::Result<Self> {
+    /// What is to be kept of a function's socket and doorbells, and what is known besides.
+    pub(crate) fn pack(name: &str, socket: LeftSocket, doorbells: BorrowedFd<'_>, known: Known) -> io::Result<Self> {
         let LeftSocket { state, mut fds } = socket;
-        let state = serde_json::to_vec(&NvmeState { version: VERSION, socket: state, numbers })?;
+        let state = serde_json::to_vec(&NvmeState { version: VERSION, socket: state, known })?;
         fds.push(doorbells.try_clone_to_owned()?);
         Ok(Self { name: name.to_owned(), state, fds })
     }
@@ -59,14 +72,14 @@ impl LeftDevice {
         self.fds.last()?.try_clone().ok()
     }
 
-    /// The numbers of volumes and controllers, if it has any.
-    pub(crate) fn numbers(&self) -> Option<Numbers> {
+    /// What is known besides; nothing, if it cannot be read.
+    pub(crate) fn known(&self) -> Known {
         /// The part that this is about.
         #[derive(Deserialize)]
-        struct Numbered {
-            numbers: Option<Numbers>,
+        struct Part {
+            known: Known,
         }
-        serde_json::from_slice(&self.state).ok().and_then(|numbered: Numbered| numbered.numbers)
+        serde_json::from_slice(&self.state).map(|part: Part| part.known).unwrap_or_default()
     }
 
     /// The socket.

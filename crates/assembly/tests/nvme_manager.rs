@@ -442,7 +442,7 @@ fn numbers_outlive_the_daemon_that_gave_them() {
     let assembly = Assembly::take_over(&changed, &mut left).unwrap();
     assert_eq!(allocated(&mut pf), [1, 2, 3, 5]);
     assert_eq!(pf.identify(0x11, 5).unwrap()[104..120], nguid);
-    assert_eq!((attached(&mut pf, 2), attached(&mut pf, 3)), (vec![1], vec![2]), "each as it is configured");
+    assert_eq!((attached(&mut pf, 2), attached(&mut pf, 3)), (vec![1], vec![]));
     assert_eq!(delete(&mut pf, 5), OK);
     assert_eq!(volumes(&assembly), ["one", "two"]);
     assert_eq!(read(one.queue(0).unwrap(), 8), 1);
@@ -508,4 +508,41 @@ fn a_store_that_loses_writes_at_the_end_is_not_gone_on_with() {
         assert!(!one.is_connected());
     }
     drop(directory);
+}
+
+/// What a host has attached, and taken offline, is so under the next daemon, whoever was connected.
+#[test]
+fn functions_serve_what_they_were_given() {
+    let (_directory, spec, assembly, mut pf) = start(IdleMode::Poll);
+    let mut one = connect(&spec.devices[ONE].socket);
+    assert_eq!((detach(&mut pf, 2, 1), detach(&mut pf, 3, 2)), (OK, OK));
+    assert_eq!((attach(&mut pf, 2, 2), attach(&mut pf, 3, 1)), (OK, OK));
+    assert_eq!(one.read_namespace().unwrap().id, 1);
+    assert_eq!(status(&mut one, 8), NvmeStatus::OK);
+    let mut left = assembly.hand_over();
+    drop(assembly);
+    let assembly = Assembly::take_over(&spec, &mut left).unwrap();
+    assert_eq!((attached(&mut pf, 2), attached(&mut pf, 3)), (vec![2], vec![1]));
+    assert_eq!(read(one.queue(0).unwrap(), 8), 9);
+    assert_eq!(connect(&spec.devices[TWO].socket).namespace().nguid, pf.identify(0x11, 2).unwrap()[104..120]);
+
+    // Nothing at all, and offline.
+    assert_eq!((detach(&mut pf, 2, 2), virtualization(&mut pf, 2, 7)), (OK, OK));
+    let mut left = assembly.hand_over();
+    drop(assembly);
+    let assembly = Assembly::take_over(&spec, &mut left).unwrap();
+    assert!(attached(&mut pf, 2).is_empty());
+    assert_eq!(secondary(&mut pf), [(1, true), (2, false)]);
+    assert_eq!((virtualization(&mut pf, 2, 9), attach(&mut pf, 2, 2)), (OK, OK));
+
+    // Unless the device is configured to serve something else by now: its client is not gone on with.
+    let mut left = assembly.hand_over();
+    drop(assembly);
+    let mut changed = spec.clone();
+    changed.stores.push(volume("three"));
+    changed.devices[ONE].store = "three".to_owned();
+    let assembly = Assembly::take_over(&changed, &mut left).unwrap();
+    assert!(!one.is_connected());
+    assert_eq!(assembly.devices()[ONE].volume.as_deref(), Some("three"));
+    assert_eq!((attached(&mut pf, 2), attached(&mut pf, 3)), (vec![2], vec![]));
 }

@@ -27,7 +27,7 @@ use self::runner::Runner;
 use super::{FrontEnd, counters};
 use crate::AssemblyError;
 use crate::flush::flush_and_wait;
-use crate::left::LeftDevice;
+use crate::left::{LeftDevice, Standing};
 use crate::report::{QueueCounters, VolumeReport};
 use crate::sidecore::Sidecore;
 use crate::spec::{DeviceSpec, StoreSpec};
@@ -63,6 +63,8 @@ pub(crate) struct NvmeParts {
 /// A function and its queues.
 pub(crate) struct Nvme {
     spec: DeviceSpec,
+    /// If it is a virtual function: the volume that it was configured to serve, by the controller's number.
+    configured: Option<u64>,
     function: Arc<NvmeFunction>,
     queues: Arc<QueueSet>,
     sidecores: Vec<Sidecore>,
@@ -85,6 +87,8 @@ struct Served {
     is_closed: bool,
     /// Whether it can be enabled: its physical function says so.
     is_online: bool,
+    /// If it is a virtual function: the volume that it serves, by the controller's number.
+    volume: Option<u64>,
 }
 
 impl Nvme {
@@ -96,6 +100,7 @@ impl Nvme {
         NvmeParts { threads, manager, volume, doorbells }: NvmeParts,
     ) -> Result<Self, AssemblyError> {
         let failed = |error| AssemblyError::Function { name: spec.name.clone(), error };
+        let configured = volume.as_ref().map(|volume| volume.id);
         let nguid = volume.map_or_else(|| names::nguid(bottom), |volume| names::volume_nguid(&volume));
         let (namespace, geometry) = namespace(spec, store, nguid)?;
         // Those of another number of queues are of no use, nor is then what else was left: that is found out when it is served.
@@ -137,9 +142,11 @@ impl Nvme {
         };
         let made = NvmeFunction::new(setup);
         let _ = function.set(Arc::downgrade(&made));
-        let served = Served { namespace: Some(namespace), geometry, is_closed: false, is_online: true };
+        let namespace = Some(namespace);
+        let served = Served { namespace, geometry, is_closed: false, is_online: true, volume: configured };
         Ok(Self {
             spec: spec.clone(),
+            configured,
             function: made,
             queues,
             sidecores,
@@ -174,6 +181,7 @@ impl Nvme {
                 return Ok(false);
             }
             (served.namespace, served.geometry) = (Some(Arc::clone(&namespace)), geometry);
+            served.volume = Some(volume.id);
         }
         self.replace(Some(namespace));
         Ok(true)
@@ -184,7 +192,7 @@ impl Nvme {
         let _one = self.change();
         self.replace(None);
         let mut served = self.served();
-        served.namespace = None;
+        (served.namespace, served.volume) = (None, None);
         served.geometry.capacity_bytes = 0;
     }
 
@@ -195,6 +203,12 @@ impl Nvme {
         self.function.set_online(is_online, Done::new(move || drop(reply)));
         let _ = done.recv();
         self.served().is_online = is_online;
+    }
+
+    /// What a physical function's host has made of it, if it is a virtual one.
+    pub(crate) fn standing(&self) -> Option<Standing> {
+        let served = self.served();
+        Some(Standing { configured: self.configured?, volume: served.volume, is_online: served.is_online })
     }
 
     /// Whether its controller can be enabled.
@@ -240,8 +254,9 @@ impl FrontEnd for Nvme {
     fn hand_over(&self) -> Option<LeftDevice> {
         let mut socket = self.socket();
         let left = socket.take()?.hand_over()?;
-        let numbers = self.manager.as_ref().map(|manager| manager.numbers());
-        let packed = LeftDevice::pack(&self.spec.name, left, self.doorbells.file(), numbers);
+        let mut known = self.manager.as_ref().map(|manager| manager.known()).unwrap_or_default();
+        known.standings.extend(self.standing().map(|standing| (self.spec.name.clone(), standing)));
+        let packed = LeftDevice::pack(&self.spec.name, left, self.doorbells.file(), known);
         packed.inspect_err(|error| tracing::error!(device = self.spec.name, %error, "cannot leave the VMM")).ok()
     }
 

@@ -75,7 +75,7 @@ impl Controller {
             State::Rest(Rest::ShutDown { durable }) => RestState::ShutDown { durable },
             State::Rest(Rest::Failed) => RestState::Failed,
             State::Rest(Rest::Disabled) => RestState::Disabled,
-            // Who has taken it offline does not outlive this process.
+            // That it is offline is not its own affair.
             State::Rest(Rest::Offline) => {
                 registers.reset();
                 RestState::Disabled
@@ -119,6 +119,11 @@ impl Controller {
         if registers.doorbell_stride() != self.registers.doorbell_stride() {
             return Err(TakeOverError::Changed { what: "way of ringing doorbells" });
         }
+        // Offline it was left as after a reset, and it is still offline.
+        let is_offline = self.state == State::Rest(Rest::Offline);
+        if is_offline && !matches!(rest, RestState::Disabled) {
+            return Err(TakeOverError::Changed { what: "being online" });
+        }
         self.check_queues(&queues)?;
         let served = self.namespace.as_deref().map(NamespaceState::of);
         if let (Some(before), Some(after)) = (&namespace, &served)
@@ -133,10 +138,12 @@ impl Controller {
             self.admin = Some(AdminQueue::take_over(&self.memory, registers.admin_queues(), &admin, requests)?);
         }
         self.registers = registers;
+        self.registers.status.fatal |= is_offline;
         self.errors.take_over(errors);
         (self.events, self.changed) = (events, changed);
         self.take_over_features(features, now);
         self.state = match rest {
+            _ if is_offline => State::Rest(Rest::Offline),
             RestState::Ready => State::Ready,
             RestState::Disabled => State::Rest(Rest::Disabled),
             RestState::ShutDown { durable } => State::Rest(Rest::ShutDown { durable }),

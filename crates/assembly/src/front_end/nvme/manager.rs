@@ -14,7 +14,7 @@
 
 mod table;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, Weak};
@@ -26,10 +26,12 @@ use sidecore_nvme::{
 
 pub(crate) use self::table::Numbers;
 use self::table::Table;
+use super::Nvme;
 use super::attachment::{Devices, lock, refusal};
 use crate::assembly::Graph;
 use crate::controllers::ControllerHandle;
 use crate::disk::Disk;
+use crate::left::{Known, Standing};
 use crate::spec::VOLUME_MAX_BYTES;
 
 /// The subsystems of an assembly.
@@ -62,6 +64,40 @@ impl Subsystems {
         subsystem.refresh();
         managed.insert(controller.name().to_owned(), Arc::clone(&subsystem));
         Ok(subsystem)
+    }
+
+    /// Gives functions what they were given under another process; nobody is connected to them yet. A function that is
+    /// configured to serve something else by now does so.
+    pub(crate) fn stand(&self, standings: &BTreeMap<String, Standing>, controllers: &[Arc<ControllerHandle>]) {
+        let refused =
+            |device: &str, error: ManageError| tracing::warn!(device, %error, "it serves what it was configured to");
+        let mut moved = Vec::new();
+        for disk in self.devices.all() {
+            let device = &disk.spec.name;
+            let (Some(was), Some(is)) = (standings.get(device), disk.nvme().and_then(Nvme::standing)) else { continue };
+            if was.configured == is.configured && was.volume != is.volume {
+                match self.devices.detach(device) {
+                    Ok(()) => moved.push((disk.clone(), was.volume)),
+                    Err(error) => refused(device, error),
+                }
+            }
+        }
+        // When all have let go of what they are not to have.
+        for (disk, volume) in moved {
+            let controller = disk.configured().kind.controller();
+            let controller = controllers.iter().find(|its| Some(its.name()) == controller);
+            let named = controller.zip(volume).and_then(|(controller, id)| Some((controller, controller.name_of(id)?)));
+            if let Some((controller, volume)) = named
+                && let Err(error) = self.devices.attach(&disk.spec.name, controller, &volume)
+            {
+                refused(&disk.spec.name, error);
+            }
+        }
+        for (device, _) in standings.iter().filter(|(_, was)| !was.is_online) {
+            if let Err(error) = self.devices.set_online(device, false) {
+                refused(device, error);
+            }
+        }
     }
 
     /// Something has changed: volumes, or devices.
@@ -122,9 +158,15 @@ impl Subsystem {
         Ok(subsystem)
     }
 
-    /// The numbers that its host knows.
-    pub(super) fn numbers(&self) -> Numbers {
-        lock(&self.table).known_numbers()
+    /// What its host knows: numbers, and what it has made of the functions.
+    pub(super) fn known(&self) -> Known {
+        let numbers = Some(lock(&self.table).known_numbers());
+        let Some(controller) = self.controller.upgrade() else { return Known::default() };
+        let standing = |disk: Arc<Disk>| {
+            let is_its = disk.configured().kind.controller() == Some(controller.name());
+            Some((disk.spec.name.clone(), disk.nvme().filter(|_| is_its)?.standing()?))
+        };
+        Known { numbers, standings: self.devices.all().into_iter().filter_map(standing).collect() }
     }
 
     fn end(&self) {
