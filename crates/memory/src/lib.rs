@@ -22,6 +22,9 @@
 //! Any other file is refused: to look at it, or at a page of it, could make us
 //! wait for whoever serves its filesystem.
 //!
+//! To give a peer's memory back to the kernel can take seconds. So nobody does
+//! that when he lets go of it, but a thread of its own; see [`reaper`].
+//!
 //! A peer may also truncate the file behind its memory, which turns our next
 //! access into SIGBUS; see [`sigbus`].
 #![cfg_attr(
@@ -40,6 +43,7 @@
 mod arena;
 pub mod copy;
 mod mapping;
+pub mod reaper;
 mod segments;
 mod shared_pages;
 pub mod sigbus;
@@ -47,6 +51,7 @@ mod table;
 mod window;
 
 pub use arena::{Arena, PageKind, Part};
+pub use reaper::MemoryFile;
 pub use segments::{Segment, Segments};
 pub use shared_pages::SharedPages;
 pub use table::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, RegionHint, RegionSpec, UserAddress};

@@ -8,15 +8,33 @@
 //! ([`GuestMemory::is_lost`](crate::GuestMemory::is_lost)) and stops alone.
 //! A SIGBUS anywhere else ends the process, as it should.
 
+use std::fmt;
 use std::io;
+use std::ptr::{NonNull, null_mut, without_provenance_mut};
 use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, Ordering};
-
-use crate::mapping::Mapping;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 const MAX_WATCHED: usize = 8192;
 
-static WATCHED: [AtomicPtr<Mapping>; MAX_WATCHED] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_WATCHED];
+/// What the handler knows of a mapping. It may look at any slot at any time, also while that changes hands: so slots are never
+/// freed, and it compares an address only with a base and a size that belonged together while it looked.
+struct Slot {
+    /// Null if the slot is free, [`SETTING_UP`] while its new owner fills it in.
+    base: AtomicPtr<u8>,
+    len_bytes: AtomicUsize,
+    /// Whether the file behind the mapping has shrunk.
+    lost: AtomicBool,
+}
+
+const SETTING_UP: *mut u8 = without_provenance_mut(1);
+
+static SLOTS: [Slot; MAX_WATCHED] =
+    [const { Slot { base: AtomicPtr::new(null_mut()), len_bytes: AtomicUsize::new(0), lost: AtomicBool::new(false) } };
+        MAX_WATCHED];
+
+/// A mapping's place among those that the handler knows. To be dropped before the mapping is unmapped, when nobody accesses
+/// that any more.
+pub(crate) struct Watch(&'static Slot);
 
 /// Installs the handler, once per process. Mapping guest memory does it too.
 ///
@@ -41,47 +59,67 @@ pub fn install() -> io::Result<()> {
     result
 }
 
-/// Adds a mapping to the table; false if the table is full.
-pub(crate) fn watch(mapping: &Mapping) -> bool {
-    if install().is_err() {
-        return false;
+impl Watch {
+    /// Watches a mapping; `None` if too many are watched.
+    pub(crate) fn begin(base: NonNull<u8>, len_bytes: usize) -> Option<Self> {
+        install().ok()?;
+        let take = |slot: &&Slot| {
+            slot.base.load(Ordering::Relaxed).is_null()
+                && slot.base.compare_exchange(null_mut(), SETTING_UP, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let slot = SLOTS.iter().find(take)?;
+        slot.lost.store(false, Ordering::Relaxed);
+        slot.len_bytes.store(len_bytes, Ordering::Release);
+        slot.base.store(base.as_ptr(), Ordering::Release);
+        Some(Self(slot))
     }
-    let pointer = std::ptr::from_ref(mapping).cast_mut();
-    WATCHED
-        .iter()
-        .any(|slot| slot.compare_exchange(std::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+
+    /// Whether the file behind the mapping was truncated under us.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.0.lost.load(Ordering::Relaxed)
+    }
 }
 
-pub(crate) fn unwatch(mapping: &Mapping) {
-    let pointer = std::ptr::from_ref(mapping).cast_mut();
-    for slot in &WATCHED {
-        if slot.compare_exchange(pointer, std::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return;
+impl fmt::Debug for Watch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Watch").field("lost", &self.is_lost()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.base.store(null_mut(), Ordering::Release);
+    }
+}
+
+impl Slot {
+    /// The range of the mapping that it is about, if there is one.
+    fn range(&self) -> Option<(*mut u8, usize)> {
+        let base = self.base.load(Ordering::Acquire);
+        if base.is_null() || base == SETTING_UP {
+            return None;
         }
+        let len_bytes = self.len_bytes.load(Ordering::Acquire);
+        // Whoever has seen the size of the next owner sees that the base is another one, or the next owner's as well.
+        (self.base.load(Ordering::Relaxed) == base).then_some((base, len_bytes))
     }
 }
 
 extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo for SIGBUS.
     let address = unsafe { (*info).si_addr() }.addr();
-    for slot in &WATCHED {
-        let pointer = slot.load(Ordering::Acquire);
-        if pointer.is_null() {
+    for slot in &SLOTS {
+        // The mapping that is being accessed is alive, by the accessor's hold on it, and so was the one of each slot when it was
+        // read: they do not overlap unless they are the same.
+        let Some((base, len_bytes)) = slot.range().filter(|(base, len)| address.wrapping_sub(base.addr()) < *len)
+        else {
             continue;
-        }
-        // SAFETY: a mapping takes itself out of the table before it goes, and
-        // one that is being accessed is alive by the accessor's hold on it.
-        let mapping = unsafe { &*pointer };
-        let base = mapping.base().as_ptr();
-        let offset = address.wrapping_sub(base.addr());
-        if offset >= mapping.len_bytes() {
-            continue;
-        }
-        // SAFETY: replaces exactly the range that this mapping owns.
+        };
+        // SAFETY: replaces exactly the range of the mapping that is being accessed.
         let replaced = unsafe {
             libc::mmap(
                 base.cast(),
-                mapping.len_bytes(),
+                len_bytes,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
                 -1,
@@ -89,7 +127,7 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
             )
         };
         if replaced != libc::MAP_FAILED {
-            mapping.mark_lost();
+            slot.lost.store(true, Ordering::Relaxed);
             return;
         }
     }

@@ -137,7 +137,8 @@ unsafe impl Sync for Table {}
 pub struct RegionHint(usize);
 
 /// The guest memory that is mapped, as of one moment. Cloning counts a
-/// reference; the memory stays mapped while any clone lives.
+/// reference; the memory stays mapped while any clone lives. To drop the last
+/// one does not wait for the memory to be unmapped: see [`reaper`](crate::reaper).
 #[derive(Clone, Debug)]
 pub struct GuestMemory(Arc<Table>);
 

@@ -1,9 +1,9 @@
 //! What the client has mapped for DMA.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 
-use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, RegionSpec, UserAddress};
+use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryFile, RegionSpec, UserAddress};
 
 use crate::body::{DMA_MAP_BYTES, DMA_UNMAP_BYTES};
 use crate::handover::{Leaving, Left, MapState, ResumeError};
@@ -35,7 +35,7 @@ pub(crate) struct DmaTable {
 struct Map {
     len_bytes: u64,
     /// What it is mapped from, and where in that it begins, if it is memory: for whoever goes on with this client.
-    file: Option<(OwnedFd, u64)>,
+    file: Option<(MemoryFile, u64)>,
 }
 
 impl DmaTable {
@@ -44,7 +44,10 @@ impl DmaTable {
     }
 
     /// Adds a map. The new memory, if it has changed.
-    pub(crate) fn map(&mut self, map: &DmaMap, file: Option<OwnedFd>) -> Result<Option<GuestMemory>, Refusal> {
+    ///
+    /// The file may be nobody else's any more, and large. So it is kept while it is looked at and mapped: whatever comes of
+    /// that, its last descriptor is not closed here.
+    pub(crate) fn map(&mut self, map: &DmaMap, file: Option<MemoryFile>) -> Result<Option<GuestMemory>, Refusal> {
         let DmaMap { argsz, flags, offset_bytes, address, len_bytes } = *map;
         if argsz < DMA_MAP_BYTES {
             return Err(Refusal::ShortArgsz { argsz, needed: DMA_MAP_BYTES });
@@ -58,10 +61,9 @@ impl DmaTable {
         if self.maps.len() >= MAX_MAPS {
             return Err(Refusal::TooManyMaps { max_maps: MAX_MAPS });
         }
-        let file = file.filter(|_| flags & access == access);
-        let mut kept = None;
-        if let Some(file) = file {
-            kept = Some((file.try_clone().map_err(Refusal::Descriptor)?, offset_bytes));
+        let kept = file.filter(|_| flags & access == access).map(|file| (file, offset_bytes));
+        if let Some((file, _)) = &kept {
+            let file = file.as_fd().try_clone_to_owned().map_err(Refusal::Descriptor)?;
             let (guest_address, user_address) = (GuestAddress(address), UserAddress(address));
             let file_offset_bytes = offset_bytes;
             let spec = RegionSpec { guest_address, user_address, len_bytes, file, file_offset_bytes };
@@ -78,7 +80,7 @@ impl DmaTable {
     pub(crate) fn leave(&mut self, fds: &mut Leaving) -> Vec<MapState> {
         self.memory = GuestMemory::empty();
         let leave = |(address, map): (u64, Map)| {
-            let file = map.file.map(|(file, offset_bytes)| (fds.put(file), offset_bytes));
+            let file = map.file.map(|(file, offset_bytes)| (fds.put(file.into_inner()), offset_bytes));
             MapState { address, len_bytes: map.len_bytes, file }
         };
         std::mem::take(&mut self.maps).into_iter().map(leave).collect()
@@ -101,7 +103,7 @@ impl DmaTable {
                 Some((place, offset_bytes)) => {
                     map.offset_bytes = *offset_bytes;
                     map.flags |= vfio::DMA_MAP_FLAG_MMAP;
-                    Some(fds.take(*place)?)
+                    Some(MemoryFile::new(fds.take(*place)?))
                 }
             };
             table.map(&map, file).map_err(|refusal| ResumeError::Memory(refusal.to_string()))?;

@@ -61,6 +61,7 @@ mod closing;
 mod command;
 mod connection;
 mod data;
+mod descriptors;
 mod dma;
 mod handover;
 mod interrupts;

@@ -15,6 +15,8 @@ pub(crate) enum Refusal {
     UnexpectedBody,
     #[error("{count} file descriptors")]
     FdCount { count: usize },
+    #[error("a file in place of an eventfd")]
+    NotEvent,
     #[error("it is not offered")]
     NotOffered,
     #[error("the version is settled")]

@@ -10,6 +10,7 @@ use sidecore_nvme::{Done, HandedOver, PciFunction};
 use crate::body::Body;
 use crate::command::Command;
 use crate::data::Data;
+use crate::descriptors::Descriptors;
 use crate::dma::{DmaTable, MAX_MAPS, PAGE_BYTES};
 use crate::handover::{Leaving, Left, ResumeError, SessionState};
 use crate::message::{MAX_FDS, MAX_TRANSFER_BYTES, Message, RegionAccess, Version};
@@ -133,6 +134,7 @@ impl Session {
     /// The connection is to be closed, and the session to be ended.
     pub fn handle(&mut self, message: Message) -> Result<Answer, ProtocolError> {
         let Message { id, command, flags, body, fds, .. } = message;
+        let fds = Descriptors::new(fds);
         if flags.reply {
             return Err(ProtocolError::UnexpectedReply { command });
         }
@@ -266,12 +268,12 @@ impl Session {
         &mut self,
         command: Command,
         body: Body,
-        fds: &[OwnedFd],
+        fds: &Descriptors,
     ) -> Result<Result<Outcome, Refusal>, ProtocolError> {
         let (Command::Version, body) = (command, body) else { return Err(ProtocolError::NotNegotiated { command }) };
         let Body::Version(Version { major, minor, data }) = body else { return Ok(Err(wrong_body(&body))) };
-        if !fds.is_empty() {
-            return Ok(Err(Refusal::FdCount { count: fds.len() }));
+        if fds.count() > 0 {
+            return Ok(Err(Refusal::FdCount { count: fds.count() }));
         }
         if data.last().is_some_and(|last| *last != 0) {
             return Ok(Err(Refusal::VersionData));
@@ -283,20 +285,20 @@ impl Session {
         Ok(Ok(Outcome::Now(Body::Version(our_version(minor)), Vec::new())))
     }
 
-    fn serve(&mut self, command: Command, body: Body, fds: Vec<OwnedFd>) -> Result<Outcome, Refusal> {
+    fn serve(&mut self, command: Command, body: Body, fds: Descriptors) -> Result<Outcome, Refusal> {
         let most_fds = match command {
             Command::DmaMap => 1,
             Command::DeviceSetIrqs => MAX_FDS,
             _ => 0,
         };
-        if fds.len() > most_fds {
-            return Err(Refusal::FdCount { count: fds.len() });
+        if fds.count() > most_fds {
+            return Err(Refusal::FdCount { count: fds.count() });
         }
         let function = &*self.function;
         let reply = match (command, body) {
             (Command::Version, _) => return Err(Refusal::Settled),
             (Command::DmaMap, Body::DmaMap(map)) => {
-                let memory = self.dma.map(&map, fds.into_iter().next())?;
+                let memory = self.dma.map(&map, fds.into_file())?;
                 return Ok(self.change_memory(memory, Body::Empty));
             }
             (Command::DmaUnmap, Body::DmaUnmap(unmap)) => {
@@ -314,7 +316,7 @@ impl Session {
             (Command::DeviceGetInfo, Body::DeviceInfo(info)) => Body::DeviceInfo(regions::device_info(&info)?),
             (Command::DeviceGetIrqInfo, Body::IrqInfo(info)) => Body::IrqInfo(interrupts::info(function, &info)?),
             (Command::DeviceSetIrqs, Body::IrqSet(set)) => {
-                interrupts::set(function, &set, fds)?;
+                interrupts::set(function, &set, fds.into_events()?)?;
                 Body::Empty
             }
             (Command::RegionRead, Body::RegionAccess(access)) => read(function, access)?,
@@ -325,7 +327,9 @@ impl Session {
         Ok(Outcome::Now(reply, Vec::new()))
     }
 
-    /// The message is answered when nothing uses the memory from before: what the client unmaps is gone by then.
+    /// The message is answered when nothing uses the memory from before: what the client unmaps is out of everybody's reach by
+    /// then. That the kernel takes it out of our address space, and frees what is nobody's, may follow (the reaper of
+    /// `sidecore_memory`): that takes as long as the memory is large, and this thread serves others.
     fn change_memory(&self, memory: Option<GuestMemory>, reply: Body) -> Outcome {
         let ticket = memory.and_then(|memory| self.start(|function, done| function.set_memory(memory, done)));
         Outcome::when(ticket, reply)

@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use common::*;
+use sidecore_memory::reaper::wait_until_reaped;
 use sidecore_vfio_user::{Body, Command, MAX_FDS, Message, Service, vfio};
 
 fn open_descriptors() -> usize {
@@ -47,6 +48,7 @@ fn none_is_left_behind() {
         assert_ne!(client.ask((Command::Unknown(77), Body::Other(vec![1; 99])), events(MAX_FDS)).errno, 0);
         let set = (Command::DeviceSetIrqs, Body::IrqSet(irqs(eventfd, vfio::PCI_MSIX_IRQ_INDEX, 10, 3)));
         assert_ne!(client.ask(set, vec![event(), event(), memfd(0)]).errno, 0);
+        wait_until_reaped();
         assert_eq!(open_descriptors(), serving + 2 + 8 + 4);
         // And an end in the middle of it, with descriptors under way.
         match round % 4 {
@@ -72,6 +74,7 @@ fn none_is_left_behind() {
         }
         drop(client);
         wait_until(|| !socket.is_connected());
+        wait_until_reaped();
         assert_eq!(open_descriptors(), serving, "round {round}");
     }
     drop((socket, service, function));

@@ -127,8 +127,10 @@ impl ProtocolError {
 /// next request that changes it, the memory or the features; until then the
 /// device status says that it needs a reset.
 ///
-/// A change of memory stops all rings before anything is unmapped and starts
-/// them again from where they stood.
+/// A change of memory stops all rings before anything is let go of and starts
+/// them again from where they stood. When it is acknowledged nothing can reach
+/// the old memory; the kernel may take it away later (the reaper of
+/// `sidecore_memory`).
 ///
 /// # Errors
 ///

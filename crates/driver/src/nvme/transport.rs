@@ -264,7 +264,7 @@ impl Transport {
         self.lock().call(Request::DMA_MAP, &body, &[file]).map(drop)
     }
 
-    /// Takes the memory at `address` away from the device; it has let go of it when this returns.
+    /// Takes the memory at `address` away from the device; nothing of the device reaches it when this returns.
     ///
     /// # Errors
     /// The socket, or nothing is mapped so.

@@ -189,3 +189,30 @@ fn a_truncated_file_reads_as_zeros_and_is_reported() {
     assert_eq!(memory.read_array(GuestAddress(0x1000), &mut hint).unwrap(), [0]);
     assert!(memory.is_lost());
 }
+
+#[test]
+fn a_truncated_file_is_told_from_others_that_come_and_go() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let other =
+                        GuestMemory::map((1..9).map(|at| spec(at << 20, at << 20, 0x1000 * at)).collect()).unwrap();
+                    other.write_slice(GuestAddress(1 << 20), &[7], &mut RegionHint::default()).unwrap();
+                    assert!(!other.is_lost());
+                }
+            });
+        }
+        for _ in 0..200 {
+            let file = memfd(0x3000);
+            let region = RegionSpec { file: file.try_clone().unwrap(), ..spec(0, 0x1000, 0x3000) };
+            let memory = GuestMemory::map(vec![region]).unwrap();
+            rustix::fs::ftruncate(&file, 0).unwrap();
+            assert_eq!(memory.read_array(GuestAddress(0x2fff), &mut RegionHint::default()).unwrap(), [0]);
+            assert!(memory.is_lost());
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+}

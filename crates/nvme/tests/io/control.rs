@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
 use sidecore_block::{BlockDevice, DelayStore};
+use sidecore_memory::reaper::wait_until_reaped;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 use sidecore_nvme::{Done, QueueEvent, QueueHost, Status};
 use sidecore_units::Nanos;
@@ -34,7 +35,9 @@ fn with_extra(memory: &GuestMemory, name: &str) -> GuestMemory {
     memory.with_region(region).unwrap()
 }
 
+/// Whether somebody holds it.
 fn is_mapped(name: &str) -> bool {
+    wait_until_reaped();
     std::fs::read_to_string("/proc/self/maps").unwrap().contains(name)
 }
 

@@ -1,5 +1,6 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
+use sidecore_memory::reaper::wait_until_reaped;
 use sidecore_ring::{RingFormat, RingState};
 
 use super::*;
@@ -323,6 +324,7 @@ fn a_change_of_memory_stops_all_rings_before_it_unmaps_anything() {
     for maps in fixture.device.maps_at_stop() {
         assert!(maps.contains("quiesce-old"), "unmapped under a running ring");
     }
+    wait_until_reaped();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(!maps.contains("quiesce-old") && maps.contains("quiesce-new"));
 }
@@ -371,6 +373,7 @@ fn regions_come_and_go_under_running_rings() {
     removal.fds.push(memfd("unused", 1));
     fixture.ok(removal);
     assert!(fixture.device.maps_at_stop().last().unwrap().contains("hotplug"));
+    wait_until_reaped();
     assert!(!std::fs::read_to_string("/proc/self/maps").unwrap().contains("hotplug"));
     let stop = || Event::Stop { index: 0 };
     assert_eq!(fixture.device.events(), [stop(), started(0, at(1)), stop(), started(0, at(2))]);
