@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result};
 use clap::Parser;
 use sidecore_assembly::Assembly;
 use sidecore_control::{Api, Config, Depth, Socket};
+use sidecore_linux::HeldSignals;
 use tracing_subscriber::EnvFilter;
 
 use service::Service;
@@ -102,6 +103,8 @@ fn raise_file_limit() {
 fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     // First of all: a second daemon of this configuration ends here, before it touches a store.
     let socket = Socket::bind(&config.control_socket)?;
+    // Whoever ended it between the two would take what was left along: an end waits until it can be left again.
+    let held = service.has_left().then(HeldSignals::hold).transpose().context("cannot hold signals")?;
     let mut left = service.take_left();
     let assembly = Assembly::take_over(&config.spec, &mut left);
     service.forget_kept();
@@ -111,8 +114,14 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     let api = {
         let (assembly, events) = (Arc::clone(&assembly), events.clone());
         let signalled = move || drop(events.send(Event::Signalled));
-        Api::start(socket, assembly, signalled).context("cannot start the control API")?
+        Api::start(socket, assembly, signalled).context("cannot start the control API")
     };
+    let api = api.inspect_err(|_| {
+        if service.keeps() {
+            service.leave(assembly.hand_over());
+        }
+    })?;
+    drop(held);
     announce(config.spec.devices.len());
     service.ready();
     tracing::info!(control = %config.control_socket.display(), "serving");

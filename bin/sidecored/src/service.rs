@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sidecore_assembly::LeftDevice;
 use sidecore_linux::{KeptDescriptor, ServiceManager, take_kept};
-use sidecore_socket::parcel;
+use sidecore_socket::{close_aside, parcel};
 
 /// What a device's descriptor is called: this, and the device's name.
 const PREFIX: &str = "nvme.";
@@ -52,7 +52,12 @@ impl Service {
         self.manager.is_some()
     }
 
-    /// The devices that an earlier daemon left: once.
+    /// Whether an earlier daemon has left anything that was not taken yet.
+    pub const fn has_left(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
+    /// The devices that an earlier daemon left: once. Nobody else has them from then on.
     pub fn take_left(&mut self) -> Vec<LeftDevice> {
         let device = |kept: KeptDescriptor| {
             let Some(name) = kept.name.strip_prefix(PREFIX) else {
@@ -85,8 +90,12 @@ impl Service {
     pub fn leave(&self, left: Vec<LeftDevice>) {
         let Some(manager) = &self.manager else { return };
         for LeftDevice { name, state, fds } in left {
-            let kept =
-                parcel::pack(&state, fds).and_then(|parcel| manager.store(&format!("{PREFIX}{name}"), parcel.as_fd()));
+            let kept = parcel::pack(&state, fds).and_then(|parcel| {
+                let stored = manager.store(&format!("{PREFIX}{name}"), parcel.as_fd());
+                // Perhaps nobody else has it: to close it may take as long as the VMM likes.
+                close_aside(parcel);
+                stored
+            });
             match kept {
                 Ok(()) => tracing::info!(device = name, "left to the next daemon"),
                 Err(error) => tracing::error!(device = name, "its guest loses it, it cannot be kept: {error}"),

@@ -168,6 +168,41 @@ fn a_service_manager_is_told() {
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
+/// What was left to it is nowhere else from then on: it goes on with its start, and leaves it again.
+#[test]
+fn an_end_that_comes_during_the_start_waits_for_what_was_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    // Full: the start waits for it to be read.
+    let filler = UnixDatagram::unbound().unwrap();
+    filler.set_nonblocking(true).unwrap();
+    while filler.send_to(b"FILLED=1", &path).is_ok() {}
+    let file = directory.path().join("disks.toml");
+    std::fs::write(&file, config(1)).unwrap();
+    let mut command = Command::new("sh");
+    command.arg("-c").arg("exec 3<&0; LISTEN_PID=$$ exec \"$0\" --config \"$1\"");
+    command.arg(env!("CARGO_BIN_EXE_sidecored")).arg(&file).env_remove("RUST_LOG");
+    command.env("NOTIFY_SOCKET", &path).env("LISTEN_FDS", "1").env("LISTEN_FDNAMES", "nvme.somebody");
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("what an earlier daemon left") {
+        line.clear();
+        assert_ne!(log.read_line(&mut line).unwrap(), 0, "it has ended");
+    }
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let mut said = Vec::new();
+    let mut bytes = [0; 256];
+    while said.last().is_none_or(|said| said != "STOPPING=1") {
+        let length = manager.recv(&mut bytes).unwrap();
+        said.push(String::from_utf8_lossy(&bytes[..length]).into_owned());
+    }
+    assert!(said.iter().any(|said| said == "READY=1"));
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
 #[test]
 fn a_service_manager_that_makes_no_sense_is_no_reason_not_to_serve() {
     let variables = [("NOTIFY_SOCKET", "nowhere"), ("LISTEN_PID", "nobody"), ("LISTEN_FDS", "many")];

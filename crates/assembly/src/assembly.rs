@@ -95,12 +95,16 @@ impl Assembly {
         let standings = left.iter().flat_map(|left| left.known().standings).collect();
         assembly.subsystems.stand(&standings, assembly.controllers());
         assembly.subsystems.refresh();
-        for disk in assembly.all_disks() {
+        // Physical functions last: what their hosts have asked for meanwhile may be about the others, whose clients are to be
+        // there then.
+        let (last, first): (Vec<_>, Vec<_>) = assembly.all_disks().into_iter().partition(|disk| disk.manages());
+        for disk in first.into_iter().chain(last) {
             let at = left.iter().position(|left| left.name == disk.spec.name);
             disk.serve(at.map(|at| left.remove(at)))?;
         }
-        for LeftDevice { name, .. } in left.drain(..) {
-            tracing::warn!(device = name, "a VMM was connected to a device that is not configured any more");
+        for left in left.drain(..) {
+            tracing::warn!(device = left.name, "a VMM was connected to a device that is not configured any more");
+            left.disconnect();
         }
         Ok(assembly)
     }
@@ -196,7 +200,7 @@ impl Assembly {
         // on it finds that nothing is to be changed any more.
         let disks = self.all_disks();
         // Side by side, because each waits for its own guest's requests.
-        let mut left: Vec<LeftDevice> = std::thread::scope(|scope| {
+        let left: Vec<LeftDevice> = std::thread::scope(|scope| {
             let stop = &stop;
             let threads: Vec<_> = disks.iter().map(|disk| scope.spawn(move || stop(disk))).collect();
             threads.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
@@ -208,14 +212,14 @@ impl Assembly {
         self.controllers.shutdown();
         let unflushed = graph.stores.close_all();
         graph.threads.clear();
-        left.retain(|left| {
+        let (lost, left): (Vec<_>, Vec<_>) = left.into_iter().partition(|left| {
             let disk = disks.iter().find(|disk| disk.spec.name == left.name);
-            let has_lost = disk.is_none_or(|disk| self.has_lost_writes(disk.configured(), &graph, &unflushed));
-            if has_lost {
-                tracing::error!(device = left.name, "its guest loses the device, what it has written may not be there");
-            }
-            !has_lost
+            disk.is_none_or(|disk| self.has_lost_writes(disk.configured(), &graph, &unflushed))
         });
+        for left in lost {
+            tracing::error!(device = left.name, "its guest loses the device, what it has written may not be there");
+            left.disconnect();
+        }
         left
     }
 

@@ -115,6 +115,11 @@ impl Disk {
         }
     }
 
+    /// Whether it is a physical function whose host manages others.
+    pub(crate) fn manages(&self) -> bool {
+        self.nvme().is_some_and(Nvme::manages)
+    }
+
     /// It, if it is an NVMe function.
     pub(crate) fn nvme(&self) -> Option<&Nvme> {
         self.front_end.nvme()

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
-use sidecore_vfio_user::{LeftSocket, SocketState};
+use sidecore_vfio_user::{LeftSocket, SocketState, close_aside};
 
 use crate::front_end::Numbers;
 
@@ -30,6 +31,8 @@ pub(crate) enum LeftError {
     Json(#[from] serde_json::Error),
     #[error("its state is of version {0}, and this daemon reads {VERSION}")]
     Version(u32),
+    #[error("its doorbells are not there")]
+    Doorbells,
 }
 
 /// An NVMe function. The last of the descriptors are its doorbells.
@@ -62,9 +65,19 @@ impl LeftDevice {
     /// What is to be kept of a function's socket and doorbells, and what is known besides.
     pub(crate) fn pack(name: &str, socket: LeftSocket, doorbells: BorrowedFd<'_>, known: Known) -> io::Result<Self> {
         let LeftSocket { state, mut fds } = socket;
-        let state = serde_json::to_vec(&NvmeState { version: VERSION, socket: state, known })?;
-        fds.push(doorbells.try_clone_to_owned()?);
-        Ok(Self { name: name.to_owned(), state, fds })
+        let packed = serde_json::to_vec(&NvmeState { version: VERSION, socket: state, known })
+            .map_err(io::Error::from)
+            .and_then(|state| Ok((state, doorbells.try_clone_to_owned()?)));
+        match packed {
+            Ok((state, doorbells)) => {
+                fds.push(doorbells);
+                Ok(Self { name: name.to_owned(), state, fds })
+            }
+            Err(error) => {
+                close_aside(fds);
+                Err(error)
+            }
+        }
     }
 
     /// The doorbells once more, for the function that is to go on.
@@ -82,20 +95,39 @@ impl LeftDevice {
         serde_json::from_slice(&self.state).map(|part: Part| part.known).unwrap_or_default()
     }
 
-    /// The socket.
+    /// The socket. If it cannot be read, the VMM is disconnected.
     pub(crate) fn unpack(self) -> Result<LeftSocket, LeftError> {
+        match self.read() {
+            Ok(NvmeState { socket, .. }) => {
+                let mut fds = self.fds;
+                fds.pop();
+                Ok(LeftSocket { state: socket, fds })
+            }
+            Err(error) => {
+                self.disconnect();
+                Err(error)
+            }
+        }
+    }
+
+    fn read(&self) -> Result<NvmeState, LeftError> {
         /// The part that all versions have.
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
         }
-        let Self { state, mut fds, .. } = self;
-        let Versioned { version } = serde_json::from_slice(&state)?;
-        if version != VERSION {
-            return Err(LeftError::Version(version));
+        match serde_json::from_slice(&self.state)? {
+            Versioned { version: VERSION } => Ok(serde_json::from_slice(&self.state)?),
+            Versioned { version } => Err(LeftError::Version(version)),
         }
-        let NvmeState { socket, .. } = serde_json::from_slice(&state)?;
-        fds.pop();
-        Ok(LeftSocket { state: socket, fds })
+    }
+
+    /// Ends what nobody goes on with. Nobody waits for that: the VMM may have sent what takes for ever to be closed.
+    pub(crate) fn disconnect(self) {
+        // The first is the connection, if any is: then its VMM sees the end at once.
+        if let Some(connection) = self.fds.first() {
+            let _ = shutdown(connection, Shutdown::Both);
+        }
+        close_aside(self.fds);
     }
 }

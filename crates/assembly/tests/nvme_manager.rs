@@ -448,6 +448,25 @@ fn numbers_outlive_the_daemon_that_gave_them() {
     assert_eq!(read(one.queue(0).unwrap(), 8), 1);
 }
 
+/// The numbers are the subsystem's, whichever of its physical functions had a host.
+#[test]
+fn numbers_are_known_to_a_second_physical_function() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path(), IdleMode::Poll);
+    let second = DeviceSpec { store: "pf".to_owned(), ..function(directory.path(), "pf2", IdleMode::Poll) };
+    spec.devices.push(second);
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut pf = connect(&spec.devices[3].socket);
+    assert_eq!((create(&mut pf, 4096, 0), create(&mut pf, 2048, 0)), ((OK, 4), (OK, 5)));
+    pool(&assembly).rename_volume("ns-5", "a").unwrap();
+    assert_eq!(delete(&mut pf, 4), OK);
+    let mut left = assembly.hand_over();
+    drop(assembly);
+    assert_eq!(left.len(), 1);
+    let _assembly = Assembly::take_over(&spec, &mut left).unwrap();
+    assert_eq!(allocated(&mut pf), [1, 2, 3, 5]);
+}
+
 /// What a host has asked for may need what the end of a daemon takes away: neither waits for the other.
 #[test]
 fn daemons_end_while_a_host_manages() {
@@ -545,4 +564,58 @@ fn functions_serve_what_they_were_given() {
     assert!(!one.is_connected());
     assert_eq!(assembly.devices()[ONE].volume.as_deref(), Some("three"));
     assert_eq!((attached(&mut pf, 2), attached(&mut pf, 3)), (vec![2], vec![]));
+}
+
+/// What a host has asked for while no daemon ran is done when all others are there again: they notice what is done to them.
+#[test]
+fn a_host_goes_on_when_the_others_do() {
+    let (_directory, spec, mut assembly, mut pf) = start(IdleMode::Poll);
+    let mut one = connect(&spec.devices[ONE].socket);
+    for _ in 0..10 {
+        assert_eq!(status(&mut one, 8), NvmeStatus::OK);
+        let mut left = assembly.hand_over();
+        drop(assembly);
+        let offline = NvmeCommand::new(admin_opcode::VIRTUALIZATION_MANAGEMENT, 0).dword(10, 1 << 16 | 7);
+        assembly = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| pf.admin().run(offline).unwrap());
+            let assembly = Assembly::take_over(&spec, &mut left).unwrap();
+            assert!(asked.join().unwrap().status.is_ok());
+            assembly
+        });
+        assert!(one.is_connected());
+        assert_eq!(one.read_register32(register::CSTS).unwrap(), 2, "fatal, not ready");
+        assert_eq!(virtualization(&mut pf, 1, 9), OK);
+        one.reset_controller().unwrap();
+    }
+}
+
+/// A function may be taken offline, and reset, in the middle of being left: its VMM stays connected.
+#[test]
+fn functions_are_taken_offline_while_daemons_end() {
+    let (_directory, spec, mut assembly, mut pf) = start(IdleMode::Poll);
+    let mut one = connect(&spec.devices[ONE].socket);
+    let stop = AtomicBool::new(false);
+    let assembly = std::thread::scope(|scope| {
+        let managing = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                virtualization(&mut pf, 1, 7);
+                while virtualization(&mut pf, 1, 9) != OK {}
+                one.reset_controller().unwrap();
+            }
+        });
+        for _ in 0..25 {
+            let mut left = assembly.hand_over();
+            drop(assembly);
+            assert_eq!(left.len(), 2);
+            assembly = Assembly::take_over(&spec, &mut left).unwrap();
+            if managing.is_finished() {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        assembly
+    });
+    assert_eq!(secondary(&mut pf), [(1, true), (2, true)]);
+    assert_eq!(status(&mut one, 8), NvmeStatus::OK);
+    drop(assembly);
 }

@@ -8,6 +8,7 @@
 //! * [`EpollSleeper`]: where a sidecore sleeps.
 //! * [`peer_event`]: waking a peer without ever waiting for it.
 //! * [`cpu`]: which cores there are, and staying on one of them.
+//! * [`HeldSignals`]: a time in which nobody ends this process in order.
 //! * [`Clock`]: the time, for the price of reading a register.
 //! * [`ServiceManager`] and [`take_kept`]: who started this process, and keeps
 //!   descriptors for the next one.
@@ -21,6 +22,7 @@ mod clock;
 pub mod cpu;
 mod epoll;
 mod file;
+mod held_signals;
 mod host_file;
 mod peer_event;
 mod pin;
@@ -30,6 +32,7 @@ pub use clock::Clock;
 pub use epoll::EpollSleeper;
 
 pub use file::{FileError, FileOptions, FileStore};
+pub use held_signals::HeldSignals;
 pub use host_file::{ExtentFlaw, HostExtent, HostFile, HostFileError, HostFileOptions, LeaseState, lease_break_time};
 pub use peer_event::peer_event;
 pub use pin::pin_memory;

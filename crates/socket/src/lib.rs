@@ -3,7 +3,8 @@
 //! * [`SocketFile`] is the file that a client connects to: for this user only, and removed by no other.
 //! * [`parcel`] is bytes and descriptors behind one descriptor, to be kept by somebody else.
 //! * [`send`] and [`receive`] move bytes and the file descriptors beside them, and know no messages.
-//! * [`Descriptor`] tells what such a descriptor is, and so whether somebody waits who closes it.
+//! * [`Descriptor`] tells what such a descriptor is, and so whether somebody waits who closes it; [`close_aside`] is for
+//!   whoever must not.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -18,11 +19,13 @@
     )
 )]
 
+mod aside;
 mod descriptor;
 mod file;
 pub mod parcel;
 mod stream;
 
+pub use aside::close_aside;
 pub use descriptor::Descriptor;
 pub use file::{ServerError, SocketFile};
 pub use stream::{Blocking, MAX_FDS, StreamError, receive, send};

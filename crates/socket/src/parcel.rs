@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+use crate::close_aside;
 use crate::stream::{Blocking, MAX_FDS, StreamError, receive, send};
 
 /// Most bytes of a parcel that is opened.
@@ -32,13 +33,18 @@ pub fn pack(bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<OwnedFd> {
     contents.write_all(bytes)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (inside, outside) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    let mut all: Vec<OwnedFd> = std::iter::once(contents.into()).chain(fds).collect();
-    while !all.is_empty() {
-        let rest = all.split_off(all.len().min(MAX_FDS));
-        send(&inside, MESSAGE, &all, MAX_FDS, Blocking::Never).map_err(into_io)?;
-        all = rest;
+    let all: Vec<OwnedFd> = std::iter::once(contents.into()).chain(fds).collect();
+    let sent = all
+        .chunks(MAX_FDS)
+        .try_for_each(|some| send(&inside, MESSAGE, some, MAX_FDS, Blocking::Never).map(|_| ()).map_err(into_io));
+    // The parcel has them too: unless it has failed, none of these is the last that closes an open file.
+    match sent {
+        Ok(()) => Ok(outside),
+        Err(error) => {
+            close_aside((outside, all));
+            Err(error)
+        }
     }
-    Ok(outside)
 }
 
 /// Opens a parcel: what was put in, in its order.
@@ -51,14 +57,16 @@ pub fn unpack(parcel: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     loop {
         let mut message = [0; MESSAGE.len()];
         let mut some = Vec::new();
-        let count = receive(&parcel, &mut message, &mut some, MAX_FDS, Blocking::Never).map_err(into_io)?;
-        if count == 0 {
-            break;
-        }
-        if message.get(..count) != Some(MESSAGE) || fds.len() > MAX_PARCEL_FDS {
-            return Err(damaged("this is no parcel"));
-        }
+        let received = receive(&parcel, &mut message, &mut some, MAX_FDS, Blocking::Never).map_err(into_io);
         fds.append(&mut some);
+        match received {
+            Ok(0) => break,
+            Ok(count) if message.get(..count) == Some(MESSAGE) && fds.len() <= MAX_PARCEL_FDS => {}
+            received => {
+                close_aside(fds);
+                return Err(received.err().unwrap_or_else(|| damaged("this is no parcel")));
+            }
+        }
     }
     if fds.is_empty() {
         return Err(damaged("the parcel is empty, or has been opened before"));

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use sidecore_nvme::Done;
+use sidecore_socket::close_aside;
 
 use crate::ticket::{Ticket, Wake};
 
@@ -20,11 +21,8 @@ impl<T: Send + 'static> Aside<T> {
 
 impl<T: Send + 'static> Drop for Aside<T> {
     fn drop(&mut self) {
-        let Some(what) = self.0.take() else { return };
-        if let Err((what, error)) = close(what, Done::nobody()) {
-            // It stays open until the process ends: that costs less than a thread that serves others.
-            tracing::error!(%error, "no thread to close a connection on");
-            std::mem::forget(what);
+        if let Some(what) = self.0.take() {
+            close_aside(what);
         }
     }
 }

@@ -200,6 +200,12 @@ fn check(command: Command, fds: &[OwnedFd]) -> Result<(), ConnectionError> {
 }
 
 impl Connection {
+    /// Whether it can be left to another process: not with descriptors of a message's that no message has, which are to be
+    /// closed where nobody waits.
+    pub(crate) fn can_be_left(&self) -> bool {
+        self.incoming.fds.iter().all(|fd| Descriptor::of(fd).closes_at_once())
+    }
+
     /// Leaves the stream to another process, with what is under way.
     pub(crate) fn leave(self, fds: &mut Leaving) -> ConnectionState {
         let Self { stream, incoming, outgoing } = self;

@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 
 use sidecore_nvme::PciFunction;
-use sidecore_socket::{ServerError, SocketFile};
+use sidecore_socket::{ServerError, SocketFile, close_aside};
 
 use crate::handover::LeftSocket;
 use crate::served::Served;
@@ -83,7 +83,13 @@ impl Service {
         function: Arc<dyn PciFunction>,
         left: Option<LeftSocket>,
     ) -> Result<Socket, ServerError> {
-        let (file, listener) = SocketFile::listen(path, BACKLOG)?;
+        let (file, listener) = match SocketFile::listen(path, BACKLOG) {
+            Ok(listening) => listening,
+            Err(error) => {
+                close_aside(left);
+                return Err(error);
+            }
+        };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let turn = usize::try_from(number).unwrap_or(0).checked_rem(self.threads.len()).unwrap_or(0);
         let connected = Arc::new(AtomicBool::new(false));

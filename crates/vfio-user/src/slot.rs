@@ -153,6 +153,11 @@ impl Slot {
         if self.heir.is_none() || !matches!(&self.client, Client::Served(served) if !served.session.is_waiting()) {
             return;
         }
+        if matches!(&self.client, Client::Served(served) if !served.connection.can_be_left()) {
+            tracing::warn!("the VMM cannot be left to another process, it has sent what is no memory and no eventfd");
+            self.heir = None;
+            return self.hang_up(epoll);
+        }
         // What comes from now on is for whoever goes on; closing it here does not take it out of the set.
         self.go_on(epoll, |_| Ok(Turn::Wants(Wants::Function)));
         match std::mem::replace(&mut self.client, Client::Deaf) {

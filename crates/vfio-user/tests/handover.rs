@@ -7,19 +7,25 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError};
 use sidecore_nvme::{
-    Activity, CompletionQueueSetup, Done, FunctionSetup, Identity, Interrupts, Namespace, NvmeFunction, QueueHost,
-    QueuesState, StartError, SubmissionQueueSetup,
+    Activity, CompletionQueueSetup, Done, FunctionSetup, Identity, Interrupts, Namespace, NvmeFunction, PciFunction,
+    QueueHost, QueuesState, Region, StartError, SubmissionQueueSetup,
 };
 use sidecore_reactor::EventFd;
 use sidecore_ring::nvme::Doorbells;
 use sidecore_vfio_user::{Body, Command, LeftSocket, Message, Service, SocketState, vfio};
 
 /// No queue is ever started here: what they leave is tested where they are.
-struct NoQueues;
+#[derive(Default)]
+struct NoQueues {
+    /// Whether vector 0 signals anything, and whether it did when queues were gone on with.
+    signals: AtomicBool,
+    signalled: AtomicBool,
+}
 
 impl QueueHost for NoQueues {
     fn start_completion_queue(&self, setup: CompletionQueueSetup) -> Result<(), StartError> {
@@ -39,7 +45,16 @@ impl QueueHost for NoQueues {
     }
 
     fn set_memory(&self, _: &GuestMemory, _: Done) {}
-    fn set_vector(&self, _: u16, _: Option<OwnedFd>) {}
+    fn set_vector(&self, vector: u16, event: Option<OwnedFd>) {
+        if vector == 0 {
+            self.signals.store(event.is_some(), Ordering::Relaxed);
+        }
+    }
+
+    fn take_over(&self, _: &GuestMemory, _: &QueuesState) -> Result<(), StartError> {
+        self.signalled.store(self.signals.load(Ordering::Relaxed), Ordering::Relaxed);
+        Ok(())
+    }
 
     fn is_pending(&self, _: u16) -> bool {
         false
@@ -53,6 +68,10 @@ impl QueueHost for NoQueues {
 }
 
 fn function() -> Arc<NvmeFunction> {
+    function_with(Interrupts::MsiX, Arc::default())
+}
+
+fn function_with(interrupts: Interrupts, host: Arc<NoQueues>) -> Arc<NvmeFunction> {
     NvmeFunction::new(FunctionSetup {
         name: "disk".to_owned(),
         identity: Identity {
@@ -62,11 +81,11 @@ fn function() -> Arc<NvmeFunction> {
             controller_id: 0,
         },
         queue_pairs: 2,
-        interrupts: Interrupts::MsiX,
+        interrupts,
         signal: EventFd::peer_signal,
         doorbells: Arc::new(Doorbells::new(2).unwrap()),
         doorbells_are_mapped: true,
-        host: Arc::new(NoQueues),
+        host,
         statistics: Arc::new(Activity::default),
         manager: None,
         namespace: None,
@@ -227,4 +246,43 @@ fn a_client_that_is_being_served_is_left_when_it_has_its_answer() {
     assert!(client.is_hung_up());
     assert!(!left.join().unwrap());
     assert_eq!(function.events().last(), Some(&Event::Memory(0, 0)));
+}
+
+/// A descriptor whose close may wait is no part of any message: nobody is left such a thing.
+#[test]
+fn a_client_that_has_sent_what_may_wait_is_not_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let process = Process::start(&directory, None);
+    let client = Client::start(process.socket.path());
+    let neighbour = process.service.serve(&directory.path().join("other"), Function::with_area("other", None)).unwrap();
+    let mut neighbour = Client::start(neighbour.path());
+    let (socket, end) = lingering();
+    let half = sidecore_socket::send(&client.connection, &[0; 4], &[socket], 16, sidecore_socket::Blocking::Wait);
+    assert_eq!(half.unwrap(), 4);
+    // The same thread serves both: with the second answer it has seen what came before.
+    for _ in 0..2 {
+        neighbour.ask((Command::DeviceGetInfo, device_info()), vec![]);
+    }
+    let (done, wait) = std::sync::mpsc::channel();
+    let Process { service, socket } = process;
+    std::thread::spawn(move || done.send(socket.hand_over().is_none()));
+    assert_eq!(wait.recv_timeout(SOON), Ok(true));
+    drop((end, client, service));
+}
+
+/// Queues are started with their vectors as they are: what is masked is not signalled for a moment.
+#[test]
+fn vectors_of_msi_that_are_masked_signal_nothing_when_queues_go_on() {
+    for is_masked in [false, true] {
+        let first = function_with(Interrupts::Msi, Arc::default());
+        first.set_vector(0, Some(event())).unwrap();
+        // INTMS.
+        first.write(Region::Bar(0), 0x0C, &[u8::from(is_masked), 0, 0, 0]).unwrap();
+        let (reply, left) = std::sync::mpsc::channel();
+        first.hand_over(Box::new(move |left| reply.send(left).unwrap()));
+        let host = Arc::<NoQueues>::default();
+        let next = function_with(Interrupts::Msi, host.clone());
+        next.take_over(left.recv_timeout(SOON).unwrap().unwrap(), GuestMemory::empty()).unwrap();
+        assert_eq!(host.signalled.load(Ordering::Relaxed), !is_masked);
+    }
 }

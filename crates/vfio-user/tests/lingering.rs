@@ -2,9 +2,9 @@
 
 mod common;
 
-use std::io::{IoSlice, Write};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -12,25 +12,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use common::*;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use sidecore_vfio_user::{Body, Command, Connection, Message, Received, Service, Socket, vfio};
-
-/// Longer than any of this lasts.
-const LINGER: Duration = Duration::from_secs(60);
-
-/// A socket whose last close waits, and the end of it that ends the wait by being dropped.
-fn lingering() -> (OwnedFd, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (end, _) = listener.accept().unwrap();
-    sockopt::set_socket_linger(&socket, Some(LINGER)).unwrap();
-    socket.set_nonblocking(true).unwrap();
-    while socket.write(&[0; 1 << 16]).is_ok() {}
-    (socket.into(), end)
-}
 
 /// Sends a message with any number of descriptors, and closes them.
 fn send(client: &Client, ask: (Command, Body), fds: Vec<OwnedFd>) {

@@ -27,7 +27,7 @@ use self::runner::Runner;
 use super::{FrontEnd, counters};
 use crate::AssemblyError;
 use crate::flush::flush_and_wait;
-use crate::left::{LeftDevice, Standing};
+use crate::left::{LeftDevice, LeftError, Standing};
 use crate::report::{QueueCounters, VolumeReport};
 use crate::sidecore::Sidecore;
 use crate::spec::{DeviceSpec, StoreSpec};
@@ -72,6 +72,8 @@ pub(crate) struct Nvme {
     /// As in [`NvmeParts`].
     manager: Option<Arc<Subsystem>>,
     doorbells: Arc<Doorbells>,
+    /// Whether they are those that a client has mapped since another process.
+    has_mapped: bool,
     /// Locked for as long as it takes to stop it.
     socket: Mutex<Option<Socket>>,
     /// What is served, and how large the guest was told that it is.
@@ -103,8 +105,9 @@ impl Nvme {
         let configured = volume.as_ref().map(|volume| volume.id);
         let nguid = volume.map_or_else(|| names::nguid(bottom), |volume| names::volume_nguid(&volume));
         let (namespace, geometry) = namespace(spec, store, nguid)?;
-        // Those of another number of queues are of no use, nor is then what else was left: that is found out when it is served.
+        // Those of another number of queues are of no use, nor is then what else was left.
         let mapped = doorbells.and_then(|file| Doorbells::from_file(file, spec.queues).ok());
+        let has_mapped = mapped.is_some();
         let doorbells = Arc::new(mapped.map_or_else(|| Doorbells::new(spec.queues), Ok).map_err(failed)?);
         let options = IoOptions {
             name: spec.name.clone(),
@@ -153,6 +156,7 @@ impl Nvme {
             threads,
             manager,
             doorbells,
+            has_mapped,
             socket: Mutex::new(None),
             served: Mutex::new(served),
             changing: Mutex::new(()),
@@ -205,6 +209,11 @@ impl Nvme {
         self.served().is_online = is_online;
     }
 
+    /// Whether its host manages other functions.
+    pub(crate) const fn manages(&self) -> bool {
+        self.manager.is_some()
+    }
+
     /// What a physical function's host has made of it, if it is a virtual one.
     pub(crate) fn standing(&self) -> Option<Standing> {
         let served = self.served();
@@ -233,7 +242,13 @@ impl FrontEnd for Nvme {
                 let device = &self.spec.name;
                 tracing::error!(device, %error, "cannot go on with the VMM that was connected, its guest has lost the device");
             };
-            left.unpack().inspect_err(unreadable).ok()
+            let unpacked = if self.has_mapped {
+                left.unpack()
+            } else {
+                left.disconnect();
+                Err(LeftError::Doorbells)
+            };
+            unpacked.inspect_err(unreadable).ok()
         });
         let served = match left {
             None => self.threads.service.serve(socket, function),

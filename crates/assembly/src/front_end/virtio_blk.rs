@@ -36,8 +36,12 @@ impl VirtioBlk {
 }
 
 impl FrontEnd for VirtioBlk {
-    fn serve(&self, socket: &Path, _: Option<LeftDevice>) -> Result<(), AssemblyError> {
+    fn serve(&self, socket: &Path, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
         let name = self.served.device().name().to_owned();
+        if let Some(left) = left {
+            tracing::warn!(device = name, "a VMM was connected to it when it was an NVMe function");
+            left.disconnect();
+        }
         let server = Server::start(socket, Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
         *self.server() = Some(server.map_err(|error| AssemblyError::Server { name, error })?);
         Ok(())

@@ -1,5 +1,7 @@
 //! Leaving a controller to another process, and going on with what another one has left.
 
+use std::collections::BTreeSet;
+
 use sidecore_memory::GuestMemory;
 use sidecore_units::Nanos;
 
@@ -125,6 +127,8 @@ impl Controller {
             return Err(TakeOverError::Changed { what: "being online" });
         }
         self.check_queues(&queues)?;
+        // One that rests has none.
+        let queues = if let RestState::Ready = rest { queues } else { QueuesState::default() };
         let served = self.namespace.as_deref().map(NamespaceState::of);
         if let (Some(before), Some(after)) = (&namespace, &served)
             && !before.is_same(after)
@@ -161,12 +165,20 @@ impl Controller {
 
     /// Whether there can be such queues.
     fn check_queues(&self, queues: &QueuesState) -> Result<(), TakeOverError> {
-        let submissions = queues.completion_queues.iter().flat_map(|queue| &queue.submission_queues);
         let ids = queues.completion_queues.iter().map(|queue| queue.id);
-        let mut numbers = ids.chain(submissions.map(|submission| submission.id));
+        let mut numbers = ids.chain(submissions_of(queues));
         if numbers.any(|id| !(1..=self.limits.queue_pairs).contains(&id)) {
             return Err(TakeOverError::Changed { what: "number of queues" });
         }
+        let mut seen = BTreeSet::new();
+        if !submissions_of(queues).all(|id| seen.insert(id)) {
+            return Err(TakeOverError::Damaged { what: "submission queues" });
+        }
         Ok(())
     }
+}
+
+/// The numbers of all submission queues.
+fn submissions_of(queues: &QueuesState) -> impl Iterator<Item = u16> {
+    queues.completion_queues.iter().flat_map(|queue| &queue.submission_queues).map(|submission| submission.id)
 }

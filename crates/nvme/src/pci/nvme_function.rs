@@ -407,6 +407,10 @@ impl PciFunction for NvmeFunction {
         self.enter(|core| {
             core.config.take_over(&config);
             core.msix.take_over(&msix);
+            if self.interrupts == Interrupts::Msi {
+                // Before queues are started, which would signal what is masked.
+                core.msix.mask(controller.registers.interrupt_mask());
+            }
             for vector in 0..core.msix.len() {
                 core.tell_host(vector);
             }

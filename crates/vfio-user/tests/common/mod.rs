@@ -1,6 +1,8 @@
 //! A function that remembers what was done to it, a client, and the messages that QEMU sends.
 #![allow(dead_code, reason = "each test uses a part")]
 
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -243,6 +245,20 @@ impl PciFunction for Function {
         self.state().events.push(Event::Reset);
         self.later(done);
     }
+}
+
+/// Longer than any of this lasts.
+pub const LINGER: Duration = Duration::from_secs(60);
+
+/// A socket whose last close waits, and the end of it that ends the wait by being dropped.
+pub fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (end, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&socket, Some(LINGER)).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    (socket.into(), end)
 }
 
 pub fn event() -> OwnedFd {

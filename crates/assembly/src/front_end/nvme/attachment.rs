@@ -85,8 +85,14 @@ impl Devices {
         Ok(())
     }
 
-    /// Takes a function online or offline, and waits for what it has in flight.
+    /// Takes a function online or offline. Waits for other changes of the graph, and for what the function has in flight.
     pub(super) fn set_online(&self, device: &str, is_online: bool) -> Result<(), ManageError> {
+        let graph = self.graph.upgrade().ok_or(ManageError::Denied)?;
+        let graph = lock(&graph);
+        // It may be left to the next daemon just now, as it is.
+        if graph.ends {
+            return Err(ManageError::Denied);
+        }
         self.find(device)?.nvme().ok_or(ManageError::NoSuchController)?.set_online(is_online);
         tracing::info!(device, is_online, "controller told to be so");
         Ok(())

@@ -54,14 +54,18 @@ impl Subsystems {
         numbers: Option<Numbers>,
     ) -> io::Result<Arc<Subsystem>> {
         let mut managed = lock(&self.managed);
-        if let Some(subsystem) = managed.get(controller.name()) {
-            return Ok(Arc::clone(subsystem));
-        }
-        let subsystem = Subsystem::start(controller, self.devices.clone())?;
+        let known = managed.get(controller.name()).cloned();
+        let is_new = known.is_none();
+        let subsystem = known.map_or_else(|| Subsystem::start(controller, self.devices.clone()), Ok)?;
+        // The hosts of two physical functions know the same numbers. Nobody knows those that were counted anew for the first
+        // of the two, if nothing was left of that one: nobody is connected yet.
+        let is_told = numbers.is_some();
         if let Some(numbers) = numbers {
             lock(&subsystem.table).take_over(numbers);
         }
-        subsystem.refresh();
+        if is_new || is_told {
+            subsystem.refresh();
+        }
         managed.insert(controller.name().to_owned(), Arc::clone(&subsystem));
         Ok(subsystem)
     }
