@@ -24,7 +24,7 @@ use crate::inbox::{Inbox, News, QueueEvent, Token};
 use crate::manager::{Manager, Reply};
 use crate::pointer::MAX_PIECES;
 use crate::registers::Registers;
-use crate::{Command, Done, Identity, Namespace, QueueHost, Statistics, Status};
+use crate::{Activity, Command, Done, Identity, Namespace, QueueHost, Statistics, Status};
 
 use handover::Leaving;
 use state::{Rest, State};
@@ -88,7 +88,9 @@ pub(crate) struct Controller {
     pub(crate) doorbells_are_mapped: bool,
     pub(crate) host: Arc<dyn QueueHost>,
     pub(crate) manager: Option<Arc<dyn Manager>>,
-    pub(crate) statistics: Arc<dyn Statistics>,
+    statistics: Arc<dyn Statistics>,
+    /// What was counted by processes before this one.
+    counted_before: Activity,
     pub(crate) inbox: Arc<Inbox>,
 
     pub(crate) registers: Registers,
@@ -131,6 +133,7 @@ impl Controller {
             host: parts.host,
             manager: parts.manager,
             statistics: parts.statistics,
+            counted_before: Activity::default(),
             inbox: parts.inbox,
             registers: Registers::new(parts.doorbell_stride),
             state: State::Rest(Rest::Disabled),
@@ -234,6 +237,11 @@ impl Controller {
         if self.features.wants_namespace_notices() {
             self.events.raise(Event::NamespaceAttributeChanged);
         }
+    }
+
+    /// What the controller has done so far.
+    pub(crate) fn activity(&self) -> Activity {
+        self.counted_before.with(self.statistics.activity())
     }
 
     pub(crate) fn has_volatile_cache(&self) -> bool {

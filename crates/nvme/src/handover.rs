@@ -14,7 +14,7 @@ use crate::admin::errors::Log;
 use crate::admin::events::Events;
 use crate::admin::features::Features;
 use crate::registers::Registers;
-use crate::{Interrupts, Namespace, StartError};
+use crate::{Activity, Interrupts, Namespace, StartError};
 
 /// A function as it was left.
 #[derive(Debug)]
@@ -64,6 +64,7 @@ pub(crate) struct ControllerState {
     pub events: Events,
     pub errors: Log,
     pub changed: ChangedNamespaces,
+    pub activity: Activity,
     pub namespace: Option<NamespaceState>,
 }
 

@@ -113,6 +113,15 @@ fn what_the_host_has_set_and_waits_for_is_still_so() {
         assert!(client.admin().read(command, &mut page).unwrap().status.is_ok());
         page
     };
+    // Host Read Commands and Host Write Commands.
+    let commands = |client: &mut NvmeClient| {
+        let mut page = [0; 512];
+        let command = NvmeCommand::new(admin_opcode::GET_LOG_PAGE, u32::MAX).dword(10, 127 << 16 | 0x02);
+        assert!(client.admin().read(command, &mut page).unwrap().status.is_ok());
+        (page[64], page[80])
+    };
+    let slot = client.queue(1).unwrap().take_slot().unwrap();
+    write_and_read(client.queue(1).unwrap(), slot, Sector(0), 4096, 7);
     let before = errors(&mut client);
     assert_eq!(before[0], 1);
 
@@ -122,12 +131,13 @@ fn what_the_host_has_set_and_waits_for_is_still_so() {
     let got = run(&mut client, NvmeCommand::new(admin_opcode::GET_FEATURES, 0).dword(10, 0x04));
     assert_eq!((got.result, got.status), (333, NvmeStatus::OK));
     assert_eq!(errors(&mut client), before);
+    assert_eq!(commands(&mut client), (1, 1));
     client.queue(0).unwrap().ring_tail(9999).unwrap();
     let told = client.admin().wait(event).unwrap();
     assert_eq!((told.result, told.status), (0x0001_0100, NvmeStatus::OK));
     client.queue(0).unwrap().ring_tail(0).unwrap();
-    let slot = client.queue(1).unwrap().take_slot().unwrap();
     write_and_read(client.queue(1).unwrap(), slot, Sector(0), 4096, 1);
+    assert_eq!(commands(&mut client), (2, 2));
     client.reset_device().unwrap();
     write_and_read(client.queue(1).unwrap(), slot, Sector(0), 4096, 2);
     drop(assembly);

@@ -105,7 +105,7 @@ impl Controller {
 
     /// SMART / Health Information (figure 207).
     fn health(&self, now: Nanos) -> Vec<u8> {
-        let activity = self.statistics.activity();
+        let activity = self.activity();
         // Data units are thousands of 512 bytes, rounded up.
         let units = |bytes: u64| u128::from(bytes.div_ceil(512_000));
         let hours = now.0 / 3_600_000_000_000;

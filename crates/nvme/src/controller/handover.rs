@@ -94,6 +94,7 @@ impl Controller {
             events: std::mem::take(&mut self.events),
             errors: self.errors.contents(),
             changed: std::mem::take(&mut self.changed),
+            activity: self.activity(),
             namespace: self.namespace.as_deref().map(NamespaceState::of),
         })
     }
@@ -117,7 +118,8 @@ impl Controller {
         memory: GuestMemory,
         now: Nanos,
     ) -> Result<(), TakeOverError> {
-        let ControllerState { registers, rest, admin, queues, features, events, errors, changed, namespace } = from;
+        let ControllerState { registers, rest, admin, queues, features, events, errors, changed, activity, namespace } =
+            from;
         if registers.doorbell_stride() != self.registers.doorbell_stride() {
             return Err(TakeOverError::Changed { what: "way of ringing doorbells" });
         }
@@ -144,7 +146,7 @@ impl Controller {
         self.registers = registers;
         self.registers.status.fatal |= is_offline;
         self.errors.take_over(errors);
-        (self.events, self.changed) = (events, changed);
+        (self.events, self.changed, self.counted_before) = (events, changed, activity);
         self.take_over_features(features, now);
         self.state = match rest {
             _ if is_offline => State::Rest(Rest::Offline),
