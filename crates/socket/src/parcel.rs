@@ -29,11 +29,14 @@ const MESSAGE: &[u8] = b"fds";
 /// # Errors
 /// The kernel has no memory, or refuses to hold so many descriptors (`ETOOMANYREFS`, see `unix(7)`).
 pub fn pack(bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<OwnedFd> {
-    let mut contents = File::from(memfd_create("sidecore-parcel", MemfdFlags::CLOEXEC)?);
-    contents.write_all(bytes)?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (inside, outside) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    let all: Vec<OwnedFd> = std::iter::once(contents.into()).chain(fds).collect();
+    let (inside, outside, contents) = match empty(bytes) {
+        Ok(empty) => empty,
+        Err(error) => {
+            close_aside(fds);
+            return Err(error);
+        }
+    };
+    let all: Vec<OwnedFd> = std::iter::once(contents).chain(fds).collect();
     let sent = all
         .chunks(MAX_FDS)
         .try_for_each(|some| send(&inside, MESSAGE, some, MAX_FDS, Blocking::Never).map(|_| ()).map_err(into_io));
@@ -45,6 +48,15 @@ pub fn pack(bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<OwnedFd> {
             Err(error)
         }
     }
+}
+
+/// Both ends of a parcel, and the file with the bytes that is to be the first thing in it.
+fn empty(bytes: &[u8]) -> io::Result<(OwnedFd, OwnedFd, OwnedFd)> {
+    let mut contents = File::from(memfd_create("sidecore-parcel", MemfdFlags::CLOEXEC)?);
+    contents.write_all(bytes)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (inside, outside) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    Ok((inside, outside, contents.into()))
 }
 
 /// Opens a parcel: what was put in, in its order.
@@ -68,15 +80,26 @@ pub fn unpack(parcel: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
             }
         }
     }
-    if fds.is_empty() {
+    let mut fds = fds.into_iter();
+    let Some(contents) = fds.next() else {
         return Err(damaged("the parcel is empty, or has been opened before"));
+    };
+    let rest: Vec<OwnedFd> = fds.collect();
+    match read(contents) {
+        Ok(bytes) => Ok((bytes, rest)),
+        Err(error) => {
+            close_aside(rest);
+            Err(error)
+        }
     }
-    let rest = fds.split_off(1);
-    let contents = fds.pop().ok_or_else(|| damaged("the parcel is empty"))?;
-    seek(&contents, SeekFrom::Start(0))?;
+}
+
+/// What is in the file that is the first thing in a parcel.
+fn read(contents: OwnedFd) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
+    seek(&contents, SeekFrom::Start(0))?;
     File::from(contents).take(MAX_BYTES).read_to_end(&mut bytes)?;
-    Ok((bytes, rest))
+    Ok(bytes)
 }
 
 fn into_io(error: StreamError) -> io::Error {

@@ -112,7 +112,8 @@ impl IoQueue {
         self.id
     }
 
-    /// Takes up a completion queue, empty and without submission queues, or where another process has left it. To be called on its sidecore.
+    /// Takes up a completion queue, empty and without submission queues, or where another process has left it. To be called
+    /// on its sidecore.
     ///
     /// # Errors
     /// Its memory or the store's channel is unusable, or the kernel has no descriptor for it.
