@@ -158,7 +158,7 @@ fn serve(
 ) -> Result<Vec<Seen>> {
     let depth = usize::from(resources.layout.size);
     let fresh = RingState::fresh(resources.layout.format);
-    let inner = NullStore::new(*device.geometry()).open_channel(None, depth)?;
+    let inner = NullStore::new(device.geometry()).open_channel(None, depth)?;
     let stamps = Rc::new(Stamps::default());
     let channel = Box::new(Stamped { inner, clock: clock.clone(), stamps: Rc::clone(&stamps) });
     let mut queue = BlkQueue::new(device, 0, resources, fresh, channel, IdleMode::Poll, sidecore_linux::peer_event)?;
@@ -239,7 +239,7 @@ fn parse_alone(clock: &Clock, requests: usize) -> Result<f64> {
     let device = disk();
     let Loopback { mut queue, memory, layout, .. } = Loopback::new(&ClientOptions::default(), device.features())?;
     let rules = RequestRules {
-        geometry: *device.geometry(),
+        geometry: device.geometry(),
         features: device.features(),
         size_max_bytes: None,
         id: Default::default(),

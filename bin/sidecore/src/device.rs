@@ -69,6 +69,9 @@ struct AddArguments {
     /// Offer packed rings as well.
     #[arg(long)]
     packed: bool,
+    /// Whether completed writes may wait for a flush, until the guest chooses by itself [default: true].
+    #[arg(long, value_name = "BOOL")]
+    write_cache: Option<bool>,
     /// The guest may only read.
     #[arg(long)]
     read_only: bool,
@@ -159,6 +162,7 @@ fn device(client: &Client, add: AddArguments) -> Result<NewDevice> {
         spin_us: add.spin_us,
         interrupts: add.interrupts,
         packed: add.packed,
+        write_cache: add.write_cache,
         read_only: add.read_only,
         seg_max: None,
         size_max: None,

@@ -74,6 +74,12 @@ impl ServedBlk {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The store may have another size: takes it over. Whether the driver has to be told.
+    pub(crate) fn refresh(&self) -> bool {
+        let capacity_bytes = self.store().as_ref().map(|store| store.geometry().capacity_bytes);
+        capacity_bytes.is_some_and(|capacity_bytes| self.device.set_capacity_bytes(capacity_bytes))
+    }
+
     /// What all its queues share.
     pub(crate) fn device(&self) -> &BlkDevice {
         &self.device
@@ -115,6 +121,10 @@ impl VirtioDevice for ServedBlk {
 
     fn read_config(&self, offset_bytes: u32, data: &mut [u8]) -> Result<(), ConfigError> {
         self.device.read_config(offset_bytes, data)
+    }
+
+    fn config_generation(&self) -> u32 {
+        self.device.config_generation()
     }
 
     fn write_config(&self, offset_bytes: u32, data: &[u8]) -> Result<(), ConfigError> {

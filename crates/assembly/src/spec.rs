@@ -327,6 +327,8 @@ pub struct DeviceSpec {
     pub packed: bool,
     /// Whether the guest may only read.
     pub read_only: bool,
+    /// Whether completed writes may wait in the store's cache for a flush, until the driver chooses by itself.
+    pub write_cache: bool,
     /// Most segments in a request; `None` for the device model's own limit.
     pub seg_max: Option<u32>,
     /// Most bytes in a segment; `None` for no limit.

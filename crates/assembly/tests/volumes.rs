@@ -317,6 +317,44 @@ fn a_volume_grows_is_renamed_and_mapped_as_it_was_written() {
 }
 
 #[test]
+fn a_running_virtio_guest_learns_of_its_volumes_new_size() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path(), On::Ram);
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut client = connect(&spec.devices[0].socket);
+    let behind = VOLUME_BYTES / 512 + 8;
+    let mut watch = client.watch_config().unwrap();
+
+    pool(&assembly).resize_volume("root", 2 * VOLUME_BYTES).unwrap();
+    watch.wait(common::PATIENCE).unwrap();
+    assert_eq!(client.read_config().unwrap().capacity_sectors, 2 * VOLUME_BYTES / 512);
+    assert_eq!(write(&mut client, behind, 7), Status::Ok);
+    assert_eq!(read(&mut client, behind), 7);
+
+    // A change that the VMM was not connected for reaches it when it can be told.
+    pool(&assembly).resize_volume("root", 3 * VOLUME_BYTES).unwrap();
+    client.watch_config().unwrap().wait(common::PATIENCE).unwrap();
+}
+
+#[test]
+fn without_a_write_cache_a_write_is_durable_when_it_completes() {
+    for write_cache in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spec = spec(directory.path(), On::Ram);
+        spec.devices[0].write_cache = write_cache;
+        let assembly = Assembly::start(&spec).unwrap();
+        let mut client = connect(&spec.devices[0].socket);
+        assert_eq!(client.config().write_back, write_cache);
+        assert_eq!(write(&mut client, 8, 1), Status::Ok);
+        // The first write to a block changes the volume's metadata: to be durable it takes a commit.
+        let commits = pool(&assembly).report().commits;
+        assert_eq!(write(&mut client, 800, 1), Status::Ok);
+        // With a cache nobody knows when it will be committed.
+        assert!(write_cache || pool(&assembly).report().commits > commits);
+    }
+}
+
+#[test]
 fn a_quota_and_limits_hold_for_their_function_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();

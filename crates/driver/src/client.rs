@@ -10,6 +10,7 @@ use sidecore_ring::{RingFormat, RingLayout, RingState};
 
 use crate::arena::{Arena, Part, Region};
 use crate::config::{BlkConfig, features};
+use crate::config_watch::ConfigWatch;
 use crate::error::ClientError;
 use crate::options::ClientOptions;
 use crate::queue::{BlkQueue, Parts};
@@ -25,6 +26,8 @@ pub mod protocol {
     pub const CONFIG: u64 = 1 << 9;
     /// RESET_DEVICE.
     pub const RESET_DEVICE: u64 = 1 << 13;
+    /// The device sends requests of its own on a socket that it is given.
+    pub const BACKEND_REQ: u64 = 1 << 5;
     /// ADD_MEM_REG and REM_MEM_REG.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
     /// SET_STATUS and GET_STATUS.
@@ -150,6 +153,17 @@ impl BlkClient {
     pub fn read_config(&mut self) -> Result<BlkConfig, ClientError> {
         self.config = read_config(&mut self.wire, self.protocol)?;
         Ok(self.config)
+    }
+
+    /// Has the device say when its configuration changes.
+    ///
+    /// # Errors
+    /// The device does not offer it; the socket.
+    pub fn watch_config(&mut self) -> Result<ConfigWatch, ClientError> {
+        self.need(protocol::BACKEND_REQ, "BACKEND_REQ")?;
+        let (watch, theirs) = ConfigWatch::pair()?;
+        self.wire.tell(Request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
+        Ok(watch)
     }
 
     /// Stops a queue and returns where the device stood in it (GET_VRING_BASE).
@@ -377,8 +391,12 @@ impl Plan {
 
 fn negotiate_protocol(wire: &mut Wire, options: &ClientOptions) -> Result<u64, ClientError> {
     let offered = wire.ask_u64(Request::GET_PROTOCOL_FEATURES)?;
-    let mut wanted =
-        protocol::MQ | protocol::REPLY_ACK | protocol::CONFIG | protocol::RESET_DEVICE | protocol::CONFIGURE_MEM_SLOTS;
+    let mut wanted = protocol::MQ
+        | protocol::REPLY_ACK
+        | protocol::BACKEND_REQ
+        | protocol::CONFIG
+        | protocol::RESET_DEVICE
+        | protocol::CONFIGURE_MEM_SLOTS;
     if options.status {
         wanted |= protocol::STATUS;
     }

@@ -66,6 +66,7 @@ mod arena;
 mod buffers;
 mod client;
 mod config;
+mod config_watch;
 mod either;
 mod error;
 mod event;
@@ -79,6 +80,7 @@ mod wire;
 
 pub use client::{BlkClient, protocol};
 pub use config::{BlkConfig, features};
+pub use config_watch::ConfigWatch;
 pub use either::Queue;
 pub use error::ClientError;
 pub use loopback::Loopback;

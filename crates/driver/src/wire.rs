@@ -35,6 +35,7 @@ impl Request {
     pub(crate) const SET_PROTOCOL_FEATURES: Self = Self(16, "SET_PROTOCOL_FEATURES");
     pub(crate) const GET_QUEUE_NUM: Self = Self(17, "GET_QUEUE_NUM");
     pub(crate) const SET_VRING_ENABLE: Self = Self(18, "SET_VRING_ENABLE");
+    pub(crate) const SET_BACKEND_REQ_FD: Self = Self(21, "SET_BACKEND_REQ_FD");
     pub(crate) const GET_CONFIG: Self = Self(24, "GET_CONFIG");
     pub(crate) const RESET_DEVICE: Self = Self(34, "RESET_DEVICE");
     pub(crate) const ADD_MEM_REG: Self = Self(37, "ADD_MEM_REG");

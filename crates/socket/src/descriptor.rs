@@ -3,7 +3,7 @@
 //! The last close of a file may wait: on a filesystem that the peer serves itself (FUSE) for the peer's answer to the flush,
 //! of a TCP socket with SO_LINGER for its unsent data. To look at one may wait as well: fstat(2) asks the filesystem.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// What is behind a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +12,9 @@ pub enum Descriptor {
     Memory,
     /// An eventfd.
     Event,
+    /// One end of a connected Unix stream socket. A close may wait for the descriptors in messages that it has not
+    /// received.
+    UnixStream,
     /// Something else, by the name that the kernel has for it.
     Other(String),
 }
@@ -28,6 +31,9 @@ impl Descriptor {
         match std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) {
             // Compared whole: a file's name is the peer's choice, but starts with a slash.
             Ok(name) if name.as_os_str() == "anon_inode:[eventfd]" => Self::Event,
+            Ok(name) if name.as_os_str().as_encoded_bytes().starts_with(b"socket:[") && is_unix_stream(fd) => {
+                Self::UnixStream
+            }
             Ok(name) => Self::Other(name.display().to_string()),
             Err(error) => Self::Other(format!("unknown ({error})")),
         }
@@ -38,6 +44,15 @@ impl Descriptor {
     pub const fn closes_at_once(&self) -> bool {
         matches!(self, Self::Memory | Self::Event)
     }
+}
+
+/// Whether a socket is a connected Unix stream socket.
+fn is_unix_stream(socket: BorrowedFd<'_>) -> bool {
+    use rustix::net::{AddressFamily, SocketType, getpeername, sockopt};
+
+    sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
+        && getpeername(socket).is_ok()
 }
 
 #[cfg(test)]
@@ -53,13 +68,21 @@ mod tests {
         assert_eq!(Descriptor::of(memfd), Descriptor::Memory);
         assert_eq!(Descriptor::of(eventfd(0, EventfdFlags::CLOEXEC).unwrap()), Descriptor::Event);
         let (pipe, _other_end) = rustix::pipe::pipe().unwrap();
-        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (stream, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(Descriptor::of(&stream), Descriptor::UnixStream);
+        assert!(!Descriptor::of(&stream).closes_at_once());
+        let directory = tempfile::tempdir().unwrap();
+        let listener = std::os::unix::net::UnixListener::bind(directory.path().join("socket")).unwrap();
+        let (datagram, _peer) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let file = std::fs::File::open("/proc/self/status").unwrap();
         let path = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, rustix::fs::Mode::empty()).unwrap();
         for (fd, name) in [
             (pipe, "pipe:["),
-            (socket.into(), "socket:["),
+            (listener.into(), "socket:["),
+            (datagram.into(), "socket:["),
+            (tcp.into(), "socket:["),
             (set, "anon_inode:[eventpoll]"),
             (file.into(), "/proc/"),
             (path, "/"),

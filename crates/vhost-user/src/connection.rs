@@ -1,11 +1,16 @@
 //! Messages over a stream socket, each with its file descriptors.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use sidecore_socket::{Blocking, Descriptor, StreamError, receive, send};
 
 use crate::message::{HEADER_BYTES, Header, MAX_FDS, Message, MessageError, Request};
+
+/// Times that a front end may replace the channel: QEMU sends one for each
+/// connection, and each takes a descriptor until the connection ends.
+const MAX_BACKEND_CHANNELS: usize = 8;
 
 const _: () = assert!(MAX_FDS <= sidecore_socket::MAX_FDS);
 
@@ -34,25 +39,35 @@ pub enum ConnectionError {
         /// What it is.
         is: String,
     },
+    /// The front end has replaced its channel for the back end's requests too often.
+    #[error("more than {MAX_BACKEND_CHANNELS} channels for the back end's requests on one connection")]
+    TooManyBackendChannels,
+    /// A descriptor cannot be duplicated.
+    #[error("cannot duplicate a descriptor: {0}")]
+    Duplicate(io::Error),
 }
 
 /// One end of a vhost-user socket.
 ///
-/// A message that it hands out has descriptors of memory files and eventfds
-/// only, which anybody may close. It keeps all others that the peer has sent:
-/// to drop a connection may take for ever if the peer likes it to.
+/// A message that it hands out has only descriptors that can be closed without
+/// waiting: memory files, eventfds, and duplicates of sockets that the
+/// connection keeps open itself. The connection keeps all other descriptors
+/// that the peer has sent: dropping a connection may take as long as the peer
+/// likes.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
     /// Descriptors that belong to no message.
     refused: Vec<OwnedFd>,
+    /// The sockets of SET_BACKEND_REQ_FD, of which messages have duplicates.
+    backend_channels: Vec<OwnedFd>,
 }
 
 impl Connection {
     /// Speaks vhost-user over a connected, blocking stream.
     #[must_use]
     pub const fn new(stream: UnixStream) -> Self {
-        Self { stream, refused: Vec::new() }
+        Self { stream, refused: Vec::new(), backend_channels: Vec::new() }
     }
 
     /// The socket, for its timeouts, or for shutting it down.
@@ -77,7 +92,7 @@ impl Connection {
     }
 
     /// The same; descriptors that belong to no message are left in `fds`.
-    fn receive_with(&self, fds: &mut Vec<OwnedFd>) -> Result<Option<Message>, ConnectionError> {
+    fn receive_with(&mut self, fds: &mut Vec<OwnedFd>) -> Result<Option<Message>, ConnectionError> {
         let mut header = [0; HEADER_BYTES];
         if !self.fill(&mut header, fds)? {
             return Ok(None);
@@ -87,12 +102,30 @@ impl Connection {
         if !payload.is_empty() && !self.fill(&mut payload, fds)? {
             return Err(ConnectionError::Truncated);
         }
-        for (number, fd) in (1..).zip(&*fds) {
-            if let Descriptor::Other(is) = Descriptor::of(fd) {
-                return Err(ConnectionError::Descriptor { request: header.request, number, is });
-            }
+        for (number, fd) in (1..).zip(&mut *fds) {
+            let is = match Descriptor::of(&*fd) {
+                Descriptor::Memory | Descriptor::Event => continue,
+                Descriptor::UnixStream if header.request == Request::SetBackendReqFd => {
+                    self.keep_backend_channel(fd)?;
+                    continue;
+                }
+                Descriptor::UnixStream => "a Unix socket".to_owned(),
+                Descriptor::Other(is) => is,
+            };
+            return Err(ConnectionError::Descriptor { request: header.request, number, is });
         }
         Ok(Some(Message::parse(header, &payload, std::mem::take(fds))?))
+    }
+
+    /// Puts a duplicate in the socket's place, and keeps the socket itself until
+    /// the connection is dropped.
+    fn keep_backend_channel(&mut self, socket: &mut OwnedFd) -> Result<(), ConnectionError> {
+        if self.backend_channels.len() >= MAX_BACKEND_CHANNELS {
+            return Err(ConnectionError::TooManyBackendChannels);
+        }
+        let duplicate = socket.try_clone().map_err(ConnectionError::Duplicate)?;
+        self.backend_channels.push(std::mem::replace(socket, duplicate));
+        Ok(())
     }
 
     /// Sends a message with its descriptors, which stay the caller's.

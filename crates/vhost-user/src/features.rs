@@ -8,6 +8,9 @@ pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 pub const PROTOCOL_MQ: u64 = 1 << 0;
 /// VHOST_USER_PROTOCOL_F_REPLY_ACK: any request may ask for an acknowledgement.
 pub const PROTOCOL_REPLY_ACK: u64 = 1 << 3;
+/// VHOST_USER_PROTOCOL_F_BACKEND_REQ: the back end may send requests of its own,
+/// on a socket that the front end hands over.
+pub const PROTOCOL_BACKEND_REQ: u64 = 1 << 5;
 /// VHOST_USER_PROTOCOL_F_CONFIG: the back end serves the configuration space.
 pub const PROTOCOL_CONFIG: u64 = 1 << 9;
 /// VHOST_USER_PROTOCOL_F_RESET_DEVICE: the back end can be reset.
@@ -21,6 +24,7 @@ pub const PROTOCOL_STATUS: u64 = 1 << 16;
 /// The protocol features that a [`Session`](crate::Session) offers.
 pub const OFFERED_PROTOCOL: u64 = PROTOCOL_MQ
     | PROTOCOL_REPLY_ACK
+    | PROTOCOL_BACKEND_REQ
     | PROTOCOL_CONFIG
     | PROTOCOL_RESET_DEVICE
     | PROTOCOL_CONFIGURE_MEM_SLOTS

@@ -23,6 +23,7 @@
     )
 )]
 
+mod backend_channel;
 mod connection;
 pub mod features;
 mod message;

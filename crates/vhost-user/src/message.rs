@@ -396,7 +396,7 @@ impl Message {
                 count == usize::from(value & NO_FD == 0)
             }
             (Request::SetMemTable, Body::MemoryTable(regions)) => count == regions.len(),
-            (Request::AddMemReg, _) => count == 1,
+            (Request::AddMemReg | Request::SetBackendReqFd, _) => count == 1,
             // "No file descriptors SHOULD be passed [...] the back-end MAY
             // accept messages with one": older QEMUs send it.
             (Request::RemMemReg, _) => count <= 1,
@@ -433,6 +433,7 @@ impl Reader<'_> {
             | R::GetQueueNum
             | R::ResetDevice
             | R::GetMaxMemSlots
+            | R::SetBackendReqFd
             | R::GetStatus => Some(Body::Empty),
             R::SetFeatures
             | R::SetProtocolFeatures

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,6 +20,11 @@ use crate::session::{ProtocolError, Session};
 const BACKLOG: i32 = 8;
 /// How long to leave a failing accept alone (no file descriptors, no memory).
 const ACCEPT_RETRY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// How long the front end must have sent nothing before it is told of a change
+/// of the configuration space. QEMU answers by reading the space, and 6.0 to 7.2
+/// do so also in the middle of waiting for another request's reply, which they
+/// then take for the answer.
+const QUIET: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// Why a connection ended, other than by being closed.
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +96,19 @@ impl fmt::Debug for Holder {
     }
 }
 
+/// Why the thread has stopped waiting.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Woken {
+    /// The socket has something, or its peer has gone.
+    Readable,
+    /// The device's configuration space has changed.
+    Called,
+    /// Nothing came in time.
+    Timeout,
+    /// The server ends.
+    Stopping,
+}
+
 /// Says, when it is dropped, that the thread has given up the device.
 struct Ending(Arc<Shared>);
 
@@ -105,8 +123,41 @@ impl Drop for Ending {
 }
 
 impl Shared {
+    /// Wakes the thread.
+    fn wake(&self) {
+        if let Err(error) = rustix::io::write(&self.wake, &1_u64.to_ne_bytes()) {
+            tracing::error!(%error, "cannot wake the thread that serves the socket");
+        }
+    }
+
     fn gate(&self) -> MutexGuard<'_, Gate> {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `fd` can be read (or has failed), the server is called, or
+    /// time is up.
+    ///
+    /// A call is consumed here. The flag is looked at after that and before the
+    /// next wait, and it is set before the server is called: so no end is missed.
+    fn wait(&self, fd: impl AsFd, timeout: Option<&Timespec>) -> Woken {
+        if self.gate().stopping {
+            return Woken::Stopping;
+        }
+        let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
+        // Only a signal or a lack of memory makes it fail, and then a look at the
+        // flag and at the connection is as good as waiting.
+        let count = poll(&mut fds, timeout).unwrap_or(fds.len());
+        let [readable, called] = fds.map(|fd| !fd.revents().is_empty());
+        if called {
+            // It has been signalled, so this does not wait.
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
+        match () {
+            () if self.gate().stopping => Woken::Stopping,
+            () if readable => Woken::Readable,
+            () if count == 0 => Woken::Timeout,
+            () => Woken::Called,
+        }
     }
 
     /// Takes note of a connection that is going to be served. False if the
@@ -161,6 +212,12 @@ impl Server {
         self.shared.gate().connection.is_some()
     }
 
+    /// Tells the VMM, if one is connected, that the device's configuration space
+    /// has changed ([`VirtioDevice::config_generation`]).
+    pub fn config_changed(&self) {
+        self.shared.wake();
+    }
+
     /// Ends the connection, wherever in a message it is, stops the device's
     /// queues and resets it, removes the socket file, and waits for all that;
     /// not for the closing of what the client has sent.
@@ -178,9 +235,7 @@ impl Drop for Server {
                 let _ = connection.shutdown(Shutdown::Both);
             }
         }
-        if let Err(error) = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes()) {
-            tracing::error!(%error, "cannot wake the thread that serves the socket");
-        }
+        self.shared.wake();
         let mut gate = self.shared.gate();
         while !matches!(gate.device, Holder::Gone) {
             if let Some(device) = gate.device.take(Holder::Gone) {
@@ -201,7 +256,7 @@ fn accept_all(listener: &UnixListener, shared: &Shared, mut device: Arc<dyn Virt
             Ok(None) => return,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
-                wait(&mut [PollFd::new(&shared.wake, PollFlags::IN)], Some(&ACCEPT_RETRY));
+                let _ = poll(&mut [PollFd::new(&shared.wake, PollFlags::IN)], Some(&ACCEPT_RETRY));
                 continue;
             }
         };
@@ -209,7 +264,7 @@ fn accept_all(listener: &UnixListener, shared: &Shared, mut device: Arc<dyn Virt
         match shared.admit(connection.stream()) {
             Ok(true) => {
                 tracing::info!("a VMM connected");
-                match serve(&mut connection, &device) {
+                match serve(&mut connection, &device, shared) {
                     Ok(()) => tracing::info!("the VMM disconnected"),
                     Err(_) if shared.gate().stopping => tracing::info!("disconnected from the VMM"),
                     Err(error) => tracing::warn!(%error, "the connection to the VMM ended"),
@@ -237,8 +292,7 @@ fn accept_all(listener: &UnixListener, shared: &Shared, mut device: Arc<dyn Virt
 /// Waits for a connection; `None` if the server is to stop.
 fn accept(listener: &UnixListener, shared: &Shared) -> io::Result<Option<UnixStream>> {
     loop {
-        wait(&mut [PollFd::new(listener, PollFlags::IN), PollFd::new(&shared.wake, PollFlags::IN)], None);
-        if shared.gate().stopping {
+        if shared.wait(listener, None) == Woken::Stopping {
             return Ok(None);
         }
         match listener.accept() {
@@ -249,17 +303,21 @@ fn accept(listener: &UnixListener, shared: &Shared) -> io::Result<Option<UnixStr
     }
 }
 
-/// What makes poll fail besides a signal is a lack of memory, and then a look
-/// at the sockets is as good as waiting.
-fn wait(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) {
-    let _ = poll(fds, timeout);
-}
-
 /// Serves one connection until the peer closes it. The device is stopped and
 /// reset when it returns.
-fn serve(connection: &mut Connection, device: &Arc<dyn VirtioDevice>) -> Result<(), Fault> {
+fn serve(connection: &mut Connection, device: &Arc<dyn VirtioDevice>, shared: &Shared) -> Result<(), Fault> {
     let mut session = Session::new(Arc::clone(device));
-    while let Some(message) = connection.receive()? {
+    loop {
+        let quiet = session.owes_config_change().then_some(&QUIET);
+        match shared.wait(connection.stream(), quiet) {
+            Woken::Readable | Woken::Stopping => {}
+            Woken::Timeout => {
+                session.send_config_change();
+                continue;
+            }
+            Woken::Called => continue,
+        }
+        let Some(message) = connection.receive()? else { break };
         if let Some(reply) = session.handle(message)? {
             connection.send(&reply)?;
         }

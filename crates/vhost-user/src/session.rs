@@ -7,6 +7,7 @@ use std::sync::Arc;
 use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, RegionSpec, UserAddress};
 use sidecore_virtio::{ConfigError, StartError, VirtioDevice};
 
+use crate::backend_channel::BackendChannel;
 use crate::features;
 use crate::message::{
     Body, ConfigSpace, MemoryRegion, Message, MessageError, NO_FD, Request, VringAddress, VringState,
@@ -102,6 +103,9 @@ pub enum ProtocolError {
     /// The configuration space cannot be written like that.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The channel for the back end's requests is no socket that it can be.
+    #[error("SET_BACKEND_REQ_FD with a descriptor that is no connected Unix stream socket")]
+    NoBackendChannel,
     /// A file descriptor could not be duplicated.
     #[error("cannot duplicate a file descriptor: {0}")]
     Descriptor(io::Error),
@@ -146,6 +150,10 @@ pub struct Session {
     status: u8,
     memory: GuestMemory,
     rings: Vec<Ring>,
+    backend_channel: Option<BackendChannel>,
+    /// The generation of the configuration space that the front end has read or
+    /// was told of, if it has read any.
+    known_config: Option<u32>,
 }
 
 impl Session {
@@ -153,7 +161,43 @@ impl Session {
     #[must_use]
     pub fn new(device: Arc<dyn VirtioDevice>) -> Self {
         let rings = (0..device.queue_count()).map(|index| Ring::new(Arc::clone(&device), index)).collect();
-        Self { device, protocol_features: 0, features: None, status: 0, memory: GuestMemory::empty(), rings }
+        Self {
+            device,
+            protocol_features: 0,
+            features: None,
+            status: 0,
+            memory: GuestMemory::empty(),
+            rings,
+            backend_channel: None,
+            known_config: None,
+        }
+    }
+
+    /// Whether the front end is to be told that the configuration space is not
+    /// what it read.
+    ///
+    /// QEMU ignores the message unless the device runs. It does not read the
+    /// space again when it reconnects either, so a front end that has not read
+    /// it on this connection is told once.
+    #[must_use]
+    pub fn owes_config_change(&self) -> bool {
+        self.backend_channel.is_some()
+            && self.known_config != Some(self.device.config_generation())
+            && self.rings.iter().any(Ring::is_running)
+    }
+
+    /// Tells the front end, if there is room on its socket; otherwise it
+    /// [is still to be told](Self::owes_config_change).
+    pub fn send_config_change(&mut self) {
+        let generation = self.device.config_generation();
+        match self.backend_channel.as_ref().map(BackendChannel::config_changed) {
+            Some(Ok(true)) => self.known_config = Some(generation),
+            Some(Ok(false)) | None => {}
+            Some(Err(error)) => {
+                tracing::warn!(%error, "the front end cannot be told of a change of the configuration space");
+                self.backend_channel = None;
+            }
+        }
     }
 
     /// Serves one request; the reply, if there is one, is to be sent.
@@ -228,6 +272,7 @@ impl Session {
             }
             (Request::SetStatus, Body::U64(status)) => self.set_status(status),
             (Request::SetConfig, Body::Config(config)) => self.write_config(&config),
+            (Request::SetBackendReqFd, Body::Empty) => self.set_backend_channel(fds),
             (Request::SetMemTable, Body::MemoryTable(regions)) => self.set_memory_table(&regions, fds),
             (Request::AddMemReg, Body::MemoryRegion(region)) => self.add_region(&region, fds),
             (Request::RemMemReg, Body::MemoryRegion(region)) => self.remove_region(&region),
@@ -248,6 +293,7 @@ impl Session {
         let feature = match request {
             Request::GetConfig | Request::SetConfig => features::PROTOCOL_CONFIG,
             Request::GetStatus | Request::SetStatus => features::PROTOCOL_STATUS,
+            Request::SetBackendReqFd => features::PROTOCOL_BACKEND_REQ,
             Request::GetMaxMemSlots | Request::AddMemReg | Request::RemMemReg => features::PROTOCOL_CONFIGURE_MEM_SLOTS,
             _ => return Ok(()),
         };
@@ -310,7 +356,9 @@ impl Session {
 
     /// As many bytes as were asked for, zeros after the last there is: a VMM's
     /// idea of the space may be newer than ours. Nothing if none is there.
-    fn read_config(&self, mut config: ConfigSpace) -> Body {
+    fn read_config(&mut self, mut config: ConfigSpace) -> Body {
+        // Taken first: a change in between is told once more.
+        self.known_config = Some(self.device.config_generation());
         let offset_bytes = config_offset(config.offset_bytes);
         config.data.fill(0);
         for len in (1..=config.data.len()).rev() {
@@ -331,6 +379,13 @@ impl Session {
             return Err(ProtocolError::BadValue { request: Request::SetConfig, value });
         }
         Ok(self.device.write_config(config_offset(config.offset_bytes), &config.data)?)
+    }
+
+    fn set_backend_channel(&mut self, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
+        // `check_fds` saw exactly one.
+        let channel = fds.into_iter().next().and_then(BackendChannel::new);
+        self.backend_channel = Some(channel.ok_or(ProtocolError::NoBackendChannel)?);
+        Ok(())
     }
 
     // Memory.

@@ -36,6 +36,7 @@ struct State {
     events: Vec<Event>,
     queues: [Option<(QueueResources, RingState)>; QUEUES as usize],
     broken: bool,
+    config_generation: u32,
     written: Vec<(u32, Vec<u8>)>,
     maps_at_stop: Vec<String>,
 }
@@ -78,6 +79,11 @@ impl Recorder {
         self.state().queues[usize::from(index)].as_ref().unwrap().0.memory.clone()
     }
 
+    /// The configuration space is another one now.
+    pub fn change_config(&self) {
+        self.state().config_generation += 1;
+    }
+
     pub fn set_broken(&self) {
         self.state().broken = true;
     }
@@ -115,6 +121,10 @@ impl VirtioDevice for Recorder {
             }
             None => Err(ConfigError::OutOfRange { offset_bytes, len_bytes }),
         }
+    }
+
+    fn config_generation(&self) -> u32 {
+        self.state().config_generation
     }
 
     fn write_config(&self, offset_bytes: u32, data: &[u8]) -> Result<(), ConfigError> {

@@ -105,6 +105,10 @@ pub trait VirtioDevice: Send + Sync {
     /// The range is not all in it.
     fn read_config(&self, offset_bytes: u32, data: &mut [u8]) -> Result<(), ConfigError>;
 
+    /// Counts the changes of the configuration space that the device has made
+    /// by itself, such as a new capacity. A driver has to be told of each.
+    fn config_generation(&self) -> u32;
+
     /// Writes the device configuration space on the driver's behalf.
     ///
     /// # Errors

@@ -6,12 +6,14 @@
 #![no_main]
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use libfuzzer_sys::fuzz_target;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sidecore_ring::RingState;
-use sidecore_vhost_user::{HEADER_BYTES, Header, Message, Session};
+use sidecore_vhost_user::{HEADER_BYTES, Header, Message, Request, Session};
 use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
 
 const QUEUES: u16 = 3;
@@ -20,11 +22,14 @@ const FILE_BYTES: u64 = 1 << 20;
 
 /// Holds what it is given for as long as a queue runs.
 #[derive(Default)]
-struct Device(Mutex<[Option<(QueueResources, RingState)>; QUEUES as usize]>);
+struct Device {
+    queues: Mutex<[Option<(QueueResources, RingState)>; QUEUES as usize]>,
+    config_generation: AtomicU32,
+}
 
 impl Device {
     fn queues(&self) -> MutexGuard<'_, [Option<(QueueResources, RingState)>; QUEUES as usize]> {
-        self.0.lock().unwrap()
+        self.queues.lock().unwrap()
     }
 
     fn is_stopped(&self) -> bool {
@@ -54,6 +59,11 @@ impl VirtioDevice for Device {
             }
             None => Err(ConfigError::OutOfRange { offset_bytes, len_bytes }),
         }
+    }
+
+    fn config_generation(&self) -> u32 {
+        // Every look finds another one.
+        self.config_generation.fetch_add(1, Ordering::Relaxed)
     }
 
     fn write_config(&self, offset_bytes: u32, _data: &[u8]) -> Result<(), ConfigError> {
@@ -89,6 +99,14 @@ impl VirtioDevice for Device {
     }
 }
 
+/// What may come with a request: most take files, one takes a socket.
+fn descriptor(request: u8) -> OwnedFd {
+    if Request::from_code(request.into()) == Request::SetBackendReqFd {
+        return UnixStream::pair().unwrap().0.into();
+    }
+    memfd()
+}
+
 fn memfd() -> OwnedFd {
     let file = memfd_create("fuzz", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, FILE_BYTES).unwrap();
@@ -102,7 +120,7 @@ fn next_message(input: &[u8]) -> Option<(Option<Message>, &[u8])> {
     let (payload, rest) = rest.split_at(size);
     let words = [u32::from(*request), 1 | u32::from(flags & 1) << 3 | u32::from(flags & 2) << 1, size as u32];
     let header: [u8; HEADER_BYTES] = words.map(u32::to_ne_bytes).as_flattened().try_into().unwrap();
-    let fds = (0..fds % 10).map(|_| memfd()).collect();
+    let fds = (0..fds % 10).map(|_| descriptor(*request)).collect();
     let message = Header::parse(&header).and_then(|header| Message::parse(header, payload, fds));
     Some((message.ok(), rest))
 }
@@ -115,6 +133,9 @@ fuzz_target!(|input: &[u8]| {
         rest = next;
         let Some(message) = message else { continue };
         let (request, need_reply) = (message.request, message.flags.need_reply);
+        if session.owes_config_change() {
+            session.send_config_change();
+        }
         // A session must stand even what comes after the error that ends its connection.
         if let Ok(Some(reply)) = session.handle(message) {
             assert!(reply.flags.reply && reply.request == request && reply.fds.is_empty());

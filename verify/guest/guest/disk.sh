@@ -23,6 +23,31 @@ take_orders() {
     say done
 }
 
+# Until something is so: a command that says it, for at most so many tenths of a second.
+until_so() {
+    tenths=$1
+    shift
+    while ! "$@"; do
+        [ $tenths -gt 0 ] || return 1
+        tenths=$((tenths - 1))
+        sleep 0.1
+    done
+}
+
+mib() {
+    echo $(($(cat "/sys/block/$dev/size") / 2048))
+}
+
+has_size() {
+    [ "$(mib)" = "$1" ]
+}
+
+# grown MIB: whether the disk has a size now, or soon.
+order_grown() {
+    until_so 300 has_size "$1"
+    value mib "$(mib)"
+}
+
 # Nothing may be answered from this guest's memory.
 forget_cached() {
     must sync

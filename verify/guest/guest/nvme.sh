@@ -3,17 +3,6 @@
 
 . /parts/disk.sh
 
-# Until something is so: a command that says it, for at most so many tenths of a second.
-until_so() {
-    tenths=$1
-    shift
-    while ! "$@"; do
-        [ $tenths -gt 0 ] || return 1
-        tenths=$((tenths - 1))
-        sleep 0.1
-    done
-}
-
 # The live controller behind the port in a PCI slot, and the disk of its namespace, in $controller and $dev.
 look() {
     controller=
@@ -39,14 +28,6 @@ is_gone() {
     [ -z "$controller" ]
 }
 
-mib() {
-    echo $(($(cat "/sys/block/$dev/size") / 2048))
-}
-
-has_size() {
-    [ "$(mib)" = "$1" ]
-}
-
 # find SLOT: what is behind a port, once it is ready.
 order_find() {
     until_so 300 look "$1" || fail "no NVMe disk behind the port in slot $1; controller: $controller, disk: $dev"
@@ -67,12 +48,6 @@ order_remove() {
     for function in "/sys/bus/pci/devices/0000:00:$1.0"/0000:??:??.?; do
         echo 1 >"$function/remove" || fail "the kernel does not let go of $function"
     done
-}
-
-# grown MIB: whether the disk has a size now, or soon.
-order_grown() {
-    until_so 300 has_size "$1"
-    value mib "$(mib)"
 }
 
 # nvme ARGUMENTS: nvme-cli, and what it says.

@@ -25,6 +25,8 @@ const SECRET_SIZE: u64 = 1;
 const GIVEN_UP: u64 = 950;
 const SCATTER: u64 = 960;
 const SCATTER_SIZE: u64 = 16;
+/// The first guest's disk in the end.
+const GROWN_MIB: u64 = VOLUME_MIB + 256;
 const SNAPSHOT: &str = "before";
 /// How long to wait for what happens in the background.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -92,6 +94,7 @@ fn play(session: &mut Session<'_>, daemon: &Daemon, checks: &mut Checks) -> Resu
     second.order(session, &format!("secret {SECOND} {} {SECOND_SECRET}", secrets[1]))?;
     search(session, [&mut first, &mut second], &secrets, checks)?;
     first_looks(session, &mut first, &changed, checks)?;
+    grow(session, &mut first, sidecore, checks)?;
 
     checks.show(sidecore, &["volume", "--controller", POOL, "list"])?;
     checks.show(sidecore, &["controller", "--controller", POOL, "show"])?;
@@ -99,6 +102,16 @@ fn play(session: &mut Session<'_>, daemon: &Daemon, checks: &mut Checks) -> Resu
     checks.note(session, "the controller's metadata is clean", clean, found);
     space(session, first, second, sidecore, checks)?;
     Ok(times)
+}
+
+/// The volume grows, and the guest that runs on it is told.
+fn grow(session: &mut Session<'_>, first: &mut Guest, sidecore: &Sidecore, checks: &mut Checks) -> Result<()> {
+    sidecore.run(&["volume", "--controller", POOL, "resize", ORIGIN, &format!("{GROWN_MIB}MiB")])?;
+    let start = Instant::now();
+    let mib: u64 = first.order(session, &format!("grown {GROWN_MIB}"))?.number("mib")?;
+    let found = format!("{mib} MiB, {:.1} s later", start.elapsed().as_secs_f64());
+    checks.note(session, "the running guest sees that its disk has grown", mib == GROWN_MIB, found);
+    Ok(())
 }
 
 /// A file system on the thin volume, with known files in it. Returns the checksum of their checksums.

@@ -58,8 +58,18 @@ impl FrontEnd for VirtioBlk {
         self.served.close();
     }
 
+    fn refresh(&self) {
+        // A server that is being stopped has no guest to tell.
+        if self.served.refresh()
+            && let Ok(server) = self.server.try_lock()
+            && let Some(server) = server.as_ref()
+        {
+            server.config_changed();
+        }
+    }
+
     fn geometry(&self) -> Geometry {
-        *self.served.device().geometry()
+        self.served.device().geometry()
     }
 
     fn queues_on(&self, sidecore: &str) -> usize {
@@ -104,5 +114,6 @@ fn options(device: &DeviceSpec) -> BlkOptions {
         serial: serial.chars().take(crate::spec::SERIAL_MAX_BYTES).collect(),
         packed: device.packed,
         read_only: device.read_only,
+        write_cache: device.write_cache,
     }
 }

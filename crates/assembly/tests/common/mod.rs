@@ -24,6 +24,7 @@ pub fn device(directory: &Path, name: &str) -> DeviceSpec {
         interrupts: Interrupts::default(),
         packed: true,
         read_only: false,
+        write_cache: true,
         seg_max: None,
         size_max_bytes: None,
         serial: None,

@@ -50,6 +50,9 @@ pub struct NewDevice {
     pub packed: bool,
     /// Whether the guest may only read.
     pub read_only: bool,
+    /// The cache mode until the driver chooses another: `false` makes each write durable before it completes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_cache: Option<bool>,
     /// Most segments in a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seg_max: Option<u32>,
@@ -159,6 +162,7 @@ impl NewDevice {
             interrupts,
             packed: self.packed,
             read_only: self.read_only,
+            write_cache: self.write_cache.unwrap_or(true),
             seg_max: self.seg_max,
             size_max_bytes: self.size_max,
             serial: self.serial,
@@ -178,6 +182,7 @@ impl NewDevice {
             ("queue_size_max", self.queue_size_max.is_some()),
             ("interrupts", self.interrupts.is_some()),
             ("packed", self.packed),
+            ("write_cache", self.write_cache.is_some()),
             ("seg_max", self.seg_max.is_some()),
             ("size_max", self.size_max.is_some()),
             ("block_size", self.block_size.is_some()),

@@ -23,7 +23,7 @@ pub(crate) const NVME_BLOCK_BYTES: [u32; 2] = [512, 4096];
 pub(crate) const fn without_meaning(kind: FrontEndKind) -> &'static [&'static str] {
     match kind {
         FrontEndKind::VirtioBlk => &["block_size", "interrupts"],
-        FrontEndKind::Nvme => &["queue_size_max", "packed", "seg_max", "size_max"],
+        FrontEndKind::Nvme => &["queue_size_max", "packed", "seg_max", "size_max", "write_cache"],
     }
 }
 

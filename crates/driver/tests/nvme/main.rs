@@ -42,6 +42,7 @@ fn spec(directory: &Path, idle: IdleMode, block_bytes: u32, kind: StoreKind) -> 
             interrupts: Interrupts::default(),
             packed: false,
             read_only: false,
+            write_cache: true,
             seg_max: None,
             size_max_bytes: None,
             serial: Some("driver-test".to_owned()),

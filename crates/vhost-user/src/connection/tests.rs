@@ -1,4 +1,4 @@
-use std::io::{IoSlice, Write};
+use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
@@ -160,4 +160,42 @@ fn writing_to_a_peer_that_is_gone_is_an_error_and_no_signal() {
     let (mut front, back) = pair();
     drop(back);
     assert!(matches!(front.send(&plain(Request::GetFeatures)), Err(ConnectionError::Stream(StreamError::Io(_)))));
+}
+
+#[test]
+fn a_channel_for_the_back_ends_requests_is_closed_with_the_connection_and_not_before() {
+    let (mut front, mut back) = pair();
+    let (channel, peer) = UnixStream::pair().unwrap();
+    peer.set_nonblocking(true).unwrap();
+    let message = Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()]);
+    front.send(&message).unwrap();
+    drop(message);
+    let received = back.receive().unwrap().unwrap();
+    assert_eq!(received.fds.len(), 1);
+    // To close a socket may take as long as its peer likes, so a message has only a duplicate.
+    drop(received);
+    assert_eq!((&peer).read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "it is open");
+    drop(back);
+    assert_eq!((&peer).read(&mut [0]).unwrap(), 0, "it is closed");
+}
+
+#[test]
+fn a_connection_keeps_a_bounded_number_of_channels() {
+    let (mut front, mut back) = pair();
+    let (channel, _peer) = UnixStream::pair().unwrap();
+    let message = Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()]);
+    for _ in 0..MAX_BACKEND_CHANNELS {
+        front.send(&message).unwrap();
+        back.receive().unwrap().unwrap();
+    }
+    front.send(&message).unwrap();
+    assert!(matches!(back.receive(), Err(ConnectionError::TooManyBackendChannels)));
+}
+
+#[test]
+fn a_socket_with_any_other_request_is_refused() {
+    let (mut front, mut back) = pair();
+    let (channel, _peer) = UnixStream::pair().unwrap();
+    front.send(&Message::request(Request::SetVringCall, Body::U64(0), vec![channel.into()])).unwrap();
+    assert!(matches!(back.receive(), Err(ConnectionError::Descriptor { number: 1, .. })));
 }

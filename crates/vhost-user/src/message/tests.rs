@@ -72,6 +72,7 @@ fn every_message_has_its_number_of_descriptors() {
         (Request::SetMemTable, Body::MemoryTable(vec![region; 2]), 2..=2),
         (Request::AddMemReg, Body::MemoryRegion(region), 1..=1),
         (Request::RemMemReg, Body::MemoryRegion(region), 0..=1),
+        (Request::SetBackendReqFd, Body::Empty, 1..=1),
         (Request::GetFeatures, Body::Empty, 0..=0),
         // Not served, hence not known.
         (Request::SetInflightFd, Body::Other(vec![1]), 0..=8),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::features;
-use crate::message::{Body, Message, Request};
+use crate::message::{Body, ConfigSpace, Message, Request};
 use crate::testing::*;
 
 /// A generous bound for what takes microseconds.
@@ -272,4 +272,39 @@ fn the_next_client_is_served_when_all_of_the_last_one_is_closed() {
     next.send(&plain(Request::GetFeatures)).unwrap();
     drop(end);
     assert_eq!(next.receive().unwrap().unwrap().request, Request::GetFeatures);
+}
+
+#[test]
+fn a_connected_vmm_is_told_of_a_change_of_the_configuration() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    let mut front = connect_to(&server);
+    start_queue(&mut front);
+    let (mut told, channel) = UnixStream::pair().unwrap();
+    told.set_read_timeout(Some(SOON)).unwrap();
+    front.send(&Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()])).unwrap();
+    let mut message = [0; 12];
+    // It has not read the configuration, and once it has, only a change is news.
+    told.read_exact(&mut message).unwrap();
+    let config = ConfigSpace { offset_bytes: 0, flags: 0, data: vec![0; 60] };
+    ask(&mut front, Message::request(Request::GetConfig, Body::Config(config), Vec::new()));
+    fixture.device.change_config();
+    server.config_changed();
+    told.read_exact(&mut message).unwrap();
+    assert_eq!(message[..4], 2_u32.to_ne_bytes(), "VHOST_USER_BACKEND_CONFIG_CHANGE_MSG");
+    server.config_changed();
+    server.shutdown();
+    assert_eq!(told.read(&mut message).unwrap(), 0, "nothing has changed since");
+}
+
+#[test]
+fn an_end_is_not_missed_among_changes_of_the_configuration() {
+    for _ in 0..100 {
+        let fixture = Fixture::new();
+        let server = fixture.start();
+        let mut front = connect_to(&server);
+        ask(&mut front, plain(Request::GetFeatures));
+        server.config_changed();
+        shut_down_soon(server);
+    }
 }

@@ -1,3 +1,6 @@
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 use sidecore_memory::reaper::wait_until_reaped;
@@ -98,11 +101,11 @@ fn started(index: u16, state: RingState) -> Event {
 }
 
 #[test]
-fn negotiation_offers_the_device_and_exactly_six_protocol_features() {
+fn negotiation_offers_the_device_and_exactly_seven_protocol_features() {
     let mut fixture = Fixture::new();
     let features = DEVICE_FEATURES | 1 << 30;
     assert_eq!(fixture.ask(plain(Request::GetFeatures)), Body::U64(features));
-    let protocol = 1 | 1 << 3 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 16;
+    let protocol = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 16;
     assert_eq!(fixture.ask(plain(Request::GetProtocolFeatures)), Body::U64(protocol));
     assert_eq!(fixture.ask(plain(Request::GetQueueNum)), Body::U64(QUEUES.into()));
     fixture.ok(number(Request::SetProtocolFeatures, protocol));
@@ -519,10 +522,98 @@ fn the_configuration_is_written_where_the_device_lets_it() {
     assert_eq!(fixture.device.written(), [(32, vec![1]), (32, vec![0])]);
 }
 
+/// The channel of the back end's requests, and the front end's end of it.
+fn backend_channel() -> (Message, UnixStream) {
+    let (front, back) = UnixStream::pair().unwrap();
+    front.set_nonblocking(true).unwrap();
+    (Message::request(Request::SetBackendReqFd, Body::Empty, vec![back.into()]), front)
+}
+
+/// What the front end is told, in full.
+fn told(mut front: &UnixStream) -> Vec<[u32; 3]> {
+    let mut bytes = Vec::new();
+    assert_eq!(front.read_to_end(&mut bytes).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    let messages = bytes.chunks_exact(12).map(|message| {
+        let word = |at: usize| u32::from_ne_bytes(message[at..at + 4].try_into().unwrap());
+        [word(0), word(4), word(8)]
+    });
+    messages.collect()
+}
+
+/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, no payload.
+const CONFIG_CHANGED: [u32; 3] = [2, 1, 0];
+
+#[test]
+fn a_running_front_end_is_told_once_of_each_change_of_the_configuration() {
+    let read = || config(Request::GetConfig, 0, 0, vec![0; 60]);
+    let mut fixture = Fixture::ready(SPLIT);
+    fixture.ask(read());
+    let (message, front) = backend_channel();
+    fixture.ok(message);
+    fixture.device.change_config();
+    assert!(!fixture.session.owes_config_change(), "a front end takes no notice before its rings run");
+    fixture.all(ring_setup(0, 128, 0));
+    assert!(fixture.session.owes_config_change());
+    fixture.session.send_config_change();
+    assert!(!fixture.session.owes_config_change());
+    assert_eq!(told(&front), [CONFIG_CHANGED]);
+    fixture.ask(read());
+    assert!(!fixture.session.owes_config_change(), "it has read what it was told of");
+    fixture.device.change_config();
+    fixture.ask(read());
+    assert!(!fixture.session.owes_config_change(), "it has read it by itself");
+}
+
+#[test]
+fn a_front_end_that_reconnects_without_reading_the_configuration_is_told() {
+    let mut fixture = Fixture::running(SPLIT, &[0]);
+    let (message, front) = backend_channel();
+    fixture.ok(message);
+    assert!(fixture.session.owes_config_change());
+    fixture.session.send_config_change();
+    assert_eq!(told(&front), [CONFIG_CHANGED]);
+    assert!(!fixture.session.owes_config_change());
+}
+
+#[test]
+fn a_front_end_that_does_not_read_its_channel_makes_nobody_wait() {
+    let mut fixture = Fixture::running(SPLIT, &[0]);
+    let (message, front) = backend_channel();
+    fixture.ok(message);
+    let mut count = 0;
+    loop {
+        fixture.device.change_config();
+        fixture.session.send_config_change();
+        if fixture.session.owes_config_change() {
+            break;
+        }
+        count += 1;
+    }
+    assert_eq!(told(&front), vec![CONFIG_CHANGED; count]);
+    fixture.session.send_config_change();
+    assert_eq!(told(&front), [CONFIG_CHANGED], "there was room again");
+    // And one that has closed it is told no more.
+    drop(front);
+    fixture.device.change_config();
+    fixture.session.send_config_change();
+    assert!(!fixture.session.owes_config_change());
+}
+
+#[test]
+fn a_channel_for_requests_is_a_connected_unix_stream() {
+    let mut fixture = Fixture::ready(SPLIT);
+    let (datagram, _peer) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    for fd in [event(), memfd("channel", 4096), datagram.into()] {
+        assert!(!fixture.ack(Message::request(Request::SetBackendReqFd, Body::Empty, vec![fd])));
+    }
+    let (message, _front) = backend_channel();
+    assert!(fixture.ack(message));
+}
+
 #[test]
 fn requests_of_features_that_are_not_there_are_refused_by_name() {
     let mut fixture = Fixture::new();
-    for request in [plain(Request::GetStatus), add_region(region(0, 4096), "early")] {
+    for request in [plain(Request::GetStatus), add_region(region(0, 4096), "early"), backend_channel().0] {
         assert!(fixture.send(request).unwrap_err().to_string().ends_with("without its protocol feature"));
     }
     let inflight = || Message::request(Request::GetInflightFd, Body::Other(vec![0; 24]), Vec::new());

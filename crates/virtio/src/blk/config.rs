@@ -54,11 +54,22 @@ pub struct BlkOptions {
     pub packed: bool,
     /// Whether the guest sees a read-only disk, though the store may not be.
     pub read_only: bool,
+    /// The cache mode until a driver chooses another (5.2.5.2): true is
+    /// write-back, and with false each write is durable before it completes.
+    pub write_cache: bool,
 }
 
 impl Default for BlkOptions {
     fn default() -> Self {
-        Self { queues: 1, seg_max: 126, size_max_bytes: None, serial: String::new(), packed: false, read_only: false }
+        Self {
+            queues: 1,
+            seg_max: 126,
+            size_max_bytes: None,
+            serial: String::new(),
+            packed: false,
+            read_only: false,
+            write_cache: true,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What all queues of a disk share with each other and the control path.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use sidecore_block::Geometry;
@@ -14,7 +14,10 @@ use crate::ConfigError;
 pub struct BlkDevice {
     name: String,
     options: BlkOptions,
+    /// As it was at first; the capacity is in `capacity_bytes`.
     geometry: Geometry,
+    capacity_bytes: AtomicU64,
+    config_generation: AtomicU32,
     features: u64,
     /// The cache mode that the driver chose (5.2.5.2): true is write-back.
     writeback: AtomicBool,
@@ -31,8 +34,10 @@ impl BlkDevice {
         Self {
             name: name.to_owned(),
             features: options.features(&geometry),
+            capacity_bytes: AtomicU64::new(geometry.capacity_bytes),
             geometry,
-            writeback: AtomicBool::new(true),
+            config_generation: AtomicU32::new(0),
+            writeback: AtomicBool::new(options.write_cache),
             stats: (0..options.queues).map(|_| QueueStats::default()).collect(),
             broken: AtomicBool::new(false),
             reason: Mutex::new(None),
@@ -54,8 +59,32 @@ impl BlkDevice {
 
     /// The store's geometry, read-only if either side is.
     #[must_use]
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
+    pub fn geometry(&self) -> Geometry {
+        Geometry { capacity_bytes: self.capacity_bytes(), ..self.geometry }
+    }
+
+    /// The size that the driver reads from the configuration space, in bytes.
+    #[must_use]
+    #[inline]
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Changes the size. False if it is no change; otherwise the driver has to
+    /// be told.
+    pub fn set_capacity_bytes(&self, capacity_bytes: u64) -> bool {
+        let changes = self.capacity_bytes.swap(capacity_bytes, Ordering::Relaxed) != capacity_bytes;
+        if changes {
+            // Whoever sees the generation sees the size.
+            self.config_generation.fetch_add(1, Ordering::Release);
+        }
+        changes
+    }
+
+    /// Counts the changes of the configuration space that no driver made.
+    #[must_use]
+    pub fn config_generation(&self) -> u32 {
+        self.config_generation.load(Ordering::Acquire)
     }
 
     /// The feature bits it offers.
@@ -82,7 +111,7 @@ impl BlkDevice {
     /// # Errors
     /// The range is not all inside.
     pub fn read_config(&self, offset_bytes: u32, data: &mut [u8]) -> Result<(), ConfigError> {
-        let config = self.options.config(&self.geometry, self.writeback());
+        let config = self.options.config(&self.geometry(), self.writeback());
         let out_of_range =
             ConfigError::OutOfRange { offset_bytes, len_bytes: u32::try_from(data.len()).unwrap_or(u32::MAX) };
         let start = usize::try_from(offset_bytes).unwrap_or(CONFIG_BYTES);

@@ -110,7 +110,7 @@ impl BlkQueue {
             device: Arc::clone(device),
             index,
             rules: RequestRules {
-                geometry: *device.geometry(),
+                geometry: device.geometry(),
                 features,
                 size_max_bytes: options.size_max_bytes.filter(|_| features & feature::SIZE_MAX != 0),
                 id,
@@ -184,6 +184,8 @@ impl BlkQueue {
     /// `room_bytes`, which becomes less; how many there were.
     #[inline]
     fn take(&mut self, now: Nanos, room_bytes: &mut u64) -> usize {
+        // A volume that is served may grow, and does not shrink.
+        self.rules.geometry.capacity_bytes = self.device.capacity_bytes();
         let mut taken = 0_usize;
         while taken < BATCH && *room_bytes > 0 {
             let Some(mut request) = self.pool.pop() else {
