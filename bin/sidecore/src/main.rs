@@ -53,8 +53,8 @@ Exit codes:
 
 Examples:
   sidecore list                                what is served, and to whom
-  sidecore stats vd0                           all counters of a disk
-  sidecore stats --json | jq '.devices[].name'
+  sidecore stats vd0 --queues                  all counters of a disk and of its queues
+  sidecore stats --json --since-start | jq '.devices[].name'
   sidecore top --interval 0.5                  live; q quits
   sidecore --socket /tmp/control.sock list     a daemon that was told another socket
   sidecore check disks.toml                    before starting a daemon with it
@@ -74,17 +74,10 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show all counters since the daemon started.
+    /// Show all counters since the daemon started, and the latencies of the last second.
     ///
-    /// Latencies are from taking a request off the ring to completing it. Over several queues a percentile is the worst
-    /// of theirs.
-    Stats {
-        /// The control API's JSON, as it came.
-        #[arg(long)]
-        json: bool,
-        /// Only this disk, and each of its queues.
-        device: Option<String>,
-    },
+    /// Latencies are from taking a request off the ring to completing it.
+    Stats(stats::Arguments),
     /// Watch rates live. Without a terminal, print one interval's and end.
     ///
     /// In the view, q, Escape or Ctrl-C quits.
@@ -119,9 +112,7 @@ fn main() -> ExitCode {
             return check(&config, if text_only { Depth::Text } else { Depth::Machine });
         }
         Command::List { json } => with(&arguments.socket, |client| list::run(client, json)),
-        Command::Stats { json, device } => {
-            with(&arguments.socket, |client| stats::run(client, json, device.as_deref()))
-        }
+        Command::Stats(stats) => with(&arguments.socket, |client| stats::run(client, &stats)),
         Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),
         Command::Device(device) => with(&arguments.socket, |client| device::run(client, device)),
         Command::Controller(controller) => controller::run(&arguments.socket, controller),

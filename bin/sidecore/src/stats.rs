@@ -1,5 +1,7 @@
 //! `sidecore stats`.
 
+use std::time::Duration;
+
 use anyhow::{Result, bail};
 use sidecore_control::Client;
 use sidecore_control::report::{DeviceStats, QueueCounters, SidecoreReport, Stats};
@@ -8,21 +10,54 @@ use crate::print;
 use crate::table::Table;
 use crate::units::micros;
 
-pub(crate) fn run(client: &Client, json: bool, device: Option<&str>) -> Result<()> {
+/// What `sidecore stats` is asked for.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// JSON, in the shape of the control API's.
+    #[arg(long)]
+    json: bool,
+    /// Also each queue that the guest has used.
+    #[arg(long)]
+    queues: bool,
+    /// Seconds over which latencies and utilisation are measured, 0.1 to 60.
+    #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = crate::interval)]
+    interval: Duration,
+    /// Latencies and utilisation since the daemon started, at once.
+    #[arg(long, conflicts_with = "interval")]
+    since_start: bool,
+    /// Only this disk.
+    device: Option<String>,
+}
+
+pub(crate) fn run(client: &Client, arguments: &Arguments) -> Result<()> {
     let mut stats = client.stats()?;
-    if let Some(wanted) = device {
+    if let Some(wanted) = &arguments.device {
         let names: Vec<String> = stats.devices.iter().map(|device| device.name.clone()).collect();
-        stats.devices.retain(|device| device.name == wanted);
-        if stats.devices.is_empty() {
+        if !names.contains(wanted) {
             bail!("there is no device \"{wanted}\"; there are {}", names.join(", "));
         }
     }
-    let text = if json { serde_json::to_string_pretty(&stats)? + "\n" } else { render(&stats, device.is_some()) };
-    Ok(print(&text)?)
+    if !arguments.since_start {
+        std::thread::sleep(arguments.interval);
+        stats = client.stats()?.of_interval(&stats);
+    }
+    if let Some(wanted) = &arguments.device {
+        stats.devices.retain(|device| device.name == *wanted);
+    }
+    if arguments.json {
+        return crate::print_json(&stats);
+    }
+    Ok(print(&render(&stats, arguments.queues))?)
 }
 
 fn render(stats: &Stats, each_queue: bool) -> String {
-    let mut text = sidecores(&stats.sidecores).render();
+    let mut text = match stats.interval_ns {
+        Some(ns) => {
+            format!("Latencies and UTIL% are of the last {:.1} s, the rest is since the start.\n\n", ns as f64 / 1e9)
+        }
+        None => "All since the start.\n\n".to_owned(),
+    };
+    text.push_str(&sidecores(&stats.sidecores).render());
     for device in &stats.devices {
         text.push('\n');
         text.push_str(&counters(device, each_queue).render());
@@ -51,7 +86,7 @@ fn sidecores(sidecores: &[SidecoreReport]) -> Table {
 fn counters(device: &DeviceStats, each_queue: bool) -> Table {
     let mut headings = vec![device.name.clone(), ">total".to_owned()];
     let mut columns = vec![device.total()];
-    if each_queue && device.queues.len() > 1 {
+    if each_queue {
         headings.extend(device.queues.iter().map(|queue| format!(">queue {}", queue.index)));
         columns.extend(device.queues.iter().cloned());
     }
@@ -95,7 +130,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_asked_for_by_name_shows_each_queue() {
+    fn the_time_that_latencies_are_of_is_said() {
+        let of = |interval_ns| render(&Stats { interval_ns, ..Stats::default() }, false);
+        assert!(of(Some(1_000_000_000)).starts_with("Latencies and UTIL% are of the last 1.0 s"), "{}", of(Some(1)));
+        assert!(of(None).starts_with("All since the start."), "{}", of(None));
+    }
+
+    #[test]
+    fn each_queue_has_a_column_on_request() {
         let queue = |index| QueueCounters { index, requests: 7, ..QueueCounters::default() };
         let device = DeviceStats { name: "vd0".to_owned(), queues: vec![queue(0), queue(1)] };
         let one = counters(&device, false).render();

@@ -47,7 +47,6 @@ fn sidecores(before: &[SidecoreReport], now: &[SidecoreReport], elapsed_ns: u64)
         let fresh = SidecoreReport::default();
         let old = before.get(sidecore.name.as_str()).copied().unwrap_or(&fresh);
         let turns = sidecore.turns.saturating_sub(old.turns);
-        let busy_turns = sidecore.busy_turns.saturating_sub(old.busy_turns);
         // A sidecore counts a sleep when it wakes: one that took no turn slept all the time.
         let asleep = match turns {
             0 => 1.0,
@@ -57,7 +56,7 @@ fn sidecores(before: &[SidecoreReport], now: &[SidecoreReport], elapsed_ns: u64)
             sidecore.name.clone(),
             sidecore.cpu.map_or_else(|| "any".to_owned(), |cpu| cpu.to_string()),
             sidecore.queues.to_string(),
-            format!("{:.1}", (1.0 - asleep) * share(busy_turns, turns) * 100.0),
+            format!("{:.1}", sidecore.utilisation_since(Some(old), elapsed_ns) * 100.0),
             format!("{:.1}", asleep * 100.0),
             short(per_second(turns, elapsed_ns)),
             short(per_second(sidecore.sleeps.saturating_sub(old.sleeps), elapsed_ns)),
@@ -78,6 +77,7 @@ fn disks(before: &Stats, now: &Stats, devices: &[DeviceReport], elapsed_ns: u64)
     for device in &now.devices {
         let (total, name) = (device.total(), device.name.as_str());
         let old = before.get(name).cloned().unwrap_or_default();
+        let latency = total.latency_ns.since(&old.latency_ns);
         let rate =
             |counter: fn(&QueueCounters) -> u64| per_second(counter(&total).saturating_sub(counter(&old)), elapsed_ns);
         table.row([
@@ -90,8 +90,8 @@ fn disks(before: &Stats, now: &Stats, devices: &[DeviceReport], elapsed_ns: u64)
             format!("{:.1}", rate(|q| q.bytes_written) / 1e6),
             short(rate(|q| q.kicks)),
             short(rate(|q| q.calls)),
-            micros(total.latency_ns.p50 as f64),
-            micros(total.latency_ns.p99 as f64),
+            micros(latency.p50 as f64),
+            micros(latency.p99 as f64),
             total.errors.to_string(),
         ]);
     }
@@ -109,30 +109,35 @@ fn share(part: u64, whole: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sidecore_control::report::DeviceStats;
+    use sidecore_control::report::{DeviceStats, Latency, LatencyCounts};
 
-    fn look(uptime_ns: u64, requests: u64, turns: u64, busy_turns: u64) -> Stats {
-        let queue = QueueCounters { requests, ..QueueCounters::default() };
-        let sidecore = SidecoreReport { name: "sc0".to_owned(), turns, busy_turns, ..SidecoreReport::default() };
+    fn look(uptime_ns: u64, turns: u64, busy_ns: u64, latencies: &[(u64, u64)]) -> Stats {
+        let latency_ns = Latency::of(LatencyCounts { buckets: latencies.to_vec(), sum_ns: 0 });
+        let queue = QueueCounters { requests: latency_ns.count, latency_ns, ..QueueCounters::default() };
+        let sidecore = SidecoreReport { name: "sc0".to_owned(), turns, busy_ns, ..SidecoreReport::default() };
         Stats {
             uptime_ns,
+            interval_ns: None,
             sidecores: vec![sidecore],
             devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue] }],
         }
     }
 
     #[test]
-    fn rates_are_of_the_interval_and_not_since_the_start() {
-        let text = render(&look(1_000_000_000, 500, 0, 0), &look(3_000_000_000, 4500, 100, 25), &[]);
+    fn rates_and_latencies_are_of_the_interval_and_not_since_the_start() {
+        let before = look(1_000_000_000, 0, 0, &[(900_000, 500)]);
+        let now = look(3_000_000_000, 1_000_000, 400_000_000, &[(2_000, 4_000), (900_000, 500)]);
+        let text = render(&before, &now, &[]);
         let disk: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(disk[..3], ["vd0", "?", "2.00k"], "{text}");
+        assert_eq!(disk[9..11], ["2.00", "2.00"], "{text}");
         let sidecore: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
-        assert_eq!(sidecore[..5], ["sc0", "any", "0", "25.0", "0.0"], "{text}");
+        assert_eq!(sidecore[..5], ["sc0", "any", "0", "20.0", "0.0"], "{text}");
     }
 
     #[test]
     fn a_sidecore_without_a_turn_slept() {
-        let text = render(&look(1, 0, 7, 7), &look(2, 0, 7, 7), &[]);
+        let text = render(&look(1, 7, 7, &[]), &look(2, 7, 7, &[]), &[]);
         assert!(text.lines().nth(1).unwrap().contains("0.0    100.0"), "{text}");
     }
 }

@@ -4,6 +4,9 @@ mod common;
 
 use std::path::Path;
 
+use sidecore_driver::{BlkClient, ClientOptions, Status};
+use sidecore_units::Sector;
+
 use common::{Daemon, directory, failure, stdout};
 
 const CONFIG: &str = r#"
@@ -45,19 +48,40 @@ fn list_shows_every_device() {
     assert_eq!(json["devices"][1]["front_end"], "nvme");
 }
 
+/// A guest that uses the first of two queues of `vd0`.
+fn used_queue(directory: &Path) -> BlkClient {
+    let options = ClientOptions { queues: 1, huge_pages: false, ..ClientOptions::default() };
+    let mut client = BlkClient::connect(directory.join("vd0.sock"), &options).unwrap();
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    queue.submit_read(slot, Sector(0), 4096).unwrap();
+    queue.publish().unwrap();
+    let mut completions = Vec::new();
+    while queue.poll_completions(&mut completions).unwrap() == 0 {
+        assert!(queue.wait(std::time::Duration::from_secs(60)).unwrap(), "no answer");
+    }
+    assert_eq!(completions[0].status, Status::Ok);
+    client
+}
+
 #[test]
 fn stats_are_json_or_a_table_of_one_or_all() {
     let daemon = daemon();
     let path = daemon.path();
     let json: serde_json::Value = serde_json::from_str(&stdout(path, &["stats", "--json"])).unwrap();
     assert_eq!(json["sidecores"][0]["name"], "sc0");
-    assert_eq!(json["devices"][0]["queues"][1]["index"], 1);
-    assert_eq!(json["devices"][0]["queues"][1]["kicks"], 0);
-    assert_eq!(json["devices"][0]["queues"][1]["latency_ns"]["p99_99"], 0);
-    let json: serde_json::Value = serde_json::from_str(&stdout(path, &["stats", "vd1", "--json"])).unwrap();
+    assert!(json["interval_ns"].as_u64().unwrap() >= 1_000_000_000, "{json}");
+    assert_eq!(json["devices"][1]["queues"].as_array().unwrap().len(), 0, "no guest has used any of the 64");
+    let json = stdout(path, &["stats", "vd1", "--json", "--since-start"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(json.get("interval_ns").is_none(), "{json}");
     assert_eq!(json["devices"].as_array().unwrap().len(), 1);
     assert!(stdout(path, &["stats"]).contains("latency p99 us"));
-    assert!(stdout(path, &["stats", "vd0"]).contains("queue 1"));
+    let queue = used_queue(path);
+    assert!(!stdout(path, &["stats", "vd0"]).contains("queue 0"));
+    let text = stdout(path, &["stats", "vd0", "--queues", "--interval", "0.1"]);
+    assert!(text.contains("queue 0") && !text.contains("queue 1"), "{text}");
+    drop(queue);
     let (code, message) = failure(path, &["stats", "vd7"]);
     assert_eq!(code, Some(1));
     assert!(message.contains("no device \"vd7\"; there are vd0, vd1"), "{message}");

@@ -238,6 +238,7 @@ impl Assembly {
         let now = self.clock.now();
         Stats {
             uptime_ns: now.since(self.started_at).0,
+            interval_ns: None,
             sidecores: self.sidecores.iter().map(|sidecore| sidecore.report(now)).collect(),
             devices: self.all_disks().iter().map(|disk| disk.stats()).collect(),
         }

@@ -8,7 +8,7 @@ use sidecore_reactor::IdleMode;
 use crate::AssemblyError;
 use crate::front_end::{FrontEnd, Nvme, NvmeParts, VirtioBlk};
 use crate::left::LeftDevice;
-use crate::report::{DeviceReport, DeviceState, DeviceStats};
+use crate::report::{DeviceReport, DeviceState, DeviceStats, QueueCounters};
 use crate::sidecore::Sidecore;
 use crate::spec::{DeviceSpec, FrontEndKind, StoreKind, StoreSpec};
 
@@ -136,7 +136,8 @@ impl Disk {
 
     /// Its counters as of now.
     pub(crate) fn stats(&self) -> DeviceStats {
-        DeviceStats { name: self.spec.name.clone(), queues: self.front_end.queues() }
+        let queues = self.front_end.queues().into_iter().filter(QueueCounters::is_used).collect();
+        DeviceStats { name: self.spec.name.clone(), queues }
     }
 
     /// All about it as of now.
@@ -178,8 +179,15 @@ impl Disk {
             state,
             reason,
             needs_reset,
-            counters: self.stats().total(),
+            counters: self.counters(),
         }
+    }
+
+    /// The counters of its queues together, without the histogram.
+    fn counters(&self) -> QueueCounters {
+        let mut total = self.stats().total();
+        total.latency_ns.buckets = Vec::new();
+        total
     }
 }
 

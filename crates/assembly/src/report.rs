@@ -4,24 +4,53 @@
 //! Counters start at zero with the daemon and never go back, whatever guests come and go.
 
 mod controller;
+mod latency;
 
 use serde::{Deserialize, Serialize};
-use sidecore_reactor::Histogram;
 
 pub use controller::{
     CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport, SpaceReport,
     TranslationReport, TreeMemoryReport, TreeReport, VolumeReport,
 };
+pub use latency::Latency;
+pub use sidecore_reactor::LatencyCounts;
 
 /// All counters, read without stopping anything: two of them may be a few requests apart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
     /// Nanoseconds since the assembly was started.
     pub uptime_ns: u64,
+    /// If latencies and utilisation are not since the start but of an interval: its length.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval_ns: Option<u64>,
     /// The polling threads, in the order of the configuration.
     pub sidecores: Vec<SidecoreReport>,
     /// The disks, in the order of the configuration.
     pub devices: Vec<DeviceStats>,
+}
+
+impl Stats {
+    /// The same with latencies and utilisation of the time since `earlier`, an answer of the same daemon.
+    #[must_use]
+    pub fn of_interval(mut self, earlier: &Self) -> Self {
+        let interval_ns = self.uptime_ns.saturating_sub(earlier.uptime_ns);
+        for sidecore in &mut self.sidecores {
+            let old = earlier.sidecores.iter().find(|old| old.name == sidecore.name);
+            sidecore.utilisation = sidecore.utilisation_since(old, interval_ns);
+        }
+        for device in &mut self.devices {
+            let Some(old) = earlier.devices.iter().find(|old| old.name == device.name) else {
+                continue;
+            };
+            for queue in &mut device.queues {
+                if let Some(old) = old.queues.iter().find(|old| old.index == queue.index) {
+                    queue.latency_ns = queue.latency_ns.since(&old.latency_ns);
+                }
+            }
+        }
+        self.interval_ns = Some(interval_ns);
+        self
+    }
 }
 
 /// What a sidecore does with its time.
@@ -35,6 +64,9 @@ pub struct SidecoreReport {
     pub turns: u64,
     /// Rounds in which something was done.
     pub busy_turns: u64,
+    /// Nanoseconds that those rounds took.
+    #[serde(default)]
+    pub busy_ns: u64,
     /// Times that it went to sleep.
     pub sleeps: u64,
     /// Nanoseconds that it slept.
@@ -43,10 +75,22 @@ pub struct SidecoreReport {
     pub yields: u64,
     /// Messages that it was sent: queues started and stopped, and the like.
     pub mails: u64,
-    /// The share of its life in which it did something, 0 to 1, if all its turns took equally long.
+    /// The share of the time, 0 to 1, that rounds took in which something was done.
     pub utilisation: f64,
     /// The queues that it polls right now.
     pub queues: u64,
+}
+
+impl SidecoreReport {
+    /// The share of the last `elapsed_ns`, 0 to 1, in which it worked. `earlier` is its report from before that, if
+    /// there was one.
+    #[must_use]
+    pub fn utilisation_since(&self, earlier: Option<&Self>, elapsed_ns: u64) -> f64 {
+        let before_ns = earlier.map_or(0, |earlier| earlier.busy_ns);
+        let busy_ns = self.busy_ns.saturating_sub(before_ns);
+        // The time is counted when a round ends, which may have begun before the interval.
+        if elapsed_ns == 0 { 0.0 } else { (busy_ns as f64 / elapsed_ns as f64).min(1.0) }
+    }
 }
 
 /// The counters of a disk.
@@ -54,7 +98,7 @@ pub struct SidecoreReport {
 pub struct DeviceStats {
     /// Its name.
     pub name: String,
-    /// Its request queues.
+    /// Its request queues, but for those that the guest has never used.
     pub queues: Vec<QueueCounters>,
 }
 
@@ -112,7 +156,13 @@ pub struct QueueCounters {
 }
 
 impl QueueCounters {
-    /// Adds another queue's counters. Percentiles cannot be added: the worse one is kept, which overstates.
+    /// Whether the guest has ever used the queue.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        *self != Self { index: self.index, ..Self::default() }
+    }
+
+    /// Adds another queue's counters.
     pub fn add(&mut self, other: &Self) {
         let pairs = [
             (&mut self.kicks, other.kicks),
@@ -136,59 +186,6 @@ impl QueueCounters {
             *sum = sum.saturating_add(count);
         }
         self.latency_ns.add(&other.latency_ns);
-    }
-}
-
-/// How long requests took, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
-    /// How many were timed.
-    pub count: u64,
-    /// Their mean.
-    pub mean: f64,
-    /// Half took at most this long.
-    pub p50: u64,
-    /// Nine in ten.
-    pub p90: u64,
-    /// 99 in a hundred.
-    pub p99: u64,
-    /// 999 in a thousand.
-    pub p99_9: u64,
-    /// 9,999 in ten thousand.
-    pub p99_99: u64,
-    /// The longest.
-    pub max: u64,
-}
-
-impl Latency {
-    /// What a histogram has seen.
-    pub(crate) fn of(histogram: &Histogram) -> Self {
-        let summary = histogram.summary();
-        Self {
-            count: summary.count,
-            mean: summary.mean_ns as f64,
-            p50: summary.p50_ns,
-            p90: summary.p90_ns,
-            p99: summary.p99_ns,
-            p99_9: summary.p99_9_ns,
-            p99_99: summary.p99_99_ns,
-            max: summary.max_ns,
-        }
-    }
-
-    fn add(&mut self, other: &Self) {
-        let count = self.count.saturating_add(other.count);
-        if count > 0 {
-            let sum = self.mean * self.count as f64 + other.mean * other.count as f64;
-            self.mean = sum / count as f64;
-        }
-        self.count = count;
-        self.p50 = self.p50.max(other.p50);
-        self.p90 = self.p90.max(other.p90);
-        self.p99 = self.p99.max(other.p99);
-        self.p99_9 = self.p99_9.max(other.p99_9);
-        self.p99_99 = self.p99_99.max(other.p99_99);
-        self.max = self.max.max(other.max);
     }
 }
 
@@ -270,17 +267,47 @@ impl DeviceState {
 mod tests {
     use super::*;
 
+    fn queue(index: u16, latencies: &[(u64, u64)]) -> QueueCounters {
+        let buckets = latencies.to_vec();
+        let sum_ns = buckets.iter().map(|(ns, count)| ns * count).sum();
+        let latency_ns = Latency::of(LatencyCounts { buckets, sum_ns });
+        QueueCounters { index, requests: latency_ns.count, latency_ns, ..QueueCounters::default() }
+    }
+
+    fn stats(uptime_ns: u64, busy_ns: u64, queues: Vec<QueueCounters>) -> Stats {
+        let sidecore = SidecoreReport { name: "sc0".to_owned(), busy_ns, ..SidecoreReport::default() };
+        Stats {
+            uptime_ns,
+            sidecores: vec![sidecore],
+            devices: vec![DeviceStats { name: "d".to_owned(), queues }],
+            ..Stats::default()
+        }
+    }
+
     #[test]
-    fn a_total_adds_counts_and_keeps_the_worse_percentile() {
-        let queue = |requests, mean, p99| QueueCounters {
-            requests,
-            latency_ns: Latency { count: requests, mean, p99, ..Latency::default() },
-            ..QueueCounters::default()
-        };
-        let device = DeviceStats { name: "d".to_owned(), queues: vec![queue(1, 40.0, 50), queue(3, 20.0, 30)] };
+    fn a_total_adds_counts_and_has_the_percentiles_of_all_requests() {
+        let device = DeviceStats { name: "d".to_owned(), queues: vec![queue(0, &[(50, 1)]), queue(3, &[(30, 199)])] };
         let total = device.total();
-        assert_eq!((total.requests, total.latency_ns.p99), (4, 50));
-        assert!((total.latency_ns.mean - 25.0).abs() < 1e-9);
+        assert_eq!((total.requests, total.latency_ns.p99, total.latency_ns.max), (200, 30, 50));
+        assert!((total.latency_ns.mean - 30.1).abs() < 1e-9);
+    }
+
+    #[test]
+    fn of_an_interval_are_latencies_and_utilisation_and_not_counters() {
+        let before = stats(1_000, 900, vec![queue(0, &[(1_000_000, 5_000)])]);
+        let now = stats(2_000, 1_100, vec![queue(0, &[(50, 10), (1_000_000, 5_000)]), queue(1, &[(60, 1)])]);
+        let interval = now.of_interval(&before);
+        assert_eq!(interval.interval_ns, Some(1_000));
+        assert!((interval.sidecores[0].utilisation - 0.2).abs() < 1e-9);
+        let queues = &interval.devices[0].queues;
+        assert_eq!((queues[0].requests, queues[0].latency_ns.count, queues[0].latency_ns.p99), (5_010, 10, 50));
+        assert_eq!((queues[1].requests, queues[1].latency_ns.max), (1, 60), "a queue that is new");
+    }
+
+    #[test]
+    fn a_queue_without_a_count_is_unused() {
+        assert!(!queue(7, &[]).is_used());
+        assert!(QueueCounters { kicks: 1, ..queue(7, &[]) }.is_used());
     }
 
     #[test]

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use axum::extract::{Path as UrlPath, Request, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path as UrlPath, Query, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use axum::routing::{delete, get};
@@ -31,7 +32,7 @@ use crate::{Source, metrics};
 use answer::{Refusal, apart, body};
 
 pub use new_device::{NewDevice, NewFunction};
-pub use requests::{CreateVolume, ExtentsQuery, Named, Place, Prune, Quota, Resize, Share};
+pub use requests::{CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize, Share};
 
 /// The answer to `GET /v1/devices`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -249,7 +250,14 @@ async fn stats(State(source): State<Arc<dyn Source>>) -> Json<Stats> {
     Json(source.stats())
 }
 
-async fn prometheus(State(source): State<Arc<dyn Source>>) -> impl IntoResponse {
+async fn prometheus(
+    State(source): State<Arc<dyn Source>>,
+    query: Result<Query<MetricsQuery>, QueryRejection>,
+) -> Result<impl IntoResponse, Refusal> {
+    let Query(query) = query.map_err(|error| Refusal::invalid(error.body_text()))?;
+    if query.per_queue > 1 {
+        return Err(Refusal::invalid("`per_queue` is 0 or 1"));
+    }
     let reports = {
         let source = Arc::clone(&source);
         move || Ok::<_, Refusal>(source.controllers().iter().map(|controller| controller.report()).collect())
@@ -259,8 +267,8 @@ async fn prometheus(State(source): State<Arc<dyn Source>>) -> impl IntoResponse 
         Ok(Ok(controllers)) => controllers,
         Ok(Err(_)) | Err(_) => Vec::new(),
     };
-    let page = metrics::render(&source.stats(), &source.devices(), &controllers);
-    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page)
+    let page = metrics::render(&source.stats(), &source.devices(), &controllers, query.per_queue == 1);
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page))
 }
 
 async fn unknown(uri: Uri) -> Refusal {

@@ -120,12 +120,12 @@ impl Client {
         self.json::<Sidecores>(SIDECORES_PATH).map(|answer| answer.sidecores)
     }
 
-    /// All counters in Prometheus' text format.
+    /// All counters in Prometheus' text format; with `per_queue` those of each queue as well.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn metrics(&self) -> Result<String, ClientError> {
-        let body = self.get(METRICS_PATH)?;
+    pub fn metrics(&self, per_queue: bool) -> Result<String, ClientError> {
+        let body = self.get(&format!("{METRICS_PATH}?per_queue={}", u8::from(per_queue)))?;
         String::from_utf8(body.into()).map_err(|error| self.failed(error))
     }
 

@@ -38,6 +38,9 @@ const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> Value
 const SIDECORES: &[Metric<SidecoreReport>] = &[
     counter("sidecore_reactor_turns_total", "Rounds of the polling loop.", |s| Value::Whole(s.turns)),
     counter("sidecore_reactor_busy_turns_total", "Rounds in which something was done.", |s| Value::Whole(s.busy_turns)),
+    counter("sidecore_reactor_busy_seconds_total", "Time of rounds in which something was done.", |s| {
+        seconds(s.busy_ns)
+    }),
     counter("sidecore_reactor_sleeps_total", "Times that the sidecore went to sleep.", |s| Value::Whole(s.sleeps)),
     counter("sidecore_reactor_asleep_seconds_total", "Time slept.", |s| seconds(s.asleep_ns)),
     counter("sidecore_reactor_yields_total", "Times that the sidecore gave way to those it waited for.", |s| {
@@ -45,9 +48,7 @@ const SIDECORES: &[Metric<SidecoreReport>] = &[
     }),
     counter("sidecore_reactor_mails_total", "Messages from the control path.", |s| Value::Whole(s.mails)),
     gauge("sidecore_reactor_queues", "Queues polled right now.", |s| Value::Whole(s.queues)),
-    gauge("sidecore_reactor_utilisation_ratio", "Share of its life with something to do.", |s| {
-        Value::Real(s.utilisation)
-    }),
+    gauge("sidecore_reactor_utilisation_ratio", "Share of its life that it worked.", |s| Value::Real(s.utilisation)),
 ];
 
 const DEVICES: &[Metric<DeviceReport>] = &[
@@ -60,29 +61,37 @@ const DEVICES: &[Metric<DeviceReport>] = &[
     }),
 ];
 
-const QUEUES: &[Metric<QueueCounters>] = &[
-    counter("sidecore_queue_kicks_total", "Kicks by the guest that arrived.", |q| Value::Whole(q.kicks)),
-    counter("sidecore_queue_calls_total", "Calls to the guest that were sent.", |q| Value::Whole(q.calls)),
-    counter("sidecore_queue_polls_total", "Looks at the ring.", |q| Value::Whole(q.polls)),
-    counter("sidecore_queue_empty_polls_total", "Looks at the ring that found nothing.", |q| {
-        Value::Whole(q.empty_polls)
-    }),
-    counter("sidecore_queue_batches_total", "Batches given to the store.", |q| Value::Whole(q.batches)),
-    counter("sidecore_queue_requests_total", "Requests completed.", |q| Value::Whole(q.requests)),
-    counter("sidecore_queue_reads_total", "Reads completed.", |q| Value::Whole(q.reads)),
-    counter("sidecore_queue_writes_total", "Writes completed.", |q| Value::Whole(q.writes)),
-    counter("sidecore_queue_flushes_total", "Flushes completed.", |q| Value::Whole(q.flushes)),
-    counter("sidecore_queue_discards_total", "Discards completed.", |q| Value::Whole(q.discards)),
-    counter("sidecore_queue_write_zeroes_total", "Writes of zeros completed.", |q| Value::Whole(q.write_zeroes)),
-    counter("sidecore_queue_errors_total", "Requests that the store failed.", |q| Value::Whole(q.errors)),
-    counter("sidecore_queue_rejected_total", "Requests refused before the store.", |q| Value::Whole(q.rejected)),
-    counter("sidecore_queue_read_bytes_total", "Bytes read by the guest.", |q| Value::Whole(q.bytes_read)),
-    counter("sidecore_queue_written_bytes_total", "Bytes written by the guest.", |q| Value::Whole(q.bytes_written)),
-    gauge("sidecore_queue_latency_max_seconds", "The longest that a request took.", |q| seconds(q.latency_ns.max)),
+/// Counters of a device, or of a queue: what follows `sidecore_device_` or `sidecore_queue_` in the name.
+const COUNTERS: &[Metric<QueueCounters>] = &[
+    counter("kicks_total", "Kicks by the guest that arrived.", |q| Value::Whole(q.kicks)),
+    counter("calls_total", "Calls to the guest that were sent.", |q| Value::Whole(q.calls)),
+    counter("polls_total", "Looks at the ring.", |q| Value::Whole(q.polls)),
+    counter("empty_polls_total", "Looks at the ring that found nothing.", |q| Value::Whole(q.empty_polls)),
+    counter("batches_total", "Batches given to the store.", |q| Value::Whole(q.batches)),
+    counter("requests_total", "Requests completed.", |q| Value::Whole(q.requests)),
+    counter("reads_total", "Reads completed.", |q| Value::Whole(q.reads)),
+    counter("writes_total", "Writes completed.", |q| Value::Whole(q.writes)),
+    counter("flushes_total", "Flushes completed.", |q| Value::Whole(q.flushes)),
+    counter("discards_total", "Discards completed.", |q| Value::Whole(q.discards)),
+    counter("write_zeroes_total", "Writes of zeros completed.", |q| Value::Whole(q.write_zeroes)),
+    counter("errors_total", "Requests that the store failed.", |q| Value::Whole(q.errors)),
+    counter("rejected_total", "Requests refused before the store.", |q| Value::Whole(q.rejected)),
+    counter("read_bytes_total", "Bytes read by the guest.", |q| Value::Whole(q.bytes_read)),
+    counter("written_bytes_total", "Bytes written by the guest.", |q| Value::Whole(q.bytes_written)),
+    gauge("latency_max_seconds", "The longest that a request took.", |q| seconds(q.latency_ns.max)),
 ];
 
-/// All metrics of this moment.
-pub(crate) fn render(stats: &Stats, devices: &[DeviceReport], controllers: &[ControllerReport]) -> String {
+/// The upper ends of the latency histogram's buckets, as exponents of two: from 255 ns to 17 s. One nanosecond less than
+/// the power of two, where buckets of the sidecores' own histograms end as well.
+const LATENCY_BOUNDS: std::ops::RangeInclusive<u32> = 8..=34;
+
+/// All metrics of this moment; with `per_queue` also those of each queue that its guest has used.
+pub(crate) fn render(
+    stats: &Stats,
+    devices: &[DeviceReport],
+    controllers: &[ControllerReport],
+    per_queue: bool,
+) -> String {
     let mut page = Page(String::new());
     page.family("sidecore_build_info", "gauge", "Always 1; the version is the label.");
     page.sample("sidecore_build_info", &[("version", env!("CARGO_PKG_VERSION"))], Value::Whole(1));
@@ -90,12 +99,16 @@ pub(crate) fn render(stats: &Stats, devices: &[DeviceReport], controllers: &[Con
     page.sample("sidecore_uptime_seconds", &[], seconds(stats.uptime_ns));
     for metric in SIDECORES {
         page.metric(
+            "",
             metric,
             stats.sidecores.iter().map(|sidecore| (vec![("sidecore", sidecore.name.as_str())], sidecore)),
         );
     }
     page.devices(devices);
-    page.queues(stats);
+    page.counters(stats);
+    if per_queue {
+        page.queues(stats);
+    }
     page.controllers(controllers);
     page.0
 }
@@ -118,6 +131,7 @@ impl Page {
 
     fn metric<'a, T: 'a>(
         &mut self,
+        prefix: &str,
         metric: &Metric<T>,
         things: impl Iterator<Item = (Vec<(&'a str, &'a str)>, &'a T)>,
     ) {
@@ -125,9 +139,10 @@ impl Page {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
         };
-        self.family(metric.name, kind, metric.help);
+        let name = format!("{prefix}{}", metric.name);
+        self.family(&name, kind, metric.help);
         for (labels, thing) in things {
-            self.sample(metric.name, &labels, (metric.value)(thing));
+            self.sample(&name, &labels, (metric.value)(thing));
         }
     }
 
@@ -151,8 +166,18 @@ impl Page {
             }
         }
         for metric in DEVICES {
-            self.metric(metric, devices.iter().map(|device| (vec![("device", device.name.as_str())], device)));
+            self.metric("", metric, devices.iter().map(|device| (vec![("device", device.name.as_str())], device)));
         }
+    }
+
+    fn counters(&mut self, stats: &Stats) {
+        let totals: Vec<(&str, QueueCounters)> =
+            stats.devices.iter().map(|device| (device.name.as_str(), device.total())).collect();
+        let labelled = || totals.iter().map(|(device, total)| (vec![("device", *device)], total));
+        for metric in COUNTERS {
+            self.metric("sidecore_device_", metric, labelled());
+        }
+        self.latencies("sidecore_device_latency_seconds", labelled());
     }
 
     fn queues(&mut self, stats: &Stats) {
@@ -161,28 +186,36 @@ impl Page {
             .iter()
             .flat_map(|device| device.queues.iter().map(|queue| (device.name.as_str(), queue.index.to_string(), queue)))
             .collect();
-        for metric in QUEUES {
-            let labelled =
-                queues.iter().map(|(device, index, queue)| (vec![("device", *device), ("queue", index)], *queue));
-            self.metric(metric, labelled);
+        let labelled =
+            || queues.iter().map(|(device, index, queue)| (vec![("device", *device), ("queue", index)], *queue));
+        for metric in COUNTERS {
+            self.metric("sidecore_queue_", metric, labelled());
         }
-        let name = "sidecore_queue_latency_seconds";
-        self.family(name, "summary", "From taking a request off the ring to completing it.");
-        for (device, index, queue) in &queues {
-            let latency = &queue.latency_ns;
-            let labels = [("device", *device), ("queue", index.as_str())];
-            let quantiles = [
-                ("0.5", latency.p50),
-                ("0.9", latency.p90),
-                ("0.99", latency.p99),
-                ("0.999", latency.p99_9),
-                ("0.9999", latency.p99_99),
-            ];
-            for (quantile, ns) in quantiles {
-                let [device, queue] = labels;
-                self.sample(name, &[device, queue, ("quantile", quantile)], seconds(ns));
+        self.latencies("sidecore_queue_latency_seconds", labelled());
+    }
+
+    /// A histogram of latencies for each of `things`.
+    fn latencies<'a>(
+        &mut self,
+        name: &str,
+        things: impl Iterator<Item = (Vec<(&'a str, &'a str)>, &'a QueueCounters)>,
+    ) {
+        self.family(name, "histogram", "From taking a request off the ring to completing it.");
+        for (mut labels, counters) in things {
+            let counts = counters.latency_ns.counts();
+            let bucket = format!("{name}_bucket");
+            for exponent in LATENCY_BOUNDS {
+                let bound_ns = (1_u64 << exponent).saturating_sub(1);
+                let bound = seconds(bound_ns).to_string();
+                let mut labels = labels.clone();
+                labels.push(("le", &bound));
+                self.sample(&bucket, &labels, Value::Whole(counts.at_most(bound_ns)));
             }
-            self.sample(&format!("{name}_count"), &labels, Value::Whole(latency.count));
+            labels.push(("le", "+Inf"));
+            self.sample(&bucket, &labels, Value::Whole(counts.count()));
+            labels.pop();
+            self.sample(&format!("{name}_sum"), &labels, seconds(counts.sum_ns));
+            self.sample(&format!("{name}_count"), &labels, Value::Whole(counts.count()));
         }
     }
 }

@@ -21,6 +21,7 @@ impl Source for StandIn {
         let sidecore = SidecoreReport { name: "sc0".to_owned(), cpu: Some(1), turns: 5, ..SidecoreReport::default() };
         Stats {
             uptime_ns: 9,
+            interval_ns: None,
             sidecores: vec![sidecore],
             devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue()] }],
         }
@@ -84,7 +85,10 @@ fn the_client_reads_what_the_source_says() {
     assert_eq!(client.stats().unwrap(), StandIn.stats());
     assert_eq!(client.devices().unwrap(), StandIn.devices());
     assert_eq!(client.sidecores().unwrap(), StandIn.stats().sidecores);
-    assert!(client.metrics().unwrap().contains("sidecore_queue_kicks_total{device=\"vd0\",queue=\"1\"} 3\n"));
+    assert!(client.metrics(false).unwrap().contains("sidecore_device_kicks_total{device=\"vd0\"} 3\n"));
+    let of_queue = "sidecore_queue_kicks_total{device=\"vd0\",queue=\"1\"} 3\n";
+    assert!(!client.metrics(false).unwrap().contains(of_queue));
+    assert!(client.metrics(true).unwrap().contains(of_queue));
     drop(api);
     assert!(!path.exists());
 }
@@ -114,6 +118,11 @@ fn the_wire_is_what_the_manual_says() {
     }
     assert!(raw(&path, "GET /v1/sidecores").contains("{\"sidecores\":[{\"name\":\"sc0\""));
     assert!(raw(&path, "GET /metrics").contains("content-type: text/plain; version=0.0.4"));
+    assert!(!raw(&path, "GET /metrics").contains("sidecore_queue_"));
+    assert!(raw(&path, "GET /metrics?per_queue=1").contains("sidecore_queue_kicks_total"));
+    for query in ["per_queue=2", "per_queue=x", "queues=1"] {
+        assert!(raw(&path, &format!("GET /metrics?{query}")).starts_with("HTTP/1.1 400 "), "{query}");
+    }
     assert!(raw(&path, "GET /v2").starts_with("HTTP/1.1 404 "));
     assert!(raw(&path, "GET /v2").contains("there are /v1/devices"));
     assert!(raw(&path, "POST /v1/stats").starts_with("HTTP/1.1 405 "));

@@ -1,5 +1,7 @@
 //! A latency histogram that one sidecore fills and anybody reads.
 
+use std::collections::BTreeMap;
+
 use sidecore_units::Nanos;
 
 use crate::Counter;
@@ -58,26 +60,95 @@ impl Histogram {
         self.sum_ns.add(latency.0.wrapping_mul(count));
     }
 
+    /// The counts as of now.
+    #[must_use]
+    pub fn counts(&self) -> LatencyCounts {
+        let counts = self.buckets.iter().map(Counter::get).enumerate().filter(|(_, count)| *count > 0);
+        LatencyCounts {
+            buckets: counts.map(|(index, count)| (upper_end(index), count)).collect(),
+            sum_ns: self.sum_ns.get(),
+        }
+    }
+
     /// Percentiles as of now.
     #[must_use]
     pub fn summary(&self) -> LatencySummary {
-        let counts: Vec<u64> = self.buckets.iter().map(Counter::get).collect();
-        let count = counts.iter().fold(0_u64, |sum, n| sum.saturating_add(*n));
+        self.counts().summary()
+    }
+}
+
+/// A histogram's counts at one moment, or those between two moments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LatencyCounts {
+    /// The buckets that are not empty, in ascending order: the longest latency that falls into a
+    /// bucket in nanoseconds, and the bucket's count.
+    pub buckets: Vec<(u64, u64)>,
+    /// The sum of all latencies.
+    pub sum_ns: u64,
+}
+
+impl LatencyCounts {
+    /// How many latencies were counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+
+    /// Adds another queue's counts.
+    pub fn add(&mut self, other: &Self) {
+        let mut sums: BTreeMap<u64, u64> = self.buckets.iter().copied().collect();
+        for (end, count) in &other.buckets {
+            let sum = sums.entry(*end).or_default();
+            *sum = sum.saturating_add(*count);
+        }
+        self.buckets = sums.into_iter().collect();
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
+    }
+
+    /// The counts that were added after `earlier`: all of them if there are fewer than at that
+    /// time, because the counting has begun anew since.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        if self.count() < earlier.count() {
+            return self.clone();
+        }
+        let before: BTreeMap<u64, u64> = earlier.buckets.iter().copied().collect();
+        let added = |(end, count): &(u64, u64)| {
+            let added = count.saturating_sub(before.get(end).copied().unwrap_or(0));
+            (added > 0).then_some((*end, added))
+        };
+        Self {
+            buckets: self.buckets.iter().filter_map(added).collect(),
+            sum_ns: self.sum_ns.saturating_sub(earlier.sum_ns),
+        }
+    }
+
+    /// How many latencies were at most `limit_ns`, if that is the end of a bucket.
+    #[must_use]
+    pub fn at_most(&self, limit_ns: u64) -> u64 {
+        let counts = self.buckets.iter().take_while(|(end, _)| *end <= limit_ns);
+        counts.fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+
+    /// The percentiles.
+    #[must_use]
+    pub fn summary(&self) -> LatencySummary {
+        let count = self.count();
         let percentile = |per_myriad: u64| {
             // The rank of the request at that place, counted from one.
             let rank = u128::from(count).saturating_mul(u128::from(per_myriad)).div_ceil(10_000);
             let mut seen = 0_u128;
-            for (index, n) in counts.iter().enumerate() {
+            for (end, n) in &self.buckets {
                 seen = seen.saturating_add(u128::from(*n));
-                if *n > 0 && seen >= rank {
-                    return upper_end(index);
+                if seen >= rank {
+                    return *end;
                 }
             }
             0
         };
         LatencySummary {
             count,
-            mean_ns: self.sum_ns.get().checked_div(count).unwrap_or(0),
+            mean_ns: self.sum_ns.checked_div(count).unwrap_or(0),
             p50_ns: percentile(5_000),
             p90_ns: percentile(9_000),
             p99_ns: percentile(9_900),
@@ -139,5 +210,21 @@ mod tests {
         assert_eq!((summary.p99_9_ns, summary.max_ns), (15, 15));
         assert_eq!(summary.count, 100);
         assert_eq!(summary.mean_ns, 1);
+    }
+
+    #[test]
+    fn counts_of_an_interval_are_those_that_were_added_in_it() {
+        let histogram = Histogram::default();
+        histogram.record(Nanos(1), 1000);
+        let before = histogram.counts();
+        histogram.record(Nanos(15), 10);
+        let interval = histogram.counts().since(&before);
+        assert_eq!(interval, LatencyCounts { buckets: vec![(15, 10)], sum_ns: 150 });
+        assert_eq!((interval.summary().p50_ns, interval.summary().mean_ns), (15, 15));
+        assert_eq!(before.since(&histogram.counts()), before, "the daemon has been restarted between the two");
+        let mut sum = before.clone();
+        sum.add(&interval);
+        assert_eq!(sum, histogram.counts());
+        assert_eq!((sum.at_most(1), sum.at_most(15), sum.count()), (1000, 1010, 1010));
     }
 }

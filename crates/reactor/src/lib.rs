@@ -23,7 +23,7 @@ mod sleeper;
 mod stats;
 
 pub use eventfd::EventFd;
-pub use histogram::{Histogram, LatencySummary};
+pub use histogram::{Histogram, LatencyCounts, LatencySummary};
 pub use idle::IdleMode;
 pub use mailbox::{Closed, Mail, Mailbox, Post, mailbox};
 pub use pollable::{Arm, Pollable, PollableId, Polled};

@@ -65,6 +65,8 @@ pub struct Reactor<P, S> {
     /// pollable is always first.
     first: usize,
     last_glance: Nanos,
+    /// When the last turn that did something began, until its time is counted.
+    busy_since: Option<Nanos>,
     /// When it was last considered whether to give way.
     last_yield: Nanos,
     sleeper: S,
@@ -86,6 +88,7 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
             armed_count: 0,
             first: 0,
             last_glance: Nanos::ZERO,
+            busy_since: None,
             last_yield: Nanos::ZERO,
             sleeper,
             mailbox,
@@ -155,6 +158,7 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
     /// The sleeper's.
     pub fn turn(&mut self, clock: &mut impl FnMut() -> Nanos) -> io::Result<Turn> {
         let now = clock();
+        self.count_busy(now);
         self.stats.turns.add(1);
         let mut busy = false;
         while let Some(mail) = self.mailbox.take() {
@@ -165,6 +169,7 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
         busy |= self.poll_awake(now);
         if busy {
             self.stats.busy_turns.add(1);
+            self.busy_since = Some(now);
         }
         if self.awake.is_empty() {
             return self.sleep(now, clock);
@@ -174,10 +179,21 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
             self.last_glance = now;
             self.stats.glances.add(1);
             let timeout = if self.waits_in_vain(now) { YIELD } else { Nanos::ZERO };
+            if timeout > Nanos::ZERO && self.busy_since.is_some() {
+                self.count_busy(clock());
+            }
             self.wait(Some(timeout))?;
             self.wake_overdue(now);
         }
         Ok(if busy { Turn::Busy } else { Turn::Idle })
+    }
+
+    /// Counts the time of a turn that did something and that ended at `now`: with the next
+    /// turn's look at the clock, so that no turn needs another.
+    fn count_busy(&mut self, now: Nanos) {
+        if let Some(since) = self.busy_since.take() {
+            self.stats.busy_ns.add(now.since(since).0);
+        }
     }
 
     /// Whether it is time to give way to those that somebody here waits for.
@@ -254,7 +270,9 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
 
     /// Everything has been armed and has been looked at once more since: only
     /// a descriptor or a deadline can bring work now.
-    fn sleep(&mut self, now: Nanos, clock: &mut impl FnMut() -> Nanos) -> io::Result<Turn> {
+    fn sleep(&mut self, turn_began: Nanos, clock: &mut impl FnMut() -> Nanos) -> io::Result<Turn> {
+        let now = if self.busy_since.is_some() { clock() } else { turn_began };
+        self.count_busy(now);
         let timeout = self.next_deadline().map(|deadline| deadline.since(now));
         self.stats.sleeps.add(1);
         self.wait(timeout)?;

@@ -9,6 +9,8 @@ pub struct ReactorStats {
     pub turns: Counter,
     /// Turns in which something was done.
     pub busy_turns: Counter,
+    /// Nanoseconds that those turns took. A turn is counted when it ends.
+    pub busy_ns: Counter,
     /// Times that the sidecore went to sleep.
     pub sleeps: Counter,
     /// Nanoseconds spent asleep.

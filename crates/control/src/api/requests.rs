@@ -60,6 +60,15 @@ impl ExtentsQuery {
     }
 }
 
+/// How much `GET /metrics` tells: its query.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetricsQuery {
+    /// 1 for the metrics of each queue as well.
+    #[serde(default)]
+    pub per_queue: u8,
+}
+
 /// Drops extent trees from memory: `POST /v1/controllers/{controller}/prune`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

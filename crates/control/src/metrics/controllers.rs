@@ -82,7 +82,7 @@ impl Page {
             }
         }
         for metric in CONTROLLERS {
-            self.metric(metric, controllers.iter().map(|c| (vec![("controller", c.name.as_str())], c)));
+            self.metric("", metric, controllers.iter().map(|c| (vec![("controller", c.name.as_str())], c)));
         }
         let functions: Vec<(&str, String, &FunctionReport)> = controllers
             .iter()
@@ -95,7 +95,7 @@ impl Page {
                     vec![("controller", *controller), ("function", id.as_str()), ("volume", function.volume.as_str())];
                 (labels, *function)
             });
-            self.metric(metric, labelled);
+            self.metric("", metric, labelled);
         }
     }
 }

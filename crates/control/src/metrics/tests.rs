@@ -1,7 +1,9 @@
+mod exposition;
+
 use std::collections::BTreeSet;
 
 use sidecore_assembly::report::{
-    DeviceStats, FunctionReport, Latency, SpaceReport, TranslationReport, TreeMemoryReport, TreeReport,
+    DeviceStats, FunctionReport, Latency, LatencyCounts, SpaceReport, TranslationReport, TreeMemoryReport, TreeReport,
 };
 
 use super::*;
@@ -26,22 +28,14 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         bytes_read: 14,
         bytes_written: 15,
         bytes: 29,
-        latency_ns: Latency {
-            count: 4,
-            mean: 2500.0,
-            p50: 1000,
-            p90: 2000,
-            p99: 3000,
-            p99_9: 4000,
-            p99_99: 5000,
-            max: 6000,
-        },
+        latency_ns: Latency::of(LatencyCounts { buckets: vec![(191, 1), (1023, 2), (1087, 1)], sum_ns: 3_000 }),
     };
     let sidecore = SidecoreReport {
         name: "sc0".to_owned(),
         cpu: Some(1),
         turns: 16,
         busy_turns: 17,
+        busy_ns: 500_000_000,
         sleeps: 18,
         asleep_ns: 1_500_000_000,
         yields: 21,
@@ -71,6 +65,7 @@ fn example() -> (Stats, Vec<DeviceReport>) {
     };
     let stats = Stats {
         uptime_ns: 2_000_000_000,
+        interval_ns: None,
         sidecores: vec![sidecore],
         devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue] }],
     };
@@ -124,7 +119,7 @@ fn controllers() -> Vec<ControllerReport> {
 #[test]
 fn numbers_carry_their_labels_and_units() {
     let (stats, devices) = example();
-    let page = render(&stats, &devices, &controllers());
+    let page = render(&stats, &devices, &controllers(), true);
     for line in [
         "sidecore_uptime_seconds 2",
         "sidecore_reactor_turns_total{sidecore=\"sc0\"} 16",
@@ -135,7 +130,14 @@ fn numbers_carry_their_labels_and_units() {
         "sidecore_device_capacity_bytes{device=\"vd0\"} 1073741824",
         "sidecore_queue_kicks_total{device=\"vd0\",queue=\"3\"} 1",
         "sidecore_queue_written_bytes_total{device=\"vd0\",queue=\"3\"} 15",
-        "sidecore_queue_latency_seconds{device=\"vd0\",queue=\"3\",quantile=\"0.9999\"} 0.000005",
+        "sidecore_reactor_busy_seconds_total{sidecore=\"sc0\"} 0.5",
+        "sidecore_device_kicks_total{device=\"vd0\"} 1",
+        "sidecore_device_latency_seconds_bucket{device=\"vd0\",le=\"0.000000255\"} 1",
+        "sidecore_device_latency_seconds_bucket{device=\"vd0\",le=\"0.000001023\"} 3",
+        "sidecore_device_latency_seconds_bucket{device=\"vd0\",le=\"17.179869183\"} 4",
+        "sidecore_device_latency_seconds_bucket{device=\"vd0\",le=\"+Inf\"} 4",
+        "sidecore_device_latency_seconds_sum{device=\"vd0\"} 0.000003",
+        "sidecore_queue_latency_seconds_bucket{device=\"vd0\",queue=\"3\",le=\"0.000002047\"} 4",
         "sidecore_queue_latency_seconds_count{device=\"vd0\",queue=\"3\"} 4",
         "sidecore_controller_info{controller=\"pool\",store=\"file\",block_bytes=\"1024\"} 1",
         "sidecore_controller_space_bytes{controller=\"pool\",use=\"pending\"} 10",
@@ -149,25 +151,47 @@ fn numbers_carry_their_labels_and_units() {
 }
 
 #[test]
-fn every_sample_belongs_to_a_family_that_was_announced_once() {
-    let (stats, devices) = example();
-    let page = render(&stats, &devices, &controllers());
-    let families: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-    assert_eq!(families.len(), families.iter().collect::<BTreeSet<_>>().len());
-    for line in page.lines().filter(|line| !line.starts_with('#')) {
-        let name = line.split(['{', ' ']).next().unwrap();
-        let family = name.strip_suffix("_count").unwrap_or(name);
-        assert!(families.contains(&family), "{line}");
-        assert!(line.rsplit(' ').next().unwrap().parse::<f64>().is_ok(), "{line}");
+fn a_page_is_valid_whatever_names_are_in_it() {
+    let (mut stats, mut devices) = example();
+    for per_queue in [false, true] {
+        let page = render(&stats, &devices, &controllers(), per_queue);
+        let families = exposition::parse(&page).unwrap();
+        assert_eq!(families["sidecore_device_latency_seconds"].kind, "histogram");
     }
+    let odd = "a\"b\\c\nd{},é";
+    odd.clone_into(&mut stats.devices[0].name);
+    odd.clone_into(&mut devices[0].name);
+    let families = exposition::parse(&render(&stats, &devices, &[], true)).unwrap();
+    let (_, labels, _) = &families["sidecore_queue_kicks_total"].samples[0];
+    assert_eq!(labels[0], ("device".to_owned(), odd.to_owned()));
+}
+
+#[test]
+fn queues_have_series_on_request_only() {
+    let (stats, devices) = example();
+    let series = |page: &str| page.lines().filter(|line| !line.starts_with('#')).count();
+    let page = render(&stats, &devices, &[], false);
+    assert!(!page.contains("sidecore_queue_"), "{page}");
+    let each = render(&stats, &devices, &[], true);
+    let lines: BTreeSet<&str> = each.lines().collect();
+    assert!(page.lines().all(|line| lines.contains(line)), "the rest stays the same");
+    // 16 numbers, and a histogram of 28 buckets, sum and count.
+    assert_eq!(series(&each) - series(&page), 16 + 30);
 }
 
 #[test]
 fn the_documented_metrics_are_those_there_are() {
     let (stats, devices) = example();
-    let page = render(&stats, &devices, &controllers());
+    let page = render(&stats, &devices, &controllers(), true);
     let rendered: BTreeSet<(&str, &str)> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+    // The manual says of a queue's metrics that they are the device's by another name.
+    let (of_queues, rendered): (BTreeSet<_>, BTreeSet<_>) =
+        rendered.into_iter().partition(|(name, _)| name.starts_with("sidecore_queue_"));
+    for (name, kind) in of_queues {
+        let of_device = name.replace("_queue_", "_device_");
+        assert!(rendered.contains(&(of_device.as_str(), kind)), "{name}");
+    }
     let manual = include_str!("../../../../docs/metrics.md");
     let documented: BTreeSet<(&str, &str)> = manual
         .lines()

@@ -227,6 +227,48 @@ fn one_that_waits_in_vain_gives_way_now_and_then() {
 }
 
 #[test]
+fn busy_time_is_the_time_of_turns_that_did_something_and_not_their_number() {
+    let mut bench = Bench::new();
+    let worker = Worker::new(&bench.world, "a", IdleMode::Poll);
+    let work = Rc::clone(&worker.work);
+    bench.reactor.add(worker).unwrap();
+    // A fifth of the time is work: one long turn, and eight thousand short ones that find nothing.
+    work.set(1);
+    assert_eq!(bench.turn(0), Turn::Busy);
+    bench.turn(200_000);
+    for _ in 0..8_000 {
+        bench.turn(100);
+    }
+    let stats = bench.reactor.stats();
+    assert_eq!((stats.busy_turns.get(), stats.busy_ns.get()), (1, 200_000));
+}
+
+#[test]
+fn neither_a_sleep_nor_a_yield_counts_as_busy() {
+    let mut bench = Bench::new();
+    let world = Rc::clone(&bench.world);
+    // Mail that takes 3 us makes a turn busy, and the sidecore sleeps at the end of the same turn.
+    let work = |reactor: &mut Reactor<Worker, Script>| {
+        let now = &reactor.sleeper.0.now;
+        now.set(now.get() + 3_000);
+    };
+    bench.post.send(Box::new(work)).unwrap();
+    world.wakes.borrow_mut().push_back((50_000, vec![]));
+    assert_eq!(bench.turn(0), Turn::Slept);
+    let stats = bench.reactor.stats();
+    assert_eq!((stats.busy_ns.get(), stats.asleep_ns.get()), (3_000, 50_000));
+
+    let worker = Worker::new(&world, "a", IdleMode::Poll);
+    worker.work.set(1);
+    worker.waits_since.set(Some(Nanos::ZERO));
+    bench.reactor.add(worker).unwrap();
+    world.wakes.borrow_mut().push_back((YIELD.0, vec![]));
+    bench.turn(PATIENCE.0);
+    bench.turn(0);
+    assert_eq!((stats.yields.get(), stats.busy_ns.get()), (1, 3_000));
+}
+
+#[test]
 fn a_deadline_ends_the_sleep_and_wakes_its_owner() {
     let mut bench = Bench::new();
     let mut worker = Worker::new(&bench.world, "a", IdleMode::Interrupt);
