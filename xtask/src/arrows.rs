@@ -55,6 +55,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("bin/sidecored", Only(&["control", "assembly", "linux", "socket"])),
     ("bin/sidecore", Only(&["control", "driver", "linux", "units"])),
     ("verify/alloc", Only(&[])),
+    ("verify/fuse", Only(&[])),
     ("verify/guest", Anything),
     ("verify/sim", Anything),
     ("bench", Anything),

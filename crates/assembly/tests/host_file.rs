@@ -24,7 +24,7 @@ const PAGES: u64 = 512;
 const SECTORS: u64 = PAGE as u64 / 512;
 
 fn spec(directory: &Path, file: &Path) -> Spec {
-    let kind = StoreKind::HostFile(HostFileOptions { path: file.to_owned(), read_only: false });
+    let kind = StoreKind::HostFile(HostFileOptions::new(file));
     Spec {
         sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
         stores: vec![StoreSpec { name: "disk".to_owned(), kind }],

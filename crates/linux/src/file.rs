@@ -20,10 +20,12 @@
 //!   nothing more comes.
 //! * The file is this store's alone: it holds a lock on it that also QEMU
 //!   respects, and a writable block device is opened exclusively.
+//! * No request of a process that has ended is left on it: see [`claim`].
 
 mod bounce;
 mod buffers;
 mod channel;
+mod claim;
 mod error;
 mod ongoing;
 mod ring;
@@ -34,6 +36,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sidecore_block::{BlockChannel, BlockDevice, Geometry};
 use sidecore_units::CoreId;
@@ -44,7 +47,8 @@ use channel::FileChannel;
 use target::Target;
 
 pub(crate) use channel::ZEROS;
-pub(crate) use target::{Owner, lock_whole};
+pub(crate) use claim::{try_claim, unclaim};
+pub(crate) use target::Owner;
 
 /// What to open, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,13 +62,26 @@ pub struct FileOptions {
     pub block_bytes: Option<u32>,
     /// Whether to go around the host's page cache where the filesystem can.
     pub direct: bool,
+    /// How long opening waits for requests of a process that served the file
+    /// and has ended.
+    pub predecessor_timeout: Duration,
 }
 
 impl FileOptions {
+    /// The wait unless told otherwise: longer than Linux lets a command to a
+    /// disk take (30 s) before it resets the disk.
+    pub const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(60);
+
     /// Writable and direct, with the block size found out.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), read_only: false, block_bytes: None, direct: true }
+        Self {
+            path: path.into(),
+            read_only: false,
+            block_bytes: None,
+            direct: true,
+            predecessor_timeout: Self::PREDECESSOR_TIMEOUT,
+        }
     }
 }
 
@@ -75,7 +92,8 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// Opens and locks it.
+    /// Opens and locks it. Blocks the calling thread while requests of a dead
+    /// process are left on it, for [`FileOptions::predecessor_timeout`] at most.
     ///
     /// # Errors
     /// It is missing, in use, neither a file nor a block device, empty, or of

@@ -26,7 +26,7 @@ pub fn spec(directory: &Path, devices: Vec<DeviceSpec>) -> Spec {
     let kinds = [
         ("null", StoreKind::Null { size_bytes: DISK_BYTES, block_bytes: 512 }),
         ("ram", ram(DISK_BYTES)),
-        ("file", StoreKind::File(FileOptions { path: file, read_only: false, block_bytes: None, direct: true })),
+        ("file", StoreKind::File(FileOptions::new(file))),
         ("delay", StoreKind::Delay { store: below(), delay: Nanos::from_micros(1) }),
         ("fault", StoreKind::Fault { store: below(), plan: FaultPlan::default() }),
         ("volume", StoreKind::Volume(VolumeSpec { size_bytes: Some(DISK_BYTES), ..VolumeSpec::new("pool", "volume") })),

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use sidecore_assembly::spec::{
     Affected, Fault, FaultPlan, FaultRule, FileOptions, FrontEndKind, Interrupts, QUEUES_MAX, SERIAL_MAX_BYTES, Sector,
@@ -213,6 +214,9 @@ fn file(section: &mut Section<'_, '_, '_>, base: &Path) -> Option<KindDraft> {
     let read_only = flag(section, "read_only", false);
     let direct = flag(section, "direct", true);
     let block_bytes = block_bytes(section);
+    let predecessor_timeout = section
+        .number("predecessor_timeout_s", 0..=3600)
+        .map_or(FileOptions::PREDECESSOR_TIMEOUT, |seconds| Duration::from_secs(seconds.into_inner()));
     let map = section.word("map", &["file", "host-file"]);
     let map = match map {
         Some(map) if *map.get_ref() == "host-file" => {
@@ -226,7 +230,8 @@ fn file(section: &mut Section<'_, '_, '_>, base: &Path) -> Option<KindDraft> {
     };
     let path = section.required("path", path, "\"/var/lib/sidecore/disk.img\"")?;
     let span = path.span();
-    let options = FileOptions { path: path.into_inner(), read_only, direct, block_bytes };
+    let options =
+        FileOptions { read_only, direct, block_bytes, predecessor_timeout, ..FileOptions::new(path.into_inner()) };
     Some(KindDraft::File(Spanned::new(span, options), map))
 }
 

@@ -55,8 +55,8 @@ fn settle_store(store: StoreDraft) -> Option<StoreSpec> {
         }
         KindDraft::File(options, FileMap::File) => StoreKind::File(options.into_inner()),
         KindDraft::File(options, FileMap::HostFile) => {
-            let FileOptions { path, read_only, .. } = options.into_inner();
-            StoreKind::HostFile(HostFileOptions { path, read_only })
+            let FileOptions { path, read_only, predecessor_timeout, .. } = options.into_inner();
+            StoreKind::HostFile(HostFileOptions { path, read_only, predecessor_timeout })
         }
         KindDraft::Delay { store, delay_us } => {
             StoreKind::Delay { store: store.into_inner(), delay: Nanos::from_micros(delay_us) }

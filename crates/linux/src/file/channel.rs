@@ -74,7 +74,7 @@ impl FileChannel {
         };
         let portion_bytes = portion_bytes(&target, PAGE_BYTES);
         Ok(Self {
-            ring: Ring::new(target.as_fd(), slots as u32)?,
+            ring: Ring::new(target.as_fd(), target.fence(), slots as u32)?,
             target,
             buffers: Buffers::none(),
             requests: Requests::new(depth),
@@ -389,6 +389,8 @@ impl Drop for FileChannel {
                 std::mem::forget(std::mem::replace(&mut self.requests, Requests::new(0)));
                 std::mem::forget(std::mem::take(&mut self.pieces));
                 std::mem::forget(self.bounce.take());
+                // Nor is the file claimed by another store.
+                std::mem::forget(Arc::clone(&self.target));
                 return;
             }
             self.reap();

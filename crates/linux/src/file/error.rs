@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Why [`FileStore::open`](crate::FileStore::open) refused.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,18 @@ pub enum FileError {
     Busy {
         /// The file.
         path: PathBuf,
+    },
+    /// Requests of a process that served it and has ended are still in flight.
+    #[error(
+        "{} has requests in flight of a process that has ended, which may still write to it; they did not complete \
+         within {} s (`predecessor_timeout_s`): try again when the disk below answers",
+        path.display(), waited.as_secs()
+    )]
+    Predecessor {
+        /// The file.
+        path: PathBuf,
+        /// For how long they were waited for.
+        waited: Duration,
     },
     /// It is a directory, a socket or the like.
     #[error("{} is neither a regular file nor a block device", path.display())]

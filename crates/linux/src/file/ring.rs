@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use io_uring::{EnterFlags, IoUring, squeue};
 
-/// The registered file's index: each ring serves one.
+/// The index of the registered file: each ring serves one. The fence is behind
+/// it.
 pub(super) const FILE: io_uring::types::Fixed = io_uring::types::Fixed(0);
 
 /// A completion: the submission's `user_data`, and its result (a count, or a
@@ -25,10 +26,11 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// A ring with room for `depth` submissions, on `file`.
-    pub fn new(file: BorrowedFd<'_>, depth: u32) -> io::Result<Self> {
+    /// A ring with room for `depth` submissions, on `file`. `fence` stays open
+    /// until the last of them has completed, also if this process has ended.
+    pub fn new(file: BorrowedFd<'_>, fence: BorrowedFd<'_>, depth: u32) -> io::Result<Self> {
         let ring = build(depth).map_err(explain)?;
-        ring.submitter().register_files(&[file.as_raw_fd()])?;
+        ring.submitter().register_files(&[file.as_raw_fd(), fence.as_raw_fd()])?;
         Ok(Self { ring, complained: false })
     }
 

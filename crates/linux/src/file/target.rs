@@ -1,7 +1,6 @@
 //! What is behind a file store: the open file, and what it can do.
 
 use std::ffi::OsString;
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,6 +10,7 @@ use rustix::io::Errno;
 use sidecore_block::Geometry;
 use sidecore_units::{PAGE_BYTES, SECTOR_BYTES};
 
+use super::claim::{Claim, access};
 use super::{FileError, FileOptions};
 
 /// What direct I/O asks of a request, in bytes; powers of two.
@@ -31,7 +31,7 @@ impl Alignment {
 pub(super) struct Target {
     /// What I/O goes to.
     file: OwnedFd,
-    _hold: Hold,
+    hold: Hold,
     pub geometry: Geometry,
     /// `None` if I/O goes through the page cache.
     pub direct: Option<Alignment>,
@@ -73,13 +73,16 @@ impl Limits {
 #[derive(Debug)]
 enum Hold {
     /// A lock of this store's own.
-    Claim(#[expect(dead_code, reason = "held, not used")] Claim),
+    Claim(Claim),
     /// What whoever opened the file holds.
-    Owner(#[expect(dead_code, reason = "held, not used")] Arc<dyn Owner>),
+    Owner(Arc<dyn Owner>),
 }
 
 /// What must live as long as a store over somebody else's descriptor.
-pub(crate) trait Owner: std::fmt::Debug + Send + Sync {}
+pub(crate) trait Owner: std::fmt::Debug + Send + Sync {
+    /// A descriptor with a lock that must outlive every request of the store.
+    fn fence(&self) -> BorrowedFd<'_>;
+}
 
 impl AsFd for Target {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -88,6 +91,15 @@ impl AsFd for Target {
 }
 
 impl Target {
+    /// Holds a lock, and must be registered with every ring on the file: see
+    /// [`Claim`].
+    pub fn fence(&self) -> BorrowedFd<'_> {
+        match &self.hold {
+            Hold::Claim(claim) => claim.fence(),
+            Hold::Owner(owner) => owner.fence(),
+        }
+    }
+
     pub fn open(options: &FileOptions) -> Result<Self, FileError> {
         let path = options.path.as_path();
         let wrap = |action| move |source: Errno| FileError::Kernel { action, path: path.into(), source: source.into() };
@@ -146,7 +158,7 @@ impl Target {
             write_zeroes: !options.read_only,
         };
         let limits = if is_device { Limits::of(&file) } else { None };
-        Ok(Self { file, _hold: hold, geometry, direct, zero_by_writing: !is_ours && !is_device, limits })
+        Ok(Self { file, hold, geometry, direct, zero_by_writing: !is_ours && !is_device, limits })
     }
 }
 
@@ -168,74 +180,16 @@ fn is_device(stat: &rustix::fs::Stat, path: &Path) -> Result<bool, FileError> {
     }
 }
 
-/// What makes the file ours: a descriptor that no ring knows. A ring is taken
-/// down some time after its process has ended, and the files registered with
-/// it with it; a lock must not wait for that, or a restarted daemon would find
-/// its own disks in use.
-#[derive(Debug)]
-struct Claim(OwnedFd);
-
-/// Sets or lifts a lock of the open file description, from the start to the
-/// end of the file.
-pub(crate) fn lock_whole(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
-    // SAFETY: all-zero is a valid flock.
-    let mut whole: libc::flock = unsafe { std::mem::zeroed() };
-    whole.l_type = kind as libc::c_short;
-    whole.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: the descriptor is open and the structure outlives the call.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-impl Claim {
-    /// Opens the file and makes it this store's own.
-    ///
-    /// Block devices are opened exclusively for writing: they are not mounted,
-    /// not swap and not somebody else's then (open(2)). Everything gets an
-    /// open-file-description lock on all of it, because those tell devices of
-    /// one process apart, and because QEMU looks for them (it locks single
-    /// bytes the same way).
-    fn new(options: &FileOptions, is_device: bool) -> Result<Self, FileError> {
-        let path = &options.path;
-        let mut flags = access(options);
-        if is_device && !options.read_only {
-            flags |= OFlags::EXCL;
-        }
-        let claim = match rustix::fs::open(path, flags, Mode::empty()) {
-            Err(Errno::BUSY) => return Err(FileError::Busy { path: path.clone() }),
-            Err(error) => return Err(FileError::Kernel { action: "open", path: path.clone(), source: error.into() }),
-            Ok(file) => Self(file),
-        };
-        match lock_whole(claim.0.as_fd(), if options.read_only { libc::F_RDLCK } else { libc::F_WRLCK }) {
-            Ok(()) => Ok(claim),
-            Err(source) if matches!(source.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
-                Err(FileError::Busy { path: path.clone() })
-            }
-            Err(source) => Err(FileError::Kernel { action: "lock", path: path.clone(), source }),
-        }
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        // Closing would lift it, but not while a child that is just being
-        // forked has a copy of the descriptor.
-        let _ = lock_whole(self.0.as_fd(), libc::F_UNLCK);
-    }
-}
-
 /// Opens what is claimed once more, for I/O: directly if that is wanted and
 /// possible.
 fn reopen(claim: &Claim, options: &FileOptions) -> Result<(OwnedFd, Option<Alignment>), FileError> {
     // By descriptor, not by name: names change.
-    let name = format!("/proc/self/fd/{}", claim.0.as_raw_fd());
+    let name = format!("/proc/self/fd/{}", claim.as_fd().as_raw_fd());
     let wrap =
         |action| move |source: Errno| FileError::Kernel { action, path: options.path.clone(), source: source.into() };
     let mut opened = None;
     if options.direct {
-        match rustix::fs::open(&name, access(options) | OFlags::DIRECT, Mode::empty()) {
+        match rustix::fs::open(&name, access(options.read_only) | OFlags::DIRECT, Mode::empty()) {
             Err(Errno::INVAL) => {}
             Err(error) => return Err(wrap("open")(error)),
             Ok(file) => opened = alignment_of(&file).map(|alignment| (file, Some(alignment))),
@@ -243,20 +197,13 @@ fn reopen(claim: &Claim, options: &FileOptions) -> Result<(OwnedFd, Option<Align
     }
     let (file, direct) = match opened {
         Some(opened) => opened,
-        None => (rustix::fs::open(&name, access(options), Mode::empty()).map_err(wrap("open"))?, None),
+        None => (rustix::fs::open(&name, access(options.read_only), Mode::empty()).map_err(wrap("open"))?, None),
     };
     if !answers_at_once(&file) {
         let flags = rustix::fs::fcntl_getfl(&file).map_err(wrap("inspect"))?;
         rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(wrap("set up"))?;
     }
     Ok((file, direct))
-}
-
-/// How both descriptors are opened: `O_NONBLOCK` so that a name that has
-/// meanwhile become a pipe cannot hold the daemon up.
-fn access(options: &FileOptions) -> OFlags {
-    let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
 }
 
 /// Whether the file is in memory, so that no I/O to it waits for a device.

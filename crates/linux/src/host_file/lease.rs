@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use sidecore_reactor::EventFd;
 
 use super::watcher::{self, Watcher};
-use crate::file::{Owner, lock_whole};
+use crate::file::{Owner, try_claim, unclaim};
 
 /// Fcntl commands of linux/fcntl.h that the C library's bindings lack.
 const F_SETSIG: libc::c_int = 10;
@@ -67,7 +67,13 @@ pub(super) struct Lease {
     broken: EventFd,
 }
 
-impl Owner for Lease {}
+impl Owner for Lease {
+    /// The lease's own description: no other may exist. It is registered with
+    /// the rings on the device too.
+    fn fence(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
 
 impl Lease {
     /// Without a lease yet.
@@ -80,9 +86,10 @@ impl Lease {
         &self.broken
     }
 
-    /// Locks the whole file, for those who ask for locks and not for leases.
-    pub fn lock(&self, read_only: bool) -> io::Result<()> {
-        lock_whole(self.as_fd(), if read_only { libc::F_RDLCK } else { libc::F_WRLCK })
+    /// Locks the file as every store does, for programs that look for locks
+    /// and not for leases; false if another one has locked it.
+    pub fn lock(&self, read_only: bool) -> io::Result<bool> {
+        try_claim(self.as_fd(), read_only)
     }
 
     /// Takes the lease; `EAGAIN` if somebody else has the file open.
@@ -154,7 +161,7 @@ impl Drop for Lease {
         // Closing would do both, but not while a ring that is being taken down
         // or a child that is just being forked has a copy of the descriptor.
         let _ = self.release();
-        let _ = lock_whole(self.as_fd(), libc::F_UNLCK);
+        let _ = unclaim(self.as_fd());
     }
 }
 

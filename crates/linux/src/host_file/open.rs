@@ -14,9 +14,8 @@ use super::lease::Lease;
 use super::{HostFile, HostFileError, kernel, kind};
 use crate::{FileError, FileOptions, FileStore};
 
-/// For how long a file that is in use is tried again. A process that was
-/// killed has its files open until its io_uring has been taken down, which is
-/// a little later than its end.
+/// For how long a lease is tried again that is refused although the lock was
+/// not: programs that only look at the file have it open for a moment.
 const PATIENCE: Duration = Duration::from_millis(1000);
 
 /// How long to wait between two tries.
@@ -29,21 +28,26 @@ pub struct HostFileOptions {
     pub path: PathBuf,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// How long opening waits for requests of a process that served the file
+    /// and has ended.
+    pub predecessor_timeout: Duration,
 }
 
 impl HostFileOptions {
     /// Writable.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), read_only: false }
+        Self { path: path.into(), read_only: false, predecessor_timeout: FileOptions::PREDECESSOR_TIMEOUT }
     }
 }
 
 impl HostFile {
     /// Opens the file and the device below it, takes a lease on the file, and
     /// checks that its blocks can be accessed there. Blocks the calling thread
-    /// for a second at most where somebody else has the file open, and for as
-    /// long as it takes to write the file's dirty pages.
+    /// for [`HostFileOptions::predecessor_timeout`] at most while requests of a
+    /// dead process are left on the file, for a second where another program
+    /// has the file open, and for as long as it takes to write the file's dirty
+    /// pages.
     ///
     /// # Errors
     /// It says what is wrong with the file, its filesystem or the device, and
@@ -126,14 +130,15 @@ fn open_alone(found: &OwnedFd, options: &HostFileOptions) -> Result<OwnedFd, Hos
     let path = options.path.as_path();
     let name = format!("/proc/self/fd/{}", found.as_raw_fd());
     let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    // Without waiting for somebody else's lease, who may be one that was
-    // killed a moment ago.
+    // Without waiting for another process's lease in the kernel. Its holder
+    // may be dead, and then the lease lasts as long as its last request, or
+    // for `lease_break_time`.
     let flags = access | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let start = Instant::now();
     let file = loop {
         match rustix::fs::open(&name, flags, Mode::empty()) {
             Ok(file) => break file,
-            Err(Errno::AGAIN) if start.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+            Err(Errno::AGAIN) if start.elapsed() < options.predecessor_timeout => std::thread::sleep(PAUSE),
             Err(Errno::AGAIN | Errno::TXTBSY) => return Err(HostFileError::InUse { path: path.into() }),
             Err(Errno::INVAL) => return Err(no_direct_io(path)),
             Err(error) => return Err(kernel("open", path, error.into())),
@@ -146,15 +151,28 @@ fn open_alone(found: &OwnedFd, options: &HostFileOptions) -> Result<OwnedFd, Hos
     Ok(file)
 }
 
+/// Locks the file and takes the lease.
+///
+/// The lock is held by the description that rings register: while it is
+/// refused, the file is served by another process, or has requests of one that
+/// has ended. The two cannot be told apart here.
 fn take_patiently(lease: &Arc<Lease>, options: &HostFileOptions) -> Result<(), HostFileError> {
+    let path = &options.path;
+    let start = Instant::now();
+    while !lease.lock(options.read_only).map_err(|source| kernel("lock", path, source))? {
+        if start.elapsed() >= options.predecessor_timeout {
+            return Err(HostFileError::InUse { path: path.clone() });
+        }
+        std::thread::sleep(PAUSE);
+    }
     let start = Instant::now();
     loop {
-        match lease.lock(options.read_only).and_then(|()| lease.take()) {
+        match lease.take() {
             Ok(()) => return Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && start.elapsed() < PATIENCE => {
                 std::thread::sleep(PAUSE);
             }
-            Err(error) => return Err(lease_refusal(&options.path, error)),
+            Err(error) => return Err(lease_refusal(path, error)),
         }
     }
 }

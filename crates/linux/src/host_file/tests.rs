@@ -34,7 +34,8 @@ fn open(path: &Path) -> HostFile {
 }
 
 fn refused(path: &Path) -> HostFileError {
-    let error = HostFile::open(&HostFileOptions::new(path)).unwrap_err();
+    let error =
+        HostFile::open(&HostFileOptions { predecessor_timeout: SHORT, ..HostFileOptions::new(path) }).unwrap_err();
     eprintln!("refused: {error}");
     assert!(error.to_string().contains(path.file_name().unwrap().to_str().unwrap()), "it is named: {error}");
     error
@@ -88,6 +89,8 @@ fn event_within(file: &HostFile, time: Duration) -> bool {
 }
 
 const LONG: Duration = Duration::from_secs(20);
+/// For a file that stays in use.
+const SHORT: Duration = Duration::from_millis(100);
 
 /// An open that does not wait for the lease to be given up: it breaks it and
 /// goes away.
@@ -117,7 +120,7 @@ fn extents_are_where_the_bytes_are() {
         drop(file);
 
         for read_only in [false, true] {
-            let file = HostFile::open(&HostFileOptions { path: path.clone(), read_only }).unwrap();
+            let file = HostFile::open(&HostFileOptions { read_only, ..HostFileOptions::new(&path) }).unwrap();
             assert_eq!(file.size_bytes(), 4 * MIB);
             assert!(file.block_bytes() == 4096 || file.block_bytes() == 1024);
             assert_eq!(file.device_path(), rig.device);
@@ -222,7 +225,7 @@ fn a_range_is_whole_blocks_of_a_writable_file() {
     file.allocate(MIB, 0).unwrap();
     file.punch(MIB, 0).unwrap();
     drop(file);
-    let file = HostFile::open(&HostFileOptions { path, read_only: true }).unwrap();
+    let file = HostFile::open(&HostFileOptions { read_only: true, ..HostFileOptions::new(path) }).unwrap();
     assert!(matches!(file.allocate(0, 4096), Err(HostFileError::ReadOnly { .. })));
     assert!(matches!(file.punch(0, 4096), Err(HostFileError::ReadOnly { .. })));
 }
@@ -460,7 +463,7 @@ fn a_file_that_somebody_has_open_is_refused() {
     let path = rig.sparse("disk", MIB);
     for write in [false, true] {
         let other = File::options().read(true).write(write).open(&path).unwrap();
-        let error = HostFile::open(&HostFileOptions { path: path.clone(), read_only: write }).unwrap_err();
+        let error = HostFile::open(&HostFileOptions { read_only: write, ..HostFileOptions::new(&path) }).unwrap_err();
         assert!(matches!(error, HostFileError::InUse { .. }), "{error}");
         drop(other);
     }

@@ -1,0 +1,227 @@
+//! What makes a file one store's own, also against requests of a process that has ended.
+//!
+//! Two locks of open file descriptions (fcntl(2)) on one file:
+//!
+//! * The **claim** is held by a descriptor that no ring knows, and ends with
+//!   the process. It covers the file's content, and says that a process serves
+//!   the file.
+//! * The **fence** is held by a descriptor that is registered with every ring
+//!   on the file. A ring is taken down some time after its process has ended,
+//!   when its last request has completed, and its files are closed only then:
+//!   so the kernel lifts the fence behind the last request of a dead process.
+//!
+//! A claim on a file whose fence is still up belongs to the successor of a
+//! process whose requests may still write to the file, or to guest memory.
+//!
+//! Readers share a file. Each takes a *seat*: one byte that its claim's
+//! descriptor locks, and one that its fence does. A seat whose fence is up
+//! although its claim is gone is that of a dead process.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::{FileError, FileOptions};
+
+/// Readers of one file at the same time, at most.
+const SEATS: libc::off_t = 256;
+
+/// The last bytes that a lock can name, behind the end of every file: one of
+/// each kind for a seat. Everything before is the claim's.
+const FENCES: libc::off_t = libc::off_t::MAX - SEATS + 1;
+const SEAT_CLAIMS: libc::off_t = FENCES - SEATS;
+
+/// How long to wait between two looks at the fence.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A wait of this length is logged. Rings without requests are taken down
+/// within a few milliseconds.
+const WORTH_A_LINE: Duration = Duration::from_millis(200);
+
+/// The locks on a file. Lifted when dropped.
+#[derive(Debug)]
+pub(super) struct Claim {
+    file: OwnedFd,
+    fence: OwnedFd,
+}
+
+impl Claim {
+    /// Opens the file, makes it this store's own, and waits until no request of
+    /// a dead process is left on it.
+    ///
+    /// Block devices are opened exclusively for writing: they are not mounted,
+    /// not swap and not used by another program then (open(2)). QEMU looks for
+    /// the claim: it locks single bytes of a file the same way.
+    pub fn new(options: &FileOptions, is_device: bool) -> Result<Self, FileError> {
+        let path = options.path.as_path();
+        let mut flags = access(options.read_only);
+        if is_device && !options.read_only {
+            flags |= OFlags::EXCL;
+        }
+        let kernel = |action| move |source| FileError::Kernel { action, path: path.into(), source };
+        let file = match rustix::fs::open(path, flags, Mode::empty()) {
+            Err(Errno::BUSY) => return Err(FileError::Busy { path: path.into() }),
+            opened => opened.map_err(|error| kernel("open")(error.into()))?,
+        };
+        if !try_claim(file.as_fd(), options.read_only).map_err(kernel("lock"))? {
+            return Err(FileError::Busy { path: path.into() });
+        }
+        // By descriptor, not by name: names change.
+        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let fence =
+            rustix::fs::open(name, access(true), Mode::empty()).map_err(|error| kernel("open")(error.into()))?;
+        let claim = Self { file, fence };
+        claim.wait_for_predecessor(path, options.predecessor_timeout)?;
+        claim.raise_fence(options.read_only, path).map_err(kernel("lock"))?;
+        Ok(claim)
+    }
+
+    /// Held by a descriptor that each ring on the file must register.
+    pub fn fence(&self) -> BorrowedFd<'_> {
+        self.fence.as_fd()
+    }
+
+    /// Returns once no fence of a dead process is up.
+    fn wait_for_predecessor(&self, path: &Path, timeout: Duration) -> Result<(), FileError> {
+        let start = Instant::now();
+        let (mut seat, mut is_told) = (0, false);
+        loop {
+            // Never back: no fence is raised by a process that is dead.
+            match self.first_dead_seat(seat).map_err(|source| lock_error(path, source))? {
+                None => break,
+                Some(dead) => seat = dead,
+            }
+            let waited = start.elapsed();
+            if waited >= timeout {
+                return Err(FileError::Predecessor { path: path.into(), waited });
+            }
+            if waited >= WORTH_A_LINE && !std::mem::replace(&mut is_told, true) {
+                tracing::warn!(path = %path.display(), "waiting for requests of a process that has ended");
+            }
+            std::thread::sleep(PAUSE.min(timeout.saturating_sub(waited)));
+        }
+        if is_told {
+            let waited_ms = start.elapsed().as_millis() as u64;
+            tracing::info!(path = %path.display(), waited_ms, "the last request of an ended process is done");
+        }
+        Ok(())
+    }
+
+    /// The first seat from `from` on whose fence outlives its claim.
+    fn first_dead_seat(&self, from: libc::off_t) -> io::Result<Option<libc::off_t>> {
+        if is_free(self.fence(), FENCES + from, SEATS - from)? {
+            return Ok(None);
+        }
+        for seat in from..SEATS {
+            let has_fence = || is_free(self.fence(), FENCES + seat, 1).map(|free| !free);
+            // In this order: a reader that is just ending lifts its fence first.
+            if has_fence()? && is_free(self.file.as_fd(), SEAT_CLAIMS + seat, 1)? && has_fence()? {
+                return Ok(Some(seat));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes a seat. A writer is alone and takes the first one.
+    fn raise_fence(&self, read_only: bool, path: &Path) -> io::Result<()> {
+        for seat in 0..SEATS {
+            let (mine, fence) = (SEAT_CLAIMS + seat, FENCES + seat);
+            if !is_free(self.file.as_fd(), mine, 1)? || !is_free(self.fence(), fence, 1)? {
+                continue;
+            }
+            if read_only {
+                set(self.file.as_fd(), libc::F_RDLCK, mine, 1)?;
+                // Two that took it at the same moment both go on to the next.
+                if !is_free(self.file.as_fd(), mine, 1)? {
+                    set(self.file.as_fd(), libc::F_UNLCK, mine, 1)?;
+                    continue;
+                }
+            }
+            return set(self.fence(), libc::F_RDLCK, fence, 1);
+        }
+        tracing::warn!(path = %path.display(), "too many readers");
+        Err(io::Error::from_raw_os_error(libc::ENOLCK))
+    }
+}
+
+impl AsFd for Claim {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Closing would lift them, but not while a child that is just being
+        // forked has a copy of a descriptor, or a ring is being taken down.
+        // No request is in flight: channels wait for theirs, and hold this.
+        let _ = set(self.fence(), libc::F_UNLCK, FENCES, SEATS);
+        let _ = set(self.file.as_fd(), libc::F_UNLCK, 0, 0);
+    }
+}
+
+fn lock_error(path: &Path, source: io::Error) -> FileError {
+    FileError::Kernel { action: "lock", path: path.into(), source }
+}
+
+/// How descriptors are opened: `O_NONBLOCK` so that a name that has meanwhile
+/// become a pipe cannot block the daemon.
+pub(super) fn access(read_only: bool) -> OFlags {
+    let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
+}
+
+/// Locks the content of a file for this open file description; false if
+/// another one has a lock that forbids it.
+pub(crate) fn try_claim(file: BorrowedFd<'_>, read_only: bool) -> io::Result<bool> {
+    match set(file, if read_only { libc::F_RDLCK } else { libc::F_WRLCK }, 0, SEAT_CLAIMS) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Lifts what [`try_claim`] locked.
+pub(crate) fn unclaim(file: BorrowedFd<'_>) -> io::Result<()> {
+    set(file, libc::F_UNLCK, 0, SEAT_CLAIMS)
+}
+
+/// Whether no other open file description has a lock in a range.
+fn is_free(file: BorrowedFd<'_>, start: libc::off_t, len: libc::off_t) -> io::Result<bool> {
+    is_free_for(file, libc::F_WRLCK, start, len)
+}
+
+/// Whether this kind of lock could be had.
+fn is_free_for(file: BorrowedFd<'_>, kind: libc::c_int, start: libc::off_t, len: libc::off_t) -> io::Result<bool> {
+    let mut range = flock(kind, start, len);
+    // SAFETY: the descriptor is open and the structure outlives the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(libc::c_int::from(range.l_type) == libc::F_UNLCK)
+}
+
+/// Sets or lifts a lock of the open file description; a length of 0 reaches to
+/// the end.
+fn set(file: BorrowedFd<'_>, kind: libc::c_int, start: libc::off_t, len: libc::off_t) -> io::Result<()> {
+    let range = flock(kind, start, len);
+    // SAFETY: the descriptor is open and the structure outlives the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn flock(kind: libc::c_int, start: libc::off_t, len: libc::off_t) -> libc::flock {
+    // SAFETY: all-zero is a valid flock.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = kind as libc::c_short;
+    range.l_whence = libc::SEEK_SET as libc::c_short;
+    range.l_start = start;
+    range.l_len = len;
+    range
+}

@@ -1,0 +1,222 @@
+//! A store is not opened while requests of a killed process are in flight to it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sidecore_block::BlockDevice;
+use sidecore_block::contract::Harness;
+use sidecore_fuse::{Operation, SlowDisk};
+use sidecore_linux::{FileError, FileOptions, FileStore, HostFile, HostFileError, HostFileOptions};
+
+/// Tells the test's own program to be the process that is killed: how it opens the file, and the file.
+const VICTIM: &str = "SIDECORE_FENCE_VICTIM";
+
+/// What the victim writes: the disk holds writes of it.
+const MARK: &[u8; 8] = b"latewrit";
+
+const AT: u64 = 256 << 10;
+const READ_AT: u64 = 512 << 10;
+
+/// Blocks: the requests are held until the process is killed.
+#[test]
+fn victim() {
+    let Ok(victim) = std::env::var(VICTIM) else { return };
+    let (kind, path) = victim.split_once(' ').unwrap();
+    let path = Path::new(path);
+    let store: Arc<dyn BlockDevice> = match kind {
+        "host-file" => {
+            let file = HostFile::open(&HostFileOptions::new(path)).unwrap();
+            // Beside the hold on the filesystem's own writes: to an extent of the device.
+            let mut extents = Vec::new();
+            file.allocate(0, 4096).unwrap();
+            file.extents(0, 4096, &mut extents).unwrap();
+            let device: Arc<dyn BlockDevice> = file.device_store();
+            let mut harness = Harness::new(&device, 8);
+            harness.store(extents[0].physical_bytes, &MARK.repeat(512));
+            return;
+        }
+        kind => {
+            Arc::new(FileStore::open(&FileOptions { read_only: kind == "reader", ..FileOptions::new(path) }).unwrap())
+        }
+    };
+    std::thread::scope(|scope| {
+        let reads = Arc::clone(&store);
+        scope.spawn(move || Harness::new(&reads, 8).load(READ_AT, 4096));
+        if kind != "reader" {
+            scope.spawn(move || Harness::new(&store, 8).store(AT, &MARK.repeat(512)));
+        }
+    });
+}
+
+/// Killed when dropped, or before.
+struct Victim(Child);
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start_victim(kind: &str, path: &Path) -> Victim {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "victim", "--nocapture"])
+        .env(VICTIM, format!("{kind} {}", path.display()))
+        .stdout(Stdio::null())
+        .spawn();
+    Victim(child.unwrap())
+}
+
+/// Holds the victim's writes, and reads at its place.
+fn hold_the_victims(disk: &SlowDisk) {
+    disk.hold(|request| match request.operation() {
+        Operation::Write => request.data().windows(8).any(|bytes| bytes == MARK),
+        Operation::Read => request.offset_bytes() == READ_AT,
+        _ => false,
+    });
+}
+
+fn patient(path: &Path, seconds: u64) -> FileOptions {
+    FileOptions { predecessor_timeout: Duration::from_secs(seconds), ..FileOptions::new(path) }
+}
+
+/// Without waiting for a predecessor.
+fn open_at_once(path: &Path, read_only: bool) -> Result<FileStore, FileError> {
+    FileStore::open(&FileOptions { read_only, ..patient(path, 0) })
+}
+
+/// Gone when dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn over(file: &Path) -> Option<Self> {
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        if !output.status.success() {
+            eprintln!("skipped: losetup: {}", String::from_utf8_lossy(&output.stderr).trim());
+            return None;
+        }
+        Some(Self(String::from_utf8_lossy(&output.stdout).trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+fn a_successor_waits(disk: &SlowDisk, path: &Path, is_loop: bool) {
+    hold_the_victims(disk);
+    let victim = start_victim("writer", path);
+    disk.wait_for_held(|held| {
+        let has = |wanted| held.iter().any(|(operation, _)| *operation == wanted);
+        // A loop device carries out one request after the other.
+        if is_loop { !held.is_empty() } else { has(Operation::Write) && has(Operation::Read) }
+    });
+    drop(victim);
+    disk.hold_no_more();
+
+    // The claim has ended with the process: it is no other process's file.
+    for read_only in [false, true] {
+        let error = open_at_once(path, read_only).unwrap_err();
+        assert!(matches!(error, FileError::Predecessor { .. }), "{error}");
+        assert!(error.to_string().contains("predecessor_timeout_s"), "{error}");
+    }
+    std::thread::scope(|scope| {
+        let opened = scope.spawn(|| FileStore::open(&patient(path, 3600)));
+        assert!(!disk.held().is_empty() && !opened.is_finished());
+        disk.release();
+        let store: Arc<dyn BlockDevice> = Arc::new(opened.join().unwrap().unwrap());
+        let mut harness = Harness::new(&store, 8);
+        // The late write has landed before anything is read, and nothing lands after an overwrite.
+        assert!(harness.load(AT, 4096).starts_with(MARK));
+        harness.store(AT, &[7; 4096]);
+        assert_eq!(harness.load(AT, 4096), [7; 4096]);
+    });
+}
+
+#[test]
+fn a_file_waits_for_the_requests_of_a_killed_process() {
+    let Some(disk) = SlowDisk::mount(1 << 20) else { return };
+    a_successor_waits(&disk, &disk.path(), false);
+    assert_eq!(disk.bytes(AT as usize, 4096), [7; 4096]);
+}
+
+#[test]
+fn a_block_device_waits_for_the_requests_of_a_killed_process() {
+    let Some(disk) = SlowDisk::mount(1 << 20) else { return };
+    let Some(device) = Loop::over(&disk.path()) else { return };
+    let _releaser = disk.releaser();
+    a_successor_waits(&disk, &device.0, true);
+}
+
+#[test]
+fn a_reader_waits_for_dead_readers_and_not_for_live_ones() {
+    let Some(disk) = SlowDisk::mount(1 << 20) else { return };
+    let path = disk.path();
+    let living = [open_at_once(&path, true).unwrap(), open_at_once(&path, true).unwrap()];
+    hold_the_victims(&disk);
+    let victim = start_victim("reader", &path);
+    disk.wait_for_held(|held| !held.is_empty());
+    // A reader whose requests take long is alive all the same.
+    drop(open_at_once(&path, true).unwrap());
+    drop(victim);
+    disk.hold_no_more();
+    assert!(matches!(open_at_once(&path, true).unwrap_err(), FileError::Predecessor { .. }));
+    disk.release();
+    let last = FileStore::open(&FileOptions { read_only: true, ..patient(&path, 3600) }).unwrap();
+    assert!(matches!(open_at_once(&path, false).unwrap_err(), FileError::Busy { .. }));
+    drop((living, last));
+    drop(open_at_once(&path, false).unwrap());
+}
+
+/// A mounted filesystem. Unmounted when dropped.
+struct Mount(tempfile::TempDir);
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // Rings are taken down, and close their files, some time after their stores.
+        let unmount = || Command::new("umount").arg(self.0.path()).stderr(Stdio::null()).status();
+        for _ in 0..500 {
+            if unmount().is_ok_and(|status| status.success()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        eprintln!("{} is still mounted", self.0.path().display());
+    }
+}
+
+#[test]
+fn a_host_file_waits_for_the_requests_of_a_killed_process() {
+    let Some(disk) = SlowDisk::mount(32 << 20) else { return };
+    let Some(device) = Loop::over(&disk.path()) else { return };
+    let run = |program: &str, arguments: &[&Path]| {
+        let done = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        done.is_ok_and(|status| status.success())
+    };
+    let place = Mount(tempfile::tempdir().unwrap());
+    if !run("mkfs.ext4", &[&device.0]) || !run("mount", &[&device.0, place.0.path()]) {
+        eprintln!("skipped: no ext4 can be made and mounted");
+        return;
+    }
+    let _releaser = disk.releaser();
+    let path = place.0.path().join("file");
+    std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    hold_the_victims(&disk);
+    let victim = start_victim("host-file", &path);
+    disk.wait_for_held(|held| !held.is_empty());
+    drop(victim);
+    disk.hold_no_more();
+    let options =
+        |seconds| HostFileOptions { predecessor_timeout: Duration::from_secs(seconds), ..HostFileOptions::new(&path) };
+    let error = HostFile::open(&options(0)).unwrap_err();
+    assert!(matches!(error, HostFileError::InUse { .. }), "{error}");
+    disk.release();
+    let file = HostFile::open(&options(3600)).unwrap();
+    let store: Arc<dyn BlockDevice> = file.file_store();
+    assert!(Harness::new(&store, 8).load(0, 4096).starts_with(MARK));
+    drop((store, file));
+}
