@@ -174,7 +174,7 @@ impl AssemblyError {
             Self::NoDevice { .. } => ErrorKind::NotFound,
             Self::Duplicate { .. } | Self::SocketTaken { .. } | Self::SecondWriter { .. } => ErrorKind::Conflict,
             Self::Server { error: ServerError::InUse { .. }, .. } => ErrorKind::Conflict,
-            Self::File { error: FileError::Busy { .. }, .. } => ErrorKind::Conflict,
+            Self::File { error: FileError::Busy { .. } | FileError::Overlaps { .. }, .. } => ErrorKind::Conflict,
             Self::HostFile { error: HostFileError::InUse { .. }, .. } => ErrorKind::Conflict,
             Self::Unknown { .. } | Self::Cycle { .. } | Self::Device { .. } => ErrorKind::Invalid,
             Self::NoPhysicalFunction { .. } | Self::Server { .. } | Self::File { .. } => ErrorKind::Invalid,

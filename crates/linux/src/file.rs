@@ -28,6 +28,7 @@ mod channel;
 mod claim;
 mod error;
 mod ongoing;
+mod overlap;
 mod ring;
 mod slot;
 mod target;

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{FileError, FileOptions};
+use super::{FileError, FileOptions, overlap};
 
 /// Readers of one file at the same time, at most.
 const SEATS: libc::off_t = 256;
@@ -69,6 +69,11 @@ impl Claim {
         };
         if !try_claim(file.as_fd(), options.read_only).map_err(kernel("lock"))? {
             return Err(FileError::Busy { path: path.into() });
+        }
+        let stat = rustix::fs::fstat(&file).map_err(|error| kernel("inspect")(error.into()))?;
+        // Looked for with the claim held: of two that start at once, one sees the other.
+        if let Some(other) = overlap::in_use(&stat, options.read_only) {
+            return Err(FileError::Overlaps { path: path.into(), other });
         }
         // By descriptor, not by name: names change.
         let name = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -183,6 +188,11 @@ pub(crate) fn try_claim(file: BorrowedFd<'_>, read_only: bool) -> io::Result<boo
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Whether another open file description has a claim that forbids this one.
+pub(super) fn is_claimed(file: BorrowedFd<'_>, read_only: bool) -> io::Result<bool> {
+    is_free_for(file, if read_only { libc::F_RDLCK } else { libc::F_WRLCK }, 0, SEAT_CLAIMS).map(|free| !free)
 }
 
 /// Lifts what [`try_claim`] locked.

@@ -24,6 +24,14 @@ pub enum FileError {
         /// The file.
         path: PathBuf,
     },
+    /// Its bytes are also those of a file or device that is in use.
+    #[error("{} has the same bytes as {}, which is in use by another device or program", path.display(), other.display())]
+    Overlaps {
+        /// The file.
+        path: PathBuf,
+        /// The file or device that is in use.
+        other: PathBuf,
+    },
     /// Requests of a process that served it and has ended are still in flight.
     #[error(
         "{} has requests in flight of a process that has ended, which may still write to it; they did not complete \

@@ -1,0 +1,140 @@
+//! A file or device in use is recognized by its other names: loop devices, partitions, disks.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use sidecore_linux::{FileError, FileOptions, FileStore};
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+
+/// Runs a program; its output, or `None` with the reason printed.
+fn run(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok()?;
+    if !output.status.success() {
+        eprintln!("skipped: {program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        return None;
+    }
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// A loop device. Gone when dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn over(file: &Path, options: &[&str]) -> Option<Self> {
+        let arguments = [&["--find", "--show"], options, &[file.to_str()?]].concat();
+        Some(Self(run("losetup", &arguments)?.into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        run("losetup", &["--detach", self.0.to_str().unwrap()]);
+    }
+}
+
+/// A file with one partition, from 1 MiB on for 2 MiB.
+fn image() -> (TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    let file = File::create(&path).unwrap();
+    file.set_len(8 * MIB).unwrap();
+    // Status, first and last in an old unit, type between them, first sector, sectors; and the table's mark.
+    file.write_all_at(&[0, 0, 2, 0, 0x83, 0, 2, 0, 0, 8, 0, 0, 0, 16, 0, 0], 446).unwrap();
+    file.write_all_at(&[0x55, 0xaa], 510).unwrap();
+    (directory, path)
+}
+
+/// Opens a store as soon as programs that other tests start have lost their copies of its descriptors.
+fn open(path: &Path) -> FileStore {
+    for _ in 0..200 {
+        match FileStore::open(&FileOptions::new(path)) {
+            Err(FileError::Busy { .. } | FileError::Overlaps { .. }) => std::thread::sleep(Duration::from_millis(10)),
+            opened => return opened.unwrap(),
+        }
+    }
+    panic!("{} is busy for ever", path.display());
+}
+
+fn refuse(path: &Path, other: &Path) {
+    for read_only in [false, true] {
+        let error = FileStore::open(&FileOptions { read_only, ..FileOptions::new(path) }).unwrap_err();
+        assert!(matches!(&error, FileError::Overlaps { other: found, .. } if found == other), "{error}");
+        assert!(error.to_string().contains("in use"), "{error}");
+    }
+}
+
+#[test]
+fn a_file_and_a_loop_device_over_it_have_one_writer() {
+    let (_directory, file) = image();
+    let Some(device) = Loop::over(&file, &[]) else { return };
+    let Some(stacked) = Loop::over(&device.0, &[]) else { return };
+    let store = open(&file);
+    refuse(&device.0, &file);
+    refuse(&stacked.0, &file);
+    drop(store);
+    let store = open(&device.0);
+    refuse(&file, &device.0);
+    refuse(&stacked.0, &device.0);
+    drop(store);
+    let store = open(&stacked.0);
+    refuse(&file, &stacked.0);
+    drop(store);
+    // Readers may share it, by whatever name.
+    let reader = |path: &Path| FileStore::open(&FileOptions { read_only: true, ..FileOptions::new(path) }).unwrap();
+    let _readers = (reader(&file), reader(&device.0), reader(&stacked.0));
+    assert!(FileStore::open(&FileOptions::new(&file)).is_err());
+}
+
+#[test]
+fn loop_devices_over_one_file_overlap_where_they_show_the_same_bytes() {
+    let (_directory, file) = image();
+    let part = |offset: &str| Loop::over(&file, &["--offset", offset, "--sizelimit", "1048576"]);
+    let (Some(whole), Some(first), Some(second)) = (Loop::over(&file, &[]), part("0"), part("1048576")) else { return };
+    let store = open(&first.0);
+    refuse(&whole.0, &first.0);
+    let other = open(&second.0);
+    drop((store, other));
+    let _store = open(&whole.0);
+    refuse(&second.0, &whole.0);
+}
+
+#[test]
+fn a_partition_is_part_of_its_disk_and_of_the_file_below() {
+    let (_directory, file) = image();
+    let Some(disk) = Loop::over(&file, &["--partscan"]) else { return };
+    let partition = PathBuf::from(format!("{}p1", disk.0.display()));
+    if !partition.exists() {
+        eprintln!("skipped: no partitions of loop devices");
+        return;
+    }
+    let store = open(&partition);
+    // By the disk or by the partition, of which both are taken.
+    let error = FileStore::open(&FileOptions::new(&file)).map(drop);
+    assert!(matches!(error, Err(FileError::Overlaps { .. })), "{error:?}");
+    assert!(FileStore::open(&FileOptions::new(&disk.0)).is_err());
+    drop(store);
+    let store = open(&file);
+    refuse(&partition, &file);
+    drop(store);
+    let _store = open(&disk.0);
+    assert!(FileStore::open(&FileOptions::new(&partition)).is_err());
+}
+
+#[test]
+fn a_file_whose_loop_device_is_mounted_is_in_use() {
+    let (_directory, file) = image();
+    let Some(device) = Loop::over(&file, &[]) else { return };
+    let place = tempfile::tempdir().unwrap();
+    let (node, directory) = (device.0.to_str().unwrap(), place.path().to_str().unwrap());
+    if run("mkfs.ext4", &["-q", "-F", node]).is_none() || run("mount", &[node, directory]).is_none() {
+        return;
+    }
+    let error = FileStore::open(&FileOptions::new(&file)).map(drop);
+    run("umount", &[directory]).unwrap();
+    assert!(matches!(error, Err(FileError::Overlaps { .. })), "{error:?}");
+}
