@@ -36,7 +36,7 @@ pub fn try_controller(options: &FileOptions, may_format: bool) -> Result<(), Str
     let mut disk = PhysicalDisk::open(&store).map_err(|error| format!("{path}: {error}"))?;
     let format = format!("`sidecore controller format {path}`");
     match sidecore_volume::probe(&mut disk).map_err(|error| format!("{path} cannot be read: {error}"))? {
-        Content::Ours => Ok(()),
+        Content::Ours => sidecore_volume::probe_size(&mut disk).map_err(|error| format!("{path}: {error}")),
         Content::Blank if may_format => Ok(()),
         Content::Blank => {
             Err(format!("{path} is blank; format it with {format}, or set `format = \"blank\"` in its controller"))

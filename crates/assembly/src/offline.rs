@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sidecore_block::BlockDevice;
 use sidecore_controller::PhysicalDisk;
 use sidecore_linux::{FileError, FileOptions, FileStore};
-use sidecore_volume::{FormatError, OpenError, Volumes};
+use sidecore_volume::{FormatError, OpenError, OpenOptions, Volumes};
 
 use crate::controllers::format_options;
 use crate::convert;
@@ -71,7 +71,9 @@ pub fn format(path: &Path, spec: &FormatSpec, force: bool) -> Result<(), Offline
 /// It is in use, or no controller's store.
 pub fn check(path: &Path) -> Result<CheckReport, OfflineError> {
     let mut disk = claim(path, true)?;
-    let volumes = Volumes::open(&mut disk).map_err(|error| OfflineError::Open { path: path.to_owned(), error })?;
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let volumes =
+        Volumes::open_with(&mut disk, &options).map_err(|error| OfflineError::Open { path: path.to_owned(), error })?;
     let mut report = convert::check(volumes.check(&mut disk));
     let known: Vec<String> = volumes.damage().iter().map(ToString::to_string).collect();
     // A superblock's copy that is damaged is worth a word, though all is whole without it.

@@ -118,5 +118,6 @@ pub use format::{Content, FormatOptions, format, probe};
 pub use grant::{Grant, Mapped, PhysicalRange};
 pub use info::{NewVolume, Space, VolumeId, VolumeInfo, VolumeState};
 pub use limits::*;
+pub use open::probe_size;
 pub use report::{Problem, Report};
 pub use volumes::{OpenOptions, Volumes};

@@ -22,6 +22,9 @@ use crate::walk::{Problems, Source, Walk};
 pub(crate) struct Newest {
     pub(crate) superblock: Superblock,
     pub(crate) damage: Vec<Damage>,
+    /// One of its two slots was not written yet when the program was killed: no
+    /// damage, and to be made good.
+    pub(crate) is_half_written: bool,
 }
 
 /// Nodes from the disk, nothing else.
@@ -77,11 +80,15 @@ pub(crate) fn newest(disk: &mut dyn Disk) -> Result<Newest, OpenError> {
         return Err(no_superblock(disk, &found, failed));
     };
     let mut damage = Vec::new();
+    let mut is_half_written = false;
     for (slot, content) in &found {
         let ours = slots_of(superblock.generation).contains(slot);
         match content {
-            // This copy was not written any more before the program or the
-            // power failed, or it was lost.
+            // The copy that the slots had before: the program was killed
+            // between the two writes.
+            Ok(old) if ours && old.generation.saturating_add(2) == superblock.generation => is_half_written = true,
+            Err(SlotError::Blank) if ours && superblock.generation == 2 => is_half_written = true,
+            // A copy that was lost.
             Ok(old) if ours && old.generation != superblock.generation => {
                 let what = format!("it is still of generation {}", old.generation);
                 damage.push(Damage { place: Place::Superblock(*slot), what });
@@ -94,7 +101,7 @@ pub(crate) fn newest(disk: &mut dyn Disk) -> Result<Newest, OpenError> {
             _ => {}
         }
     }
-    Ok(Newest { superblock, damage })
+    Ok(Newest { superblock, damage, is_half_written })
 }
 
 fn no_superblock(
@@ -129,6 +136,25 @@ fn describe(error: &SlotError) -> String {
     }
 }
 
+/// Whether the newest superblock describes a store that this disk can hold.
+/// Reads nothing else, and writes nothing.
+///
+/// # Errors
+/// There is no superblock that can be used, or the disk is shorter than the store.
+pub fn probe_size(disk: &mut dyn Disk) -> Result<(), OpenError> {
+    let superblock = newest(disk)?.superblock;
+    blocks_on(disk, &superblock).map(drop)
+}
+
+/// The blocks of a disk, which must not be fewer than those of the store.
+fn blocks_on(disk: &mut dyn Disk, superblock: &Superblock) -> Result<u64, OpenError> {
+    let disk_blocks = disk.size_bytes().checked_div(u64::from(superblock.block_bytes)).unwrap_or(0);
+    if disk_blocks < superblock.total_blocks {
+        return Err(OpenError::Shrunk { disk_blocks, store_blocks: superblock.total_blocks });
+    }
+    Ok(disk_blocks)
+}
+
 pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes, OpenError> {
     let mut read_only = options.read_only.then(|| "it was opened so".to_owned());
     // What is read now may be known to the disk's cache alone, if the last
@@ -139,17 +165,14 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
     {
         read_only = Some(format!("the disk cannot be flushed: {error}"));
     }
-    let Newest { mut superblock, damage } = newest(disk)?;
+    let Newest { mut superblock, damage, is_half_written } = newest(disk)?;
     if superblock.features != 0 {
         return Err(OpenError::UnknownFeatures(superblock.features));
     }
     if superblock.features_to_write != 0 {
         read_only = Some(format!("it uses unknown features (bits {:#x})", superblock.features_to_write));
     }
-    let disk_blocks = disk.size_bytes().checked_div(u64::from(superblock.block_bytes)).unwrap_or(0);
-    if disk_blocks < superblock.total_blocks {
-        return Err(OpenError::Shrunk { disk_blocks, store_blocks: superblock.total_blocks });
-    }
+    let disk_blocks = blocks_on(disk, &superblock)?;
 
     let on_disk = superblock.clone();
     let mut source = FromDisk { disk, geometry: superblock.geometry() };
@@ -163,7 +186,7 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         healthy.iter_mut().for_each(|healthy| *healthy = false);
     }
 
-    let bad_slots = !damage.is_empty();
+    let bad_slots = is_half_written || !damage.is_empty();
     let mut changed = false;
     let mut damage = damage;
     let Problems { list, more } = std::mem::take(&mut walk.problems);

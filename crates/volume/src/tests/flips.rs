@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::geometry::checksum;
+use crate::limits::NODE_BYTES;
 use crate::node::{Body, Child, Entry, Kind, Node, Pointer, Root};
 use crate::superblock::{Superblock, slot_offset_bytes, slots_of};
 use crate::testing::{MemoryDisk, clean, commit, mapping, random, range, store, volume, write};
@@ -139,6 +140,44 @@ fn every_bit_of_a_node_is_covered() {
         assert_ne!(checksum(&bytes), root.pointer.checksum, "bit {bit}");
         bytes[bit / 8] ^= 1 << (bit % 8);
     }
+}
+
+#[test]
+fn a_superblock_pair_that_is_half_written_is_no_fault() {
+    let (mut disk, mut volumes) = small_store();
+    let a = volumes.find("a").unwrap().id;
+    let mut old = vec![0; NODE_BYTES];
+    for (round, name) in ["y", "z"].into_iter().enumerate() {
+        // The slot as it was two generations ago: the kill came before it was written again.
+        let [_, second] = slots_of(volumes.generation() + 1);
+        disk.read(slot_offset_bytes(second), &mut old).unwrap();
+        volumes.rename(a, name).unwrap();
+        commit(&mut volumes, &mut disk);
+        disk.write(slot_offset_bytes(second), &old).unwrap();
+
+        // As the offline check looks, which repairs nothing.
+        let looks = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let looked = Volumes::open_with(&mut disk, &looks).unwrap();
+        assert_eq!((looked.damage(), looked.generation()), (&[][..], volumes.generation()), "round {round}");
+        clean(&looked, &mut disk);
+        // Whoever writes repairs it first.
+        let opened = Volumes::open(&mut disk).unwrap();
+        assert_eq!((opened.damage(), opened.read_only()), (&[][..], None));
+        let mut now = vec![0; NODE_BYTES];
+        disk.read(slot_offset_bytes(second), &mut now).unwrap();
+        assert_ne!(now, old);
+    }
+    // An older one was lost: no kill leaves it behind.
+    let [_, second] = slots_of(volumes.generation());
+    volumes.rename(a, "x").unwrap();
+    commit(&mut volumes, &mut disk);
+    disk.read(slot_offset_bytes(second), &mut old).unwrap();
+    for name in ["w", "v", "u"] {
+        volumes.rename(a, name).unwrap();
+        commit(&mut volumes, &mut disk);
+    }
+    disk.write(slot_offset_bytes(second), &old).unwrap();
+    assert_eq!(Volumes::open(&mut disk).unwrap().damage()[0].place, Place::Superblock(second));
 }
 
 #[test]
