@@ -1,11 +1,13 @@
 //! `sidecore volume import`.
 
-use std::fs::File;
+use std::fs::{File, FileType};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
+use rustix::fs::OFlags;
 use sidecore_control::config::size;
 use sidecore_control::report::{ControllerReport, VolumeReport};
 use sidecore_control::{Client, CreateVolume, NewFunction};
@@ -69,10 +71,7 @@ pub(crate) fn run(
     let interrupt = Interrupt::listen()?;
     let started = Instant::now();
     let shown = arguments.image.display();
-    let source = File::open(&arguments.image).with_context(|| format!("{shown} cannot be opened"))?;
-    if source.metadata()?.is_dir() {
-        bail!("{shown} is a directory");
-    }
+    let source = open(&arguments.image)?;
     let format = match &arguments.format {
         Some(format) => format.clone(),
         None => image::format(&source)?.to_owned(),
@@ -139,6 +138,23 @@ pub(crate) fn run(
         report.controller,
         bytes(copied)
     ))?)
+}
+
+/// Opens an image, which has to have a size and places: a FIFO would also block until it has a writer.
+fn open(image: &Path) -> Result<File> {
+    let shown = image.display();
+    let check = |kind: FileType| {
+        let what = if kind.is_dir() { "a directory" } else { "neither a regular file nor a block device" };
+        if kind.is_file() || kind.is_block_device() { Ok(()) } else { Err(anyhow!("{shown} is {what}")) }
+    };
+    // Opening has effects, so the kind is looked at first, and once more in case another file has this name by now.
+    let metadata = std::fs::metadata(image).with_context(|| format!("{shown} cannot be opened"))?;
+    check(metadata.file_type())?;
+    let mut options = File::options();
+    options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    let source = options.open(image).with_context(|| format!("{shown} cannot be opened"))?;
+    check(source.metadata()?.file_type())?;
+    Ok(source)
 }
 
 /// Makes a raw image of one that is not, with its holes.
