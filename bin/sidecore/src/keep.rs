@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
-use sidecore_linux::ServiceManager;
+use sidecore_linux::{EndRequest, EndRequests, ServiceManager};
 
 use child::Child;
 use crashes::Crashes;
@@ -54,8 +54,8 @@ pub(crate) struct Arguments {
 const AFTER_HELP: &str = "\
 Signals:
   SIGHUP           restart: end COMMAND with SIGTERM, wait for it, start it again with what it left
-  SIGTERM, SIGINT  the end: end COMMAND with SIGTERM, wait for it, close what is kept; each further one is another
-                   SIGTERM to COMMAND
+  SIGTERM, SIGINT  the end: end COMMAND with SIGTERM, wait for it, close what is kept; within two seconds of the
+                   first, another one means the same, and each later one is another SIGTERM to COMMAND
 
 If COMMAND fails by itself, it is started again after a second with what is kept, at most five times in a minute.
 
@@ -136,13 +136,14 @@ impl Keeper<'_> {
     /// Runs the command to its end; with what was asked for meanwhile.
     fn run_once(&mut self) -> Result<(ExitStatus, Wish)> {
         let mut child = Child::start(self.command, self.socket.path(), &self.kept)?;
-        let mut wish = Wish::None;
+        let (mut wish, mut requests) = (Wish::None, EndRequests::default());
         loop {
             wait([self.socket.as_fd(), self.signals.end(), self.signals.restart(), child.as_fd()], None)?;
             let ended = child.has_ended()?;
             if self.signals.take_end() {
-                // It has had its signal if it is to restart, and a second one would end it at once.
-                if wish != Wish::Restart {
+                let request = requests.receive(Instant::now());
+                // The command has had its signal already if it is to restart.
+                if request == EndRequest::AtOnce || request == EndRequest::First && wish != Wish::Restart {
                     child.terminate()?;
                 }
                 wish = Wish::End;

@@ -29,6 +29,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use sidecore_control::config::DEFAULT_CONTROL_SOCKET;
 use sidecore_control::{Client, Config, Depth};
+use sidecore_linux::ignore_file_size_signal;
 
 /// What was checked has faults.
 const FAULTS: u8 = 2;
@@ -107,6 +108,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    // The command of `keep` would inherit it.
+    if !matches!(arguments.command, Command::Keep(_))
+        && let Err(error) = ignore_file_size_signal()
+    {
+        eprintln!("sidecore: a write past the limit of a file's size will end this program: {error}");
+    }
     let result = match arguments.command {
         Command::Check { config, text_only } => {
             return check(&config, if text_only { Depth::Text } else { Depth::Machine });

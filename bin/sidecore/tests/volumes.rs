@@ -318,6 +318,32 @@ fn a_failed_or_interrupted_import_leaves_nothing_behind() {
     nothing_is_left();
 }
 
+/// What a program writes past the limit of a file's size is its own error: the signal for it would end it with all that it
+/// has begun still there.
+#[test]
+fn a_file_size_limit_is_an_error_and_leaves_nothing_behind() {
+    let daemon = daemon();
+    let path = daemon.path();
+    stdout(path, &["volume", "create", "root", "8MiB"]);
+    File::create(path.join("pool.img")).unwrap().set_len(64 << 20).unwrap();
+    let limited = |arguments: &[&str]| {
+        let program = command(path, arguments);
+        let mut shell = std::process::Command::new("sh");
+        // The unit is 512 bytes: 1 MiB.
+        shell.arg("-c").arg("ulimit -f 2048; exec \"$0\" \"$@\"").arg(program.get_program()).args(program.get_args());
+        shell.current_dir(path).output().unwrap()
+    };
+    for arguments in [&["volume", "export", "root", "out.img"][..], &["controller", "format", "pool.img"]] {
+        let output = limited(arguments);
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {:?} {message}", output.status);
+        assert!(message.contains("File too large"), "{message}");
+    }
+    assert_eq!(files(path), ["pool.img"]);
+    assert_eq!(json(path, &["list"])["devices"].as_array().unwrap().len(), 0);
+    assert_eq!(json(path, &["volume", "list"])["volumes"].as_array().unwrap().len(), 1);
+}
+
 #[test]
 fn stores_are_formatted_and_checked_without_a_daemon() {
     let directory = directory(CONFIG);

@@ -7,12 +7,13 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use sidecore_assembly::Assembly;
 use sidecore_control::{Api, Config, Depth, Socket};
-use sidecore_linux::HeldSignals;
+use sidecore_linux::{EndRequest, EndRequests, HeldSignals, ignore_file_size_signal};
 use tracing_subscriber::EnvFilter;
 
 use service::Service;
@@ -20,7 +21,7 @@ use service::Service;
 /// The configuration is at fault; nothing was started.
 const BAD_CONFIG: u8 = 2;
 
-/// Ended by a second signal, before everything was in order.
+/// Ended by a later signal, before everything was in order.
 const ABORTED: u8 = 3;
 
 /// Serves disks to guests over vhost-user sockets, from polling sidecores.
@@ -38,7 +39,8 @@ remedy. When all sockets listen, the line `ready: N devices` appears on the stan
 standard error.
 
 SIGTERM and SIGINT end the daemon in order: no more connections, queues stopped when what is in flight is done, volumes' \
-metadata written, files flushed, sockets removed. The same signal once more ends it at once.
+metadata written, files flushed, sockets removed. Signals within two seconds of the first mean the same; a later one ends \
+it at once.
 
 Environment:
   RUST_LOG   how much to log: error, warn, info (the default), debug; or by part, as in `warn,sidecore_vhost_user=debug`
@@ -49,7 +51,7 @@ Exit codes:
   0  ended in order by a signal
   1  could not start, or could not go on
   2  the configuration or the command line is wrong; nothing was started
-  3  ended at once by a second signal
+  3  ended at once by a later signal
 
 Examples:
   sidecore check disks.toml              see what is wrong with a configuration
@@ -59,7 +61,7 @@ Examples:
 
 /// What the main thread waits for.
 enum Event {
-    Signalled,
+    Signalled(Instant),
     Drained,
 }
 
@@ -68,6 +70,9 @@ fn main() -> ExitCode {
     start_log();
     let service = Service::find();
     raise_file_limit();
+    if let Err(error) = ignore_file_size_signal() {
+        tracing::warn!("a write past the limit of a file's size will end this process: {error}");
+    }
     let config = match Config::load(&arguments.config, Depth::Machine) {
         Ok(config) => config,
         Err(problems) => {
@@ -88,7 +93,10 @@ fn main() -> ExitCode {
 fn start_log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let terminal = io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(terminal).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(terminal);
+    // A line that cannot be written (a full disk, a closed pipe) would be complained of on the same standard error, by a
+    // macro that panics when it cannot: in a sidecore, for instance.
+    log.log_internal_errors(false).init();
 }
 
 /// Each running queue has three descriptors and the shell's usual limit is 1024, which is for programs that use select.
@@ -113,7 +121,7 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     let (events, received) = mpsc::channel();
     let api = {
         let (assembly, events) = (Arc::clone(&assembly), events.clone());
-        let signalled = move || drop(events.send(Event::Signalled));
+        let signalled = move || drop(events.send(Event::Signalled(Instant::now())));
         Api::start(socket, assembly, signalled).context("cannot start the control API")
     };
     let api = api.inspect_err(|_| {
@@ -127,7 +135,10 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     tracing::info!(control = %config.control_socket.display(), "serving");
 
     // Neither can fail to come: this function holds a sender.
-    let _signal = received.recv();
+    let mut requests = EndRequests::default();
+    if let Ok(Event::Signalled(at)) = received.recv() {
+        requests.receive(at);
+    }
     tracing::info!("draining");
     service.stopping();
     let drain = std::thread::spawn(move || {
@@ -138,19 +149,18 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
         }
         let _ = events.send(Event::Drained);
     });
-    match received.recv() {
-        Ok(Event::Drained) => {
-            let _ = drain.join();
-            drop(api);
-            tracing::info!("ended in order");
-            Ok(ExitCode::SUCCESS)
-        }
-        _ => {
-            tracing::error!("ended at once by a second signal, with requests in flight");
+    while let Ok(Event::Signalled(at)) = received.recv() {
+        if requests.receive(at) == EndRequest::AtOnce {
+            tracing::error!("ended at once by a later signal, with requests in flight");
             // The sockets' files stay behind; the next daemon replaces them.
             std::process::exit(ABORTED.into());
         }
+        tracing::info!("one more signal, which means the same as the first");
     }
+    let _ = drain.join();
+    drop(api);
+    tracing::info!("ended in order");
+    Ok(ExitCode::SUCCESS)
 }
 
 /// For whoever waits to connect.

@@ -8,6 +8,7 @@
 //! * [`EpollSleeper`]: where a sidecore sleeps.
 //! * [`peer_event`]: waking a peer without ever waiting for it.
 //! * [`cpu`]: which cores there are, and staying on one of them.
+//! * [`EndRequests`]: whether a second signal to end means the same as the first.
 //! * [`HeldSignals`]: a time in which nobody ends this process in order.
 //! * [`Clock`]: the time, for the price of reading a register.
 //! * [`ServiceManager`] and [`take_kept`]: who started this process, and keeps
@@ -20,8 +21,10 @@
 
 mod clock;
 pub mod cpu;
+mod end_requests;
 mod epoll;
 mod file;
+mod file_size_limit;
 mod held_signals;
 mod host_file;
 mod peer_event;
@@ -29,9 +32,11 @@ mod pin;
 mod service_manager;
 
 pub use clock::Clock;
+pub use end_requests::{EndRequest, EndRequests};
 pub use epoll::EpollSleeper;
 
 pub use file::{FileError, FileOptions, FileStore};
+pub use file_size_limit::ignore_file_size_signal;
 pub use held_signals::HeldSignals;
 pub use host_file::{ExtentFlaw, HostExtent, HostFile, HostFileError, HostFileOptions, LeaseState, lease_break_time};
 pub use peer_event::peer_event;

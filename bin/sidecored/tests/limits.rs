@@ -1,0 +1,108 @@
+//! The daemon under resource limits, and while it is told to end more than once.
+
+mod common;
+#[path = "common/guest.rs"]
+mod guest;
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::{Daemon, config};
+use guest::{connect, read, submit_write, write};
+use rustix::process::Signal;
+use sidecore_driver::Status;
+
+/// A file of 1 MiB, and what it is served by.
+const FILE: &str = "[[store]]\nname = \"disk\"\ntype = \"file\"\npath = \"disk.img\"\n\
+    [[device]]\nname = \"file\"\nstore = \"disk\"\nsocket = \"file.sock\"\n";
+
+/// The daemon in a shell whose `ulimit -f` is 512 KiB; its log goes to `log`, or to a pipe.
+fn start_with_file_limit(log_to_file: bool) -> Daemon {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::File::create(directory.path().join("disk.img")).unwrap().set_len(1 << 20).unwrap();
+    let text = config(1) + FILE;
+    std::fs::write(directory.path().join("disks.toml"), &text).unwrap();
+    let mut command = Command::new("sh");
+    // The unit is 512 bytes.
+    command.arg("-c").arg("ulimit -f 1024; exec \"$0\" --config disks.toml").arg(env!("CARGO_BIN_EXE_sidecored"));
+    command.current_dir(directory.path()).env_remove("RUST_LOG").stdout(Stdio::piped());
+    if log_to_file {
+        let path = directory.path().join("log");
+        let log = std::fs::File::options().create_new(true).append(true).open(&path).unwrap();
+        // Nothing more fits in: each line of the log is refused.
+        log.set_len(512 << 10).unwrap();
+        command.stderr(log);
+    } else {
+        command.stderr(Stdio::piped());
+    }
+    Daemon::started(command.spawn().unwrap(), directory, &text)
+}
+
+#[test]
+fn a_write_past_the_file_size_limit_fails_alone() {
+    let mut daemon = start_with_file_limit(false);
+    let mut file = connect(&daemon.directory.path().join("file.sock"));
+    let mut neighbour = connect(&daemon.directory.path().join("vd0.sock"));
+    assert_eq!(write(&mut file, 0, 1), Status::Ok);
+    assert_eq!(write(&mut file, 1024, 2), Status::IoError);
+    assert_eq!(write(&mut neighbour, 1024, 3), Status::Ok);
+    assert_eq!(write(&mut file, 8, 4), Status::Ok);
+    assert_eq!([0, 8, 1024].map(|sector| read(&mut file, sector)), [1, 4, 0].map(|byte| (Status::Ok, byte)));
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+#[test]
+fn a_log_that_takes_no_more_ends_nobody() {
+    let mut daemon = start_with_file_limit(true);
+    // Each of these is logged by the thread that does it.
+    for name in ["file.sock", "vd0.sock"] {
+        let mut client = connect(&daemon.directory.path().join(name));
+        assert_eq!(write(&mut client, 0, 1), Status::Ok);
+        drop(client);
+        let mut client = connect(&daemon.directory.path().join(name));
+        assert_eq!(read(&mut client, 0), (Status::Ok, 1));
+    }
+    assert!(daemon.client().devices().unwrap().iter().all(|device| device.reason.is_none()));
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait().0.code(), Some(0));
+}
+
+/// As `timeout` of GNU sends them: to the process, and to its group.
+#[test]
+fn two_signals_at_once_end_it_in_order() {
+    // A drain that waits for the service manager, which does not look, ends when that is given up: no second signal is late.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
+    let _manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    let variables = [("NOTIFY_SOCKET", path.to_str().unwrap())];
+    let mut daemon = Daemon::start_with(tempfile::tempdir().unwrap(), &config(1), &variables);
+    for signal in [Signal::STOP, Signal::TERM, Signal::INT, Signal::CONT] {
+        daemon.signal(signal);
+    }
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+#[test]
+fn a_signal_that_comes_later_ends_it_at_once() {
+    let text = config(1)
+        + "[[store]]\nname = \"slow\"\ntype = \"delay\"\nstore = \"mem\"\ndelay_us = 60000000\n\
+        [[device]]\nname = \"slow\"\nstore = \"slow\"\nsocket = \"slow.sock\"\n";
+    let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), &text);
+    let mut client = connect(&daemon.directory.path().join("slow.sock"));
+    // The drain waits for it: for a minute.
+    submit_write(&mut client, 0, 1);
+    let client_of = daemon.client();
+    let in_flight = || client_of.stats().unwrap().devices[1].queues[0].batches;
+    while in_flight() == 0 {
+        std::thread::yield_now();
+    }
+    daemon.signal(Signal::TERM);
+    // The time in which a second signal means the same is over after this.
+    std::thread::sleep(Duration::from_millis(2100));
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(3), "{log}");
+}

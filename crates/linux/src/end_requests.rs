@@ -1,0 +1,57 @@
+//! Signals that ask a process to end, some of them twice.
+
+use std::time::{Duration, Instant};
+
+/// What a signal to end asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndRequest {
+    /// The end in order.
+    First,
+    /// The same as the first.
+    Repeated,
+    /// The end at once.
+    AtOnce,
+}
+
+/// Tells a signal that somebody sends later from one that was sent twice.
+///
+/// `timeout` of GNU, some shells and some service managers send a signal to the
+/// process and to its group, which is one request. So all signals within
+/// [`SAME`](Self::SAME) after the first mean the same as the first.
+#[derive(Debug, Default)]
+pub struct EndRequests {
+    first: Option<Instant>,
+}
+
+impl EndRequests {
+    /// How long after the first signal another one means the same.
+    pub const SAME: Duration = Duration::from_secs(2);
+
+    /// What a signal that came at this time asks for.
+    pub fn receive(&mut self, at: Instant) -> EndRequest {
+        match self.first {
+            None => {
+                self.first = Some(at);
+                EndRequest::First
+            }
+            Some(first) if at.saturating_duration_since(first) < Self::SAME => EndRequest::Repeated,
+            Some(_) => EndRequest::AtOnce,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_signal_two_seconds_after_the_first_ends_at_once() {
+        let start = Instant::now();
+        let mut requests = EndRequests::default();
+        let mut at = |ms| requests.receive(start + Duration::from_millis(ms));
+        assert_eq!(at(0), EndRequest::First);
+        // The first one counts: a sender that repeats itself without end is not the same for ever.
+        assert_eq!([0, 1, 1500, 1999].map(&mut at), [EndRequest::Repeated; 4]);
+        assert_eq!([2000, 60_000].map(&mut at), [EndRequest::AtOnce; 2]);
+    }
+}
