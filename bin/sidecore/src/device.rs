@@ -36,6 +36,15 @@ struct AddArguments {
     device: String,
     /// The socket to serve it on: of vhost-user, or of vfio-user for NVMe.
     path: PathBuf,
+    /// The user that the socket belongs to, by name or number: the daemon's unless given.
+    #[arg(long, value_name = "USER")]
+    socket_owner: Option<String>,
+    /// The group that the socket belongs to; its members may connect unless a mode says otherwise.
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
+    /// The socket's permissions: 0600 unless given, or 0660 with a group.
+    #[arg(long, value_name = "OCTAL")]
+    socket_mode: Option<String>,
     /// What its guest sees: virtio-blk or nvme.
     #[arg(long, value_name = "KIND")]
     front_end: Option<String>,
@@ -152,6 +161,9 @@ fn device(client: &Client, add: AddArguments) -> Result<NewDevice> {
         name: add.device,
         // The daemon has another working directory.
         socket: std::path::absolute(add.path)?,
+        socket_owner: add.socket_owner,
+        socket_group: add.socket_group,
+        socket_mode: add.socket_mode,
         front_end: add.front_end,
         store: add.store,
         volume,

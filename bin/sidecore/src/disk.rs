@@ -38,7 +38,11 @@ impl<'a> TemporaryDevice<'a> {
         let name = format!("transfer-{}", std::process::id());
         let socket: PathBuf = directory.join(format!("{name}.sock"));
         let read_only = function.read_only;
-        let device = NewDevice { name, socket, volume: Some(function), read_only, ..NewDevice::default() };
+        // Who may use the control socket need not be the daemon's user, nor root.
+        let user = rustix::process::geteuid();
+        let socket_owner = (!user.is_root()).then(|| user.as_raw().to_string());
+        let device =
+            NewDevice { name, socket, socket_owner, volume: Some(function), read_only, ..NewDevice::default() };
         let report = client.add_device(&device).context("the volume cannot be served to this command")?;
         Ok(Self { client, report, served: true })
     }

@@ -110,7 +110,7 @@ fn raise_file_limit() {
 
 fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     // First of all: a second daemon of this configuration ends here, before it touches a store.
-    let socket = Socket::bind(&config.control_socket)?;
+    let socket = Socket::bind(&config.control_socket, &config.control_access)?;
     // Whoever ended it between the two would take what was left along: an end waits until it can be left again.
     let held = service.has_left().then(HeldSignals::hold).transpose().context("cannot hold signals")?;
     let mut left = service.take_left();

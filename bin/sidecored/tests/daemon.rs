@@ -3,8 +3,9 @@
 mod common;
 
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -133,6 +134,56 @@ fn a_killed_daemons_sockets_and_files_do_not_stand_in_the_way_of_the_next() {
     let (status, log) = daemon.wait();
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(log.contains("flushed"), "{log}");
+}
+
+/// The user, group and permissions of a file.
+fn access(path: &Path) -> (u32, u32, u32) {
+    let metadata = std::fs::symlink_metadata(path).unwrap();
+    (metadata.uid(), metadata.gid(), metadata.mode() & 0o7777)
+}
+
+/// So that a VMM of another user can connect, also after a restart, and to what is added while the daemon runs.
+#[test]
+fn sockets_are_given_to_whom_the_configuration_names() {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid().as_raw());
+    // Only root may give a file away.
+    let (owner, group) = if uid.is_root() { (64055, 64056) } else { (uid.as_raw(), gid) };
+    let devices = format!(
+        "[[device]]\nname = \"nvme\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"nvme.sock\"\nsocket_owner = \"{owner}\"\n\
+        [[device]]\nname = \"blk\"\nstore = \"mem\"\nsocket = \"blk.sock\"\nsocket_group = \"{group}\"\nsocket_mode = \"0620\"\n"
+    );
+    let text = format!("control_socket_group = \"{group}\"\n{}{devices}", config(1));
+    let mut directory = tempfile::tempdir().unwrap();
+    for kill in [true, false] {
+        let mut daemon = Daemon::start(directory, &text);
+        let of = |name: &str| access(&daemon.directory.path().join(name));
+        assert_eq!(of("control.sock"), (uid.as_raw(), group, 0o660));
+        assert_eq!(of("vd0.sock"), (uid.as_raw(), gid, 0o600));
+        assert_eq!(of("nvme.sock"), (owner, gid, 0o600));
+        assert_eq!(of("blk.sock"), (uid.as_raw(), group, 0o620));
+        let added = NewDevice {
+            name: "added".to_owned(),
+            socket: daemon.directory.path().join("added.sock"),
+            store: Some("mem".to_owned()),
+            socket_owner: Some(owner.to_string()),
+            socket_group: Some(group.to_string()),
+            ..NewDevice::default()
+        };
+        daemon.client().add_device(&added).unwrap();
+        assert_eq!(of("added.sock"), (owner, group, 0o660));
+        let unknown = NewDevice { name: "x".to_owned(), socket_owner: Some("no-such-user".to_owned()), ..added };
+        let refused = daemon.client().add_device(&unknown).unwrap_err().to_string();
+        assert!(refused.contains("no user \"no-such-user\" on this machine"), "{refused}");
+        daemon.signal(if kill { Signal::KILL } else { Signal::TERM });
+        daemon.wait();
+        directory = std::mem::replace(&mut daemon.directory, tempfile::tempdir().unwrap());
+    }
+    let text = text.replace(&format!("\"{owner}\""), "\"no-such-user\"").replace("0620", "620x");
+    let output = spawn(directory.path(), &text, &[]).wait_with_output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("there is no user \"no-such-user\" on this machine"), "{message}");
+    assert!(message.contains("`socket_mode` is three octal digits"), "{message}");
 }
 
 /// A controller on a file, which is formatted if it is blank.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_linux::Clock;
 use sidecore_units::Nanos;
+use sidecore_vhost_user::Access;
 
 use crate::AssemblyError;
 use crate::controllers::{ControllerHandle, Controllers, VolumeChange};
@@ -100,7 +101,7 @@ impl Assembly {
         let (last, first): (Vec<_>, Vec<_>) = assembly.all_disks().into_iter().partition(|disk| disk.manages());
         for disk in first.into_iter().chain(last) {
             let at = left.iter().position(|left| left.name == disk.spec.name);
-            disk.serve(at.map(|at| left.remove(at)))?;
+            disk.serve(access(&disk.spec)?, at.map(|at| left.remove(at)))?;
         }
         for left in left.drain(..) {
             tracing::warn!(device = left.name, "a VMM was connected to a device that is not configured any more");
@@ -118,6 +119,8 @@ impl Assembly {
     /// A name or a socket is taken, something that is named is not there or cannot be had, a second device would write
     /// to the same file or volume, or the assembly is coming to its end. Nothing has changed then.
     pub fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError> {
+        // Before anything is locked: it may take a while.
+        let access = access(device)?;
         let mut graph = self.graph();
         if graph.ends {
             return Err(AssemblyError::Ending);
@@ -129,7 +132,7 @@ impl Assembly {
         if let Some(store) = store {
             graph.stores.add(store)?;
         }
-        let added = self.disk(&device, &mut graph, &[]).and_then(|disk| disk.serve(None).map(|()| disk));
+        let added = self.disk(&device, &mut graph, &[]).and_then(|disk| disk.serve(access, None).map(|()| disk));
         match added {
             Ok(disk) => {
                 self.disks().push(Arc::new(disk));
@@ -374,6 +377,11 @@ impl Drop for Assembly {
 }
 
 /// What messages call a device.
+/// Who may connect to a device's socket.
+fn access(device: &DeviceSpec) -> Result<Access, AssemblyError> {
+    device.access.resolve().map_err(|error| AssemblyError::Account { name: device.name.clone(), error })
+}
+
 fn subject(device: &DeviceSpec) -> String {
     format!("device \"{}\"", device.name)
 }

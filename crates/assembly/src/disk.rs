@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_block::BlockDevice;
 use sidecore_reactor::IdleMode;
+use sidecore_vhost_user::Access;
 
 use crate::AssemblyError;
 use crate::front_end::{FrontEnd, Nvme, NvmeParts, VirtioBlk};
@@ -51,8 +52,8 @@ impl Disk {
     }
 
     /// Makes its socket and serves whoever connects, or is connected since another process.
-    pub(crate) fn serve(&self, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
-        self.front_end.serve(&self.spec.socket, left)
+    pub(crate) fn serve(&self, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
+        self.front_end.serve(&self.spec.socket, access, left)
     }
 
     /// Removes its socket and stops its queues, when what is in flight is done. False if it was stopped before; then it

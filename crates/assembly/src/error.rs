@@ -8,6 +8,7 @@ use sidecore_linux::cpu::PinError;
 use sidecore_linux::{FileError, HostFileError};
 use sidecore_vhost_user::ServerError;
 
+use crate::access::AccountError;
 use crate::operation::{ErrorKind, OperationError};
 
 /// Why [`Assembly::start`](crate::Assembly::start) or a change refused. Whatever was started until then has been stopped
@@ -156,6 +157,14 @@ pub enum AssemblyError {
         /// What the kernel says.
         error: io::Error,
     },
+    /// It cannot be said whose a device's socket is.
+    #[error("device \"{name}\": {error}")]
+    Account {
+        /// The device.
+        name: String,
+        /// Why.
+        error: AccountError,
+    },
     /// A device's socket cannot be served.
     #[error("device \"{name}\": {error}")]
     Server {
@@ -176,7 +185,9 @@ impl AssemblyError {
             Self::Server { error: ServerError::InUse { .. }, .. } => ErrorKind::Conflict,
             Self::File { error: FileError::Busy { .. } | FileError::Overlaps { .. }, .. } => ErrorKind::Conflict,
             Self::HostFile { error: HostFileError::InUse { .. }, .. } => ErrorKind::Conflict,
-            Self::Unknown { .. } | Self::Cycle { .. } | Self::Device { .. } => ErrorKind::Invalid,
+            Self::Unknown { .. } | Self::Cycle { .. } | Self::Device { .. } | Self::Account { .. } => {
+                ErrorKind::Invalid
+            }
             Self::NoPhysicalFunction { .. } | Self::Server { .. } | Self::File { .. } => ErrorKind::Invalid,
             Self::HostFile { .. } => ErrorKind::Invalid,
             Self::Controller { error, .. } => error.kind,

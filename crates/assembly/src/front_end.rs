@@ -11,6 +11,7 @@ use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::sidecore::Sidecore;
+use sidecore_vhost_user::Access;
 
 pub(crate) use nvme::{Numbers, Nvme, NvmeParts, NvmeThreads, Subsystems};
 pub(crate) use virtio_blk::VirtioBlk;
@@ -18,7 +19,7 @@ pub(crate) use virtio_blk::VirtioBlk;
 /// A device model with its transport and its queues on sidecores.
 pub(crate) trait FrontEnd: Send + Sync {
     /// Makes the socket and serves whoever connects, or is connected since another process.
-    fn serve(&self, socket: &Path, left: Option<LeftDevice>) -> Result<(), AssemblyError>;
+    fn serve(&self, socket: &Path, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError>;
 
     /// Removes the socket and stops the queues, when what is in flight is done. False if it was stopped before; then it
     /// has stopped, too.

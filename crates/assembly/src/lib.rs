@@ -31,6 +31,7 @@
 //! guest or its store breaks stops alone, and its report says why.
 #![forbid(unsafe_code)]
 
+mod access;
 mod assembly;
 mod controllers;
 mod convert;
@@ -50,6 +51,7 @@ mod sidecore;
 pub mod spec;
 mod stores;
 
+pub use access::AccountError;
 pub use assembly::Assembly;
 pub use controllers::{BlocksOf, ControllerHandle};
 pub use error::AssemblyError;

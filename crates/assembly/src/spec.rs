@@ -302,6 +302,17 @@ impl FrontEndKind {
     }
 }
 
+/// Whose the file of a socket is, and its permissions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// Its user, by name or number; `None` for the daemon's.
+    pub owner: Option<String>,
+    /// Its group, by name or number; `None` for the daemon's.
+    pub group: Option<String>,
+    /// Its permissions; `None` for 0600, or 0660 if a group is given.
+    pub mode: Option<u32>,
+}
+
 /// A disk that a guest sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
@@ -313,6 +324,8 @@ pub struct DeviceSpec {
     pub store: String,
     /// The socket that it is served on: of vhost-user for virtio-blk, of vfio-user for NVMe.
     pub socket: PathBuf,
+    /// Who may connect to it.
+    pub access: SocketAccess,
     /// How many request queues it has; for NVMe, I/O queue pairs that the driver may create.
     pub queues: u16,
     /// The largest ring that it accepts, in entries.

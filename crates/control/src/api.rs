@@ -21,8 +21,9 @@ use axum::response::IntoResponse;
 use axum::routing::{delete, get};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
-use sidecore_assembly::AssemblyError;
 use sidecore_assembly::report::{ControllerReport, DeviceReport, SidecoreReport, Stats, VolumeReport};
+use sidecore_assembly::spec::SocketAccess;
+use sidecore_assembly::{AccountError, AssemblyError};
 use sidecore_socket::{ServerError, SocketFile};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -103,6 +104,9 @@ pub enum BindError {
     /// Another daemon has it.
     #[error("another sidecored is serving {}; stop it, or choose another `control_socket`", .0.display())]
     Taken(PathBuf),
+    /// It cannot be said whose it is.
+    #[error("the control socket: {0}")]
+    Account(#[from] AccountError),
     /// The kernel refuses.
     #[error("cannot listen on the control socket {}: {error}", path.display())]
     Refused {
@@ -114,12 +118,13 @@ pub enum BindError {
 }
 
 impl Socket {
-    /// Makes the socket, for this user alone (whoever may connect may delete volumes), in place of one that nobody listens on any more.
+    /// Makes the socket, in place of one that nobody listens on any more. Whom `access` names may connect, and so delete volumes.
     ///
     /// # Errors
     /// See [`BindError`].
-    pub fn bind(path: &Path) -> Result<Self, BindError> {
-        let (file, listener) = SocketFile::listen(path, BACKLOG).map_err(|error| match error {
+    pub fn bind(path: &Path, access: &SocketAccess) -> Result<Self, BindError> {
+        let access = access.resolve()?;
+        let (file, listener) = SocketFile::listen(path, access, BACKLOG).map_err(|error| match error {
             ServerError::InUse { path } => BindError::Taken(path),
             ServerError::Io { path, error } => BindError::Refused { path, error },
             other => BindError::Refused { path: path.to_owned(), error: io::Error::other(other) },

@@ -1,5 +1,6 @@
 //! The configuration file: read, checked to the end, and turned into what an assembly runs.
 
+mod access;
 mod check;
 mod controller;
 mod draft;
@@ -15,7 +16,7 @@ pub mod size;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use sidecore_assembly::spec::Spec;
+use sidecore_assembly::spec::{SocketAccess, Spec};
 
 pub use draft::DEFAULT_CONTROL_SOCKET;
 pub use problem::{Problem, Problems};
@@ -32,6 +33,8 @@ const FILE_MAX_BYTES: u64 = 1 << 20;
 pub struct Config {
     /// Where the control API listens.
     pub control_socket: PathBuf,
+    /// Who may connect to it.
+    pub control_access: SocketAccess,
     /// What is to run.
     pub spec: Spec,
 }

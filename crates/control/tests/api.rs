@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use sidecore_assembly::spec::{DeviceSpec, StoreSpec};
+use sidecore_assembly::spec::{DeviceSpec, SocketAccess, StoreSpec};
 use sidecore_assembly::{AssemblyError, ControllerHandle};
 use sidecore_control::report::{DeviceReport, DeviceState, DeviceStats, QueueCounters, SidecoreReport, Stats};
 use sidecore_control::{Api, BindError, Client, ClientError, Socket, Source};
@@ -64,7 +64,7 @@ impl Source for StandIn {
 }
 
 fn serve(path: &Path) -> Api {
-    Api::start(Socket::bind(path).unwrap(), Arc::new(StandIn), || {}).unwrap()
+    Api::start(Socket::bind(path, &SocketAccess::default()).unwrap(), Arc::new(StandIn), || {}).unwrap()
 }
 
 /// The answer as it is on the wire.
@@ -196,11 +196,11 @@ fn a_socket_belongs_to_one_daemon_and_a_dead_ones_is_replaced() {
     // Left behind: a listener that is closed does not remove its file.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let _api = serve(&path);
-    let error = Socket::bind(&path).unwrap_err();
+    let error = Socket::bind(&path, &SocketAccess::default()).unwrap_err();
     assert!(matches!(error, BindError::Taken(_)), "{error}");
     // And the failure did not take the socket away.
     Client::new(&path).unwrap().stats().unwrap();
-    let nowhere = Socket::bind(&directory.path().join("no/such.sock")).unwrap_err();
+    let nowhere = Socket::bind(&directory.path().join("no/such.sock"), &SocketAccess::default()).unwrap_err();
     assert!(nowhere.to_string().contains("cannot listen"), "{nowhere}");
 }
 
@@ -209,7 +209,7 @@ fn what_is_in_the_way_of_the_socket_is_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("precious");
     std::fs::write(&path, "data").unwrap();
-    assert!(matches!(Socket::bind(&path), Err(BindError::Refused { .. })));
+    assert!(matches!(Socket::bind(&path, &SocketAccess::default()), Err(BindError::Refused { .. })));
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "data");
 }
 

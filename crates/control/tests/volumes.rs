@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sidecore_assembly::Assembly;
-use sidecore_assembly::spec::{ControllerSpec, FormatSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{ControllerSpec, FormatSpec, SidecoreSpec, SocketAccess, Spec, StoreKind, StoreSpec};
 use sidecore_control::{Api, Client, ClientError, CreateVolume, ExtentsQuery, NewDevice, NewFunction, Socket};
 use tempfile::TempDir;
 
@@ -30,7 +30,7 @@ impl Daemon {
             }],
             devices: Vec::new(),
         };
-        let socket = Socket::bind(&directory.path().join("control.sock")).unwrap();
+        let socket = Socket::bind(&directory.path().join("control.sock"), &SocketAccess::default()).unwrap();
         let assembly = Arc::new(Assembly::start(&spec).unwrap());
         Self { _api: Api::start(socket, assembly, || {}).unwrap(), directory }
     }

@@ -10,6 +10,7 @@
 //! * [`cpu`]: which cores there are, and staying on one of them.
 //! * [`EndRequests`]: whether a second signal to end means the same as the first.
 //! * [`HeldSignals`]: a time in which nobody ends this process in order.
+//! * [`user_id`] and [`group_id`]: users and groups by name.
 //! * [`Clock`]: the time, for the price of reading a register.
 //! * [`ServiceManager`] and [`take_kept`]: who started this process, and keeps
 //!   descriptors for the next one.
@@ -19,6 +20,7 @@
 //! calls and a kernel that writes into memory behind the compiler's back are
 //! what it is about; each use says why it is sound.
 
+mod accounts;
 mod clock;
 pub mod cpu;
 mod end_requests;
@@ -31,6 +33,7 @@ mod peer_event;
 mod pin;
 mod service_manager;
 
+pub use accounts::{group_id, user_id};
 pub use clock::Clock;
 pub use end_requests::{EndRequest, EndRequests};
 pub use epoll::EpollSleeper;

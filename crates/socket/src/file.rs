@@ -1,12 +1,13 @@
-//! The socket's file: made for this user only, and removed by no other.
+//! The socket's file: made for those who may connect, and removed by no other.
 
+use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::Mode;
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chmod, chownat, fstat, open};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 
@@ -26,6 +27,20 @@ pub enum ServerError {
         /// The path.
         path: PathBuf,
     },
+    /// It cannot be given to those who are to connect.
+    #[error(
+        "{} cannot be given to {access}: {error}; to give a socket to another user takes root, or CAP_CHOWN, and to give it \
+         to a group takes a member of the group",
+        path.display()
+    )]
+    Access {
+        /// The socket.
+        path: PathBuf,
+        /// Whom it was to be given to.
+        access: Access,
+        /// What the system says.
+        error: io::Error,
+    },
     /// The system refused.
     #[error("{}: {error}", path.display())]
     Io {
@@ -44,6 +59,43 @@ impl ServerError {
     }
 }
 
+/// Whose a socket file is, and its permissions: to connect takes the permission to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Its user, this process's unless given.
+    pub owner: Option<u32>,
+    /// Its group, this process's unless given.
+    pub group: Option<u32>,
+    /// Its permissions.
+    pub mode: u32,
+}
+
+impl Access {
+    /// The permissions unless told otherwise: for the owner only.
+    pub const OWNER_ONLY: u32 = 0o600;
+    /// The permissions of a socket that is given to a group, unless told otherwise.
+    pub const WITH_GROUP: u32 = 0o660;
+}
+
+impl Default for Access {
+    /// This user's, and for no other.
+    fn default() -> Self {
+        Self { owner: None, group: None, mode: Self::OWNER_ONLY }
+    }
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(owner) = self.owner {
+            write!(formatter, "user {owner}, ")?;
+        }
+        if let Some(group) = self.group {
+            write!(formatter, "group {group}, ")?;
+        }
+        write!(formatter, "mode {:04o}", self.mode)
+    }
+}
+
 /// A socket file of ours.
 #[derive(Debug)]
 pub struct SocketFile {
@@ -56,18 +108,46 @@ impl SocketFile {
     /// Makes the file and listens on it, in non-blocking mode; `backlog` connections may wait to be accepted. A file that
     /// a dead process left behind is replaced.
     ///
+    /// Nobody but those that `access` names can connect at any time: the file is there for its maker only, and nothing
+    /// listens, until it is as it is to be.
+    ///
     /// # Errors
     /// See [`ServerError`].
-    pub fn listen(path: &Path, backlog: i32) -> Result<(Self, OwnedFd), ServerError> {
-        let socket = listen_at(path, backlog)?;
+    pub fn listen(path: &Path, access: Access, backlog: i32) -> Result<(Self, OwnedFd), ServerError> {
+        let socket = bind_at(path)?;
         let metadata = fs::symlink_metadata(path).map_err(|error| ServerError::io(path, error))?;
-        Ok((Self { path: path.to_owned(), inode: (metadata.dev(), metadata.ino()) }, socket))
+        let file = Self { path: path.to_owned(), inode: (metadata.dev(), metadata.ino()) };
+        let given = file.give(access).map_err(|error| ServerError::Access { path: path.to_owned(), access, error });
+        let listens = given.and_then(|()| listen(&socket, backlog).map_err(|error| ServerError::io(path, error)));
+        match listens {
+            Ok(()) => Ok((file, socket)),
+            Err(error) => {
+                file.remove();
+                Err(error)
+            }
+        }
     }
 
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Gives the file to those who are to connect. Not by its name: who may write to the directory could have put there, by
+    /// now, another file that is worth having.
+    fn give(&self, access: Access) -> io::Result<()> {
+        let fd = open(&self.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let stat = fstat(&fd)?;
+        if (stat.st_dev, stat.st_ino) != self.inode || stat.st_nlink != 1 {
+            return Err(io::Error::other("another program has changed it"));
+        }
+        let (owner, group) = (access.owner.map(Uid::from_raw), access.group.map(Gid::from_raw));
+        if owner.is_some() || group.is_some() {
+            chownat(&fd, "", owner, group, AtFlags::EMPTY_PATH)?;
+        }
+        // There is no fchmod of a descriptor of this kind.
+        Ok(chmod(format!("/proc/self/fd/{}", fd.as_raw_fd()), Mode::from_raw_mode(access.mode))?)
     }
 
     /// Removes the file. To be done while it is still listened on: then nobody takes it for a dead process's and puts
@@ -84,8 +164,8 @@ impl SocketFile {
     }
 }
 
-/// A listening, non-blocking socket at `path`, whoever was there before.
-fn listen_at(path: &Path, backlog: i32) -> Result<OwnedFd, ServerError> {
+/// A non-blocking socket at `path`, whoever was there before. Only this user may connect to it, once it listens.
+fn bind_at(path: &Path) -> Result<OwnedFd, ServerError> {
     let io_error = |error: Errno| ServerError::io(path, error);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let new_socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(io_error);
@@ -111,7 +191,6 @@ fn listen_at(path: &Path, backlog: i32) -> Result<OwnedFd, ServerError> {
         bound = bind(&socket, &address);
     }
     bound.map_err(io_error)?;
-    listen(&socket, backlog).map_err(io_error)?;
     Ok(socket)
 }
 
@@ -131,7 +210,7 @@ mod tests {
     #[test]
     fn the_file_is_for_its_owner_only_and_goes_when_removed() {
         let (_directory, path) = directory();
-        let (file, _listener) = SocketFile::listen(&path, 8).unwrap();
+        let (file, _listener) = SocketFile::listen(&path, Access::default(), 8).unwrap();
         let metadata = fs::symlink_metadata(file.path()).unwrap();
         assert!(metadata.file_type().is_socket());
         assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
@@ -140,12 +219,31 @@ mod tests {
     }
 
     #[test]
+    fn the_file_is_whose_and_as_it_was_asked_for() {
+        let (_directory, path) = directory();
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        // Only root may give a file away.
+        let (owner, group) = if uid == 0 { (12345, 23456) } else { (uid, gid) };
+        for (access, expected) in [
+            (Access { mode: 0o666, ..Access::default() }, (uid, gid, 0o666)),
+            (Access { group: Some(group), mode: Access::WITH_GROUP, ..Access::default() }, (uid, group, 0o660)),
+            (Access { owner: Some(owner), group: Some(group), mode: 0o622 }, (owner, group, 0o622)),
+        ] {
+            let (file, _listener) = SocketFile::listen(&path, access, 8).unwrap();
+            let metadata = fs::symlink_metadata(&path).unwrap();
+            assert_eq!((metadata.uid(), metadata.gid(), metadata.permissions().mode() & 0o7777), expected);
+            UnixStream::connect(&path).unwrap();
+            file.remove();
+        }
+    }
+
+    #[test]
     fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
         let (_directory, path) = directory();
         // Closing a listener leaves its file behind, as a crash does.
         drop(UnixListener::bind(&path).unwrap());
-        let (_file, _listener) = SocketFile::listen(&path, 8).unwrap();
-        assert!(matches!(SocketFile::listen(&path, 8), Err(ServerError::InUse { .. })));
+        let (_file, _listener) = SocketFile::listen(&path, Access::default(), 8).unwrap();
+        assert!(matches!(SocketFile::listen(&path, Access::default(), 8), Err(ServerError::InUse { .. })));
         UnixStream::connect(&path).unwrap();
     }
 
@@ -153,7 +251,7 @@ mod tests {
     fn a_file_that_is_no_socket_is_left_alone() {
         let (_directory, path) = directory();
         fs::write(&path, "precious").unwrap();
-        assert!(matches!(SocketFile::listen(&path, 8), Err(ServerError::NotASocket { .. })));
+        assert!(matches!(SocketFile::listen(&path, Access::default(), 8), Err(ServerError::NotASocket { .. })));
         assert_eq!(fs::read(&path).unwrap(), b"precious");
     }
 
@@ -161,14 +259,14 @@ mod tests {
     fn a_path_that_cannot_be_bound_is_an_error() {
         let (directory, _) = directory();
         for path in [directory.path().join("missing/disk.sock"), directory.path().join("x".repeat(200))] {
-            assert!(matches!(SocketFile::listen(&path, 8), Err(ServerError::Io { .. })));
+            assert!(matches!(SocketFile::listen(&path, Access::default(), 8), Err(ServerError::Io { .. })));
         }
     }
 
     #[test]
     fn a_socket_that_someone_else_put_there_is_not_removed() {
         let (_directory, path) = directory();
-        let (file, _listener) = SocketFile::listen(&path, 8).unwrap();
+        let (file, _listener) = SocketFile::listen(&path, Access::default(), 8).unwrap();
         fs::remove_file(&path).unwrap();
         let _other = UnixListener::bind(&path).unwrap();
         file.remove();

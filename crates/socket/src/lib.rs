@@ -1,6 +1,6 @@
 //! Unix sockets as the servers of this project use them: vhost-user, vfio-user and the control API.
 //!
-//! * [`SocketFile`] is the file that a client connects to: for this user only, and removed by no other.
+//! * [`SocketFile`] is the file that a client connects to: for those whom [`Access`] names, and removed by no other.
 //! * [`parcel`] is bytes and descriptors behind one descriptor, to be kept by somebody else.
 //! * [`send`] and [`receive`] move bytes and the file descriptors beside them, and know no messages.
 //! * [`Descriptor`] tells what such a descriptor is, and so whether somebody waits who closes it; [`close_aside`] is for
@@ -27,5 +27,5 @@ mod stream;
 
 pub use aside::close_aside;
 pub use descriptor::Descriptor;
-pub use file::{ServerError, SocketFile};
+pub use file::{Access, ServerError, SocketFile};
 pub use stream::{Blocking, MAX_FDS, StreamError, receive, send};

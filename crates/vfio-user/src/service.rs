@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 
 use sidecore_nvme::PciFunction;
-use sidecore_socket::{ServerError, SocketFile, close_aside};
+use sidecore_socket::{Access, ServerError, SocketFile, close_aside};
 
 use crate::handover::LeftSocket;
 use crate::served::Served;
@@ -54,13 +54,13 @@ impl Service {
         Ok(service)
     }
 
-    /// Creates the socket file, for this user only, and serves `function` on it. A socket file that a dead process left
+    /// Creates the socket file, for those whom `access` names, and serves `function` on it. A socket file that a dead process left
     /// behind is replaced.
     ///
     /// # Errors
     /// See [`ServerError`].
-    pub fn serve(&self, path: &Path, function: Arc<dyn PciFunction>) -> Result<Socket, ServerError> {
-        self.start_socket(path, function, None)
+    pub fn serve(&self, path: &Path, access: Access, function: Arc<dyn PciFunction>) -> Result<Socket, ServerError> {
+        self.start_socket(path, access, function, None)
     }
 
     /// The same, and goes on with a client that another process has [left](Socket::hand_over). If that is not possible the
@@ -71,19 +71,21 @@ impl Service {
     pub fn take_over(
         &self,
         path: &Path,
+        access: Access,
         function: Arc<dyn PciFunction>,
         left: LeftSocket,
     ) -> Result<Socket, ServerError> {
-        self.start_socket(path, function, Some(left))
+        self.start_socket(path, access, function, Some(left))
     }
 
     fn start_socket(
         &self,
         path: &Path,
+        access: Access,
         function: Arc<dyn PciFunction>,
         left: Option<LeftSocket>,
     ) -> Result<Socket, ServerError> {
-        let (file, listener) = match SocketFile::listen(path, BACKLOG) {
+        let (file, listener) = match SocketFile::listen(path, access, BACKLOG) {
             Ok(listening) => listening,
             Err(error) => {
                 close_aside(left);

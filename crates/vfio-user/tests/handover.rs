@@ -17,7 +17,7 @@ use sidecore_nvme::{
 };
 use sidecore_reactor::EventFd;
 use sidecore_ring::nvme::Doorbells;
-use sidecore_vfio_user::{Body, Command, LeftSocket, Message, Service, SocketState, vfio};
+use sidecore_vfio_user::{Access, Body, Command, LeftSocket, Message, Service, SocketState, vfio};
 
 /// No queue is ever started here: what they leave is tested where they are.
 #[derive(Default)]
@@ -104,8 +104,8 @@ impl Process {
         let service = Service::start(NonZeroUsize::MIN).unwrap();
         let path = directory.path().join("socket");
         let socket = match left {
-            None => service.serve(&path, function()),
-            Some(left) => service.take_over(&path, function(), left),
+            None => service.serve(&path, Access::default(), function()),
+            Some(left) => service.take_over(&path, Access::default(), function(), left),
         };
         Self { service, socket: socket.unwrap() }
     }
@@ -233,7 +233,7 @@ fn a_client_that_is_being_served_is_left_when_it_has_its_answer() {
     let service = Service::start(NonZeroUsize::MIN).unwrap();
     // This function cannot be left: its client is lost, and the function reset as ever.
     let function = Function::new();
-    let socket = service.serve(&directory.path().join("socket"), function.clone()).unwrap();
+    let socket = service.serve(&directory.path().join("socket"), Access::default(), function.clone()).unwrap();
     let mut client = Client::start(socket.path());
     function.hold(true);
     client.post((Command::DmaMap, Body::DmaMap(map(0, PAGE))), vec![memfd(PAGE)]);
@@ -254,7 +254,10 @@ fn a_client_that_has_sent_what_may_wait_is_not_left() {
     let directory = tempfile::tempdir().unwrap();
     let process = Process::start(&directory, None);
     let client = Client::start(process.socket.path());
-    let neighbour = process.service.serve(&directory.path().join("other"), Function::with_area("other", None)).unwrap();
+    let neighbour = process
+        .service
+        .serve(&directory.path().join("other"), Access::default(), Function::with_area("other", None))
+        .unwrap();
     let mut neighbour = Client::start(neighbour.path());
     let (socket, end) = lingering();
     let half = sidecore_socket::send(&client.connection, &[0; 4], &[socket], 16, sidecore_socket::Blocking::Wait);

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use common::*;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use sidecore_vfio_user::{Body, Command, Connection, Message, Received, Service, Socket, vfio};
+use sidecore_vfio_user::{Access, Body, Command, Connection, Message, Received, Service, Socket, vfio};
 
 /// Sends a message with any number of descriptors, and closes them.
 fn send(client: &Client, ask: (Command, Body), fds: Vec<OwnedFd>) {
@@ -60,7 +60,7 @@ impl Two {
     }
 
     fn serve_function(&self, name: &str, function: Arc<Function>) -> Socket {
-        self.service.serve(&self.directory.path().join(name), function).unwrap()
+        self.service.serve(&self.directory.path().join(name), Access::default(), function).unwrap()
     }
 }
 

@@ -16,7 +16,7 @@ use common::*;
 use sidecore_memory::GuestAddress;
 use sidecore_nvme::Region;
 use sidecore_vfio_user::{
-    Body, Command, HEADER_BYTES, MAX_TRANSFER_BYTES, Message, ServerError, Service, Socket, vfio,
+    Access, Body, Command, HEADER_BYTES, MAX_TRANSFER_BYTES, Message, ServerError, Service, Socket, vfio,
 };
 
 struct Fixture {
@@ -36,7 +36,7 @@ impl Fixture {
 
     fn serve(&self, name: &str) -> (Arc<Function>, Socket) {
         let function = Function::with_area(name, Some((AREA.0, AREA.0)));
-        let socket = self.service.serve(&self.path(name), function.clone()).unwrap();
+        let socket = self.service.serve(&self.path(name), Access::default(), function.clone()).unwrap();
         (function, socket)
     }
 }
@@ -393,7 +393,9 @@ fn sockets_are_spread_over_threads() {
     let service = Service::start(NonZeroUsize::new(3).unwrap()).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let sockets: Vec<_> = (0..6)
-        .map(|number| service.serve(&directory.path().join(number.to_string()), Function::new()).unwrap())
+        .map(|number| {
+            service.serve(&directory.path().join(number.to_string()), Access::default(), Function::new()).unwrap()
+        })
         .collect();
     for socket in &sockets {
         assert_eq!(Client::start(socket.path()).ask(reset(), vec![]).errno, 0);
@@ -408,13 +410,13 @@ fn the_socket_file_is_this_users_and_no_others() {
     assert!(metadata.file_type().is_socket());
     assert_eq!(metadata.permissions().mode() & 0o077, 0);
     let path = fixture.path("function");
-    let error = fixture.service.serve(&path, Function::new()).unwrap_err();
+    let error = fixture.service.serve(&path, Access::default(), Function::new()).unwrap_err();
     assert!(matches!(error, ServerError::InUse { .. }), "{error}");
 
     // One that a dead process left behind is replaced, and only ours is removed.
     let dead = fixture.path("dead");
     drop(UnixListener::bind(&dead).unwrap());
-    let socket = fixture.service.serve(&dead, Function::new()).unwrap();
+    let socket = fixture.service.serve(&dead, Access::default(), Function::new()).unwrap();
     Client::start(&dead);
     std::fs::remove_file(&dead).unwrap();
     let _others = UnixListener::bind(&dead).unwrap();
@@ -423,10 +425,10 @@ fn the_socket_file_is_this_users_and_no_others() {
 
     let file = fixture.path("file");
     std::fs::write(&file, "precious").unwrap();
-    let error = fixture.service.serve(&file, Function::new()).unwrap_err();
+    let error = fixture.service.serve(&file, Access::default(), Function::new()).unwrap_err();
     assert!(matches!(error, ServerError::NotASocket { .. }), "{error}");
     let nowhere = fixture.path("nowhere/socket");
-    match fixture.service.serve(&nowhere, Function::new()) {
+    match fixture.service.serve(&nowhere, Access::default(), Function::new()) {
         Err(ServerError::Io { error, .. }) => assert_eq!(error.kind(), ErrorKind::NotFound),
         other => panic!("{other:?}"),
     }

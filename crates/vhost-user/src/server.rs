@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use sidecore_socket::{ServerError, SocketFile};
+use sidecore_socket::{Access, ServerError, SocketFile};
 use sidecore_virtio::VirtioDevice;
 
 use crate::connection::{Connection, ConnectionError};
@@ -173,14 +173,14 @@ impl Shared {
 }
 
 impl Server {
-    /// Creates the socket file, for this user only, and serves `device` on it.
+    /// Creates the socket file, for those whom `access` names, and serves `device` on it.
     /// A socket file that a dead process left behind is replaced.
     ///
     /// # Errors
     /// See [`ServerError`].
-    pub fn start(path: &Path, device: Arc<dyn VirtioDevice>) -> Result<Self, ServerError> {
+    pub fn start(path: &Path, access: Access, device: Arc<dyn VirtioDevice>) -> Result<Self, ServerError> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| ServerError::io(path, error))?;
-        let (file, listener) = SocketFile::listen(path, BACKLOG)?;
+        let (file, listener) = SocketFile::listen(path, access, BACKLOG)?;
         let listener = UnixListener::from(listener);
         let gate = Mutex::new(Gate { stopping: false, connection: None, device: Holder::Thread });
         let shared = Arc::new(Shared { wake, gate, handed: Condvar::new() });

@@ -18,7 +18,7 @@ impl Daemon {
     /// Runs the configuration `disks.toml` of a directory, whose control socket is `control.sock`.
     pub fn start(directory: TempDir) -> Self {
         let config = Config::load(&directory.path().join("disks.toml"), Depth::Machine).unwrap();
-        let socket = Socket::bind(&config.control_socket).unwrap();
+        let socket = Socket::bind(&config.control_socket, &config.control_access).unwrap();
         let assembly = Arc::new(Assembly::start(&config.spec).unwrap());
         Self { _api: Api::start(socket, assembly, || {}).unwrap(), directory }
     }

@@ -21,6 +21,7 @@ use sidecore_reactor::IdleMode;
 use sidecore_ring::nvme::Doorbells;
 use sidecore_units::CoreId;
 use sidecore_vfio_user::{Service, Socket};
+use sidecore_vhost_user::Access;
 
 pub(crate) use self::manager::{Numbers, Subsystem, Subsystems};
 use self::runner::Runner;
@@ -235,7 +236,7 @@ impl Nvme {
 }
 
 impl FrontEnd for Nvme {
-    fn serve(&self, socket: &Path, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
+    fn serve(&self, socket: &Path, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
         let function = Arc::clone(&self.function) as Arc<dyn PciFunction>;
         let left = left.and_then(|left| {
             let unreadable = |error: &_| {
@@ -251,8 +252,8 @@ impl FrontEnd for Nvme {
             unpacked.inspect_err(unreadable).ok()
         });
         let served = match left {
-            None => self.threads.service.serve(socket, function),
-            Some(left) => self.threads.service.take_over(socket, function, left),
+            None => self.threads.service.serve(socket, access, function),
+            Some(left) => self.threads.service.take_over(socket, access, function, left),
         };
         let refused = |error| AssemblyError::Server { name: self.spec.name.clone(), error };
         *self.socket() = Some(served.map_err(refused)?);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use sidecore_block::{BlockDevice, Geometry};
-use sidecore_vhost_user::Server;
+use sidecore_vhost_user::{Access, Server};
 use sidecore_virtio::VirtioDevice;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
@@ -36,13 +36,13 @@ impl VirtioBlk {
 }
 
 impl FrontEnd for VirtioBlk {
-    fn serve(&self, socket: &Path, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
+    fn serve(&self, socket: &Path, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
         let name = self.served.device().name().to_owned();
         if let Some(left) = left {
             tracing::warn!(device = name, "a VMM was connected to it when it was an NVMe function");
             left.disconnect();
         }
-        let server = Server::start(socket, Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
+        let server = Server::start(socket, access, Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
         *self.server() = Some(server.map_err(|error| AssemblyError::Server { name, error })?);
         Ok(())
     }

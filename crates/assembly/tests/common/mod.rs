@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceReport;
-use sidecore_assembly::spec::{DeviceSpec, FrontEndKind, IdleMode, Interrupts, Nanos};
+use sidecore_assembly::spec::{DeviceSpec, FrontEndKind, IdleMode, Interrupts, Nanos, SocketAccess};
 
 /// How long anything may take before a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -17,6 +17,7 @@ pub fn device(directory: &Path, name: &str) -> DeviceSpec {
         name: name.to_owned(),
         store: name.to_owned(),
         socket: directory.join(format!("{name}.sock")),
+        access: SocketAccess::default(),
         queues: 1,
         queue_size_max: 256,
         sidecores: vec!["sc0".to_owned()],

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use sidecore_assembly::spec::{
     DeviceSpec, FrontEndKind, IdleMode, Interrupts, LimitSpec, LimitsSpec, Nanos, QUEUES_MAX, SERIAL_MAX_BYTES,
-    StoreKind, StoreSpec, VolumeSpec,
+    SocketAccess, StoreKind, StoreSpec, VolumeSpec,
 };
 
 use crate::config::DEFAULT_SPIN_US;
@@ -19,6 +19,15 @@ pub struct NewDevice {
     pub name: String,
     /// The vhost-user socket to serve it on, an absolute path.
     pub socket: PathBuf,
+    /// The socket's user, by name or number; the daemon's if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket_owner: Option<String>,
+    /// The socket's group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket_group: Option<String>,
+    /// The socket's permissions in octal digits, for instance `0660`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket_mode: Option<String>,
     /// What its guest sees: `virtio-blk` or `nvme`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub front_end: Option<String>,
@@ -121,6 +130,9 @@ impl NewDevice {
             }
             _ => return Err("a device has either a `store` or a `volume`".to_owned()),
         };
+        let mode = self.socket_mode.as_deref().map(rules::mode).transpose();
+        let mode = mode.map_err(|why| format!("`socket_mode` {why}"))?;
+        let access = SocketAccess { owner: self.socket_owner, group: self.socket_group, mode };
         let queues = within("queues", self.queues.unwrap_or(front_end.queues()).into(), 1, QUEUES_MAX.into())?;
         let queue_size_max = self.queue_size_max.unwrap_or(rules::QUEUE_SIZE_DEFAULT);
         if !queue_size_max.is_power_of_two() || queue_size_max > rules::QUEUE_SIZE_LIMIT {
@@ -155,6 +167,7 @@ impl NewDevice {
             front_end,
             store,
             socket: self.socket,
+            access,
             queues: u16::try_from(queues).unwrap_or(1),
             queue_size_max,
             sidecores: self.sidecores,
@@ -262,6 +275,7 @@ mod tests {
         let faults: &[(&str, Spoil)] = &[
             ("a name has 1 to 64", |device, _| device.name = "a b".to_owned()),
             ("absolute path", |device, _| device.socket = "x.sock".into()),
+            ("`socket_mode` is three octal digits", |device, _| device.socket_mode = Some("rw".to_owned())),
             ("holds 107 bytes", |device, _| device.socket = format!("/{}", "a".repeat(107)).into()),
             ("either a `store` or a `volume`", |device, _| device.store = Some("mem".to_owned())),
             ("`queues` is a whole number from 1 to 64", |device, _| device.queues = Some(0)),

@@ -12,6 +12,7 @@ use sidecore_assembly::spec::{
 use toml::Spanned;
 use toml::de::DeTable;
 
+use super::access::{self, AccessDraft};
 use super::controller::{self, ControllerDraft, VolumeDraft};
 use super::problem::Collector;
 use super::rules::{
@@ -45,6 +46,7 @@ impl Head {
 /// All of the file.
 pub(super) struct Draft {
     pub(super) control_socket: Option<Spanned<PathBuf>>,
+    pub(super) control_access: AccessDraft,
     pub(super) sidecores: Vec<SidecoreDraft>,
     pub(super) stores: Vec<StoreDraft>,
     pub(super) controllers: Vec<ControllerDraft>,
@@ -107,6 +109,7 @@ pub(super) struct DeviceDraft {
     pub(super) front_end: FrontEndKind,
     pub(super) store: Option<Spanned<String>>,
     pub(super) socket: Option<Spanned<PathBuf>>,
+    pub(super) access: AccessDraft,
     pub(super) queues: u16,
     pub(super) queue_size_max: u16,
     /// As written: by `sidecore`, by `sidecores`, or not at all.
@@ -136,6 +139,7 @@ pub(super) fn read(text: &str, base: &Path, problems: &mut Collector<'_>) -> Opt
     }
     let mut top = Section::new(document.get_ref(), 0..0, "", problems);
     let control_socket = top.path("control_socket", base);
+    let control_access = access::access(&mut top, &access::CONTROL);
     let sidecores = top.tables("sidecore");
     let stores = top.tables("store");
     let controllers = top.tables("controller");
@@ -143,6 +147,7 @@ pub(super) fn read(text: &str, base: &Path, problems: &mut Collector<'_>) -> Opt
     top.finish();
     Some(Draft {
         control_socket,
+        control_access,
         sidecores: sidecores.into_iter().map(|(at, table)| sidecore(table, at, problems)).collect(),
         stores: stores.into_iter().map(|(at, table)| store(table, at, base, problems)).collect(),
         controllers: controllers.into_iter().map(|(at, table)| controller::controller(table, at, problems)).collect(),
@@ -289,6 +294,7 @@ fn device(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Col
     let store = section.required("store", store, "\"the name of a [[store]]\"");
     let socket = section.path("socket", base);
     let socket = section.required("socket", socket, "\"/run/sidecore/disk.sock\"");
+    let access = access::access(&mut section, &access::DEVICE);
     let queues = section.number("queues", 1..=QUEUES_MAX).map_or(front_end.queues(), Spanned::into_inner);
     let idle = section.word("idle", &["poll", "adaptive", "interrupt"]).map_or("adaptive", Spanned::into_inner);
     let spin_us = section.number("spin_us", 0..=MINUTE_US);
@@ -303,6 +309,7 @@ fn device(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Col
         front_end,
         store,
         socket,
+        access,
         queues,
         queue_size_max: queue_size_max(&mut section),
         sidecores: sidecores(&mut section, queues),

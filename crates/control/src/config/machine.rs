@@ -9,6 +9,7 @@ use rustix::fs::Access;
 use sidecore_assembly::machine;
 use toml::Spanned;
 
+use super::access::AccessDraft;
 use super::draft::{DEFAULT_CONTROL_SOCKET, Draft, KindDraft, StoreDraft};
 use super::functions;
 use super::problem::Collector;
@@ -20,6 +21,19 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     memory(draft, problems);
     files(draft, problems);
     sockets(draft, problems);
+    accounts("control_socket", &draft.control_access, problems);
+    for device in &draft.devices {
+        accounts(&device.head.subject, &device.access, problems);
+    }
+}
+
+/// The users and groups that sockets are given to must be there.
+fn accounts(subject: &str, access: &AccessDraft, problems: &mut Collector<'_>) {
+    for (name, access) in access.accounts() {
+        if let Err(error) = access.resolve() {
+            problems.add(name.span(), subject, error.to_string());
+        }
+    }
 }
 
 fn cpus(draft: &Draft, problems: &mut Collector<'_>) {

@@ -73,6 +73,13 @@ pub(crate) fn is_serial(text: &str) -> bool {
     text.len() <= SERIAL_MAX_BYTES && text.chars().all(|c| c.is_ascii_graphic() || c == ' ')
 }
 
+/// The permissions of a socket: octal digits, as for chmod(1).
+pub(crate) fn mode(text: &str) -> Result<u32, String> {
+    let digits = (3..=4).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| digits && *mode <= 0o777);
+    mode.ok_or_else(|| format!("is three octal digits, as in \"0660\", not \"{}\"", text.escape_debug()))
+}
+
 /// Whether a socket's path is short enough for one.
 pub(crate) fn short_enough(path: &Path) -> Result<(), String> {
     let bytes = path.as_os_str().len();

@@ -32,7 +32,8 @@ pub(super) fn settle(draft: Draft) -> Config {
     let stores = draft.stores.into_iter().filter_map(settle_store);
     let controllers = draft.controllers.into_iter().filter_map(settle_controller).collect();
     let (sidecores, stores) = (sidecores.collect(), stores.collect());
-    Config { control_socket, spec: Spec { sidecores, stores, controllers, devices } }
+    let control_access = draft.control_access.settle();
+    Config { control_socket, control_access, spec: Spec { sidecores, stores, controllers, devices } }
 }
 
 fn settle_controller(controller: ControllerDraft) -> Option<ControllerSpec> {
@@ -88,6 +89,7 @@ fn settle_device(device: DeviceDraft, load: &mut Load, spin_us: &HashMap<String,
         front_end: device.front_end,
         store: device.store?.into_inner(),
         socket: device.socket?.into_inner(),
+        access: device.access.settle(),
         queues: device.queues,
         queue_size_max: device.queue_size_max,
         sidecores,

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::spec::{
-    DeviceSpec, FileOptions, FrontEndKind, IdleMode, Interrupts, Nanos, SidecoreSpec, Spec, StoreKind, StoreSpec,
+    DeviceSpec, FileOptions, FrontEndKind, IdleMode, Interrupts, Nanos, SidecoreSpec, SocketAccess, Spec, StoreKind,
+    StoreSpec,
 };
 use sidecore_driver::{
     ClientError, DataPointers, Notify, NvmeClient, NvmeCommand, NvmeCompletion, NvmeOptions, NvmeQueue, NvmeStatus,
@@ -35,6 +36,7 @@ fn spec(directory: &Path, idle: IdleMode, block_bytes: u32, kind: StoreKind) -> 
             name: "disk".to_owned(),
             store: "disk".to_owned(),
             socket: directory.join("disk.sock"),
+            access: SocketAccess::default(),
             queues: 4,
             queue_size_max: 256,
             sidecores: vec!["sc0".to_owned(), "sc1".to_owned()],

@@ -31,7 +31,7 @@ impl Fixture {
     }
 
     fn start(&self) -> Server {
-        Server::start(&self.path(), self.device.clone()).unwrap()
+        Server::start(&self.path(), Access::default(), self.device.clone()).unwrap()
     }
 }
 
@@ -205,7 +205,7 @@ fn shutdown_turns_away_who_waits() {
 fn a_socket_that_is_served_is_not_served_again() {
     let fixture = Fixture::new();
     let server = fixture.start();
-    let second = Server::start(&fixture.path(), Recorder::new());
+    let second = Server::start(&fixture.path(), Access::default(), Recorder::new());
     assert!(matches!(second, Err(ServerError::InUse { .. })));
     ask(&mut connect_to(&server), plain(Request::GetFeatures));
 }

@@ -1,0 +1,94 @@
+//! Who may connect to a socket: from names to numbers.
+
+use std::io;
+
+use sidecore_linux::{group_id, user_id};
+use sidecore_vhost_user::Access;
+
+use crate::spec::SocketAccess;
+
+/// Why it cannot be said whose a socket is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccountError {
+    /// There is no such user or group.
+    #[error("there is no {kind} \"{name}\" on this machine; make it, or give another name or a number")]
+    Unknown {
+        /// `user` or `group`.
+        kind: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// The name service does not say.
+    #[error("the {kind} \"{name}\" cannot be looked up: {error}; give its number instead")]
+    Unavailable {
+        /// `user` or `group`.
+        kind: &'static str,
+        /// The name.
+        name: String,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+impl SocketAccess {
+    /// What it means on this machine, now. The name service may take a while to answer.
+    ///
+    /// # Errors
+    /// See [`AccountError`].
+    pub fn resolve(&self) -> Result<Access, AccountError> {
+        let owner = self.owner.as_deref().map(|name| number("user", name, user_id)).transpose()?;
+        let group = self.group.as_deref().map(|name| number("group", name, group_id)).transpose()?;
+        let usual = if group.is_some() { Access::WITH_GROUP } else { Access::OWNER_ONLY };
+        Ok(Access { owner, group, mode: self.mode.unwrap_or(usual) })
+    }
+}
+
+/// As chown(1) has it: a name first, and then a number. The largest number stands for none at all in chown(2).
+fn number(
+    kind: &'static str,
+    name: &str,
+    look_up: impl Fn(&str) -> io::Result<Option<u32>>,
+) -> Result<u32, AccountError> {
+    let unknown = || AccountError::Unknown { kind, name: name.to_owned() };
+    if name.starts_with(|c: char| c.is_ascii_digit()) {
+        return name.parse().ok().filter(|number| *number != u32::MAX).ok_or_else(unknown);
+    }
+    match look_up(name) {
+        Ok(number) => number.ok_or_else(unknown),
+        Err(error) => Err(AccountError::Unavailable { kind, name: name.to_owned(), error }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access(owner: Option<&str>, group: Option<&str>, mode: Option<u32>) -> SocketAccess {
+        SocketAccess { owner: owner.map(str::to_owned), group: group.map(str::to_owned), mode }
+    }
+
+    #[test]
+    fn names_and_numbers_are_understood_and_a_group_may_connect() {
+        assert_eq!(SocketAccess::default().resolve().unwrap(), Access::default());
+        let named = access(Some("root"), Some("root"), None).resolve().unwrap();
+        assert_eq!(named, Access { owner: Some(0), group: Some(0), mode: 0o660 });
+        let numbered = access(Some("64055"), None, None).resolve().unwrap();
+        assert_eq!(numbered, Access { owner: Some(64055), group: None, mode: 0o600 });
+        assert_eq!(access(None, Some("0"), Some(0o666)).resolve().unwrap().mode, 0o666);
+    }
+
+    #[test]
+    fn who_is_not_there_is_named() {
+        for (access, words) in [
+            (access(Some("nobody-at-all"), None, None), "no user \"nobody-at-all\""),
+            (access(None, Some("nobody-at-all"), None), "no group \"nobody-at-all\""),
+            (access(Some("4294967295"), None, None), "no user \"4294967295\""),
+            (access(Some("1x"), None, None), "no user \"1x\""),
+            (access(Some(""), None, None), "no user \"\""),
+        ] {
+            let error = access.resolve().unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
