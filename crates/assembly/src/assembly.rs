@@ -311,8 +311,7 @@ impl Assembly {
             None => Arc::clone(graph.nvme.insert(Arc::new(NvmeThreads::start()?))),
         };
         let left = left.iter().find(|left| left.name == device.name);
-        let doorbells = left.and_then(LeftDevice::doorbells);
-        let mut parts = NvmeParts { threads, manager: None, volume: None, doorbells };
+        let mut parts = NvmeParts { threads, manager: None, volume: None };
         let Some(controller) = bottom.kind.controller().and_then(|name| self.controller(name)) else {
             return Ok(parts);
         };

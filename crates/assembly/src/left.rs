@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,10 @@ use sidecore_vfio_user::{LeftSocket, SocketState, close_aside};
 use crate::front_end::Numbers;
 
 /// Of what is written here. A process that knows another one does not go on.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+
+/// The doorbells were not in the socket's state, but behind its descriptors.
+const VERSION_WITH_DOORBELLS_LAST: u32 = 1;
 
 /// A device as it was left: data, and descriptors that it names by their places.
 #[derive(Debug)]
@@ -29,13 +32,11 @@ pub struct LeftDevice {
 pub(crate) enum LeftError {
     #[error("its state cannot be read: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("its state is of version {0}, and this daemon reads {VERSION}")]
+    #[error("its state is of version {0}, and this daemon reads up to {VERSION}")]
     Version(u32),
-    #[error("its doorbells are not there")]
-    Doorbells,
 }
 
-/// An NVMe function. The last of the descriptors are its doorbells.
+/// An NVMe function.
 #[derive(Serialize, Deserialize)]
 struct NvmeState {
     version: u32,
@@ -62,27 +63,16 @@ pub(crate) struct Standing {
 }
 
 impl LeftDevice {
-    /// What is to be kept of a function's socket and doorbells, and what is known besides.
-    pub(crate) fn pack(name: &str, socket: LeftSocket, doorbells: BorrowedFd<'_>, known: Known) -> io::Result<Self> {
-        let LeftSocket { state, mut fds } = socket;
-        let packed = serde_json::to_vec(&NvmeState { version: VERSION, socket: state, known })
-            .map_err(io::Error::from)
-            .and_then(|state| Ok((state, doorbells.try_clone_to_owned()?)));
-        match packed {
-            Ok((state, doorbells)) => {
-                fds.push(doorbells);
-                Ok(Self { name: name.to_owned(), state, fds })
-            }
+    /// What is to be kept of a function's socket, and what is known besides.
+    pub(crate) fn pack(name: &str, socket: LeftSocket, known: Known) -> io::Result<Self> {
+        let LeftSocket { state, fds } = socket;
+        match serde_json::to_vec(&NvmeState { version: VERSION, socket: state, known }) {
+            Ok(state) => Ok(Self { name: name.to_owned(), state, fds }),
             Err(error) => {
                 close_aside(fds);
-                Err(error)
+                Err(error.into())
             }
         }
-    }
-
-    /// The doorbells once more, for the function that is to go on.
-    pub(crate) fn doorbells(&self) -> Option<OwnedFd> {
-        self.fds.last()?.try_clone().ok()
     }
 
     /// What is known besides; nothing, if it cannot be read.
@@ -98,10 +88,9 @@ impl LeftDevice {
     /// The socket. If it cannot be read, the VMM is disconnected.
     pub(crate) fn unpack(self) -> Result<LeftSocket, LeftError> {
         match self.read() {
-            Ok(NvmeState { socket, .. }) => {
-                let mut fds = self.fds;
-                fds.pop();
-                Ok(LeftSocket { state: socket, fds })
+            Ok(NvmeState { version, socket, .. }) => {
+                let socket = LeftSocket { state: socket, fds: self.fds };
+                Ok(if version == VERSION_WITH_DOORBELLS_LAST { socket.with_doorbells_last() } else { socket })
             }
             Err(error) => {
                 self.disconnect();
@@ -117,7 +106,7 @@ impl LeftDevice {
             version: u32,
         }
         match serde_json::from_slice(&self.state)? {
-            Versioned { version: VERSION } => Ok(serde_json::from_slice(&self.state)?),
+            Versioned { version: VERSION_WITH_DOORBELLS_LAST | VERSION } => Ok(serde_json::from_slice(&self.state)?),
             Versioned { version } => Err(LeftError::Version(version)),
         }
     }

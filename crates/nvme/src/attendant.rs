@@ -4,9 +4,13 @@ use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::NvmeFunction;
+
+/// Timers that are due so soon after another one expire with it: the thread wakes up once for all functions whose doorbells
+/// it looks at.
+const TOGETHER: Duration = Duration::from_micros(500);
 
 /// Runs any number of functions ([`NvmeFunction::run`]) when their queues, their manager or their timers have news for
 /// them, and sleeps else. Dropping the last clone ends the thread.
@@ -74,7 +78,8 @@ fn attend(called: &Receiver<Call>) {
             Ok(Call::Run(function)) => run(&mut timers, function),
             Err(RecvTimeoutError::Timeout) => {
                 let now = Instant::now();
-                let due: Vec<_> = timers.extract_if(.., |timer| timer.at <= now).collect();
+                let is_due = |timer: &mut Timer| timer.at.saturating_duration_since(now) <= TOGETHER;
+                let due: Vec<_> = timers.extract_if(.., is_due).collect();
                 for timer in due {
                     run(&mut timers, timer.function);
                 }

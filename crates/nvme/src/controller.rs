@@ -22,6 +22,7 @@ use crate::admin::queue::AdminQueue;
 use crate::admin::queues::Queues;
 use crate::inbox::{Inbox, News, QueueEvent, Token};
 use crate::manager::{Manager, Reply};
+use crate::pci::TRAPPED_STRIDE;
 use crate::pointer::MAX_PIECES;
 use crate::registers::Registers;
 use crate::{Activity, Command, Done, Identity, Namespace, QueueHost, Statistics, Status};
@@ -34,6 +35,10 @@ pub(crate) const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
 /// Most admin commands carried out in one go: the thread has other controllers to run.
 const BUDGET: usize = 64;
+
+/// How often the admin queue's doorbells are looked at while they are mapped and the controller is ready: a driver that
+/// stores there tells nobody.
+const LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
 
 /// How a command goes on that has not failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +79,6 @@ pub(crate) struct Parts {
     pub limits: Limits,
     pub doorbells: Arc<Doorbells>,
     pub doorbells_are_mapped: bool,
-    pub doorbell_stride: u8,
     pub host: Arc<dyn QueueHost>,
     pub manager: Option<Arc<dyn Manager>>,
     pub statistics: Arc<dyn Statistics>,
@@ -120,10 +124,14 @@ pub(crate) struct Controller {
     /// Who is to be told, once the controller's lock is free.
     answers: Vec<Done>,
     leaving: Leaving,
+    /// When the admin queue's doorbells were looked at last.
+    looked_at: Nanos,
 }
 
 impl Controller {
     pub(crate) fn new(parts: Parts) -> Self {
+        let doorbell_stride =
+            if parts.doorbells_are_mapped { parts.doorbells.stride().dstrd() } else { TRAPPED_STRIDE };
         Self {
             identity: parts.identity,
             limits: parts.limits,
@@ -135,7 +143,7 @@ impl Controller {
             statistics: parts.statistics,
             counted_before: Activity::default(),
             inbox: parts.inbox,
-            registers: Registers::new(parts.doorbell_stride),
+            registers: Registers::new(doorbell_stride),
             state: State::Rest(Rest::Disabled),
             admin: None,
             queues: Queues::default(),
@@ -153,6 +161,7 @@ impl Controller {
             resets: Vec::new(),
             answers: Vec::new(),
             leaving: Leaving::default(),
+            looked_at: Nanos::ZERO,
         }
     }
 
@@ -164,16 +173,35 @@ impl Controller {
         }
     }
 
-    /// The admin submission queue's tail doorbell is written.
+    /// The doorbells are in this memory from now on: a client has gone that had the other one mapped, and nothing runs.
+    pub(crate) fn set_doorbells(&mut self, doorbells: Arc<Doorbells>) {
+        if self.doorbells_are_mapped {
+            self.registers.set_doorbell_stride(doorbells.stride().dstrd());
+        }
+        self.host.set_doorbells(doorbells.clone());
+        self.doorbells = doorbells;
+    }
+
+    /// The admin submission queue's tail doorbell is written, in a message.
     pub(crate) fn write_admin_tail(&mut self, tail: u32) {
+        self.doorbells.set_submission_tail(0, tail);
         if self.admin.as_mut().is_some_and(|admin| admin.set_tail(tail).is_err()) {
             self.invalid_doorbell(Event::InvalidDoorbellValue);
         }
     }
 
-    /// The admin completion queue's head doorbell is written.
+    /// The admin completion queue's head doorbell is written, in a message.
     pub(crate) fn write_admin_head(&mut self, head: u32) {
+        self.doorbells.set_completion_head(0, head);
         if self.admin.as_mut().is_some_and(|admin| admin.set_head(head).is_err()) {
+            self.invalid_doorbell(Event::InvalidDoorbellValue);
+        }
+    }
+
+    /// Takes what the driver has stored to the admin queue's doorbells.
+    fn look_at_admin_doorbells(&mut self, now: Nanos) {
+        self.looked_at = now;
+        if self.admin.as_mut().is_some_and(|admin| admin.look(&self.doorbells).is_err()) {
             self.invalid_doorbell(Event::InvalidDoorbellValue);
         }
     }
@@ -343,6 +371,9 @@ impl Controller {
             self.fail();
         }
         let is_leaving = self.is_leaving();
+        if self.doorbells_are_mapped {
+            self.look_at_admin_doorbells(now);
+        }
         if self.features.keep_alive_at().is_some_and(|at| at <= now) && self.admin.is_some() && !is_leaving {
             tracing::debug!("the keep alive timer has expired");
             self.errors.controller(Status::KEEP_ALIVE_EXPIRED);
@@ -372,7 +403,9 @@ impl Controller {
 
     /// When to run it though nothing happens.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
-        self.admin.as_ref().filter(|_| !self.is_leaving()).and(self.features.keep_alive_at())
+        self.admin.as_ref().filter(|_| !self.is_leaving())?;
+        let look = self.doorbells_are_mapped.then(|| self.looked_at.after(LOOK_INTERVAL));
+        look.into_iter().chain(self.features.keep_alive_at()).min()
     }
 
     /// Who is to be told now.

@@ -23,6 +23,8 @@ pub struct HandedOver {
     pub state: FunctionState,
     /// What its vectors signal.
     pub events: Vec<(u16, OwnedFd)>,
+    /// The file of its doorbells, which the client may have mapped.
+    pub doorbells: OwnedFd,
 }
 
 /// Called once with what a function leaves; `None` if it cannot be handed over.
@@ -34,6 +36,9 @@ pub struct FunctionState {
     pub(crate) shape: Shape,
     pub(crate) config: Vec<u8>,
     pub(crate) msix: MsixState,
+    /// How far apart the doorbells are in their memory, as CAP.DSTRD says it. The first version of this state has none:
+    /// its doorbells have half a page each, and the admin queue's are not among them.
+    pub(crate) doorbell_stride: Option<u8>,
     pub(crate) controller: ControllerState,
 }
 

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError};
+use sidecore_ring::nvme::Doorbells;
 
 use crate::{Done, ErrorLog, Namespace, QueuesState};
 
@@ -150,6 +151,9 @@ pub trait QueueHost: Send + Sync {
         let _ = (queue, command);
         reply(false);
     }
+
+    /// The doorbell memory that queues look at which are started from now on. It is said while there are none.
+    fn set_doorbells(&self, doorbells: Arc<Doorbells>);
 
     /// The driver wrote a doorbell that is not mapped: its value is in the doorbell memory already.
     fn kick(&self, queue: u16);

@@ -145,6 +145,11 @@ impl Registers {
         self.doorbell_stride
     }
 
+    /// CAP.DSTRD from now on: the doorbells are in other memory.
+    pub(crate) const fn set_doorbell_stride(&mut self, doorbell_stride: u8) {
+        self.doorbell_stride = doorbell_stride;
+    }
+
     /// All as after power on.
     pub(crate) fn reset(&mut self) {
         *self = Self::new(self.doorbell_stride);

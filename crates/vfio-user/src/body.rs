@@ -135,7 +135,7 @@ pub struct IrqSet {
     pub start: u32,
     /// How many.
     pub count: u32,
-    /// A truth value for each, with `IRQ_SET_DATA_BOOL`.
+    /// A truth value for each, with `IRQ_SET_DATA_BOOL`; there may be more behind it.
     pub data: Vec<u8>,
 }
 
@@ -180,11 +180,12 @@ pub enum Body {
 }
 
 impl Body {
-    /// Reads a payload. What is not of the command's shape is [`Body::Malformed`]: the stream is in step, and the
-    /// command can be refused.
+    /// Reads a payload. One that is not of the command's shape is [`Body::Malformed`]: the stream is in step, and the
+    /// command can be refused. A command's structure may have anything behind it: a client that reuses its buffer for the
+    /// reply sends all of it, as `argsz` says.
     pub(crate) fn parse(command: Command, reply: bool, payload: &[u8]) -> Self {
         let mut reader = Reader(payload);
-        let body = reader.body(command, reply).filter(|_| reader.0.is_empty());
+        let body = reader.body(command, reply).filter(|_| !reply || reader.0.is_empty());
         body.unwrap_or(Self::Malformed(payload.len()))
     }
 

@@ -2,15 +2,6 @@
 
 use std::fmt;
 
-use crate::message::{ACCESS_BYTES, MAX_TRANSFER_BYTES};
-
-/// Largest version data that is read: QEMU's is below 200 bytes.
-const MAX_VERSION_BYTES: usize = 4096;
-/// The fixed part of a SET_IRQS, and a truth value for each of an MSI-X table's most vectors (PCI 3.0, 6.8.2.3).
-const MAX_IRQ_SET_BYTES: usize = 20 + 2048;
-/// What has a fixed size is far smaller, capabilities of a region included.
-const MAX_FIXED_BYTES: usize = 256;
-
 macro_rules! commands {
     ($($variant:ident = $code:literal $name:literal,)*) => {
         /// What one end asks of the other (specification, "Commands").
@@ -74,23 +65,4 @@ commands! {
     DeviceFeature = 16 "DEVICE_FEATURE",
     MigDataRead = 17 "MIG_DATA_READ",
     MigDataWrite = 18 "MIG_DATA_WRITE",
-}
-
-impl Command {
-    /// The largest payload that is read at all, with the command or its reply. One that is not served is read as well,
-    /// so that the stream stays in step when it is refused.
-    #[must_use]
-    pub const fn max_payload_bytes(self) -> usize {
-        match self {
-            Self::Version => MAX_VERSION_BYTES,
-            Self::DeviceSetIrqs => MAX_IRQ_SET_BYTES,
-            Self::DmaMap
-            | Self::DmaUnmap
-            | Self::DeviceGetInfo
-            | Self::DeviceGetRegionInfo
-            | Self::DeviceGetIrqInfo
-            | Self::DeviceReset => MAX_FIXED_BYTES,
-            _ => ACCESS_BYTES + MAX_TRANSFER_BYTES,
-        }
-    }
 }

@@ -27,6 +27,17 @@ pub struct SocketState {
     pub(crate) function: FunctionState,
     /// By vector.
     pub(crate) events: Vec<(u16, Place)>,
+    /// The file of the doorbells.
+    pub(crate) doorbells: Option<Place>,
+}
+
+impl LeftSocket {
+    /// A socket of a process whose state does not name the doorbells: they are the last of its descriptors.
+    #[must_use]
+    pub fn with_doorbells_last(mut self) -> Self {
+        self.state.doorbells = self.fds.len().checked_sub(1).map(Place);
+        self
+    }
 }
 
 /// The bytes that are under way.

@@ -73,8 +73,9 @@ pub(crate) fn set(function: &dyn PciFunction, set: &IrqSet, fds: Vec<OwnedFd>) -
             Ok(())
         }
         Change::Signal(vectors) => {
+            let is_named = set.flags & vfio::IRQ_SET_DATA_BOOL != 0;
             for (place, vector) in vectors.enumerate() {
-                if set.data.get(place).is_none_or(|byte| *byte != 0) {
+                if !is_named || set.data.get(place).is_some_and(|byte| *byte != 0) {
                     function.signal(number(vector)?)?;
                 }
             }
@@ -109,7 +110,7 @@ fn change(function: &dyn PciFunction, set: &IrqSet, fds: usize) -> Result<Change
         return Err(Refusal::BadFlags { flags });
     }
     let values = if data == vfio::IRQ_SET_DATA_BOOL { usize::try_from(named).unwrap_or(usize::MAX) } else { 0 };
-    if set.data.len() != values {
+    if set.data.len() < values {
         return Err(Refusal::Malformed { len_bytes: set.data.len() });
     }
     let eventfds = data == vfio::IRQ_SET_DATA_EVENTFD;

@@ -42,6 +42,18 @@
 //!   configuration space.
 //! * **With mapped doorbells** no write is posted any longer, so the order of a mapped store and a message that follows it
 //!   is the guest's own business only.
+//!
+//! # What SPDK's driver does
+//!
+//! As of SPDK 26.09 (lib/vfio_user/host, lib/nvme/nvme_vfio_user.c):
+//!
+//! * **It pads.** DEVICE_GET_REGION_INFO has a payload of 4,064 bytes, as `argsz` says: so a command's structure may have
+//!   anything behind it, up to the largest message ([`MAX_PAYLOAD_BYTES`]). VERSION comes without version data.
+//! * **It sends the file with DMA_UNMAP, too.** It is closed like any descriptor that has no use.
+//! * **It maps the first area** of BAR0 and stores all doorbells to the page at 0x1000 of it, the admin queue's among
+//!   them. Without a mappable area it does not attach.
+//! * **The socket's file is called `cntrl`**, in a directory that is the controller's address (`traddr`).
+//! * **All messages have number 0**, and it waits for each reply.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -82,7 +94,7 @@ pub use data::Data;
 pub use handover::{LeftSocket, ResumeError, SocketState};
 pub use message::{
     ACCESS_BYTES, Body, DeviceInfo, DmaMap, DmaUnmap, Flags, HEADER_BYTES, Header, IrqInfo, IrqSet, MAX_AREAS, MAX_FDS,
-    MAX_TRANSFER_BYTES, Message, MessageError, RegionAccess, RegionInfo, SparseArea, Version,
+    MAX_PAYLOAD_BYTES, MAX_TRANSFER_BYTES, Message, MessageError, RegionAccess, RegionInfo, SparseArea, Version,
 };
 pub use service::{Service, Socket};
 pub use session::{Answer, ProtocolError, Session};

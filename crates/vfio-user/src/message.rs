@@ -15,6 +15,10 @@ pub const HEADER_BYTES: usize = 16;
 pub const MAX_TRANSFER_BYTES: usize = 64 << 10;
 /// Bytes of a REGION_READ or REGION_WRITE before the data.
 pub const ACCESS_BYTES: usize = 16;
+/// The largest payload that is read at all, with a command or its reply. One of a command that is not served is read as
+/// well, so that the stream stays in step when it is refused; and one that is larger than its structure, because clients
+/// pad structures to the room that they have for the reply.
+pub const MAX_PAYLOAD_BYTES: usize = ACCESS_BYTES + MAX_TRANSFER_BYTES;
 /// Most file descriptors with one message (`max_msg_fds`). QEMU sends the eventfds of so many vectors at once, and takes
 /// no larger number than this.
 pub const MAX_FDS: usize = 16;
@@ -75,7 +79,7 @@ pub struct Header {
     pub id: u16,
     /// What is asked, or answered.
     pub command: Command,
-    /// Size of the payload that follows, at most [`Command::max_payload_bytes`].
+    /// Size of the payload that follows, at most [`MAX_PAYLOAD_BYTES`].
     pub payload_bytes: usize,
     /// Its flags.
     pub flags: Flags,
@@ -100,7 +104,7 @@ impl Header {
         };
         let size = usize::try_from(size_bytes).unwrap_or(usize::MAX);
         let payload_bytes = size.checked_sub(HEADER_BYTES).ok_or(MessageError::Undersized { command, size_bytes })?;
-        if payload_bytes > command.max_payload_bytes() {
+        if payload_bytes > MAX_PAYLOAD_BYTES {
             return Err(MessageError::Oversized { command, size_bytes });
         }
         Ok(Self {

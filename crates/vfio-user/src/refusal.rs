@@ -45,6 +45,8 @@ pub(crate) enum Refusal {
     Access(#[from] AccessError),
     #[error("cannot duplicate a file descriptor: {0}")]
     Descriptor(io::Error),
+    #[error("no memory for the doorbells of a new client: {0}")]
+    Connect(io::Error),
 }
 
 impl Refusal {
@@ -55,7 +57,7 @@ impl Refusal {
             Self::Mapped { .. } | Self::Memory(MemoryError::RegionOverlap { .. }) => Errno::EXIST,
             Self::NotMapped { .. } | Self::Memory(MemoryError::NoSuchRegion { .. }) => Errno::NOENT,
             Self::TooManyMaps { .. } | Self::Memory(MemoryError::TooManyRegions) => Errno::NOSPC,
-            Self::Memory(MemoryError::Map(error)) | Self::Descriptor(error) => {
+            Self::Memory(MemoryError::Map(error)) | Self::Descriptor(error) | Self::Connect(error) => {
                 Errno::from_io_error(error).unwrap_or(Errno::IO)
             }
             _ => Errno::INVAL,

@@ -51,13 +51,13 @@ pub(crate) fn region_info(
     }
     info.flags |= vfio::REGION_INFO_FLAG_CAPS;
     info.areas.push(SparseArea { offset_bytes: area.offset_bytes, len_bytes: area.len_bytes });
-    let file = area.file.try_clone_to_owned().map_err(Refusal::Descriptor)?;
-    Ok((info, Some(file)))
+    let file = bar_number(index).map(|bar| function.area_file(bar)).transpose().map_err(Refusal::Descriptor)?;
+    Ok((info, file))
 }
 
 /// The area that can be mapped, and where in its file the region would begin. An area is where it is in the file by the
 /// region's offset plus its own; so no area can be nearer to the file's begin than to the region's.
-fn mappable<'a>(name: &str, index: u32, bar: &BarInfo<'a>) -> Option<(MappableArea<'a>, u64)> {
+fn mappable(name: &str, index: u32, bar: &BarInfo) -> Option<(MappableArea, u64)> {
     let area = bar.mappable?;
     let base_bytes = area.file_offset_bytes.checked_sub(area.offset_bytes);
     let whole_pages = [area.offset_bytes, area.len_bytes, area.file_offset_bytes]

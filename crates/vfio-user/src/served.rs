@@ -96,9 +96,10 @@ impl Served {
         let mut fds = Leaving::default();
         let connection = connection.leave(&mut fds);
         let session = session.leave(&mut fds);
-        let HandedOver { state: function, events } = function;
+        let HandedOver { state: function, events, doorbells } = function;
         let events = events.into_iter().map(|(vector, event)| (vector, fds.put(event))).collect();
-        LeftSocket { state: SocketState { connection, session, function, events }, fds: fds.0 }
+        let doorbells = Some(fds.put(doorbells));
+        LeftSocket { state: SocketState { connection, session, function, events, doorbells }, fds: fds.0 }
     }
 
     /// What a connection that was taken over waits for.
@@ -173,11 +174,12 @@ fn resume(
     session: &mut Session,
     opened: &mut Option<Connection>,
 ) -> Result<Connection, ResumeError> {
-    let SocketState { connection: under_way, session: said, function, events } = state;
+    let SocketState { connection: under_way, session: said, function, events, doorbells } = state;
     let connection = opened.insert(Connection::new(UnixStream::from(fds.take(under_way.stream)?)));
     connection.resume(&under_way, fds)?;
     let events = events.iter().map(|(vector, place)| Ok((*vector, fds.take(*place)?)));
     let events = events.collect::<Result<Vec<_>, ResumeError>>()?;
-    session.resume_left(&said, HandedOver { state: function, events }, fds)?;
+    let doorbells = fds.take(doorbells.ok_or(ResumeError::Descriptor)?)?;
+    session.resume_left(&said, HandedOver { state: function, events, doorbells }, fds)?;
     opened.take().ok_or(ResumeError::Descriptor)
 }

@@ -281,13 +281,17 @@ impl Session {
         if major != MAJOR {
             return Err(ProtocolError::Version { major, minor });
         }
+        if let Err(error) = self.function.connect() {
+            return Ok(Err(Refusal::Connect(error)));
+        }
         self.stage = Stage::Serving;
         Ok(Ok(Outcome::Now(Body::Version(our_version(minor)), Vec::new())))
     }
 
     fn serve(&mut self, command: Command, body: Body, fds: Descriptors) -> Result<Outcome, Refusal> {
         let most_fds = match command {
-            Command::DmaMap => 1,
+            // SPDK sends the file with both. That of an unmap is of no use, and closed like any other.
+            Command::DmaMap | Command::DmaUnmap => 1,
             Command::DeviceSetIrqs => MAX_FDS,
             _ => 0,
         };

@@ -63,6 +63,7 @@ impl QueueHost for NoQueues {
     fn set_namespace(&self, _: Option<Arc<Namespace>>, _: Done) {}
     fn set_coalescing(&self, _: u16, _: u32) {}
     fn set_vector_coalescing(&self, _: u16, _: bool) {}
+    fn set_doorbells(&self, _: Arc<Doorbells>) {}
     fn kick(&self, _: u16) {}
     fn set_shadow_doorbells(&self, _: Option<(GuestAddress, GuestAddress)>) {}
 }

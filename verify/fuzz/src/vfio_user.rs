@@ -7,6 +7,7 @@
 //! 0xf0 what is waited for is done, 0xf1 and 0xf2 the function takes its time or does not, 0xf3 another client.
 #![no_main]
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -122,10 +123,19 @@ impl PciFunction for Function {
         CONFIG_BYTES
     }
 
-    fn bar(&self, index: u8) -> Option<BarInfo<'_>> {
-        let file = self.files.memory.as_fd();
-        let area = MappableArea { offset_bytes: 0x2000, len_bytes: 0x4000, file, file_offset_bytes: 0x2000 };
+    fn bar(&self, index: u8) -> Option<BarInfo> {
+        let area = MappableArea { offset_bytes: 0x2000, len_bytes: 0x4000, file_offset_bytes: 0x2000 };
         (index == 0).then_some(BarInfo { len_bytes: BAR_BYTES, mappable: Some(area) })
+    }
+
+    fn area_file(&self, index: u8) -> io::Result<OwnedFd> {
+        assert_eq!(index, 0);
+        self.files.memory.try_clone()
+    }
+
+    fn connect(&self) -> io::Result<()> {
+        assert!(self.is_free());
+        Ok(())
     }
 
     fn interrupts(&self) -> Interrupts {

@@ -7,7 +7,6 @@ mod runner;
 
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak, mpsc};
 
@@ -28,7 +27,7 @@ use self::runner::Runner;
 use super::{FrontEnd, counters};
 use crate::AssemblyError;
 use crate::flush::flush_and_wait;
-use crate::left::{LeftDevice, LeftError, Standing};
+use crate::left::{LeftDevice, Standing};
 use crate::report::{QueueCounters, VolumeReport};
 use crate::sidecore::Sidecore;
 use crate::spec::{DeviceSpec, StoreSpec};
@@ -57,8 +56,6 @@ pub(crate) struct NvmeParts {
     pub(crate) manager: Option<Arc<Subsystem>>,
     /// The volume that it serves, if it serves one.
     pub(crate) volume: Option<VolumeReport>,
-    /// The doorbells that a client has mapped since another process.
-    pub(crate) doorbells: Option<OwnedFd>,
 }
 
 /// A function and its queues.
@@ -72,9 +69,6 @@ pub(crate) struct Nvme {
     threads: Arc<NvmeThreads>,
     /// As in [`NvmeParts`].
     manager: Option<Arc<Subsystem>>,
-    doorbells: Arc<Doorbells>,
-    /// Whether they are those that a client has mapped since another process.
-    has_mapped: bool,
     /// Locked for as long as it takes to stop it.
     socket: Mutex<Option<Socket>>,
     /// What is served, and how large the guest was told that it is.
@@ -100,16 +94,13 @@ impl Nvme {
         spec: &DeviceSpec,
         (store, bottom): (Arc<dyn BlockDevice>, &StoreSpec),
         sidecores: Vec<Sidecore>,
-        NvmeParts { threads, manager, volume, doorbells }: NvmeParts,
+        NvmeParts { threads, manager, volume }: NvmeParts,
     ) -> Result<Self, AssemblyError> {
         let failed = |error| AssemblyError::Function { name: spec.name.clone(), error };
         let configured = volume.as_ref().map(|volume| volume.id);
         let nguid = volume.map_or_else(|| names::nguid(bottom), |volume| names::volume_nguid(&volume));
         let (namespace, geometry) = namespace(spec, store, nguid)?;
-        // Those of another number of queues are of no use, nor is then what else was left.
-        let mapped = doorbells.and_then(|file| Doorbells::from_file(file, spec.queues).ok());
-        let has_mapped = mapped.is_some();
-        let doorbells = Arc::new(mapped.map_or_else(|| Doorbells::new(spec.queues), Ok).map_err(failed)?);
+        let doorbells = Arc::new(Doorbells::new(spec.queues).map_err(failed)?);
         let options = IoOptions {
             name: spec.name.clone(),
             queue_pairs: spec.queues,
@@ -135,7 +126,7 @@ impl Nvme {
             identity: names::identity(spec, manager.is_some()),
             queue_pairs: spec.queues,
             interrupts: spec.interrupts,
-            doorbells: Arc::clone(&doorbells),
+            doorbells,
             doorbells_are_mapped: spec.idle == IdleMode::Poll,
             host: Arc::clone(&queues) as Arc<dyn QueueHost>,
             statistics: Arc::new(Counting(Arc::clone(&queues))),
@@ -156,8 +147,6 @@ impl Nvme {
             sidecores,
             threads,
             manager,
-            doorbells,
-            has_mapped,
             socket: Mutex::new(None),
             served: Mutex::new(served),
             changing: Mutex::new(()),
@@ -243,13 +232,7 @@ impl FrontEnd for Nvme {
                 let device = &self.spec.name;
                 tracing::error!(device, %error, "cannot go on with the VMM that was connected, its guest has lost the device");
             };
-            let unpacked = if self.has_mapped {
-                left.unpack()
-            } else {
-                left.disconnect();
-                Err(LeftError::Doorbells)
-            };
-            unpacked.inspect_err(unreadable).ok()
+            left.unpack().inspect_err(unreadable).ok()
         });
         let served = match left {
             None => self.threads.service.serve(socket, access, function),
@@ -272,7 +255,7 @@ impl FrontEnd for Nvme {
         let left = socket.take()?.hand_over()?;
         let mut known = self.manager.as_ref().map(|manager| manager.known()).unwrap_or_default();
         known.standings.extend(self.standing().map(|standing| (self.spec.name.clone(), standing)));
-        let packed = LeftDevice::pack(&self.spec.name, left, self.doorbells.file(), known);
+        let packed = LeftDevice::pack(&self.spec.name, left, known);
         packed.inspect_err(|error| tracing::error!(device = self.spec.name, %error, "cannot leave the VMM")).ok()
     }
 

@@ -141,7 +141,7 @@ impl Fake {
     }
 
     fn stride(&self) -> u64 {
-        if self.character.mapped { 2048 } else { 4 }
+        if self.character.mapped { 64 } else { 4 }
     }
 
     /// One message; false when there are no more.
@@ -235,9 +235,9 @@ impl Fake {
                         0,
                         1,
                         0,
-                        0x2000,
+                        0x1000,
                         0,
-                        0x8000,
+                        0x1000,
                         0, // one area
                     ]);
                     return Ok((reply, Some(self.doorbells.file().try_clone_to_owned().unwrap())));

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use sidecore_assembly::LeftDevice;
 
+use super::stale::{Kept, is_disturbed};
 use super::*;
 
 /// Where a device's parts are, which outlive daemons.
@@ -140,6 +141,28 @@ fn what_the_host_has_set_and_waits_for_is_still_so() {
     assert_eq!(commands(&mut client), (2, 2));
     client.reset_device().unwrap();
     write_and_read(client.queue(1).unwrap(), slot, Sector(0), 4096, 2);
+    drop(assembly);
+}
+
+/// The doorbell memory goes with its client over restarts, and no further.
+#[test]
+fn a_restart_shows_no_client_the_memory_of_another() {
+    let place = Place::new(IdleMode::Poll);
+    let socket = place.directory.path().join("disk.sock");
+    let options = NvmeOptions { queues: 4, ..NvmeOptions::default() };
+    let mut assembly = Assembly::start(&place.spec()).unwrap();
+    let mut gone = vec![Kept::by_a_client_of(&socket)];
+    for restarts in [0, 1, 2] {
+        let mut client = place.connect(&options);
+        for _ in 0..restarts {
+            assembly = place.restart(assembly);
+        }
+        assert!(!is_disturbed(&mut client, &gone), "after {restarts} restarts");
+        drop(client);
+        gone.push(Kept::by_a_client_of(&socket));
+    }
+    let inodes: std::collections::BTreeSet<_> = gone.iter().map(|kept| kept.inode).collect();
+    assert_eq!(inodes.len(), gone.len());
     drop(assembly);
 }
 

@@ -1,6 +1,8 @@
 //! The driver against this project's own NVMe functions, over their sockets, with sidecores of their own.
 
 mod handover;
+mod one_page;
+mod stale;
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};

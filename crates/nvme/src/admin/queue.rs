@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError};
-use sidecore_ring::nvme::{Completion, CompletionQueue, DoorbellError, SubmissionQueue};
+use sidecore_ring::nvme::{Completion, CompletionQueue, DoorbellError, Doorbells, SubmissionQueue};
 
 use crate::handover::AdminQueueState;
 use crate::registers::AdminQueues;
@@ -17,6 +17,8 @@ const MAX_WAITING: usize = 128;
 pub(crate) struct AdminQueue {
     submission: SubmissionQueue,
     completion: CompletionQueue,
+    /// The doorbells as they were seen last: the tail and the head.
+    seen: (u32, u32),
     /// Completions that the queue has no room for: at most one for each command that waited.
     backlog: VecDeque<Completion>,
     /// Commands taken and not yet completed.
@@ -32,6 +34,7 @@ impl AdminQueue {
         Ok(Self {
             submission: SubmissionQueue::new(memory, submission, at.submission_entries, 0)?,
             completion: CompletionQueue::new(memory, completion, at.completion_entries)?,
+            seen: (0, 0),
             backlog: VecDeque::new(),
             waiting: 0,
             untold: false,
@@ -56,7 +59,8 @@ impl AdminQueue {
         // What was posted last may not have been told of.
         let untold = completion.unconsumed() > 0;
         let backlog = backlog.iter().map(|entry| Completion::from(*entry)).collect();
-        Ok(Self { submission, completion, backlog, waiting, untold })
+        let seen = (submission.tail(), completion.position().head);
+        Ok(Self { submission, completion, seen, backlog, waiting, untold })
     }
 
     /// What another process needs to go on with them.
@@ -69,13 +73,29 @@ impl AdminQueue {
         }
     }
 
-    /// The driver's doorbells.
+    /// Takes the driver's tail doorbell.
     pub(crate) fn set_tail(&mut self, tail: u32) -> Result<(), DoorbellError> {
+        self.seen.0 = tail;
         self.submission.set_tail(tail)
     }
 
+    /// Takes the driver's head doorbell.
     pub(crate) fn set_head(&mut self, head: u32) -> Result<(), DoorbellError> {
+        self.seen.1 = head;
         self.completion.set_head(head)
+    }
+
+    /// Takes the doorbells that have moved in their memory; an error for the last of them that the queue cannot have.
+    pub(crate) fn look(&mut self, doorbells: &Doorbells) -> Result<(), DoorbellError> {
+        let (tail, head) = (doorbells.submission_tail(0), doorbells.completion_head(0));
+        let (seen_tail, seen_head) = self.seen;
+        let head = if head == seen_head { Ok(()) } else { self.set_head(head) };
+        if tail == seen_tail { head } else { self.set_tail(tail).and(head) }
+    }
+
+    /// The doorbells as they were seen last: the tail and the head.
+    pub(crate) const fn seen(&self) -> (u32, u32) {
+        self.seen
     }
 
     /// The same queues in a new table. One that is not there holds nothing and does nothing until a later table has it.

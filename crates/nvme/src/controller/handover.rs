@@ -1,8 +1,10 @@
 //! Leaving a controller to another process, and going on with what another one has left.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use sidecore_memory::GuestMemory;
+use sidecore_ring::nvme::{DoorbellStride, Doorbells};
 use sidecore_units::Nanos;
 
 use crate::QueuesState;
@@ -12,6 +14,7 @@ use crate::controller::Controller;
 use crate::controller::state::{Rest, State};
 use crate::handover::{ControllerState, NamespaceState, RestState, TakeOverError};
 use crate::inbox::News;
+use crate::pci::TRAPPED_STRIDE;
 
 /// How far a controller is in being handed over. Until it is, nothing is taken from the admin queue.
 #[derive(Debug, Default)]
@@ -116,13 +119,12 @@ impl Controller {
         &mut self,
         from: ControllerState,
         memory: GuestMemory,
+        doorbells: Arc<Doorbells>,
         now: Nanos,
     ) -> Result<(), TakeOverError> {
         let ControllerState { registers, rest, admin, queues, features, events, errors, changed, activity, namespace } =
             from;
-        if registers.doorbell_stride() != self.registers.doorbell_stride() {
-            return Err(TakeOverError::Changed { what: "way of ringing doorbells" });
-        }
+        self.take_over_doorbells(doorbells, registers.doorbell_stride())?;
         // Offline it was left as after a reset, and it is still offline.
         let is_offline = self.state == State::Rest(Rest::Offline);
         if is_offline && !matches!(rest, RestState::Disabled) {
@@ -141,7 +143,14 @@ impl Controller {
         self.memory = memory;
         if let RestState::Ready = rest {
             let admin = admin.ok_or(TakeOverError::Damaged { what: "admin queue" })?;
-            self.admin = Some(AdminQueue::take_over(&self.memory, registers.admin_queues(), &admin, requests)?);
+            let admin = AdminQueue::take_over(&self.memory, registers.admin_queues(), &admin, requests)?;
+            if self.doorbells.stride() == DoorbellStride::HalfPage {
+                // The process before did not keep these doorbells in memory.
+                let (tail, head) = admin.seen();
+                self.doorbells.set_submission_tail(0, tail);
+                self.doorbells.set_completion_head(0, head);
+            }
+            self.admin = Some(admin);
         }
         self.registers = registers;
         self.registers.status.fatal |= is_offline;
@@ -162,6 +171,16 @@ impl Controller {
             let ids = [namespace, served].into_iter().flatten().map(|namespace| namespace.id);
             self.tell_of_namespaces(ids.collect());
         }
+        Ok(())
+    }
+
+    /// Uses the doorbell memory that the client may have mapped, and that CAP has told it of.
+    fn take_over_doorbells(&mut self, doorbells: Arc<Doorbells>, told: u8) -> Result<(), TakeOverError> {
+        let expected = if self.doorbells_are_mapped { doorbells.stride().dstrd() } else { TRAPPED_STRIDE };
+        if told != expected {
+            return Err(TakeOverError::Changed { what: "way of ringing doorbells" });
+        }
+        self.set_doorbells(doorbells);
         Ok(())
     }
 

@@ -88,6 +88,13 @@ impl Controller {
         match self.make_admin_queue() {
             Ok(admin) => {
                 self.admin = Some(admin);
+                // Before the driver may use them, whatever was stored there for a queue before.
+                self.doorbells.set_submission_tail(0, 0);
+                self.doorbells.set_completion_head(0, 0);
+                if self.doorbells_are_mapped {
+                    // Stores tell nobody: they are looked for from now on.
+                    self.inbox.wake();
+                }
                 self.state = State::Ready;
                 self.registers.status.ready = true;
             }

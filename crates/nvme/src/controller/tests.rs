@@ -42,6 +42,8 @@ impl QueueHost for NoQueues {
 
     fn set_vector_coalescing(&self, _vector: u16, _enabled: bool) {}
 
+    fn set_doorbells(&self, _doorbells: Arc<Doorbells>) {}
+
     fn kick(&self, _queue: u16) {}
 
     fn set_shadow_doorbells(&self, _pages: Option<(GuestAddress, GuestAddress)>) {}
@@ -80,8 +82,7 @@ impl Fixture {
             },
             limits: Limits { queue_pairs: 4, vectors: 4 },
             doorbells: Arc::new(Doorbells::new(4).unwrap()),
-            doorbells_are_mapped: true,
-            doorbell_stride: 9,
+            doorbells_are_mapped: false,
             host: Arc::new(NoQueues),
             manager: None,
             statistics: Arc::new(crate::Activity::default),

@@ -9,6 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 use sidecore_block::{Batch, BlockChannel, BlockRequest};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, EventFd, IdleMode, Pollable, Polled, Signal};
+use sidecore_ring::nvme::Doorbells;
 use sidecore_units::{CoreId, Nanos};
 
 use super::QueueStats;
@@ -52,6 +53,7 @@ pub(super) struct Start {
     pub(super) coalescing: Option<Coalescing>,
     pub(super) namespace: Option<Arc<Namespace>>,
     pub(super) shadow: Option<(GuestAddress, GuestAddress)>,
+    pub(super) doorbells: Arc<Doorbells>,
 }
 
 /// A completion queue with its submission queues and everything it needs to be polled.
@@ -118,13 +120,13 @@ impl IoQueue {
     /// # Errors
     /// Its memory or the store's channel is unusable, or the kernel has no descriptor for it.
     pub(super) fn new(start: Start) -> Result<Self, StartError> {
-        let Start { shared, setup, from, core, kick, event, coalescing, namespace, shadow } = start;
+        let Start { shared, setup, from, core, kick, event, coalescing, namespace, shadow, doorbells } = start;
         let id = setup.id;
         let io = |error| StartError::Io { id, error };
         let entries = usize::try_from(setup.entries).unwrap_or(usize::MAX);
         let depth = entries.saturating_sub(1).clamp(1, DEPTH);
         let most_out = STEP_COUNT.saturating_mul(STEP_REQUESTS).saturating_add(depth);
-        let doorbells = DoorbellView::new(Arc::clone(&shared.options.doorbells));
+        let doorbells = DoorbellView::new(doorbells);
         if from.is_none() {
             doorbells.reset_head(id);
         }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use sidecore_memory::{GuestAddress, GuestMemory};
 use sidecore_reactor::{EventFd, PollableId, Signal};
+use sidecore_ring::nvme::Doorbells;
 use sidecore_units::{CoreId, Nanos};
 
 use super::completions::Coalescing;
@@ -80,6 +81,7 @@ struct State {
     coalescing: Option<Coalescing>,
     namespace: Option<Arc<Namespace>>,
     shadow: Option<(GuestAddress, GuestAddress)>,
+    doorbells: Arc<Doorbells>,
     /// What queues do not signal any longer. It takes tens of microseconds to close one, which a sidecore has better uses for.
     retired: Retired,
 }
@@ -122,6 +124,7 @@ impl QueueSet {
             coalescing: None,
             namespace: None,
             shadow: None,
+            doorbells: Arc::clone(&options.doorbells),
             retired: mpsc::channel(),
         };
         Ok(Self { shared: Shared::new(options, report)?, runners, state: Mutex::new(state) })
@@ -224,6 +227,7 @@ impl QueueSet {
             coalescing: state.coalescing_of(vector),
             namespace: state.namespace.clone(),
             shadow: state.shadow,
+            doorbells: Arc::clone(&state.doorbells),
             setup,
             from,
         };
@@ -444,6 +448,10 @@ impl QueueHost for QueueSet {
     fn abort(&self, queue: u16, command: u16, reply: Box<dyn FnOnce(bool) + Send>) {
         // The one above, which takes any closure.
         Self::abort(self, queue, command, reply);
+    }
+
+    fn set_doorbells(&self, doorbells: Arc<Doorbells>) {
+        self.state().doorbells = doorbells;
     }
 
     fn kick(&self, queue: u16) {

@@ -27,7 +27,7 @@ pub struct IoOptions {
     pub namespaces: u32,
     /// How a queue spends its idle time: it can sleep only if doorbell writes are messages.
     pub idle: IdleMode,
-    /// The doorbells: mapped, or written by the service thread.
+    /// The doorbells to begin with: mapped, or written by the service thread.
     pub doorbells: Arc<Doorbells>,
     /// Flushes a store and waits for it, on a thread of its own.
     pub flush: fn(&dyn BlockDevice) -> io::Result<()>,

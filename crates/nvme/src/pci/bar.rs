@@ -1,5 +1,7 @@
 //! The base address registers: which access is for what.
 
+use sidecore_ring::nvme::DoorbellStride;
+
 use crate::registers::DOORBELLS_OFFSET;
 
 /// BAR0: the controller's properties and doorbells.
@@ -15,16 +17,9 @@ pub(crate) const PENDING_OFFSET: u64 = 4096;
 /// Most I/O queue pairs.
 pub const MAX_QUEUE_PAIRS: u16 = 64;
 
-/// CAP.DSTRD of doorbells that are mapped: 2 KiB apart, so that each queue pair has a page of its own, and the admin queue's,
-/// which is not mapped, is alone on the first one.
-pub(crate) const MAPPED_STRIDE: u8 = 9;
-
-/// CAP.DSTRD of doorbells that are not: side by side. Shadow doorbells are laid out like doorbells, and those of all queues
+/// CAP.DSTRD of doorbells that are not mapped: side by side. Shadow doorbells are laid out like doorbells, and those of all queues
 /// have to fit a page (NVMe base 2.0, 5.8).
 pub(crate) const TRAPPED_STRIDE: u8 = 0;
-
-/// Where the doorbells of the I/O queues begin if they are mapped, a page for each pair.
-pub(crate) const MAPPED_OFFSET: u64 = 0x2000;
 
 /// What an access to BAR0 is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +35,9 @@ pub(crate) enum Bar {
 }
 
 impl Bar {
-    /// Behind the last doorbell there can be.
-    pub(super) const END_BYTES: u64 = DOORBELLS_OFFSET + (MAX_QUEUE_PAIRS as u64 + 1) * (8 << MAPPED_STRIDE);
+    /// Behind the last doorbell there can be: those that an earlier version has handed over are 2 KiB apart.
+    pub(super) const END_BYTES: u64 =
+        DOORBELLS_OFFSET + (MAX_QUEUE_PAIRS as u64 + 1) * (8 << DoorbellStride::HalfPage.dstrd());
 
     /// What is at `offset`, with doorbells 4 << `stride` bytes apart (NVMe over PCIe transport 1.0, 3.1.2).
     pub(crate) fn at(offset: u64, stride: u8) -> Self {
@@ -61,14 +57,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mapped_doorbells_have_a_page_for_each_pair() {
-        let at = |offset| Bar::at(offset, MAPPED_STRIDE);
+    fn mapped_doorbells_have_a_line_each() {
+        let at = |offset| Bar::at(offset, DoorbellStride::Line.dstrd());
         assert_eq!(at(0x14), Bar::Register(0x14));
+        assert_eq!((at(0x1000), at(0x1040)), (Bar::Tail(0), Bar::Head(0)));
+        assert_eq!((at(0x1080), at(0x10C0)), (Bar::Tail(1), Bar::Head(1)));
+        assert_eq!((at(0x1F80), at(0x1FC0)), (Bar::Tail(31), Bar::Head(31)));
+        assert_eq!((at(0x3000), at(0x3040)), (Bar::Tail(64), Bar::Head(64)));
+        assert_eq!((at(0x3080), at(0x1084), at(0xF_FFFC)), (Bar::Hole, Bar::Hole, Bar::Hole));
+    }
+
+    #[test]
+    fn doorbells_of_an_earlier_version_have_a_page_for_each_pair() {
+        let at = |offset| Bar::at(offset, DoorbellStride::HalfPage.dstrd());
         assert_eq!((at(0x1000), at(0x1800)), (Bar::Tail(0), Bar::Head(0)));
-        assert_eq!((at(0x2000), at(0x2800)), (Bar::Tail(1), Bar::Head(1)));
         assert_eq!((at(0x41000), at(0x41800)), (Bar::Tail(64), Bar::Head(64)));
-        assert_eq!((at(0x42000), at(0x2004), at(0xF_FFFC)), (Bar::Hole, Bar::Hole, Bar::Hole));
-        assert_eq!(MAPPED_OFFSET + 63 * 4096, 0x41000);
+        assert_eq!((at(0x42000), at(0x2004)), (Bar::Hole, Bar::Hole));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The seam between a PCI function and the transport that carries it.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 use sidecore_memory::GuestMemory;
@@ -59,24 +60,22 @@ impl Interrupts {
 
 /// A part of a base address register that the client may map: what it stores there is seen without a message.
 #[derive(Clone, Copy, Debug)]
-pub struct MappableArea<'a> {
+pub struct MappableArea {
     /// Where in the register's memory it begins; a whole number of pages.
     pub offset_bytes: u64,
     /// Its size, a whole number of pages.
     pub len_bytes: u64,
-    /// The file that it is in.
-    pub file: BorrowedFd<'a>,
     /// Where in the file it begins.
     pub file_offset_bytes: u64,
 }
 
 /// A base address register.
 #[derive(Clone, Copy, Debug)]
-pub struct BarInfo<'a> {
+pub struct BarInfo {
     /// The size of its memory, a power of two.
     pub len_bytes: u64,
     /// What of it may be mapped.
-    pub mappable: Option<MappableArea<'a>>,
+    pub mappable: Option<MappableArea>,
 }
 
 /// Why an access or a request was refused.
@@ -119,7 +118,20 @@ pub trait PciFunction: Send + Sync {
     fn config_bytes(&self) -> u64;
 
     /// A base address register; `None` if it is not implemented.
-    fn bar(&self, index: u8) -> Option<BarInfo<'_>>;
+    fn bar(&self, index: u8) -> Option<BarInfo>;
+
+    /// A descriptor, for the client, of the file that the mappable area of a base address register is in.
+    ///
+    /// # Errors
+    /// The process has too many open, or nothing of the register may be mapped.
+    fn area_file(&self, index: u8) -> io::Result<OwnedFd>;
+
+    /// A client connects, after a reset: it must not be given any memory that the client before it has mapped, because
+    /// that one keeps its mapping.
+    ///
+    /// # Errors
+    /// The kernel has no memory or no descriptor left; the client is refused.
+    fn connect(&self) -> io::Result<()>;
 
     /// The kind of its interrupts. There are none of another.
     fn interrupts(&self) -> Interrupts;

@@ -9,5 +9,6 @@ mod msix;
 mod nvme_function;
 
 pub use bar::MAX_QUEUE_PAIRS;
+pub(crate) use bar::TRAPPED_STRIDE;
 pub use function::{AccessError, BarInfo, Interrupts, MappableArea, PciFunction, Region};
 pub use nvme_function::{FunctionSetup, NvmeFunction};

@@ -1,22 +1,20 @@
 //! The PCI function that a controller is: its configuration space, its base address registers, its interrupts.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::{EventFd, MakeSignal};
-use sidecore_ring::nvme::Doorbells;
+use sidecore_ring::nvme::{DoorbellStride, Doorbells};
 use sidecore_units::Nanos;
 
 use crate::controller::{Controller, Limits, Parts};
 use crate::handover::Shape;
 use crate::inbox::{Inbox, News, QueueEvent};
 use crate::manager::Manager;
-use crate::pci::bar::{
-    Bar, MAPPED_OFFSET, MAPPED_STRIDE, MAX_QUEUE_PAIRS, MSIX_BAR, MSIX_BAR_BYTES, REGISTERS_BAR, REGISTERS_BAR_BYTES,
-    TRAPPED_STRIDE,
-};
+use crate::pci::bar::{Bar, MAX_QUEUE_PAIRS, MSIX_BAR, MSIX_BAR_BYTES, REGISTERS_BAR, REGISTERS_BAR_BYTES};
 use crate::pci::config::{CONFIG_BYTES, ConfigSpace};
 use crate::pci::msix::Msix;
 use crate::pci::{AccessError, BarInfo, Interrupts, MappableArea, PciFunction, Region};
@@ -37,9 +35,10 @@ pub struct FunctionSetup {
     pub queue_pairs: u16,
     /// How it interrupts its driver.
     pub interrupts: Interrupts,
-    /// The doorbells of the I/O queues, which the sidecores look at too.
+    /// The doorbells, which the sidecores look at too, until a client is shown others.
     pub doorbells: Arc<Doorbells>,
-    /// Whether the client maps them: then a driver's doorbell is a store that somebody has to poll for. Otherwise each is a
+    /// Whether the client maps them: then a driver's doorbell is a store that is polled for, the admin queue's once a
+    /// millisecond. Otherwise each is a
     /// message, and drivers may use shadow doorbells (Doorbell Buffer Config), 4 bytes apart.
     pub doorbells_are_mapped: bool,
     /// Who runs the I/O queues.
@@ -63,9 +62,10 @@ pub struct FunctionSetup {
 /// requests in flight is answered later.
 pub struct NvmeFunction {
     name: String,
-    doorbells: Arc<Doorbells>,
+    /// As many as there are doorbells for.
+    queue_pairs: u16,
+    doorbells_are_mapped: bool,
     interrupts: Interrupts,
-    stride: u8,
     /// Time is counted from here.
     start: Instant,
     inbox: Arc<Inbox>,
@@ -78,6 +78,8 @@ struct Core {
     msix: Msix,
     /// Who is told what the function leaves.
     heir: Option<HandOver>,
+    /// A client may have the doorbells mapped.
+    is_shown: bool,
 }
 
 impl NvmeFunction {
@@ -87,8 +89,8 @@ impl NvmeFunction {
         let FunctionSetup { name, identity, doorbells, doorbells_are_mapped, host, statistics, manager, .. } = setup;
         let interrupts = setup.interrupts;
         let vectors = interrupts.vectors();
-        let stride = if doorbells_are_mapped { MAPPED_STRIDE } else { TRAPPED_STRIDE };
-        let limits = Limits { queue_pairs: setup.queue_pairs.clamp(1, most_pairs(&doorbells)), vectors };
+        let queue_pairs = doorbells.queue_pairs();
+        let limits = Limits { queue_pairs: setup.queue_pairs.clamp(1, most_pairs(queue_pairs)), vectors };
         let bell = setup.attendant.as_ref().map(Attendant::bell);
         let function = Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
@@ -100,9 +102,8 @@ impl NvmeFunction {
             let parts = Parts {
                 identity,
                 limits,
-                doorbells: doorbells.clone(),
+                doorbells,
                 doorbells_are_mapped,
-                doorbell_stride: stride,
                 host,
                 manager,
                 statistics,
@@ -113,8 +114,10 @@ impl NvmeFunction {
                 config: ConfigSpace::new(interrupts),
                 msix: Msix::new(vectors, setup.signal),
                 heir: None,
+                is_shown: false,
             };
-            Self { name, doorbells, interrupts, stride, start: Instant::now(), inbox, core: Mutex::new(core) }
+            let (start, core) = (Instant::now(), Mutex::new(core));
+            Self { name, queue_pairs, doorbells_are_mapped, interrupts, start, inbox, core }
         });
         if setup.namespace.is_some() {
             function.set_namespace(setup.namespace, Done::nobody());
@@ -148,7 +151,7 @@ impl NvmeFunction {
 
     /// How many I/O queue pairs the driver may create from now on, at most [`MAX_QUEUE_PAIRS`]; those that there are stay.
     pub fn set_queue_pairs(&self, queue_pairs: u16) {
-        self.enter(|core| core.controller.limits.queue_pairs = queue_pairs.clamp(1, most_pairs(&self.doorbells)));
+        self.enter(|core| core.controller.limits.queue_pairs = queue_pairs.clamp(1, most_pairs(self.queue_pairs)));
     }
 
     /// A queue has something to report. Never waits: for sidecores.
@@ -189,8 +192,8 @@ impl NvmeFunction {
 
     fn shape(&self) -> Shape {
         Shape {
-            queue_pairs: self.doorbells.queue_pairs(),
-            doorbells_are_mapped: self.stride == MAPPED_STRIDE,
+            queue_pairs: self.queue_pairs,
+            doorbells_are_mapped: self.doorbells_are_mapped,
             interrupts: self.interrupts,
         }
     }
@@ -235,7 +238,12 @@ impl Core {
             let (msix, events) = self.msix.hand_over().inspect_err(|error| tracing::error!(%error, "vectors")).ok()?;
             let config = self.config.values().to_vec();
             let controller = *controller;
-            Some(HandedOver { state: FunctionState { shape, config, msix, controller }, events })
+            let doorbells = &self.controller.doorbells;
+            let file = doorbells.file().try_clone_to_owned();
+            let file = file.inspect_err(|error| tracing::error!(%error, "doorbells")).ok()?;
+            let doorbell_stride = Some(doorbells.stride().dstrd());
+            let state = FunctionState { shape, config, msix, doorbell_stride, controller };
+            Some(HandedOver { state, events, doorbells: file })
         });
         Some((heir, left))
     }
@@ -257,8 +265,8 @@ impl Core {
     }
 
     /// A dword of BAR0 is written.
-    fn write_dword(&mut self, offset: u64, value: u32, stride: u8) {
-        match Bar::at(offset, stride) {
+    fn write_dword(&mut self, offset: u64, value: u32) {
+        match Bar::at(offset, self.controller.registers.doorbell_stride()) {
             Bar::Register(offset) => self.controller.write_register(offset, value),
             Bar::Tail(0) => self.controller.write_admin_tail(value),
             Bar::Head(0) => self.controller.write_admin_head(value),
@@ -270,8 +278,8 @@ impl Core {
 }
 
 /// As many queue pairs as there are doorbells for, and addresses.
-fn most_pairs(doorbells: &Doorbells) -> u16 {
-    doorbells.queue_pairs().clamp(1, MAX_QUEUE_PAIRS)
+fn most_pairs(queue_pairs: u16) -> u16 {
+    queue_pairs.clamp(1, MAX_QUEUE_PAIRS)
 }
 
 /// Checks that an access lies in what there is.
@@ -292,15 +300,38 @@ impl PciFunction for NvmeFunction {
         CONFIG_BYTES as u64
     }
 
-    fn bar(&self, index: u8) -> Option<BarInfo<'_>> {
+    fn bar(&self, index: u8) -> Option<BarInfo> {
         let len_bytes = self.size_bytes(Region::Bar(index));
-        let mappable = (index == REGISTERS_BAR && self.stride == MAPPED_STRIDE).then(|| MappableArea {
-            offset_bytes: MAPPED_OFFSET,
-            len_bytes: (self.doorbells.len_bytes() as u64).min(REGISTERS_BAR_BYTES.saturating_sub(MAPPED_OFFSET)),
-            file: self.doorbells.file(),
-            file_offset_bytes: self.doorbells.file_offset_bytes(),
+        let mappable = (index == REGISTERS_BAR && self.doorbells_are_mapped).then(|| {
+            let core = self.lock();
+            let doorbells = &core.controller.doorbells;
+            let offset_bytes = doorbells.area_offset_bytes();
+            MappableArea {
+                offset_bytes,
+                len_bytes: (doorbells.len_bytes() as u64).min(REGISTERS_BAR_BYTES.saturating_sub(offset_bytes)),
+                file_offset_bytes: offset_bytes,
+            }
         });
         (len_bytes > 0).then_some(BarInfo { len_bytes, mappable })
+    }
+
+    fn area_file(&self, index: u8) -> io::Result<OwnedFd> {
+        if index != REGISTERS_BAR || !self.doorbells_are_mapped {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let mut core = self.lock();
+        core.is_shown = true;
+        core.controller.doorbells.file().try_clone_to_owned()
+    }
+
+    fn connect(&self) -> io::Result<()> {
+        self.enter(|core| {
+            if core.is_shown {
+                core.controller.set_doorbells(Arc::new(Doorbells::new(self.queue_pairs)?));
+                core.is_shown = false;
+            }
+            Ok(())
+        })
     }
 
     fn interrupts(&self) -> Interrupts {
@@ -339,7 +370,7 @@ impl PciFunction for NvmeFunction {
                 if is_aligned && [4, 8].contains(&data.len()) {
                     for (at, dword) in (offset_bytes..).step_by(4).zip(data.chunks_exact(4)) {
                         let value = u32::from_le_bytes(dword.first_chunk().copied().unwrap_or_default());
-                        core.write_dword(at, value, self.stride);
+                        core.write_dword(at, value);
                     }
                 }
             }
@@ -395,16 +426,20 @@ impl PciFunction for NvmeFunction {
     }
 
     fn take_over(&self, from: HandedOver, memory: GuestMemory) -> Result<(), TakeOverError> {
-        let HandedOver { state, events } = from;
-        let FunctionState { shape, config, msix, controller } = state;
+        let HandedOver { state, events, doorbells } = from;
+        let FunctionState { shape, config, msix, doorbell_stride, controller } = state;
         if shape != self.shape() {
             return Err(TakeOverError::Changed { what: "number of queues, way of idling, or kind of interrupts" });
         }
+        let stride = doorbell_stride.map_or(Some(DoorbellStride::HalfPage), DoorbellStride::from_dstrd);
+        let doorbells = stride.and_then(|stride| Doorbells::from_file(doorbells, self.queue_pairs, stride).ok());
+        let doorbells = Arc::new(doorbells.ok_or(TakeOverError::Damaged { what: "doorbells" })?);
         let now = Nanos::from(self.start.elapsed());
         for (vector, event) in events {
             self.set_vector(vector, Some(event)).map_err(|_| TakeOverError::Damaged { what: "interrupts" })?;
         }
         self.enter(|core| {
+            core.is_shown = true;
             core.config.take_over(&config);
             core.msix.take_over(&msix);
             if self.interrupts == Interrupts::Msi {
@@ -414,7 +449,7 @@ impl PciFunction for NvmeFunction {
             for vector in 0..core.msix.len() {
                 core.tell_host(vector);
             }
-            core.controller.take_over(controller, memory, now)
+            core.controller.take_over(controller, memory, doorbells, now)
         })
     }
 }

@@ -5,7 +5,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, UserAddress};
-use sidecore_nvme::{CompletionQueueSetup, Done, Namespace, QueueHost, StartError, SubmissionQueueSetup};
+use sidecore_nvme::{
+    CompletionQueueSetup, CompletionQueueState, Done, Namespace, PositionState, QueueHost, QueuesState, StartError,
+    SubmissionQueueSetup, SubmissionQueueState,
+};
+use sidecore_ring::nvme::Doorbells;
 
 #[derive(Default)]
 pub struct FakeHost(Mutex<Books>);
@@ -103,6 +107,37 @@ impl QueueHost for FakeHost {
         self.answer(done);
     }
 
+    fn hand_over(&self, reply: Box<dyn FnOnce(Option<QueuesState>) + Send>) {
+        let mut books = self.books();
+        let submission = std::mem::take(&mut books.submission);
+        let completion_queues = std::mem::take(&mut books.completion).into_iter().map(|(id, vector)| {
+            let its = submission.iter().filter(|(_, completion)| **completion == id);
+            let submission_queues =
+                its.map(|(id, _)| SubmissionQueueState { id: *id, address: 0, entries: 2, head: 0, ahead: None });
+            CompletionQueueState {
+                id,
+                address: 0,
+                entries: 2,
+                vector,
+                position: PositionState { head: 0, tail: 0, phase: true },
+                backlog: Vec::new(),
+                submission_queues: submission_queues.collect(),
+            }
+        });
+        let queues = QueuesState { shadow_doorbells: None, completion_queues: completion_queues.collect() };
+        drop(books);
+        reply(Some(queues));
+    }
+
+    fn take_over(&self, _memory: &GuestMemory, queues: &QueuesState) -> Result<(), StartError> {
+        let mut books = self.books();
+        for queue in &queues.completion_queues {
+            books.completion.insert(queue.id, queue.vector);
+            books.submission.extend(queue.submission_queues.iter().map(|submission| (submission.id, queue.id)));
+        }
+        Ok(())
+    }
+
     fn set_memory(&self, _memory: &GuestMemory, done: Done) {
         self.books().memory_changes += 1;
         self.answer(done);
@@ -136,6 +171,11 @@ impl QueueHost for FakeHost {
 
     fn abort(&self, queue: u16, command: u16, reply: Box<dyn FnOnce(bool) + Send>) {
         self.books().aborts.push((queue, command, reply));
+    }
+
+    fn set_doorbells(&self, _doorbells: Arc<Doorbells>) {
+        let books = self.books();
+        assert!(books.completion.is_empty() && books.submission.is_empty(), "queues look at other doorbells");
     }
 
     fn kick(&self, queue: u16) {

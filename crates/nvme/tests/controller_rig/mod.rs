@@ -121,7 +121,7 @@ impl Rig {
             signal: EventFd::peer_signal,
         });
         function.set_memory(memory.clone(), Done::nobody());
-        let stride = if mapped { 2048 } else { 4 };
+        let stride = if mapped { 64 } else { 4 };
         Self {
             function,
             host,

@@ -23,7 +23,7 @@ mod submission;
 mod tests;
 
 pub use completion::{Completion, CompletionPosition, CompletionQueue};
-pub use doorbells::Doorbells;
+pub use doorbells::{DoorbellStride, Doorbells};
 pub use shadow::ShadowDoorbells;
 pub use submission::SubmissionQueue;
 

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, RegionHint, RegionSpec, UserAddress};
+use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, RegionHint, RegionSpec, SharedPages, UserAddress};
 
 use super::*;
 use crate::cell::Words;
@@ -327,43 +327,74 @@ fn a_new_table_changes_nothing_but_the_table() {
     assert!(answers.pop().is_none());
 }
 
-#[test]
-fn every_queue_pair_has_a_page_of_doorbells() {
-    let doorbells = Doorbells::new(3).unwrap();
-    assert_eq!((doorbells.len_bytes(), doorbells.file_offset_bytes(), doorbells.queue_pairs()), (3 * 4096, 0x2000, 3));
-    // As a client maps it: BAR offset 0x1000 + queue * 0x1000.
+/// The area as a client maps it.
+fn map_area(doorbells: &Doorbells) -> DoorbellWords {
+    let len_bytes = doorbells.len_bytes();
     let peer = GuestMemory::map(vec![RegionSpec {
         guest_address: GuestAddress(0),
         user_address: UserAddress(0),
-        len_bytes: 3 * 4096,
+        len_bytes: len_bytes as u64,
         file: doorbells.file().try_clone_to_owned().unwrap(),
-        file_offset_bytes: 0x2000,
+        file_offset_bytes: doorbells.area_offset_bytes(),
     }])
     .unwrap();
-    let host = DoorbellWords::new(peer.guest_window(GuestAddress(0), 3 * 4096, 4096).unwrap()).unwrap();
-    for queue in 1..=3_u16 {
-        let page = usize::from(queue - 1) * 4096;
-        host.store(page, 100 + u32::from(queue));
-        host.prefetch_for_write(page);
-        host.store(page + 0x800, u32::MAX - u32::from(queue));
+    DoorbellWords::new(peer.guest_window(GuestAddress(0), len_bytes, 4096).unwrap()).unwrap()
+}
+
+#[test]
+fn every_doorbell_has_a_line_and_a_page_has_32_pairs() {
+    for (pairs, pages) in [(1_u16, 1), (31, 1), (32, 2), (64, 3)] {
+        let doorbells = Doorbells::new(pairs).unwrap();
+        assert_eq!((doorbells.len_bytes(), doorbells.area_offset_bytes()), (pages * 4096, 0x1000));
+        assert_eq!((doorbells.queue_pairs(), doorbells.stride()), (pairs, DoorbellStride::Line));
     }
-    for queue in 1..=3_u16 {
+    let doorbells = Doorbells::new(33).unwrap();
+    let host = map_area(&doorbells);
+    // BAR offset 0x1000 + queue * 128, from the admin queue on.
+    for queue in 0..=33_u16 {
+        let at = usize::from(queue) * 128;
+        host.store(at, 100 + u32::from(queue));
+        host.prefetch_for_write(at);
+        host.store(at + 64, u32::MAX - u32::from(queue));
+    }
+    for queue in 0..=33_u16 {
         assert_eq!(doorbells.submission_tail(queue), 100 + u32::from(queue));
         assert_eq!(doorbells.completion_head(queue), u32::MAX - u32::from(queue));
         doorbells.set_submission_tail(queue, 7);
         doorbells.set_completion_head(queue, 0);
-        let page = usize::from(queue - 1) * 4096;
-        assert_eq!((host.load(page), host.load(page + 0x800)), (7, 0));
+        let at = usize::from(queue) * 128;
+        assert_eq!((host.load(at), host.load(at + 64)), (7, 0));
     }
-    for queue in [0, 4, u16::MAX] {
+    for queue in [34, u16::MAX] {
         doorbells.set_submission_tail(queue, 9);
         doorbells.set_completion_head(queue, 9);
         assert_eq!((doorbells.submission_tail(queue), doorbells.completion_head(queue)), (0, 0));
     }
     host.store(2, 1);
-    host.store(3 * 4096, 1);
-    assert_eq!((host.load(2), host.load(3 * 4096), host.load(usize::MAX)), (0, 0, 0));
+    host.store(2 * 4096, 1);
+    assert_eq!((host.load(2), host.load(2 * 4096), host.load(usize::MAX)), (0, 0, 0));
     assert!(Doorbells::new(0).is_err());
+}
+
+#[test]
+fn doorbells_of_another_process_are_read_where_its_client_writes_them() {
+    let ours = Doorbells::new(3).unwrap();
+    let host = map_area(&ours);
+    host.store(3 * 128, 5);
+    let file = || ours.file().try_clone_to_owned().unwrap();
+    let next = Doorbells::from_file(file(), 3, DoorbellStride::Line).unwrap();
+    assert_eq!(next.submission_tail(3), 5);
+    assert!(Doorbells::from_file(file(), 3, DoorbellStride::HalfPage).is_err(), "the file is too small for that");
+    assert!(Doorbells::from_file(file(), 33, DoorbellStride::Line).is_err());
+
+    // As an earlier version has made them: a page for each pair, at the same place as in the register.
+    let pages = SharedPages::new("sidecore-doorbells", 5 * 4096).unwrap();
+    let old = Doorbells::from_file(pages.file().try_clone_to_owned().unwrap(), 3, DoorbellStride::HalfPage).unwrap();
+    assert_eq!((old.len_bytes(), old.area_offset_bytes()), (4 * 4096, 0x1000));
+    let host = map_area(&old);
+    host.store(2 * 4096, 8);
+    host.store(2 * 4096 + 2048, 9);
+    assert_eq!((old.submission_tail(2), old.completion_head(2)), (8, 9));
 }
 
 fn shadow(memory: &GuestMemory, queue_pairs: u16, stride_bytes: u32) -> (HostShadow, ShadowDoorbells) {

@@ -1,12 +1,12 @@
 //! A function that remembers what was done to it, a client, and the messages that QEMU sends.
 #![allow(dead_code, reason = "each test uses a part")]
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -55,6 +55,10 @@ pub struct Function {
     area: Option<(u64, u64)>,
     holds: AtomicBool,
     has_msi: AtomicBool,
+    /// Takes no client.
+    pub refuses: AtomicBool,
+    /// How many clients it has taken.
+    pub connections: AtomicUsize,
     state: Mutex<State>,
     this: std::sync::Weak<Self>,
 }
@@ -77,8 +81,17 @@ impl Function {
             held: None,
             outstanding: false,
         });
-        let (holds, has_msi) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new_cyclic(|this| Self { name: name.into(), doorbells, area, holds, has_msi, state, this: this.clone() })
+        Arc::new_cyclic(|this| Self {
+            name: name.into(),
+            doorbells,
+            area,
+            holds: AtomicBool::new(false),
+            has_msi: AtomicBool::new(false),
+            refuses: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+            state,
+            this: this.clone(),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -159,18 +172,27 @@ impl PciFunction for Function {
         CONFIG_BYTES
     }
 
-    fn bar(&self, index: u8) -> Option<BarInfo<'_>> {
-        let area = |(offset_bytes, file_offset_bytes)| MappableArea {
-            offset_bytes,
-            len_bytes: AREA.1,
-            file: self.doorbells.as_fd(),
-            file_offset_bytes,
-        };
+    fn bar(&self, index: u8) -> Option<BarInfo> {
+        let area =
+            |(offset_bytes, file_offset_bytes)| MappableArea { offset_bytes, len_bytes: AREA.1, file_offset_bytes };
         match index {
             0 => Some(BarInfo { len_bytes: BAR_BYTES, mappable: self.area.map(area) }),
             4 => Some(BarInfo { len_bytes: 8192, mappable: None }),
             _ => None,
         }
+    }
+
+    fn area_file(&self, index: u8) -> io::Result<OwnedFd> {
+        assert_eq!(index, 0);
+        self.doorbells.try_clone()
+    }
+
+    fn connect(&self) -> io::Result<()> {
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(rustix::io::Errno::NOMEM.into());
+        }
+        self.connections.fetch_add(1, Ordering::SeqCst);
+        Ok(())
     }
 
     fn interrupts(&self) -> Interrupts {

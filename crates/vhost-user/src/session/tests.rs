@@ -52,6 +52,7 @@ impl Fixture {
         let request = message.request;
         let reply = self.send(message).unwrap().unwrap();
         assert_eq!((reply.request, reply.flags.reply, reply.flags.need_reply), (request, true, false));
+        assert!(reply.fds.is_empty(), "no memory of ours is shown to a client, which would keep it");
         reply.body
     }
 
