@@ -311,10 +311,11 @@ impl Assembly {
             None => Arc::clone(graph.nvme.insert(Arc::new(NvmeThreads::start()?))),
         };
         let left = left.iter().find(|left| left.name == device.name);
-        let mut parts = NvmeParts { threads, manager: None, volume: None };
+        let mut parts = NvmeParts { threads, manager: None, volume: None, store_uuid: None };
         let Some(controller) = bottom.kind.controller().and_then(|name| self.controller(name)) else {
             return Ok(parts);
         };
+        parts.store_uuid = Some(controller.store_uuid());
         match &bottom.kind {
             StoreKind::PhysicalFunction { .. } if !device.read_only => {
                 let numbers = left.and_then(|left| left.known().numbers);

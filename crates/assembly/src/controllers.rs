@@ -94,7 +94,7 @@ fn options(spec: &ControllerSpec) -> ControllerOptions {
 /// How a store is formatted, with a number of its own.
 pub(crate) fn format_options(spec: &FormatSpec, force: bool) -> FormatOptions {
     let mut uuid = [0; 16];
-    // Too few random bytes make a number that is less unlikely to be another's; nothing depends on it.
+    // Too few random bytes make a number that is less unlikely to be another's, as are then the UUIDs of its volumes.
     let _ = rustix::rand::getrandom(&mut uuid, rustix::rand::GetRandomFlags::empty());
     FormatOptions { block_bytes: spec.block_bytes, label: spec.label.clone(), uuid, force }
 }
@@ -175,6 +175,11 @@ impl ControllerHandle {
     /// The store that it divides, by its name.
     pub(crate) fn store(&self) -> &str {
         &self.spec.store
+    }
+
+    /// The number that the store was given when it was formatted.
+    pub(crate) fn store_uuid(&self) -> [u8; 16] {
+        self.controller.store_uuid()
     }
 
     /// The size of a logical block of its volumes as NVMe namespaces: its store's, in bytes.

@@ -82,6 +82,7 @@ pub fn check(open: Open<'_>, options: &Options) {
     shows_flushed_data_to_others(open, options);
     zeroes_exactly_the_range(open, options);
     discards_nothing_beside_the_range(open, options);
+    discards_to_zeroes_where_it_says_so(open, options);
 }
 
 /// Where the guest's memory is: the first two regions touch in the guest and
@@ -500,6 +501,25 @@ pub fn discards_nothing_beside_the_range(open: Open<'_>, options: &Options) {
             let allowed = was == is || (range.contains(&index) && *is == 0);
             assert!(allowed, "discard of {blocks} blocks at {first} changed byte {index}");
         }
+    }
+}
+
+/// Where the store says so, physical blocks that a discard covers whole read as
+/// zeros.
+pub fn discards_to_zeroes_where_it_says_so(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    let Geometry { discard, discard_zeroes, physical_block_bytes, .. } = harness.geometry;
+    if !discard || !discard_zeroes {
+        return;
+    }
+    let block = u64::from(physical_block_bytes);
+    for (first, blocks) in [(1, 1), (2, 5)] {
+        let len_bytes = usize::try_from((first + blocks + 1) * block).unwrap();
+        harness.store(0, &pattern(first, len_bytes));
+        let request = harness.range_request(Operation::Discard, first * block, blocks * block);
+        assert_eq!(harness.run_one(request), Ok(()));
+        let after = harness.load(first * block, usize::try_from(blocks * block).unwrap());
+        assert!(after.iter().all(|byte| *byte == 0), "{blocks} blocks at {first} are no zeros after a discard");
     }
 }
 

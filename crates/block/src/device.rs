@@ -25,6 +25,8 @@ pub struct Geometry {
     pub volatile_cache: bool,
     /// Whether [`Operation::Discard`](crate::Operation::Discard) does anything.
     pub discard: bool,
+    /// Whether physical blocks that a discard covered whole read as zeros.
+    pub discard_zeroes: bool,
     /// Whether [`Operation::WriteZeroes`](crate::Operation::WriteZeroes) is
     /// supported.
     pub write_zeroes: bool,
@@ -41,6 +43,7 @@ impl Geometry {
             read_only: false,
             volatile_cache: false,
             discard: true,
+            discard_zeroes: true,
             write_zeroes: true,
         }
     }

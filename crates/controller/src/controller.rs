@@ -237,6 +237,8 @@ impl Controller {
             // store does.
             volatile_cache: true,
             discard: !read_only,
+            // Its blocks are not mapped any longer.
+            discard_zeroes: !read_only,
             write_zeroes: !read_only && store.write_zeroes,
         }
     }
@@ -296,6 +298,12 @@ impl Controller {
         self.hypervisor.commit(disk)?;
         self.hypervisor.reuse_blocks(disk)?;
         Ok(())
+    }
+
+    /// The number that its store was given when it was formatted.
+    #[must_use]
+    pub fn store_uuid(&self) -> [u8; 16] {
+        self.hypervisor.state().volumes.uuid()
     }
 
     /// How it fares.

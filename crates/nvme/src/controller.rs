@@ -107,6 +107,8 @@ pub(crate) struct Controller {
     pub(crate) errors: Arc<ErrorLog>,
     pub(crate) changed: ChangedNamespaces,
     pub(crate) namespace: Option<Arc<Namespace>>,
+    /// The host began with a process that told it no UUID: Linux takes a namespace away whose identifiers change.
+    hides_uuid: bool,
 
     pub(crate) memory: GuestMemory,
     pub(crate) hint: RegionHint,
@@ -151,6 +153,7 @@ impl Controller {
             events: Events::default(),
             changed: ChangedNamespaces::default(),
             namespace: None,
+            hides_uuid: false,
             memory: GuestMemory::empty(),
             hint: RegionHint::default(),
             segments: Segments::with_capacity(MAX_PIECES),
@@ -265,6 +268,20 @@ impl Controller {
         if self.features.wants_namespace_notices() {
             self.events.raise(Event::NamespaceAttributeChanged);
         }
+    }
+
+    /// A host begins that knows nothing yet.
+    pub(crate) fn begin_client(&mut self) {
+        self.hides_uuid = false;
+    }
+
+    /// The served namespace as the host knows it.
+    pub(crate) fn told_namespace(&self) -> Option<Namespace> {
+        let mut told = Namespace::clone(self.namespace.as_deref()?);
+        if self.hides_uuid {
+            told.uuid = [0; 16];
+        }
+        Some(told)
     }
 
     /// What the controller has done so far.

@@ -90,19 +90,22 @@ pub(crate) enum RestState {
 pub(crate) struct NamespaceState {
     pub id: u32,
     pub nguid: [u8; 16],
+    /// What its host was told: nothing by the first version of this state.
+    pub uuid: Option<[u8; 16]>,
     pub block_bytes: u32,
     pub capacity_bytes: u64,
 }
 
 impl NamespaceState {
     pub(crate) fn of(namespace: &Namespace) -> Self {
-        let Namespace { id, block_bytes, nguid, .. } = *namespace;
-        Self { id, nguid, block_bytes, capacity_bytes: namespace.store.geometry().capacity_bytes }
+        let Namespace { id, block_bytes, nguid, uuid, .. } = *namespace;
+        Self { id, nguid, uuid: Some(uuid), block_bytes, capacity_bytes: namespace.store.geometry().capacity_bytes }
     }
 
     /// Whether a host may go on with the other one in its place: the same blocks, however many there are by now.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Self { capacity_bytes: other.capacity_bytes, ..self.clone() } == *other
+        let uuid = self.uuid.and(other.uuid);
+        Self { capacity_bytes: other.capacity_bytes, uuid, ..self.clone() } == Self { uuid, ..other.clone() }
     }
 }
 

@@ -15,6 +15,8 @@ pub struct Namespace {
     pub block_bytes: u32,
     /// NVMe base 2.0, 4.5.1.6: globally unique, and the same for as long as the volume lives.
     pub nguid: [u8; 16],
+    /// RFC 9562, as 4.5.1.5 has it: as unique as the NGUID, and as lasting; zeros if it has none.
+    pub uuid: [u8; 16],
 }
 
 impl std::fmt::Debug for Namespace {

@@ -199,6 +199,41 @@ fn doorbells_of_an_earlier_version_are_gone_on_with() {
     assert_eq!(next.read32(4) & 0xF, 4, "its next client finds what every client finds");
 }
 
+/// Linux takes a namespace away whose identifiers change while it is used: a host that an earlier version has told of no
+/// UUID hears of none as long as it is there.
+#[test]
+fn a_host_that_knows_no_uuid_is_told_of_none() {
+    let uuid = |list: &[u8]| list.chunks(20).any(|descriptor| descriptor[0] == 3);
+    let mut rig = Rig::ready();
+    rig.ok(set_features(0x0B, 0x100));
+    assert!(uuid(&rig.identify(3, 1)[..60]));
+    let mut left = leave(&rig);
+    let mut json = serde_json::to_value(&left.state).unwrap();
+    json["controller"]["namespace"].as_object_mut().unwrap().remove("uuid").unwrap();
+    left.state = serde_json::from_value(json).unwrap();
+    for _ in 0..2 {
+        let next = Rig::new();
+        next.function.take_over(left, rig.memory.clone()).unwrap();
+        rig.function = next.function;
+        assert!(!uuid(&rig.identify(3, 1)[..60]));
+        rig.submit(event_request());
+        assert!(rig.answer().is_none(), "its namespace has not changed");
+        rig.write32(CC, 0);
+        rig.enable();
+        assert!(!uuid(&rig.identify(3, 1)[..60]), "not after a reset by the host either");
+        rig.ok(set_features(0x0B, 0x100));
+        left = leave(&rig);
+    }
+    let next = Rig::new();
+    next.function.take_over(left, rig.memory.clone()).unwrap();
+    next.function.reset(Done::nobody());
+    next.function.connect().unwrap();
+    rig.function = next.function;
+    rig.function.set_memory(rig.memory.clone(), Done::nobody());
+    rig.enable();
+    assert!(uuid(&rig.identify(3, 1)[..60]));
+}
+
 #[test]
 fn a_state_with_other_doorbells_than_its_file_is_not_gone_on_with() {
     for (stride, file_bytes) in [(4_u8, 66 * 4096), (9, 66 * 4096), (9, 4 * 4096), (5, 4 * 4096), (4, 4096)] {

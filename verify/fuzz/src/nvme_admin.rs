@@ -6,7 +6,8 @@
 //! 0 a write of 4 bytes to BAR0: offset (2), shifted left by 2, and value (4); 1 a command: its 64 bytes, put at the tail,
 //! and the doorbell; 2 bytes into the guest's memory: offset (3), size (1), the bytes; 3 a write of any size anywhere:
 //! region (1), offset (3), size (1), the bytes; 4 a read likewise; 5 what was held is answered; 6 the memory changes (1);
-//! 7 something from outside (1); 8 the controller is enabled as a driver would.
+//! 7 something from outside (1); 8 the controller is enabled as a driver would. From 240 on: stores to the doorbells that
+//! the client has mapped: queue (1), tail (4), head (4). 255: another client.
 #![no_main]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -331,8 +332,9 @@ impl Driver {
     }
 
     fn step(&mut self, input: &mut Input) {
-        let step = input.byte();
-        match if step >= STORES { step } else { step % 9 } {
+        let byte = input.byte();
+        let step = if byte >= STORES { byte } else { byte % 9 };
+        match step {
             0 => {
                 let offset = u64::from(u16::from_le_bytes(input.array())) << 2;
                 self.write32(offset, u32::from_le_bytes(input.array()));
@@ -418,7 +420,7 @@ fn region(file: &OwnedFd, start: u64, len_bytes: u64) -> RegionSpec {
 
 fn namespace() -> Arc<Namespace> {
     let store = Arc::new(RamStore::new(Geometry::new(1 << 20, 512)).unwrap());
-    Arc::new(Namespace { id: 1, store, block_bytes: 512, nguid: [1; 16] })
+    Arc::new(Namespace { id: 1, store, block_bytes: 512, nguid: [1; 16], uuid: [2; 16] })
 }
 
 fn region_of(byte: u8) -> Region {

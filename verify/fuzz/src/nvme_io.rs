@@ -176,7 +176,8 @@ fuzz_target!(|input: &[u8]| {
         signal: EventFd::peer_signal,
     };
     let set = QueueSet::new(options, vec![Box::new(Runner)], Box::new(|_| {})).expect("a set");
-    let namespace = Namespace { id: 1, store, block_bytes: if setup & 8 == 0 { 512 } else { 4096 }, nguid: [0; 16] };
+    let block_bytes = if setup & 8 == 0 { 512 } else { 4096 };
+    let namespace = Namespace { id: 1, store, block_bytes, nguid: [0; 16], uuid: [0; 16] };
     let namespace = Arc::new(namespace);
     set.set_namespace(Some(Arc::clone(&namespace)), Done::nobody());
     let vector = (setup & 16 != 0).then_some(0);

@@ -23,6 +23,7 @@ use sidecore_vfio_user::{Service, Socket};
 use sidecore_vhost_user::Access;
 
 pub(crate) use self::manager::{Numbers, Subsystem, Subsystems};
+use self::names::NamespaceIds;
 use self::runner::Runner;
 use super::{FrontEnd, counters};
 use crate::AssemblyError;
@@ -56,6 +57,8 @@ pub(crate) struct NvmeParts {
     pub(crate) manager: Option<Arc<Subsystem>>,
     /// The volume that it serves, if it serves one.
     pub(crate) volume: Option<VolumeReport>,
+    /// The number that a controller's store was given when it was formatted.
+    pub(crate) store_uuid: Option<[u8; 16]>,
 }
 
 /// A function and its queues.
@@ -94,12 +97,15 @@ impl Nvme {
         spec: &DeviceSpec,
         (store, bottom): (Arc<dyn BlockDevice>, &StoreSpec),
         sidecores: Vec<Sidecore>,
-        NvmeParts { threads, manager, volume }: NvmeParts,
+        NvmeParts { threads, manager, volume, store_uuid }: NvmeParts,
     ) -> Result<Self, AssemblyError> {
         let failed = |error| AssemblyError::Function { name: spec.name.clone(), error };
         let configured = volume.as_ref().map(|volume| volume.id);
-        let nguid = volume.map_or_else(|| names::nguid(bottom), |volume| names::volume_nguid(&volume));
-        let (namespace, geometry) = namespace(spec, store, nguid)?;
+        let ids = match &volume {
+            None => NamespaceIds { nguid: names::nguid(bottom), uuid: names::uuid(bottom, store_uuid) },
+            Some(volume) => NamespaceIds::of_volume(volume, store_uuid.unwrap_or_default()),
+        };
+        let (namespace, geometry) = namespace(spec, store, ids)?;
         let doorbells = Arc::new(Doorbells::new(spec.queues).map_err(failed)?);
         let options = IoOptions {
             name: spec.name.clone(),
@@ -166,8 +172,13 @@ impl Nvme {
     }
 
     /// Serves this store, which shows a volume, as its namespace from now on. False if it serves nothing any more.
-    pub(crate) fn attach(&self, store: Arc<dyn BlockDevice>, volume: &VolumeReport) -> Result<bool, AssemblyError> {
-        let (namespace, geometry) = namespace(&self.spec, store, names::volume_nguid(volume))?;
+    pub(crate) fn attach(
+        &self,
+        store: Arc<dyn BlockDevice>,
+        volume: &VolumeReport,
+        store_uuid: [u8; 16],
+    ) -> Result<bool, AssemblyError> {
+        let (namespace, geometry) = namespace(&self.spec, store, NamespaceIds::of_volume(volume, store_uuid))?;
         let _one = self.change();
         {
             let mut served = self.served();
@@ -328,7 +339,7 @@ impl FrontEnd for Nvme {
 fn namespace(
     spec: &DeviceSpec,
     store: Arc<dyn BlockDevice>,
-    nguid: [u8; 16],
+    NamespaceIds { nguid, uuid }: NamespaceIds,
 ) -> Result<(Arc<Namespace>, Geometry), AssemblyError> {
     let store = if spec.read_only { Arc::new(ReadOnly(store)) } else { store };
     let geometry = store.geometry();
@@ -340,7 +351,7 @@ fn namespace(
     if block_bytes < geometry.block_bytes {
         return refuse("its store has larger blocks than that; set `block_size = 4096`");
     }
-    Ok((Arc::new(Namespace { id: NAMESPACE, store, block_bytes, nguid }), geometry))
+    Ok((Arc::new(Namespace { id: NAMESPACE, store, block_bytes, nguid, uuid }), geometry))
 }
 
 /// A store that says it cannot be written; the front end sees to it.

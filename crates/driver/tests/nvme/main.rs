@@ -122,6 +122,39 @@ fn write_and_read(queue: &mut NvmeQueue, slot: Slot, sector: Sector, len: usize,
     assert!(back == data, "what was written is not what was read");
 }
 
+/// Identify, of namespace 1.
+fn identify(client: &mut NvmeClient, structure: u32) -> Vec<u8> {
+    let mut data = vec![0; 4096];
+    let command = NvmeCommand::new(admin_opcode::IDENTIFY, 1).dword(10, structure);
+    assert!(client.admin().read(command, &mut data).unwrap().status.is_ok());
+    data
+}
+
+/// Its UUID is of version 8 and the same after a restart; and what deallocated blocks read as is the store's truth.
+#[test]
+fn a_namespace_says_what_it_is() {
+    let ram = |_: &Path| StoreKind::Ram { size_bytes: DISK_BYTES, block_bytes: 512 };
+    let null = |_: &Path| StoreKind::Null { size_bytes: DISK_BYTES, block_bytes: 512 };
+    let kinds = [(ram as fn(&Path) -> StoreKind, 0b1001), (null, 0), (file, 0b1001)];
+    let mut uuids = Vec::new();
+    for (kind, deallocation) in kinds {
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let function = Function::over(ADAPTIVE, 512, kind);
+            let mut client = function.connect(&NvmeOptions::default());
+            assert_eq!(identify(&mut client, 0)[33], deallocation, "DLFEAT");
+            let list = identify(&mut client, 3);
+            assert_eq!(list[20..24], [3, 16, 0, 0], "the UUID is behind the NGUID");
+            let uuid = list[24..40].to_vec();
+            assert_eq!((uuid[6] >> 4, uuid[8] >> 6), (8, 0b10));
+            seen.push(uuid);
+        }
+        assert_eq!(seen[0], seen[1]);
+        uuids.append(&mut seen);
+    }
+    assert_ne!(uuids[0], uuids[2]);
+}
+
 #[test]
 fn a_function_with_msi_interrupts_as_well() {
     let directory = tempfile::tempdir().unwrap();

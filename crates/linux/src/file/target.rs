@@ -146,15 +146,18 @@ impl Target {
             return Err(FileError::PartialBlock { path: path.into(), size_bytes, block_bytes });
         }
         let is_ours = matches!(hold, Hold::Claim(_));
+        let discard = !options.read_only
+            && is_ours
+            && if is_device { device_zeroes(&file) } else { punches_holes(&file, size_bytes) };
         let geometry = Geometry {
             capacity_bytes: size_bytes,
             block_bytes,
             physical_block_bytes: physical_bytes.max(block_bytes),
             read_only: options.read_only,
             volatile_cache: true,
-            discard: !options.read_only
-                && is_ours
-                && if is_device { device_zeroes(&file) } else { punches_holes(&file, size_bytes) },
+            discard,
+            // Holes are punched, in files as on devices.
+            discard_zeroes: discard,
             write_zeroes: !options.read_only,
         };
         let limits = if is_device { Limits::of(&file) } else { None };

@@ -102,8 +102,8 @@ impl Controller {
     }
 
     fn named(&self, nsid: u32) -> Result<Named, Status> {
-        if let Some(namespace) = self.namespace.as_ref().filter(|namespace| namespace.id == nsid) {
-            return Ok(Named::Active(NamespaceView::from(&**namespace)));
+        if let Some(namespace) = self.told_namespace().filter(|namespace| namespace.id == nsid) {
+            return Ok(Named::Active(NamespaceView::from(&namespace)));
         }
         match nsid {
             BROADCAST_NSID if self.manager.is_some() => Ok(Named::All),

@@ -98,7 +98,7 @@ impl Controller {
             errors: self.errors.contents(),
             changed: std::mem::take(&mut self.changed),
             activity: self.activity(),
-            namespace: self.namespace.as_deref().map(NamespaceState::of),
+            namespace: self.namespace_state(),
         })
     }
 
@@ -133,7 +133,8 @@ impl Controller {
         self.check_queues(&queues)?;
         // One that rests has none.
         let queues = if let RestState::Ready = rest { queues } else { QueuesState::default() };
-        let served = self.namespace.as_deref().map(NamespaceState::of);
+        self.hides_uuid = namespace.as_ref().is_some_and(|namespace| namespace.uuid.is_none());
+        let served = self.namespace_state();
         if let (Some(before), Some(after)) = (&namespace, &served)
             && !before.is_same(after)
         {
@@ -172,6 +173,14 @@ impl Controller {
             self.tell_of_namespaces(ids.collect());
         }
         Ok(())
+    }
+
+    fn namespace_state(&self) -> Option<NamespaceState> {
+        let mut state = NamespaceState::of(self.namespace.as_deref()?);
+        if self.hides_uuid {
+            state.uuid = None;
+        }
+        Some(state)
     }
 
     /// Uses the doorbell memory that the client may have mapped, and that CAP has told it of.

@@ -158,7 +158,7 @@ fn a_write_cache_that_the_store_has_cannot_be_turned_off_by_default() {
     let mut geometry = sidecore_block::Geometry::new(1 << 20, 512);
     geometry.volatile_cache = true;
     let store = Arc::new(sidecore_block::NullStore::new(geometry));
-    let namespace = Namespace { id: 1, store, block_bytes: 512, nguid: [1; 16] };
+    let namespace = Namespace { id: 1, store, block_bytes: 512, nguid: [1; 16], uuid: [2; 16] };
     fixture.controller.set_namespace(Some(Arc::new(namespace)), Done::nobody());
     let set = |value| Command::build(0x09, 1, 0).with_dword(10, 0x06).with_dword(11, value);
     assert_eq!(fixture.command(set(1), Nanos::ZERO), Status::SUCCESS);

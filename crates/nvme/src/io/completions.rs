@@ -162,6 +162,12 @@ impl Completions {
         !self.backlog.is_empty()
     }
 
+    /// Whether something is held back until the driver moves its head: completions that there is no room for, or an
+    /// interrupt.
+    pub(super) fn waits_for_head(&self) -> bool {
+        self.has_backlog() || self.untold > 0
+    }
+
     /// Posts what there is room for by now; false if the doorbell was ignored.
     pub(super) fn post_backlog(&mut self, doorbells: &DoorbellView, now: Nanos) -> bool {
         if self.backlog.is_empty() {

@@ -239,7 +239,14 @@ impl IoQueue {
         for submission in self.submissions.iter().flatten() {
             submission.ask_for_kick(&self.doorbells);
         }
-        self.completions.ask_for_kick(&self.doorbells);
+        // A head that moves means something only where something waits for it: else it would be a message for each
+        // completion.
+        let (room, _) = self.completions.room(self.in_flight, 1, &self.doorbells);
+        if room == 0 || self.completions.waits_for_head() {
+            self.completions.ask_for_kick(&self.doorbells);
+        } else {
+            self.completions.ask_for_no_kick(&self.doorbells);
+        }
     }
 
     pub(super) fn ask_for_no_kicks(&mut self) {

@@ -326,6 +326,7 @@ impl PciFunction for NvmeFunction {
 
     fn connect(&self) -> io::Result<()> {
         self.enter(|core| {
+            core.controller.begin_client();
             if core.is_shown {
                 core.controller.set_doorbells(Arc::new(Doorbells::new(self.queue_pairs)?));
                 core.is_shown = false;

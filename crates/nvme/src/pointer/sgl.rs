@@ -9,8 +9,11 @@
 //! | SGL Descriptor Type Invalid | a type or subtype that this controller has not: keyed, transport, offsets |
 //! | Invalid SGL Segment Descriptor | a segment of no or half a descriptor, one that leads nowhere, or on from the last |
 //! | Invalid Number of SGL Descriptors | a segment descriptor before the end of a segment, or more than there is room for |
-//! | Data SGL Length Invalid | more or less memory than the command transfers |
+//! | Data SGL Length Invalid | less memory than the command transfers |
 //! | Data Transfer Error | no memory there |
+//!
+//! What there is beyond the transfer is left alone (SGLS bit 18). Linux sends it, with commands that applications pass
+//! through it.
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, Segments};
 
@@ -83,8 +86,12 @@ impl Transfer<'_> {
         if len_bytes == 0 || (is_bucket && self.direction == Direction::FromGuest) {
             return Ok(());
         }
+        let len_bytes = len_bytes.min(self.rest_bytes);
+        if len_bytes == 0 {
+            return Ok(());
+        }
         let start_bytes = self.done_bytes;
-        self.rest_bytes = self.rest_bytes.checked_sub(len_bytes).ok_or(Status::INVALID_DATA_SGL_LENGTH)?;
+        self.rest_bytes = self.rest_bytes.saturating_sub(len_bytes);
         self.done_bytes = self.done_bytes.saturating_add(len_bytes);
         if !is_bucket {
             return push(self.segments, address, len_bytes, hint);

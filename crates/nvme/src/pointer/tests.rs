@@ -218,7 +218,6 @@ fn what_is_wrong_with_an_sgl_has_a_name() {
         assert_eq!(status(descriptor(kind, 0x3000, 1024)), Status::INVALID_SGL_TYPE, "{kind:#x}");
     }
     assert_eq!(status(descriptor(DATA, 0x3000, 1023)), Status::INVALID_DATA_SGL_LENGTH);
-    assert_eq!(status(descriptor(DATA, 0x3000, 1025)), Status::INVALID_DATA_SGL_LENGTH);
     assert_eq!(status(descriptor(DATA, PAGES / 2 * PAGE_BYTES, 1024)), Status::DATA_TRANSFER_ERROR);
     assert_eq!(status(descriptor(LAST, PAGES / 2 * PAGE_BYTES, 32)), Status::DATA_TRANSFER_ERROR);
     for len_bytes in [0, 8, 17] {
@@ -242,6 +241,29 @@ fn what_is_wrong_with_an_sgl_has_a_name() {
     assert_eq!(status(descriptor(LAST, LIST, 16 * (MAX_PIECES as u32 + 1))), Status::INVALID_SGL_COUNT);
     let reserved = Command::build(2, 0, 1).with_dword(0, 2 | 3 << 14);
     assert_eq!(gathered(&memory, &reserved, 512), Err(Status::INVALID_FIELD));
+}
+
+/// Linux passes an application's buffer through as it is, whatever the command transfers of it.
+#[test]
+fn what_is_beyond_the_transfer_is_left_alone() {
+    let memory = memory();
+    let data = number(&memory, 0x3000, 1024);
+    assert_eq!(gathered(&memory, &sgl(descriptor(DATA, 0x3000, 1025)), 1024), Ok((data.clone(), 1)));
+    // Also where there is no memory.
+    let nowhere = descriptor(DATA, PAGES / 2 * PAGE_BYTES, 512);
+    write_segment(&memory, LIST, &[descriptor(DATA, 0x3000, 2048), nowhere, descriptor(BUCKET, 0, 77)]);
+    assert_eq!(gathered(&memory, &sgl(descriptor(LAST, LIST, 48)), 1024), Ok((data, 1)));
+    // The rest of the list is looked at nevertheless, and is one.
+    write_segment(&memory, LIST, &[descriptor(DATA, 0x3000, 2048), descriptor(SEGMENT, LIST, 32)]);
+    assert_eq!(gathered(&memory, &sgl(descriptor(LAST, LIST, 32)), 1024), Err(Status::INVALID_SGL_SEGMENT));
+    // A bit bucket may be longer, too.
+    let mut segments = Segments::with_capacity(MAX_PIECES);
+    let mut holes = Vec::with_capacity(MAX_HOLES);
+    write_segment(&memory, LIST, &[descriptor(DATA, 0x3000, 500), descriptor(BUCKET, 0, 100)]);
+    let command = sgl(descriptor(LAST, LIST, 32));
+    let hint = &mut RegionHint::default();
+    gather_with_holes(&command, 512, &memory, hint, &mut segments, &mut holes).unwrap();
+    assert_eq!((segments.len_bytes(), holes), (500, vec![Hole { start_bytes: 500, len_bytes: 12 }]));
 }
 
 #[test]

@@ -63,7 +63,7 @@ pub struct Rig {
 
 pub fn namespace(megabytes: u64, block_bytes: u32) -> Arc<Namespace> {
     let store = RamStore::new(Geometry::new(megabytes << 20, block_bytes)).unwrap();
-    Arc::new(Namespace { id: 1, store: Arc::new(store), block_bytes, nguid: [0x5E; 16] })
+    Arc::new(Namespace { id: 1, store: Arc::new(store), block_bytes, nguid: [0x5E; 16], uuid: [0x5F; 16] })
 }
 
 /// What differs between functions.

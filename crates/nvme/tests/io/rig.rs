@@ -406,7 +406,7 @@ impl Drop for Rig {
 }
 
 pub fn namespace(store: Arc<dyn BlockDevice>, block_bytes: u32) -> Arc<Namespace> {
-    Arc::new(Namespace { id: 1, store, block_bytes, nguid: [7; 16] })
+    Arc::new(Namespace { id: 1, store, block_bytes, nguid: [7; 16], uuid: [8; 16] })
 }
 
 /// SLBA and NLB.

@@ -124,6 +124,82 @@ fn a_queue_that_is_awake_needs_no_message_for_long() {
     assert!(messages <= 1_000 / 64 + 1, "{messages} messages for 1000 commands");
 }
 
+/// Lets the queue fall asleep, and stay so: a turn also sleeps in which something wakes it.
+fn doze(rig: &mut Rig) {
+    let mut asleep = 0;
+    rig.until("it stays asleep", |rig| {
+        let before = rig.slept;
+        rig.turn();
+        asleep = if rig.slept > before { asleep + 1 } else { 0 };
+        asleep == 4
+    });
+}
+
+/// A guest that has one request at a time, and a queue that sleeps in between: what the guest gives back wakes nobody.
+#[test]
+fn a_request_to_a_queue_that_sleeps_costs_one_message() {
+    for (idle, interrupts) in [
+        (IdleMode::Interrupt, false),
+        (IdleMode::Interrupt, true),
+        (IdleMode::Adaptive { spin: Nanos::from_micros(3) }, true),
+    ] {
+        let mut rig = Rig::bare(Options { idle, ..Options::default() });
+        let (event, theirs) = interrupt();
+        rig.set.set_vector(0, Some(theirs));
+        rig.add_completion(1, 64, interrupts.then_some(0));
+        rig.add_submission(1, 1, 64);
+        let shadow = shadow(&mut rig);
+        let mut messages = 0_u32;
+        for _ in 0..1_000 {
+            doze(&mut rig);
+            let command = rig.command(op::READ, 0, 1);
+            rig.push(1, &command);
+            if shadow.announce(tail_offset(1), rig.submissions[&1].tail()) {
+                messages += 1;
+                rig.set.kick(1);
+            }
+            rig.until("a completion", |rig| rig.take_quietly(1).is_some());
+            doze(&mut rig);
+            if shadow.announce(head_offset(1), rig.completions[&1].head()) {
+                messages += 1;
+                rig.set.kick(1);
+            }
+            event.drain();
+        }
+        assert!(messages * 100 <= 1_000 * 105, "{messages} messages for 1000 requests, {idle:?}");
+        assert_eq!(rig.set.stats(1).unwrap().requests.get(), 1_000);
+    }
+}
+
+/// An interrupt that is held back until the driver has handled the one before is raised when it has, and not later.
+#[test]
+fn a_queue_that_holds_an_interrupt_back_asks_for_its_head() {
+    let mut rig = Rig::bare(sleeping());
+    let (event, theirs) = interrupt();
+    rig.set.set_vector(0, Some(theirs));
+    rig.add_completion(1, 64, Some(0));
+    rig.add_submission(1, 1, 64);
+    let shadow = shadow(&mut rig);
+    for expected in [1, 0] {
+        let command = rig.command(op::READ, 0, 1);
+        rig.push(1, &command);
+        if shadow.announce(tail_offset(1), rig.submissions[&1].tail()) {
+            rig.set.kick(1);
+        }
+        for _ in 0..20 {
+            rig.turn();
+        }
+        assert_eq!(event.drain(), expected, "one is outstanding at a time");
+    }
+    assert!(rig.take_quietly(1).is_some());
+    assert!(shadow.announce(head_offset(1), rig.completions[&1].head()), "nobody would look at the head");
+    rig.set.kick(1);
+    for _ in 0..5 {
+        rig.turn();
+    }
+    assert_eq!(event.drain(), 1);
+}
+
 #[test]
 fn a_full_completion_queue_asks_for_its_head() {
     let mut rig = Rig::bare(sleeping());

@@ -54,7 +54,7 @@ impl Devices {
             return Err(ManageError::Private);
         }
         let function = disk.nvme().ok_or(ManageError::NoSuchController)?;
-        match function.attach(store, &told) {
+        match function.attach(store, &told, controller.store_uuid()) {
             Ok(true) => {
                 disk.set_bottom(Some(bottom));
                 tracing::info!(device, volume, "volume attached");

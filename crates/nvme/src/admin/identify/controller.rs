@@ -35,8 +35,8 @@ const LOG_PAGES: u8 = 1 << 1 | 1 << 2 | 1 << 5;
 /// Volatile Write Cache, bits 2:1: Flush takes FFFFFFFFh for all namespaces.
 const FLUSH_ALL: u8 = 0b11 << 1;
 
-/// SGL Support, bits 1:0: at any alignment; bit 16: bit buckets.
-const SGLS: u32 = 1 | 1 << 16;
+/// SGL Support, bits 1:0: at any alignment; bit 16: bit buckets; bit 18: lists that are longer than the data.
+const SGLS: u32 = 1 | 1 << 16 | 1 << 18;
 
 /// Firmware Updates: one slot, which is read-only.
 const FIRMWARE_UPDATES: u8 = 1 << 1 | 1;

@@ -16,8 +16,12 @@ pub(super) struct NamespaceView {
     /// What is best written at once.
     physical_block_bytes: u32,
     nguid: [u8; 16],
+    uuid: [u8; 16],
     read_only: bool,
     has_volatile_cache: bool,
+    /// Deallocated blocks read as zeros.
+    deallocates_to_zeroes: bool,
+    write_zeroes: bool,
 }
 
 impl From<&Namespace> for NamespaceView {
@@ -28,8 +32,11 @@ impl From<&Namespace> for NamespaceView {
             block_bytes: namespace.block_bytes,
             physical_block_bytes: geometry.physical_block_bytes,
             nguid: namespace.nguid,
+            uuid: namespace.uuid,
             read_only: geometry.read_only,
             has_volatile_cache: geometry.volatile_cache,
+            deallocates_to_zeroes: geometry.discard && geometry.discard_zeroes,
+            write_zeroes: geometry.write_zeroes,
         }
     }
 }
@@ -41,8 +48,13 @@ impl From<&AllocatedNamespace> for NamespaceView {
             block_bytes: namespace.block_bytes,
             physical_block_bytes: namespace.block_bytes,
             nguid: namespace.nguid,
+            // Only a namespace that is attached has its descriptors read.
+            uuid: [0; 16],
             read_only: namespace.read_only,
             has_volatile_cache: true,
+            // Volumes all do.
+            deallocates_to_zeroes: !namespace.read_only,
+            write_zeroes: !namespace.read_only,
         }
     }
 }
@@ -96,6 +108,7 @@ impl NamespaceView {
         structure.put(24, &[1 << 1 | 1 << 3 | 1 << 4]);
         put_formats(&mut structure);
         structure.put(26, &[format_of(self.block_bytes)]);
+        structure.put(33, &[self.deallocation()]);
         // NACWU; NAWUN and NAWUPF are one block.
         structure.put(38, &compare_and_write_blocks(self.block_bytes).to_le_bytes());
         // NVMCAP.
@@ -111,19 +124,29 @@ impl NamespaceView {
         structure.into()
     }
 
+    /// DLFEAT: deallocated blocks read as zeros (bits 2:0), and Write Zeroes deallocates if it may (bit 3); or nothing is
+    /// said.
+    fn deallocation(&self) -> u8 {
+        if self.deallocates_to_zeroes { 1 | u8::from(self.write_zeroes) << 3 } else { 0 }
+    }
+
     /// NSATTR: whether it is write protected.
     fn attributes(&self) -> u8 {
         self.read_only.into()
     }
 
-    /// Namespace Identification Descriptor list (figure 277): the NGUID, and that it is of the NVM command set.
+    /// Namespace Identification Descriptor list (figure 277): the NGUID, the UUID, and that it is of the NVM command
+    /// set.
     pub(super) fn descriptors(&self) -> Vec<u8> {
         const NGUID: u8 = 2;
+        const UUID: u8 = 3;
         const COMMAND_SET: u8 = 4;
         let mut list = Vec::new();
-        if self.nguid != [0; 16] {
-            list.extend([NGUID, 16, 0, 0]);
-            list.extend(self.nguid);
+        for (kind, identifier) in [(NGUID, self.nguid), (UUID, self.uuid)] {
+            if identifier != [0; 16] {
+                list.extend([kind, 16, 0, 0]);
+                list.extend(identifier);
+            }
         }
         list.extend([COMMAND_SET, 1, 0, 0, 0]);
         list
@@ -151,8 +174,11 @@ mod tests {
             block_bytes,
             physical_block_bytes: 4096,
             nguid: [7; 16],
+            uuid: [8; 16],
             read_only: block_bytes == 4096,
             has_volatile_cache: false,
+            deallocates_to_zeroes: false,
+            write_zeroes: true,
         }
     }
 
@@ -175,9 +201,20 @@ mod tests {
     #[test]
     fn descriptors_name_it_and_its_command_set() {
         let list = view(512).descriptors();
-        assert_eq!((&list[..4], &list[20..]), (&[2, 16, 0, 0][..], &[4, 1, 0, 0, 0][..]));
-        let nameless = NamespaceView { nguid: [0; 16], ..view(512) };
+        assert_eq!((&list[..4], &list[20..24]), (&[2, 16, 0, 0][..], &[3, 16, 0, 0][..]));
+        assert_eq!((&list[4..20], &list[24..40], &list[40..]), (&[7; 16][..], &[8; 16][..], &[4, 1, 0, 0, 0][..]));
+        let nameless = NamespaceView { nguid: [0; 16], uuid: [0; 16], ..view(512) };
         assert_eq!(nameless.descriptors(), [4, 1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn it_says_what_deallocated_blocks_read_as() {
+        for (deallocates_to_zeroes, write_zeroes, expected) in
+            [(false, true, 0), (true, false, 1), (true, true, 0b1001)]
+        {
+            let view = NamespaceView { deallocates_to_zeroes, write_zeroes, ..view(512) };
+            assert_eq!(view.identify()[33], expected);
+        }
     }
 
     #[test]
