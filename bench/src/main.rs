@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use quanta::Clock;
 use sidecore_bench::fill::{self, Order};
 use sidecore_bench::load::{self, BLOCK_BYTES, Work};
-use sidecore_bench::{cores, local_block, nested, nvme_vf, plot, stop, translation};
+use sidecore_bench::{cores, guest_cost, local_block, nested, nvme_vf, plot, stop, translation};
 use sidecore_driver::{BlkClient, ClientOptions, Notify};
 use sidecore_units::SECTOR_BYTES;
 
@@ -31,6 +31,8 @@ enum What {
     NvmeVf(nvme_vf::Options),
     /// What it takes to translate an address.
     Translation(translation::Options),
+    /// What a disk costs the client that uses it.
+    GuestCost(guest_cost::Options),
     /// Drive one vhost-user disk and print what it does.
     Socket(Socket),
 }
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         What::Nested(options) => nested::run(&options),
         What::NvmeVf(options) => nvme_vf::run(&options),
         What::Translation(options) => translation::run(&options),
+        What::GuestCost(options) => guest_cost::run(&options),
         What::Socket(options) => socket(&options).map(|()| true),
     };
     match result {

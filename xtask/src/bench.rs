@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::shell;
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 4] = ["local-block", "translation", "nested", "nvme-vf"];
+const EXPERIMENTS: [&str; 5] = ["local-block", "translation", "nested", "nvme-vf", "guest-cost"];
 
 /// Runs the bench with these arguments; without any, all experiments one after the other.
 pub fn run(arguments: &[String]) -> Result<()> {

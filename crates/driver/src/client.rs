@@ -384,6 +384,7 @@ impl Plan {
             call: twice(&hooks.call)?,
             error: twice(&hooks.error)?,
             notify: options.notify,
+            like_kernel: options.like_kernel,
         });
         Ok((queue, hooks))
     }

@@ -86,8 +86,8 @@ pub use error::ClientError;
 pub use loopback::Loopback;
 pub use nvme::{
     AdminCompletion, DataPointers, DeviceInfo, DmaBuffer, IrqInfo, MappableArea, NvmeAdmin, NvmeCapabilities,
-    NvmeClient, NvmeCommand, NvmeCompletion, NvmeControllerInfo, NvmeNamespaceInfo, NvmeOptions, NvmeQueue, NvmeStatus,
-    RawMessage, RegionInfo, Transport, admin_opcode, io_opcode, region, register, set_irqs,
+    NvmeClient, NvmeCommand, NvmeCompletion, NvmeControllerInfo, NvmeLoopback, NvmeNamespaceInfo, NvmeOptions,
+    NvmeQueue, NvmeStatus, RawMessage, RegionInfo, Transport, admin_opcode, io_opcode, region, register, set_irqs,
 };
 pub use options::{ClientOptions, Notify};
 pub use queue::{BlkQueue, Counters};

@@ -31,6 +31,9 @@ pub struct ClientOptions {
     pub event_idx: bool,
     /// Indirect descriptors: one ring entry for each request.
     pub indirect: bool,
+    /// Write the descriptors of every request, ask after every publish with a full fence whether the device wants a kick,
+    /// and fetch nothing ahead: what a kernel's driver does, and a polling client with slots can spare.
+    pub like_kernel: bool,
     /// How the client learns of completions.
     pub notify: Notify,
     /// The shared memory on 2 MiB pages, if enough are free.
@@ -59,6 +62,7 @@ impl Default for ClientOptions {
             packed: false,
             event_idx: true,
             indirect: false,
+            like_kernel: false,
             notify: Notify::Polled,
             huge_pages: true,
             regions: 1,

@@ -63,6 +63,7 @@ pub struct BlkQueue {
     call: OwnedFd,
     error: OwnedFd,
     notify: Notify,
+    like_kernel: bool,
     looks: u32,
     counters: Counters,
 }
@@ -80,6 +81,7 @@ pub(crate) struct Parts {
     pub call: OwnedFd,
     pub error: OwnedFd,
     pub notify: Notify,
+    pub like_kernel: bool,
 }
 
 impl BlkQueue {
@@ -99,6 +101,7 @@ impl BlkQueue {
             call: parts.call,
             error: parts.error,
             notify: parts.notify,
+            like_kernel: parts.like_kernel,
             looks: 0,
             counters: Counters::default(),
         }
@@ -257,8 +260,8 @@ impl BlkQueue {
         self.ring.publish();
         let wanted = match self.notify {
             // Asked again while there is nothing to be seen, see `poll_completions`.
-            Notify::Polled => self.ring.kick_wanted_soon(),
-            Notify::Interrupt => self.ring.kick_wanted(),
+            Notify::Polled if !self.like_kernel => self.ring.kick_wanted_soon(),
+            Notify::Polled | Notify::Interrupt => self.ring.kick_wanted(),
         };
         if wanted { self.kick() } else { Ok(()) }
     }
@@ -283,9 +286,11 @@ impl BlkQueue {
     #[inline]
     pub fn poll_completions(&mut self, completions: &mut Vec<Completion>) -> Result<usize, ClientError> {
         let before = completions.len();
-        // The lines are fetched together, and for writing: the next request's header goes there.
         while let Some(used) = self.ring.pop()? {
-            self.lines.prefetch_for_write(line(Slot(used.slot)));
+            if !self.like_kernel {
+                // The lines are fetched together, and for writing: the next request's header goes there.
+                self.lines.prefetch_for_write(line(Slot(used.slot)));
+            }
             completions.push(Completion {
                 slot: Slot(used.slot),
                 status: Status::Ok,
@@ -378,13 +383,13 @@ impl BlkQueue {
     ) -> Result<(), ClientError> {
         let device_writes = operation != Operation::Write;
         let shape = Some((device_writes, len_bytes));
-        if self.shapes.get(slot.index()).copied() != Some(shape) {
+        if self.like_kernel || self.shapes.get(slot.index()).copied() != Some(shape) {
             self.describe_simple(slot, device_writes, len_bytes)?;
         }
         self.send(slot, operation as u32, sector)
     }
 
-    #[cold]
+    #[inline(never)]
     fn describe_simple(&mut self, slot: Slot, device_writes: bool, len_bytes: u32) -> Result<(), ClientError> {
         self.data.check_len(len_bytes)?;
         let line_at = self.line_at(slot);

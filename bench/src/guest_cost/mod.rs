@@ -1,0 +1,403 @@
+//! The experiment `guest-cost`: what a disk costs the client that uses it.
+//!
+//! A sidecore that looks at a ring takes cache lines from the client that writes it. The client pays for them, and a
+//! guest with work of its own feels it more than the sidecore does. A client therefore spends a fixed time on each
+//! request, writes its descriptors, and shows each request at once, as a kernel's driver does. Its time for a request
+//! beyond its own work is compared with the same against a responder that only answers, looking at the ring at the best
+//! of several fixed intervals.
+
+mod client;
+mod floor;
+mod report;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use quanta::Clock;
+use sidecore_driver::{BlkClient, ClientOptions, NvmeClient, NvmeOptions, NvmeQueue};
+
+use crate::bounds::{Bound, Limit, Of};
+use crate::cores::Gated;
+use crate::experiment::{Common, Experiment, Programs, Scale};
+use crate::load::BLOCK_BYTES;
+use crate::process::Watch;
+use crate::record::{FLOOR, OURS, Params, Records};
+use crate::rounds::Rounds;
+use crate::sidecored::{Device, FrontEnd, Sidecored, Store};
+use client::{Cost, Guest, OwnWork};
+use floor::Floor;
+
+const NAME: &str = "guest-cost";
+/// The system of `--before`.
+const BEFORE: &str = "before";
+
+const DISK_BYTES: u64 = 64 << 20;
+const DEPTHS: [u16; 3] = [1, 32, 128];
+const OWN_WORK_NS: [u64; 5] = [0, 100, 250, 500, 1000];
+/// Intervals between two looks of the floor's responder.
+const INTERVALS_NS: [u64; 8] = [0, 250, 500, 1000, 2000, 4000, 8000, 16_000];
+
+/// What to run.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Options {
+    /// What every experiment can be told.
+    #[command(flatten)]
+    pub common: Common,
+    /// What is measured.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// Another build of the daemon, measured in turn with this one.
+    #[arg(long, value_name = "PROGRAM")]
+    pub before: Option<PathBuf>,
+    /// Only these queues.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "QUEUES")]
+    pub only: Vec<Format>,
+    /// Only these depths.
+    #[arg(long, value_delimiter = ',', value_name = "COUNT")]
+    pub depths: Vec<u16>,
+    /// Only these times of the client's own work.
+    #[arg(long, value_delimiter = ',', value_name = "NANOSECONDS")]
+    pub own_work: Vec<u64>,
+}
+
+/// What requests are written into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// A split virtqueue, three descriptors a request.
+    Split,
+    /// A split virtqueue, a table of descriptors for each request.
+    SplitIndirect,
+    /// A packed virtqueue, three descriptors a request.
+    Packed,
+    /// A packed virtqueue, a table of descriptors for each request.
+    PackedIndirect,
+    /// An NVMe queue pair.
+    Nvme,
+}
+
+impl Format {
+    const ALL: [Self; 5] = [Self::Split, Self::SplitIndirect, Self::Packed, Self::PackedIndirect, Self::Nvme];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Split => "split/plain",
+            Self::SplitIndirect => "split/indirect",
+            Self::Packed => "packed/plain",
+            Self::PackedIndirect => "packed/indirect",
+            Self::Nvme => "nvme",
+        }
+    }
+
+    fn virtio(self, depth: u16) -> ClientOptions {
+        ClientOptions {
+            slots: depth,
+            slot_bytes: BLOCK_BYTES,
+            packed: matches!(self, Self::Packed | Self::PackedIndirect),
+            indirect: matches!(self, Self::SplitIndirect | Self::PackedIndirect),
+            like_kernel: true,
+            ..ClientOptions::default()
+        }
+    }
+
+    fn nvme(depth: u16) -> NvmeOptions {
+        NvmeOptions { slots: depth, slot_bytes: BLOCK_BYTES, ..NvmeOptions::default() }
+    }
+}
+
+fn case(format: Format, depth: u16, own_work_ns: u64) -> String {
+    format!("{}/qd{depth}/{own_work_ns}ns", format.name())
+}
+
+/// Runs by which the floor's best interval is chosen, for each.
+const TRIALS: usize = 3;
+
+/// How long everything takes.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    run: Duration,
+    warm_up: Duration,
+    /// A look for the floor's best interval.
+    trial: Duration,
+    rounds: usize,
+    /// How long, in all, to wait for near and free cores.
+    patience: Duration,
+}
+
+impl Plan {
+    fn of(scale: Scale) -> Self {
+        let ms = Duration::from_millis;
+        match scale {
+            Scale::Full => {
+                let patience = Duration::from_secs(20 * 60);
+                Self { run: ms(100), warm_up: ms(20), trial: ms(20), rounds: 11, patience }
+            }
+            Scale::Quick => {
+                let patience = Duration::from_secs(20);
+                Self { run: ms(12), warm_up: ms(5), trial: ms(3), rounds: 7, patience }
+            }
+            Scale::Tiny => Self { run: ms(2), warm_up: ms(1), trial: ms(1), rounds: 1, patience: Duration::ZERO },
+        }
+    }
+}
+
+/// The cases with the share of the floor that they must reach.
+fn bounded_cases() -> Vec<String> {
+    let mut cases = Vec::new();
+    for format in Format::ALL {
+        for depth in DEPTHS.into_iter().filter(|depth| *depth > 1) {
+            cases.extend(OWN_WORK_NS.into_iter().filter(|ns| *ns <= 500).map(|ns| case(format, depth, ns)));
+        }
+    }
+    cases
+}
+
+/// A daemon and what it did in the case at hand.
+struct Daemon {
+    name: &'static str,
+    sidecored: Sidecored,
+    runs: Vec<Gated<Cost>>,
+}
+
+/// A connection with its one queue.
+enum Client {
+    Blk(Box<BlkClient>),
+    /// The client stays for as long as its queue is used.
+    Nvme(#[allow(dead_code)] Box<NvmeClient>, Box<NvmeQueue>),
+}
+
+impl Client {
+    fn connect(daemon: &Daemon, format: Format, depth: u16) -> Result<Self> {
+        if format == Format::Nvme {
+            let socket = daemon.sidecored.socket("nvme");
+            let mut client = NvmeClient::connect(socket, &Format::nvme(depth))?;
+            let queue = client.take_queue(0).context("no queue")?;
+            ensure!(queue.has_mapped_doorbells(), "the doorbells are messages");
+            return Ok(Self::Nvme(Box::new(client), Box::new(queue)));
+        }
+        let client = BlkClient::connect(daemon.sidecored.socket("virtio"), &format.virtio(depth))?;
+        Ok(Self::Blk(Box::new(client)))
+    }
+
+    fn run(&mut self, guest: &Guest, clock: &Clock) -> Result<Cost> {
+        match self {
+            Self::Blk(client) => client::run(client.queue(0).context("no queue")?, guest, clock),
+            Self::Nvme(_, queue) => client::run(queue.as_mut(), guest, clock),
+        }
+    }
+}
+
+struct Bench {
+    experiment: Experiment,
+    options: Options,
+    plan: Plan,
+    daemons: Vec<Daemon>,
+}
+
+/// Runs the experiment and reports; false if a bound was to be enforced and does not hold.
+///
+/// # Errors
+/// Something does not start or fails, or the experiment was interrupted. Everything that was started has ended then.
+pub fn run(options: &Options) -> Result<bool> {
+    let plan = Plan::of(options.common.scale());
+    let experiment = Experiment::start(NAME, &options.common, &options.programs, plan.patience)?;
+    let mut bench = Bench { experiment, options: options.clone(), plan, daemons: Vec::new() };
+    bench.start_daemons()?;
+    for format in Format::ALL.into_iter().filter(|format| wants(&options.only, format)) {
+        for depth in DEPTHS.into_iter().filter(|depth| wants(&options.depths, depth)) {
+            bench.queue(format, depth)?;
+        }
+    }
+    for daemon in bench.daemons.drain(..) {
+        daemon.sidecored.process.end()?;
+    }
+    let cases = bounded_cases();
+    let bound = |case| Bound { case, of: Of::FloorRatio("iops"), limit: Limit::AtLeast(0.95) };
+    let bounds: Vec<Bound<'_>> = cases.iter().map(|case| bound(case)).collect();
+    let records = &bench.experiment.records;
+    bench.experiment.conclude(report::table(records), (OURS, &bounds), report::publish)
+}
+
+fn wants<T: PartialEq>(only: &[T], this: &T) -> bool {
+    only.is_empty() || only.contains(this)
+}
+
+impl Bench {
+    fn start_daemons(&mut self) -> Result<()> {
+        let store = Store::Null { bytes: DISK_BYTES };
+        let devices = [
+            Device::new("virtio", store),
+            Device { front_end: FrontEnd::Nvme, ..Device::new("nvme", Store::Shared { with: "virtio" }) },
+        ];
+        let mut daemons = vec![(OURS, self.experiment.start_ours(OURS, &[], &devices)?)];
+        if let Some(program) = &self.options.before {
+            let program: &Path = program;
+            daemons.push((BEFORE, Sidecored::start(program, self.experiment.directory(), BEFORE, &[], &devices)?));
+        }
+        for (name, mut sidecored) in daemons {
+            sidecored.process.freeze()?;
+            self.daemons.push(Daemon { name, sidecored, runs: Vec::new() });
+        }
+        Ok(())
+    }
+
+    /// All cases of one kind of queue at one depth, over the same connections.
+    fn queue(&mut self, format: Format, depth: u16) -> Result<()> {
+        let mut floor = match format {
+            Format::Nvme => Floor::nvme(&Format::nvme(depth))?,
+            _ => Floor::virtio(&format.virtio(depth))?,
+        };
+        let mut clients = Vec::new();
+        for daemon in &mut self.daemons {
+            daemon.sidecored.process.thaw()?;
+            clients.push(Client::connect(daemon, format, depth)?);
+            daemon.sidecored.process.freeze()?;
+        }
+        for own_work_ns in OWN_WORK_NS {
+            if wants(&self.options.own_work, &own_work_ns) {
+                self.case(format, depth, own_work_ns, &mut floor, &mut clients)?;
+            }
+        }
+        for (daemon, client) in self.daemons.iter_mut().zip(clients) {
+            daemon.sidecored.process.thaw()?;
+            drop(client);
+            daemon.sidecored.process.freeze()?;
+        }
+        Ok(())
+    }
+
+    fn case(
+        &mut self,
+        format: Format,
+        depth: u16,
+        own_work_ns: u64,
+        floor: &mut Floor,
+        clients: &mut [Client],
+    ) -> Result<()> {
+        let own_work = OwnWork::of(own_work_ns, &self.experiment.clock);
+        let blocks = DISK_BYTES / u64::from(BLOCK_BYTES);
+        let guest = Guest { depth, own_work, blocks, duration: self.plan.run };
+        let interval_ns = self.best_interval(floor, &guest)?;
+        let mut floor_runs = Vec::new();
+        for _ in 0..self.plan.rounds {
+            let clock = &self.experiment.clock;
+            floor_runs.push(floor.run(&mut self.experiment.gate, &guest, interval_ns, clock)?);
+            for (daemon, client) in self.daemons.iter_mut().zip(&mut *clients) {
+                let run = round(&mut self.experiment, &self.plan, daemon, client, &guest)?;
+                daemon.runs.push(run);
+            }
+        }
+        let case = case(format, depth, own_work_ns);
+        let mut params = self.experiment.params();
+        params.insert("depth".to_owned(), depth.into());
+        params.insert("own_work_ns".to_owned(), own_work.ns.into());
+        self.record(&case, &params, interval_ns, &floor_runs);
+        Ok(())
+    }
+
+    /// The interval at which the responder serves this client best.
+    fn best_interval(&mut self, floor: &mut Floor, guest: &Guest) -> Result<u64> {
+        let trial = Guest { duration: self.plan.trial, ..*guest };
+        // With one request in flight, every wait is the client's.
+        let intervals = if guest.depth == 1 { 1 } else { INTERVALS_NS.len() };
+        let mut iops = [0.0; INTERVALS_NS.len()];
+        for _ in 0..TRIALS {
+            for (iops, interval_ns) in iops.iter_mut().zip(INTERVALS_NS).take(intervals) {
+                let clock = &self.experiment.clock;
+                *iops += floor.run(&mut self.experiment.gate, &trial, interval_ns, clock)?.result.iops;
+            }
+        }
+        let best = iops.iter().zip(INTERVALS_NS).max_by(|(one, _), (other, _)| one.total_cmp(other));
+        Ok(best.map_or(0, |(_, interval_ns)| interval_ns))
+    }
+
+    fn record(&mut self, case: &str, params: &Params, interval_ns: u64, floor_runs: &[Gated<Cost>]) {
+        let records = &mut self.experiment.records;
+        let mut floor_params = params.clone();
+        floor_params.insert("interval_ns".to_owned(), interval_ns.into());
+        record_costs(records, case, FLOOR, &floor_params, floor_runs);
+        let mut line = format!("  {case:<28} floor {:>4.0} ns (looks every {interval_ns} ns)", median(floor_runs));
+        for daemon in &self.daemons {
+            record_costs(records, case, daemon.name, params, &daemon.runs);
+            line.push_str(&format!("  {} {:.0} ns", daemon.name, median(&daemon.runs)));
+        }
+        let Some((ours, before)) = self.daemons.split_first() else { return };
+        record_ratios(records, case, &["iops"], &ours.runs, (FLOOR, floor_runs));
+        for before in before {
+            let all = ["iops", "latency_p50", "latency_p99"];
+            record_ratios(records, case, &all, &ours.runs, (BEFORE, &before.runs));
+        }
+        for peer in [FLOOR, BEFORE] {
+            if let Some(ratio) = records.find_ratio(case, "iops", peer) {
+                line.push_str(&format!("  {:.2} of {peer}", ratio.value));
+            }
+        }
+        eprintln!("{line}");
+        self.daemons.iter_mut().for_each(|daemon| daemon.runs.clear());
+    }
+}
+
+/// One run on a daemon that is frozen before and after.
+fn round(
+    experiment: &mut Experiment,
+    plan: &Plan,
+    daemon: &mut Daemon,
+    client: &mut Client,
+    guest: &Guest,
+) -> Result<Gated<Cost>> {
+    let Experiment { gate, clock, .. } = experiment;
+    let process = &mut daemon.sidecored.process;
+    gate.run(|_| {
+        let watch = Watch::start(Some(process))?;
+        process.thaw()?;
+        client.run(&Guest { duration: plan.warm_up, ..*guest }, clock)?;
+        let cost = client.run(guest, clock)?;
+        process.freeze()?;
+        Ok((cost, watch.share(Some(process))?))
+    })
+}
+
+type Value = fn(&Cost) -> f64;
+
+/// The numbers of a cost: their names, units, and how to get them.
+const METRICS: [(&str, &str, Value); 4] = [
+    ("client_ns", "ns", |cost| cost.client_ns),
+    ("iops", "1/s", |cost| cost.iops),
+    ("latency_p50", "ns", |cost| cost.latency_p50_ns),
+    ("latency_p99", "ns", |cost| cost.latency_p99_ns),
+];
+
+fn rounds(runs: &[Gated<Cost>], value: Value) -> Rounds {
+    let mut rounds = Rounds::new();
+    runs.iter().for_each(|run| rounds.add(value(&run.result), run.counts()));
+    rounds
+}
+
+fn median(runs: &[Gated<Cost>]) -> f64 {
+    rounds(runs, |cost| cost.client_ns).median()
+}
+
+fn record_costs(records: &mut Records, case: &str, system: &str, params: &Params, runs: &[Gated<Cost>]) {
+    for (metric, unit, value) in METRICS {
+        let (median, params) = rounds(runs, value).settle(params.clone());
+        records.measure(case, system, metric, median, unit, params);
+    }
+}
+
+/// Records `metrics` divided by a peer's, round by round.
+fn record_ratios(
+    records: &mut Records,
+    case: &str,
+    metrics: &[&str],
+    ours: &[Gated<Cost>],
+    (peer, theirs): (&str, &[Gated<Cost>]),
+) {
+    for (metric, _, value) in METRICS.iter().filter(|(metric, ..)| metrics.contains(metric)) {
+        let mut ratios = Rounds::new();
+        for (ours, theirs) in ours.iter().zip(theirs) {
+            ratios.add(value(&ours.result) / value(&theirs.result), ours.counts() && theirs.counts());
+        }
+        let (median, params) = ratios.settle(Params::new());
+        records.ratio(case, metric, OURS, peer, median, params);
+    }
+}
