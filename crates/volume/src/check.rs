@@ -77,9 +77,9 @@ pub(crate) fn check(volumes: &Volumes, disk: &mut dyn Disk) -> Report {
     walk.catalogue(volumes.catalogue.root);
     compare_records(volumes, &mut walk);
     for volume in volumes.volumes.values().filter(|volume| volume.info.state == VolumeState::Healthy) {
-        walk.volume(&volume.record());
+        let _ = walk.volume(&volume.record());
     }
-    walk.conflicts();
+    let _ = walk.conflicts();
     compare_references(volumes, &mut walk);
     let mut report = account(volumes, &mut walk);
     report.generation = volumes.generation;

@@ -109,6 +109,29 @@ pub enum OpenError {
     Io(#[from] io::Error),
 }
 
+/// Why a store cannot be repaired. Nothing was written.
+#[derive(Debug, thiserror::Error)]
+pub enum RepairError {
+    /// Nothing on the disk can be used.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A volume was to lose blocks, and there is none of this name.
+    #[error("there is no volume called \"{0}\" that could lose blocks")]
+    NoSuchVolume(String),
+    /// A volume was to lose blocks, and nobody else claims any of its own.
+    #[error("volume \"{0}\" claims no block that another one claims: it has nothing to lose")]
+    NoRival(String),
+    /// There is no room for the nodes of the repaired trees.
+    #[error("the store has no room for the {nodes} nodes of the repaired trees: make the disk larger first")]
+    NoSpace {
+        /// How many are needed.
+        nodes: usize,
+    },
+    /// What would have been written is not sound.
+    #[error("the repaired store would not be sound ({0}): nothing was written")]
+    Unsound(String),
+}
+
 fn list(damage: &[Damage]) -> String {
     damage.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
@@ -172,6 +195,13 @@ pub enum VolumeError {
     /// The store takes no changes, and why.
     #[error("the store is read only: {0}")]
     StoreReadOnly(String),
+    /// Metadata of some volume is damaged, and why: below the damage, nobody knows which
+    /// blocks are in use. Reads, and writes in place, go on.
+    #[error(
+        "the store gives out no blocks, frees none and changes no volume while its metadata is damaged ({0}); \
+         `sidecore volume repair` mends it while no daemon has it"
+    )]
+    StoreDamaged(String),
     /// Metadata of the volume is damaged: no mapping of it can be trusted.
     #[error("volume {id} is damaged: {what}")]
     Damaged {

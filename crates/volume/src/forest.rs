@@ -41,12 +41,14 @@ pub(crate) use look::Found;
 pub(crate) use replace::MAX_ITEMS;
 pub(crate) use splice::Item;
 
+use std::collections::HashMap;
 use std::io;
 
 use crate::allocator::{Allocator, Need};
 use crate::disk::Disk;
 use crate::node::{Body, Child, Kind, Node, Pointer, Root};
 use crate::nodes::{Nodes, TreeError};
+use crate::ranges::RangeSet;
 
 /// All trees, and the blocks that they lie on.
 #[derive(Debug)]
@@ -55,6 +57,8 @@ pub(crate) struct Forest {
     pub(crate) allocator: Allocator,
     /// The transaction that changes belong to.
     pub(crate) generation: u64,
+    /// Virtual blocks, by volume, that something unread may share: see [`doubt`](crate::doubt).
+    pub(crate) doubts: HashMap<u64, RangeSet>,
 }
 
 /// A tree.

@@ -160,6 +160,7 @@ pub fn format(disk: &mut dyn Disk, options: &FormatOptions) -> Result<(), Format
         next_volume: 1,
         volume_count: 0,
         catalogue: None,
+        only_copies: true,
         features: 0,
         features_to_write: 0,
     };

@@ -57,6 +57,7 @@
 //! * `allocator.rs`: who has which block, and why some have to wait;
 //! * `commit.rs`: the order of writes, and what a power cut leaves;
 //! * `walk.rs`, `open.rs`, `check.rs`: looking at everything;
+//! * `doubt.rs`, `repair.rs`: what damaged metadata leaves known, and what is kept;
 //! * `node.rs`, `record.rs`, `superblock.rs`: the format, byte by byte in
 //!   `docs/volume-format.md`.
 //!
@@ -84,8 +85,10 @@
 mod allocator;
 mod bytes;
 mod check;
+mod claims;
 mod commit;
 mod disk;
+mod doubt;
 mod error;
 mod forest;
 mod format;
@@ -100,6 +103,7 @@ mod nodes;
 mod open;
 mod ranges;
 mod record;
+mod repair;
 mod report;
 mod shares;
 mod superblock;
@@ -113,7 +117,7 @@ mod windows;
 
 pub use commit::{Commit, Freed};
 pub use disk::Disk;
-pub use error::{Damage, FormatError, OpenError, Place, VolumeError};
+pub use error::{Damage, FormatError, OpenError, Place, RepairError, VolumeError};
 pub use format::{Content, FormatOptions, format, probe};
 pub use grant::{Grant, Mapped, PhysicalRange};
 pub use info::{NewVolume, Space, VolumeId, VolumeInfo, VolumeState};
@@ -121,3 +125,5 @@ pub use limits::*;
 pub use open::probe_size;
 pub use report::{Problem, Report};
 pub use volumes::{OpenOptions, Volumes};
+
+pub use repair::{Loss, Repair, Rivals, plan_repair};

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::allocator::Allocator;
+use crate::claims::claimants;
 use crate::disk::Disk;
+use crate::doubt::Unread;
 use crate::error::{Damage, OpenError, Place};
 use crate::forest::{Forest, Tree};
 use crate::format::{Content, probe};
@@ -13,10 +15,11 @@ use crate::info::{VolumeId, VolumeInfo, VolumeState};
 use crate::limits::{MAX_STORE_BLOCKS, NODE_BYTES};
 use crate::node::{Kind, Node, Pointer};
 use crate::nodes::{Nodes, TreeError, read_node};
+use crate::ranges::RangeSet;
 use crate::record::Record;
 use crate::superblock::{SlotError, Superblock, VERSION, slot_offset_bytes, slots_of};
 use crate::volumes::{OpenOptions, Volume, Volumes};
-use crate::walk::{Problems, Source, Walk};
+use crate::walk::{Problems, Source, TreeHealth, Walk};
 
 /// The newest superblock that is whole, and what is wrong with its copies.
 pub(crate) struct Newest {
@@ -177,21 +180,29 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
     let on_disk = superblock.clone();
     let mut source = FromDisk { disk, geometry: superblock.geometry() };
     let mut walk = Walk::new(superblock.geometry(), superblock.generation, &mut source);
-    walk.catalogue(superblock.catalogue);
+    let hidden = walk.catalogue(superblock.catalogue);
     let records = std::mem::take(&mut walk.records);
     check_catalogue(&superblock, &records, &mut walk.problems);
-    let mut healthy: Vec<bool> = records.iter().map(|record| walk.volume(record)).collect();
-    if walk.conflicts() {
-        // Nobody can tell which of the two is right.
-        healthy.iter_mut().for_each(|healthy| *healthy = false);
-    }
+    let health: Vec<TreeHealth> = records.iter().map(|record| walk.volume(record)).collect();
+    let mut healthy: Vec<bool> = health.iter().map(|health| health.is_healthy).collect();
+    refuse_rivals(&mut walk, &records, &mut healthy);
+    let volumes: Vec<(u64, RangeSet)> =
+        records.iter().zip(health).map(|(record, health)| (record.id, health.unread)).collect();
+    let (next_volume, only_copies) = (superblock.next_volume, superblock.only_copies);
+    let unread = Unread { records: &records, volumes: &volumes, hidden: &hidden, next_volume, only_copies };
+    let doubts = unread.doubts();
 
     let bad_slots = is_half_written || !damage.is_empty();
     let mut changed = false;
+    let mut frozen = false;
     let mut damage = damage;
     let Problems { list, more } = std::mem::take(&mut walk.problems);
     if let Some(first) = list.first() {
-        read_only = Some(format!("its metadata is damaged ({first})"));
+        frozen = read_only.is_none();
+        read_only.get_or_insert_with(|| first.to_string());
+    } else if walk.shares.iter().next().is_none() {
+        // No two extents refer to the same block: nothing but copies ever did.
+        superblock.only_copies = true;
     }
     damage.extend(list);
     if more > 0 {
@@ -215,7 +226,7 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
     let allocator =
         Allocator::new(geometry, &used, walk.data.blocks(), walk.seen.len() as u64, std::mem::take(&mut walk.shares));
     let generation = superblock.generation;
-    let forest = Forest { nodes, allocator, generation: generation.saturating_add(1) };
+    let forest = Forest { nodes, allocator, generation: generation.saturating_add(1), doubts };
     let catalogue = Tree { kind: Kind::Catalogue, owner: 0, root: superblock.catalogue };
 
     let mut volumes = BTreeMap::new();
@@ -228,9 +239,10 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
     // One copy more, before anything builds on what this generation freed: from now
     // on a single flipped bit cannot make it look like a torn commit.
     if bad_slots
-        && read_only.is_none()
+        && (frozen || read_only.is_none())
         && let Err(error) = heal(disk, &on_disk)
     {
+        frozen = false;
         read_only = Some(format!("a damaged superblock cannot be written again: {error}"));
     }
 
@@ -246,13 +258,29 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         generation,
         committing: None,
         read_only,
+        frozen,
         damage,
     })
 }
 
+/// Where a node lies and an extent says that there is data, one of the two is wrong, and
+/// nothing here tells which: the volumes that have the one or the other are not used.
+fn refuse_rivals(walk: &mut Walk<'_>, records: &[Record], healthy: &mut [bool]) {
+    let node_blocks = walk.geometry.node_blocks();
+    let rivals: Vec<(u64, u64)> = walk.conflicts().into_iter().map(|address| (address, node_blocks)).collect();
+    if rivals.is_empty() {
+        return;
+    }
+    let claimants: BTreeSet<u64> =
+        claimants(&mut *walk.source, records, node_blocks, &rivals).into_iter().flatten().collect();
+    for (record, healthy) in records.iter().zip(healthy) {
+        *healthy &= !claimants.contains(&record.id);
+    }
+}
+
 /// Writes both copies of a superblock again, one after the other: one of them is
 /// whole at every moment.
-fn heal(disk: &mut dyn Disk, superblock: &Superblock) -> std::io::Result<()> {
+pub(crate) fn heal(disk: &mut dyn Disk, superblock: &Superblock) -> std::io::Result<()> {
     let mut bytes = vec![0; NODE_BYTES];
     for slot in slots_of(superblock.generation) {
         let copy = superblock.encode(slot);
@@ -266,7 +294,7 @@ fn heal(disk: &mut dyn Disk, superblock: &Superblock) -> std::io::Result<()> {
 }
 
 /// What can be wrong with the catalogue as a whole.
-fn check_catalogue(superblock: &Superblock, records: &[Record], problems: &mut Problems) {
+pub(crate) fn check_catalogue(superblock: &Superblock, records: &[Record], problems: &mut Problems) {
     if records.len() as u64 != superblock.volume_count {
         let what = format!("{} volumes are listed, and there should be {}", records.len(), superblock.volume_count);
         problems.add(Place::Store, what);

@@ -30,6 +30,10 @@ pub(crate) struct Superblock {
     pub(crate) next_volume: u64,
     pub(crate) volume_count: u64,
     pub(crate) catalogue: Option<Root>,
+    /// Blocks were only ever shared by snapshots and clones: a block that two volumes
+    /// refer to is at the same virtual block of both, and one is made from the other.
+    /// False if that is not known.
+    pub(crate) only_copies: bool,
     /// Features without which the store must not be opened: none are known.
     pub(crate) features: u64,
     /// Features without which it must not be written to: none are known.
@@ -63,7 +67,7 @@ pub(crate) fn slot_offset_bytes(slot: u32) -> u64 {
 
 /// Generations and volume numbers that no store reaches by use. What says more is no
 /// superblock of ours, and there would be no next number.
-const MAX_NUMBER: u64 = 1 << 63;
+pub(crate) const MAX_NUMBER: u64 = 1 << 63;
 
 impl Superblock {
     pub(crate) fn geometry(&self) -> Geometry {
@@ -83,7 +87,7 @@ impl Superblock {
         let (pointer, level) = self.catalogue.map_or((Pointer::default(), 0), |root| (root.pointer, root.level));
         put_u64(&mut bytes, 64, pointer.address);
         put_u64(&mut bytes, 72, pointer.checksum);
-        put(&mut bytes, 80, &[level]);
+        put(&mut bytes, 80, &[level, u8::from(self.only_copies)]);
         put_u64(&mut bytes, 88, self.features);
         put_u64(&mut bytes, 96, self.features_to_write);
         put(&mut bytes, 104, &slot.to_le_bytes());
@@ -132,6 +136,7 @@ impl Superblock {
             next_volume: u64_at(bytes, 48),
             volume_count: u64_at(bytes, 56),
             catalogue: Root::read(u64_at(bytes, 64), u64_at(bytes, 72), u8_at(bytes, 80)),
+            only_copies: u8_at(bytes, 81) == 1,
             features: u64_at(bytes, 88),
             features_to_write: u64_at(bytes, 96),
         };
@@ -177,6 +182,7 @@ mod tests {
             next_volume: 9,
             volume_count: 3,
             catalogue: Some(Root { pointer: Pointer { address: 4000, checksum: 0xabcd }, level: 1 }),
+            only_copies: true,
             features: 0,
             features_to_write: 0,
         }

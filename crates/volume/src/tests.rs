@@ -5,4 +5,5 @@ mod crash;
 mod flips;
 mod large;
 mod model;
+mod repair;
 mod space;

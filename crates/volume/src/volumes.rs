@@ -66,6 +66,8 @@ pub struct Volumes {
     /// The generation being committed, and its superblock.
     pub(crate) committing: Option<Superblock>,
     pub(crate) read_only: Option<String>,
+    /// It takes no changes because of damaged metadata, and only because of that.
+    pub(crate) frozen: bool,
     pub(crate) damage: Vec<Damage>,
 }
 
@@ -73,9 +75,9 @@ impl Volumes {
     /// Opens the store on this disk, which takes one look at each metadata
     /// node. If the disk has grown, the store grows with the next commit.
     ///
-    /// A damaged copy of the superblock is a note in [`damage`](Self::damage),
-    /// and repaired by the next commit. A damaged node makes the store read
-    /// only, and the volumes that it is part of unusable.
+    /// A damaged copy of the superblock is a note in [`damage`](Self::damage), and
+    /// repaired at once. A damaged node makes the volumes that it is part of
+    /// unusable, and [freezes](Self::is_frozen) the store.
     ///
     /// # Errors
     /// [`OpenError`]: nothing on the disk can be used.
@@ -125,6 +127,31 @@ impl Volumes {
     #[must_use]
     pub fn read_only(&self) -> Option<&str> {
         self.read_only.as_deref()
+    }
+
+    /// Whether the store takes no changes because some of its metadata is damaged. There
+    /// is no map of free blocks on the disk: what is below a damaged node looks free,
+    /// and what is shared with it looks unshared. So no block is given out or freed until
+    /// it is repaired; healthy volumes are read, and written in place where what they have
+    /// is proved to be theirs alone.
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
+    /// Why nothing more can be made durable, if so.
+    pub fn cannot_commit(&self) -> Option<&str> {
+        self.read_only.as_deref().filter(|_| !self.frozen)
+    }
+
+    /// Whether anything of the volume can be written: in place at least.
+    #[must_use]
+    pub fn takes_writes(&self, id: VolumeId) -> bool {
+        let Some(volume) = self.volumes.get(&id) else { return false };
+        let (info, doubt) = (&volume.info, self.forest.doubts.get(&id.0));
+        let in_doubt = doubt.is_some_and(|doubt| doubt.inside(0, info.blocks).eq([(0, info.blocks)]));
+        let usable = !info.read_only && info.state == VolumeState::Healthy;
+        usable && (self.read_only.is_none() || (self.frozen && !in_doubt))
     }
 
     /// What on the disk is not as it was written.
@@ -186,6 +213,7 @@ impl Volumes {
 
     fn writable(&self) -> Result<(), VolumeError> {
         match &self.read_only {
+            Some(why) if self.frozen => Err(VolumeError::StoreDamaged(why.clone())),
             Some(why) => Err(VolumeError::StoreReadOnly(why.clone())),
             None => Ok(()),
         }
@@ -212,8 +240,10 @@ impl Volumes {
         node.map_or_else(|| "its metadata cannot be trusted".to_owned(), ToString::to_string)
     }
 
-    /// The error of a tree as one of a volume. A volume whose tree turns out to
-    /// be damaged is not used any further, and nothing more is written.
+    /// The error of a tree as one of a volume. A volume whose tree turns out to be
+    /// damaged is not used any further, and the store is frozen. What was changed before
+    /// can still be committed: who refers to what is in memory since the store was
+    /// opened, and nothing of that was unread then.
     fn fail(&mut self, id: VolumeId, error: TreeError) -> VolumeError {
         match error {
             TreeError::NoSpace => VolumeError::NoSpace { after_commit: self.forest.allocator.has_pending() },
@@ -221,7 +251,10 @@ impl Volumes {
             TreeError::Damaged { block, what } => {
                 let damage = Damage { place: Place::Node(block), what };
                 let what = damage.to_string();
-                self.read_only.get_or_insert_with(|| format!("its metadata is damaged ({what})"));
+                if self.read_only.is_none() {
+                    self.read_only = Some(what.clone());
+                    self.frozen = true;
+                }
                 if self.damage.len() < Report::MAX_PROBLEMS && !self.damage.contains(&damage) {
                     self.damage.push(damage);
                 }

@@ -54,6 +54,9 @@ pub(crate) struct Seen {
     pub(crate) references: u64,
     extents: u64,
     blocks: u64,
+    /// The node itself could be read.
+    is_read: bool,
+    /// The node, or something below it, is not as it should be.
     damaged: bool,
 }
 
@@ -77,6 +80,25 @@ pub(crate) struct Walk<'a> {
     pub(crate) records: Vec<Record>,
     pub(crate) catalogue: Vec<(u64, Arc<Node>)>,
     pub(crate) problems: Problems,
+    /// Keys below a damaged node that could not be read, by the node's address.
+    unread: HashMap<u64, RangeSet>,
+}
+
+/// What a pointer leads to.
+struct Visit {
+    seen: Seen,
+    /// Whether the node is the one that the pointer means. If not, whatever the
+    /// pointer did mean is unread.
+    is_meant: bool,
+}
+
+/// What a walk through a tree has found.
+#[derive(Debug, Default)]
+pub(crate) struct TreeHealth {
+    /// The whole tree is as it should be.
+    pub(crate) is_healthy: bool,
+    /// Keys whose entries could not be read.
+    pub(crate) unread: RangeSet,
 }
 
 impl<'a> Walk<'a> {
@@ -93,23 +115,33 @@ impl<'a> Walk<'a> {
             records: Vec::new(),
             catalogue: Vec::new(),
             problems: Problems::default(),
+            unread: HashMap::new(),
         }
     }
 
-    /// Walks the catalogue, and gathers its records.
-    pub(crate) fn catalogue(&mut self, root: Option<Root>) {
-        if let Some(root) = root {
-            self.visit(root.pointer, Kind::Catalogue, root.level, self.generation);
-        }
+    /// Walks the catalogue, and gathers its records. Returns the numbers of volumes
+    /// whose records, if there are any, could not be read.
+    pub(crate) fn catalogue(&mut self, root: Option<Root>) -> RangeSet {
+        let Some(root) = root else { return RangeSet::default() };
+        let visit = self.visit(root.pointer, Kind::Catalogue, root.level, self.generation);
+        self.unread_of(root.pointer.address, &visit, (0, u64::MAX))
     }
 
-    /// Walks a volume's tree; says whether all of it is as it should be.
-    pub(crate) fn volume(&mut self, volume: &Record) -> bool {
-        let seen = volume.root.map(|root| self.visit(root.pointer, Kind::Extents, root.level, self.generation));
+    /// Walks a volume's tree.
+    pub(crate) fn volume(&mut self, volume: &Record) -> TreeHealth {
+        let visit = volume.root.map(|root| {
+            let visit = self.visit(root.pointer, Kind::Extents, root.level, self.generation);
+            let unread = self.unread_of(root.pointer.address, &visit, (0, u64::MAX));
+            (visit.seen, unread)
+        });
+        let (seen, unread) = visit.map_or((None, RangeSet::default()), |(seen, unread)| (Some(seen), unread));
+        let is_healthy = !seen.is_some_and(|seen| seen.damaged) && self.record_agrees(volume, seen);
+        TreeHealth { is_healthy, unread }
+    }
+
+    /// Whether the record says of the tree what the tree is.
+    fn record_agrees(&mut self, volume: &Record, seen: Option<Seen>) -> bool {
         let (extents, blocks, end) = seen.map_or((0, 0, 0), |seen| (seen.extents, seen.blocks, seen.end));
-        if seen.is_some_and(|seen| seen.damaged) {
-            return false;
-        }
         let place = Place::Volume(VolumeId(volume.id));
         if end > volume.blocks {
             self.problems.add(place, format!("it has {} blocks, and blocks up to {end} are mapped", volume.blocks));
@@ -124,8 +156,8 @@ impl<'a> Walk<'a> {
         true
     }
 
-    /// Looks for nodes that lie where data does.
-    pub(crate) fn conflicts(&mut self) -> bool {
+    /// The nodes that lie where data does, in order.
+    pub(crate) fn conflicts(&mut self) -> Vec<u64> {
         let count = self.geometry.node_blocks();
         let mut twice: Vec<u64> =
             self.seen.keys().copied().filter(|address| self.data.overlaps(*address, count)).collect();
@@ -133,20 +165,35 @@ impl<'a> Walk<'a> {
         for address in &twice {
             self.problems.add(Place::Node(*address), "an extent says that there is data");
         }
-        !twice.is_empty()
+        twice
     }
 
-    fn visit(&mut self, pointer: Pointer, kind: Kind, level: u8, newest: u64) -> Seen {
+    /// The keys in `first..end`, which a pointer leads to, that could not be read.
+    fn unread_of(&self, address: u64, visit: &Visit, (first, end): (u64, u64)) -> RangeSet {
+        let mut unread = RangeSet::default();
+        let count = end.saturating_sub(first);
+        if !visit.is_meant {
+            unread.insert(first, count);
+        } else if let Some(below) = self.unread.get(&address) {
+            below.inside(first, count).for_each(|(first, count)| {
+                unread.insert(first, count);
+            });
+        }
+        unread
+    }
+
+    fn visit(&mut self, pointer: Pointer, kind: Kind, level: u8, newest: u64) -> Visit {
         let address = pointer.address;
         if let Some(seen) = self.seen.get_mut(&address) {
             seen.references = seen.references.saturating_add(1);
             let mut seen = *seen;
             let another = seen.checksum.is_some_and(|checksum| checksum != pointer.checksum);
-            if !seen.damaged && (kind == Kind::Catalogue || seen.kind != kind || seen.level != level || another) {
+            let is_meant = kind != Kind::Catalogue && seen.kind == kind && seen.level == level && !another;
+            if !is_meant && seen.is_read {
                 self.problems.add(Place::Node(address), "two pointers to it do not agree");
                 seen.damaged = true;
             }
-            return self.not_newer(seen, address, newest);
+            return self.not_newer(Visit { seen, is_meant: is_meant && seen.is_read }, address, newest);
         }
         let mut seen = Seen {
             checksum: None,
@@ -158,12 +205,13 @@ impl<'a> Walk<'a> {
             references: 1,
             extents: 0,
             blocks: 0,
+            is_read: false,
             damaged: true,
         };
         match self.source.node(pointer, kind, level) {
             Ok((node, compared)) => {
                 seen.checksum = compared.then_some(pointer.checksum);
-                seen.damaged = false;
+                (seen.is_read, seen.damaged) = (true, false);
                 self.look_at(address, &node, &mut seen);
                 if kind == Kind::Catalogue {
                     self.catalogue.push((address, node));
@@ -174,18 +222,19 @@ impl<'a> Walk<'a> {
             Err(TreeError::NoSpace) => {}
         }
         self.seen.insert(address, seen);
-        self.not_newer(seen, address, newest)
+        self.not_newer(Visit { seen, is_meant: seen.is_read }, address, newest)
     }
 
     /// A node is never newer than what refers to it: that had to be written
     /// with it.
-    fn not_newer(&mut self, mut seen: Seen, address: u64, newest: u64) -> Seen {
-        if !seen.damaged && seen.generation > newest {
-            let what = format!("it is of generation {}, and what refers to it of {newest}", seen.generation);
+    fn not_newer(&mut self, mut visit: Visit, address: u64, newest: u64) -> Visit {
+        if visit.is_meant && visit.seen.generation > newest {
+            let what = format!("it is of generation {}, and what refers to it of {newest}", visit.seen.generation);
             self.problems.add(Place::Node(address), what);
-            seen.damaged = true;
+            visit.seen.damaged = true;
+            visit.is_meant = false;
         }
-        seen
+        visit
     }
 
     fn look_at(&mut self, address: u64, node: &Node, seen: &mut Seen) {
@@ -205,21 +254,28 @@ impl<'a> Walk<'a> {
                 self.shares.add(first, count);
             }
         }
-        for child in node.body.children() {
+        let children = node.body.children();
+        for (index, child) in children.iter().enumerate() {
+            let upper = children.get(index.saturating_add(1)).map_or(u64::MAX, |next| next.key);
             if seen.end > child.key {
                 self.problems.add(Place::Node(address), format!("what is in front of key {} overlaps it", child.key));
                 seen.damaged = true;
             }
-            let below = self.visit(child.pointer, node.kind, node.level.saturating_sub(1), node.generation);
-            if !below.damaged && below.first != child.key {
+            let mut visit = self.visit(child.pointer, node.kind, node.level.saturating_sub(1), node.generation);
+            let below = visit.seen;
+            if visit.is_meant && below.first != child.key {
                 let what = format!(
                     "its child at block {} begins at {}, not {}",
                     child.pointer.address, below.first, child.key
                 );
                 self.problems.add(Place::Node(address), what);
                 seen.damaged = true;
+                visit.is_meant = false;
             }
-            seen.damaged |= below.damaged;
+            for (first, count) in self.unread_of(child.pointer.address, &visit, (child.key, upper)).iter() {
+                self.unread.entry(address).or_default().cover(first, count);
+            }
+            seen.damaged |= below.damaged || !visit.is_meant;
             seen.end = seen.end.max(below.end);
             seen.extents = seen.extents.saturating_add(below.extents);
             seen.blocks = seen.blocks.saturating_add(below.blocks);

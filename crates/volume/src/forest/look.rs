@@ -65,7 +65,7 @@ impl Forest {
                 let into = piece.first.saturating_sub(part.physical);
                 let first = part.first.saturating_add(into);
                 let entry = Entry { first, count: piece.count, physical: piece.first };
-                look.add(Found { entry, shared: shared || piece.shared });
+                self.add_piece(tree, Found { entry, shared: shared || piece.shared }, look);
                 if look.found.len() >= look.limit {
                     return Ok(());
                 }
@@ -79,6 +79,23 @@ impl Forest {
             self.look_into(disk, tree, child.pointer, level.saturating_sub(1), shared, look)?;
         }
         Ok(())
+    }
+
+    /// Adds a piece. What something unread may share counts as shared.
+    fn add_piece(&self, tree: &Tree, piece: Found, look: &mut Look) {
+        let Some(doubt) = self.doubts.get(&tree.owner).filter(|_| !piece.shared) else { return look.add(piece) };
+        let mut at = piece.entry.first;
+        let mut add = |end: u64, shared: bool| {
+            if let Some(entry) = piece.entry.clip(at, end) {
+                look.add(Found { entry, shared });
+                at = end;
+            }
+        };
+        for (first, count) in doubt.inside(piece.entry.first, piece.entry.count) {
+            add(first, false);
+            add(first.saturating_add(count), true);
+        }
+        add(piece.entry.end(), false);
     }
 
     /// The extent that begins last in front of `key`.

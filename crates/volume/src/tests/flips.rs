@@ -11,15 +11,15 @@ use crate::{Disk, OpenError, OpenOptions, Place, VolumeError, VolumeId, VolumeSt
 
 const MIB: u64 = 1 << 20;
 
-type Truth = BTreeMap<VolumeId, (String, Vec<(u64, u64, u64, bool)>)>;
+pub(super) type Truth = BTreeMap<VolumeId, (String, Vec<(u64, u64, u64, bool)>)>;
 
-fn truth(volumes: &mut Volumes, disk: &mut MemoryDisk) -> Truth {
+pub(super) fn truth(volumes: &mut Volumes, disk: &mut MemoryDisk) -> Truth {
     let ids: Vec<(VolumeId, String)> = volumes.list().map(|info| (info.id, info.name.clone())).collect();
     ids.into_iter().map(|(id, name)| (id, (name, mapping(volumes, disk, id)))).collect()
 }
 
 /// A few volumes, snapshots of them, trees of one and two levels.
-fn small_store() -> (MemoryDisk, Volumes) {
+pub(super) fn small_store() -> (MemoryDisk, Volumes) {
     let (mut disk, mut volumes) = store(2 * MIB, 1024);
     let (a, b) = (volume(&mut volumes, "a", 1000), volume(&mut volumes, "b", 1000));
     volume(&mut volumes, "empty", 7);
@@ -38,12 +38,12 @@ fn small_store() -> (MemoryDisk, Volumes) {
 }
 
 /// The addresses of all live nodes, in bytes.
-fn node_offsets(volumes: &Volumes, disk: &mut MemoryDisk) -> Vec<u64> {
+pub(super) fn node_offsets(volumes: &Volumes, disk: &mut MemoryDisk) -> Vec<u64> {
     let mut source = crate::open::FromDisk { disk, geometry: volumes.superblock.geometry() };
     let mut walk = crate::walk::Walk::new(volumes.superblock.geometry(), volumes.generation, &mut source);
-    walk.catalogue(volumes.catalogue.root);
+    let _ = walk.catalogue(volumes.catalogue.root);
     for record in std::mem::take(&mut walk.records) {
-        walk.volume(&record);
+        let _ = walk.volume(&record);
     }
     let mut offsets: Vec<u64> = walk.seen.keys().map(|address| address * 1024).collect();
     offsets.sort_unstable();
@@ -69,8 +69,14 @@ fn check_against(disk: &mut MemoryDisk, truth: &Truth, generation: u64, what: &s
             Ok(mapped) => {
                 let flat = |(first, count, physical, _): (u64, u64, u64, bool)| (first, count, physical);
                 let found = mapped.extents.iter().map(|extent| (extent.first.0, extent.count, extent.physical.0));
-                // In a damaged store what is shared cannot always be told; it is
-                // not written to either.
+                // In a damaged store what is shared cannot always be told: then it counts
+                // as shared. What does not is written in place.
+                let shared: Vec<_> = wanted.iter().filter(|(.., shared)| *shared).collect();
+                for own in mapped.extents.iter().filter(|extent| !extent.shared) {
+                    let (first, end) = (own.first.0, own.first.0 + own.count);
+                    let not = shared.iter().all(|(start, count, ..)| *start >= end || start + count <= first);
+                    assert!(not, "{what}: volume {id}: {own:?} is shared");
+                }
                 assert_eq!(
                     merged(found.collect()),
                     merged(wanted.iter().copied().map(flat).collect()),
@@ -88,7 +94,7 @@ fn check_against(disk: &mut MemoryDisk, truth: &Truth, generation: u64, what: &s
     }
 }
 
-fn merged(extents: Vec<(u64, u64, u64)>) -> Vec<(u64, u64, u64)> {
+pub(super) fn merged(extents: Vec<(u64, u64, u64)>) -> Vec<(u64, u64, u64)> {
     let mut merged: Vec<(u64, u64, u64)> = Vec::new();
     for (first, count, physical) in extents {
         match merged.last_mut() {
@@ -223,13 +229,14 @@ fn a_damaged_node_takes_only_the_volumes_with_it() {
     let damaged: Vec<&str> =
         volumes.list().filter(|info| info.state == VolumeState::Damaged).map(|info| info.name.as_str()).collect();
     assert_eq!(damaged, ["a"]);
-    assert!(volumes.read_only().unwrap().contains("damaged"));
+    assert!(volumes.is_frozen() && volumes.read_only().unwrap().contains("checksum"));
     assert_eq!(volumes.damage()[0].place, Place::Node(root.pointer.address));
     let map = volumes.map(&mut disk, a, range(0, 1), 1);
     assert!(matches!(map, Err(VolumeError::Damaged { id, what }) if id == a && what.contains("checksum")));
     let b = volumes.find("b").unwrap().id;
     assert_eq!(mapping(&mut volumes, &mut disk, b).len(), 2);
-    assert!(matches!(volumes.delete(&mut disk, b), Err(VolumeError::StoreReadOnly(_))));
+    assert!(matches!(volumes.delete(&mut disk, b), Err(VolumeError::StoreDamaged(_))));
+    assert!(matches!(volumes.unmap(&mut disk, b, range(0, 50)), Err(VolumeError::StoreDamaged(_))));
     assert!(volumes.begin_commit().is_none());
     assert!(!volumes.check(&mut disk).is_clean());
 }
@@ -243,7 +250,7 @@ fn damage_that_comes_later_is_found_when_the_node_is_read() {
     disk.xor(root.pointer.address * 1024 + 100, 4);
     assert!(matches!(volumes.map(&mut disk, a, range(0, 9), 9), Err(VolumeError::Damaged { .. })));
     assert_eq!(volumes.get(a).unwrap().state, VolumeState::Damaged);
-    assert!(matches!(volumes.allocate(&mut disk, b, range(0, 9)), Err(VolumeError::StoreReadOnly(_))));
+    assert!(matches!(volumes.allocate(&mut disk, b, range(0, 9)), Err(VolumeError::StoreDamaged(_))));
     volumes.map(&mut disk, b, range(0, 9), 9).unwrap();
 }
 
@@ -261,7 +268,7 @@ fn a_store_opened_read_only_is_not_written() {
 }
 
 /// Puts a node on the disk, checksum and all, and returns the pointer to it.
-fn forge(disk: &mut MemoryDisk, volumes: &Volumes, address: u64, level: u8, body: Body) -> Pointer {
+pub(super) fn forge(disk: &mut MemoryDisk, volumes: &Volumes, address: u64, level: u8, body: Body) -> Pointer {
     let node = Node { kind: Kind::Extents, owner: 1, generation: 1, level, body };
     let bytes = node.encode(address, &volumes.superblock.geometry());
     disk.write(address * 1024, &bytes).unwrap();
@@ -269,7 +276,7 @@ fn forge(disk: &mut MemoryDisk, volumes: &Volumes, address: u64, level: u8, body
 }
 
 /// Opens the store with volume "a" made to have this tree.
-fn with_tree(disk: &mut MemoryDisk, volumes: &Volumes, root: Root, extents: u64, blocks: u64) -> Volumes {
+pub(super) fn with_tree(disk: &mut MemoryDisk, volumes: &Volumes, root: Root, extents: u64, blocks: u64) -> Volumes {
     let generation = volumes.generation();
     let mut volumes = Volumes::open(disk).unwrap();
     assert_eq!(volumes.generation(), generation);

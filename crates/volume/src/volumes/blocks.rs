@@ -227,6 +227,8 @@ impl Volumes {
             return Err(VolumeError::QuotaExceeded { quota_blocks });
         }
         self.touch(id, Need::Growth)?;
+        // From the generation on that has this, equal blocks may lie anywhere.
+        self.superblock.only_copies = false;
         for entry in &entries {
             self.forest.allocator.refer(entry.physical, entry.count);
         }

@@ -33,7 +33,7 @@ impl Volumes {
     /// Whether there is something for the next commit.
     #[must_use]
     pub fn needs_commit(&self) -> bool {
-        self.read_only.is_none() && (self.changed || self.forest.nodes.has_dirty())
+        self.cannot_commit().is_none() && (self.changed || self.forest.nodes.has_dirty())
     }
 
     /// Whether a commit has begun and not ended.
@@ -63,7 +63,7 @@ impl Volumes {
             }
             Err(what) => {
                 // A bug, found before it is on the disk.
-                self.read_only = Some(format!("a transaction does not add up: {what}"));
+                self.fail_for_good(format!("a transaction does not add up: {what}"));
                 None
             }
         }
@@ -80,16 +80,26 @@ impl Volumes {
         };
         if let Err(error) = result {
             self.changed = true;
-            self.read_only.get_or_insert_with(|| format!("metadata could not be written: {error}"));
+            self.fail_for_good(format!("metadata could not be written: {error}"));
             return Freed::default();
         }
         self.generation = superblock.generation;
-        self.superblock = superblock;
+        // The transaction after this one may have shared blocks already.
+        let only_copies = superblock.only_copies && self.superblock.only_copies;
+        self.superblock = Superblock { only_copies, ..superblock };
         self.forest.nodes.written(self.generation);
         let freed = self.forest.allocator.durable(self.generation).into_iter();
         Freed {
             ranges: freed.map(|(first, count)| PhysicalRange { first: Plba(first), count }).collect(),
             generations: vec![self.generation],
+        }
+    }
+
+    /// Nothing is written any more until the store is opened again.
+    fn fail_for_good(&mut self, why: String) {
+        if self.cannot_commit().is_none() {
+            self.read_only = Some(why);
+            self.frozen = false;
         }
     }
 
@@ -183,8 +193,8 @@ impl Volumes {
             self.reuse(freed);
         }
         let undone = self.changed || self.volumes.values().any(|volume| volume.changed_in > self.generation);
-        match &self.read_only {
-            Some(why) if undone => Err(VolumeError::StoreReadOnly(why.clone())),
+        match self.cannot_commit() {
+            Some(why) if undone => Err(VolumeError::StoreReadOnly(why.to_owned())),
             _ => Ok(()),
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sidecore_extent::{BlockRange, Extent};
 use sidecore_units::Vlba;
-use sidecore_volume::{Place, VolumeError, VolumeId, VolumeState, Volumes};
+use sidecore_volume::{Place, RepairError, VolumeError, VolumeId, VolumeState, Volumes, plan_repair};
 
 use crate::disk::{PAGE, SparseDisk};
 use crate::reader::{Image, Mapping};
@@ -181,6 +181,25 @@ fn joined(mappings: impl Iterator<Item = Mapping>) -> Vec<Mapping> {
         }
     }
     joined
+}
+
+/// A damaged store is sound after a repair, and needs no second one.
+pub fn repair(disk: &SparseDisk) {
+    let mut disk = disk.clone();
+    disk.guard.clear();
+    let repair = match plan_repair(&mut disk, &[]) {
+        Ok(repair) if repair.is_decided() => repair,
+        Ok(_) => return,
+        Err(error) => {
+            assert!(!matches!(error, RepairError::Unsound(_)), "{error}");
+            return;
+        }
+    };
+    repair.write(&mut disk).unwrap();
+    let volumes = Volumes::open(&mut disk).unwrap();
+    assert!(is_sound(&volumes) && volumes.read_only().is_none(), "{:?}", volumes.damage());
+    assert_eq!(volumes.check(&mut disk).problems, []);
+    assert!(!plan_repair(&mut disk, &[]).unwrap().is_needed());
 }
 
 /// A full check finds something wrong if, and only if, something is.

@@ -166,6 +166,9 @@ impl World<'_> {
                 let sound = is_sound(&volumes);
                 let writable = volumes.read_only().is_none();
                 assert!(sound || !writable, "damaged, and written to: {:?}", volumes.damage());
+                if !sound {
+                    rules::repair(&self.disk);
+                }
                 if let Some(Expected { generation, or_next, writable: wanted }) = self.expected {
                     let next = or_next && volumes.generation() == generation + 1;
                     assert!(next || volumes.generation() == generation, "generation {}", volumes.generation());
@@ -280,7 +283,7 @@ impl World<'_> {
     /// The errors that a sound store can have.
     fn judge<T>(&mut self, result: Result<T, VolumeError>) -> Option<T> {
         let open = self.open.as_ref()?;
-        let refused = matches!(&result, Err(VolumeError::StoreReadOnly(_)));
+        let refused = matches!(&result, Err(VolumeError::StoreReadOnly(_) | VolumeError::StoreDamaged(_)));
         if open.trusted {
             assert!(open.writable || result.is_err(), "a store that is read only was changed");
             // It becomes so if a commit fails.
