@@ -21,6 +21,9 @@ pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
             let remedy = if device.needs_reset { " (reset it from the guest, or restart the guest)" } else { "" };
             reasons.push_str(&format!("{} is broken: {reason}{remedy}\n", device.name));
         }
+        for warning in &device.warnings {
+            reasons.push_str(&format!("{}: {warning}\n", device.name));
+        }
         let mut size = size::show(device.capacity_bytes);
         if device.read_only {
             size.push_str(" ro");

@@ -13,6 +13,7 @@ mod list;
 mod pick;
 mod progress;
 mod qemu;
+mod repair;
 mod stats;
 mod table;
 mod terminal;

@@ -11,7 +11,7 @@ use sidecore_control::{Client, CreateVolume, ExtentsQuery, Volumes, offline};
 
 use crate::table::Table;
 use crate::units::{bytes, count, percent, time};
-use crate::{FAULTS, export, import, pick, print, print_json};
+use crate::{FAULTS, export, import, pick, print, print_json, repair};
 
 /// What is asked of volumes.
 #[derive(Args)]
@@ -103,6 +103,10 @@ enum Command {
         #[arg(long, value_name = "PATH", conflicts_with = "controller")]
         path: Option<PathBuf>,
     },
+    /// Repair the metadata of a store that no daemon has: what is damaged is left out, and what that loses is listed.
+    ///
+    /// Without --yes nothing is written.
+    Repair(repair::Arguments),
     /// Make a volume out of an image.
     Import(import::Arguments),
     /// Write a volume into an image.
@@ -121,6 +125,9 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<Exit
     let Arguments { controller, json, command } = arguments;
     if let Command::Check { path: Some(path) } = &command {
         return checked(&offline::check(path)?, json);
+    }
+    if let Command::Repair(arguments) = &command {
+        return repair::run(arguments, json);
     }
     let client = Client::new(socket)?;
     let controller = pick::controller(&client, controller.as_deref())?;
@@ -150,6 +157,8 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<Exit
         Command::Quota { volume, quota } => one(client.set_quota(on, &volume, quota.0)?, "changed")?,
         Command::Delete { volumes } => delete(&client, on, &volumes, json)?,
         Command::Check { .. } => return checked(&client.check_controller(on)?, json),
+        // Dealt with above: no daemon has that store.
+        Command::Repair(arguments) => return repair::run(&arguments, json),
         Command::Import(arguments) => import::run(socket, &client, &controller, &arguments, json)?,
         Command::Export(arguments) => export::run(socket, &client, on, &arguments, json)?,
     }

@@ -1,5 +1,6 @@
 //! The running graph: started from its spec, changed while it runs, asked how it fares, drained.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -52,7 +53,8 @@ impl Graph {
 }
 
 impl Assembly {
-    /// Opens the stores and the controllers, starts the sidecores, and serves each device on its socket.
+    /// Opens the stores and the controllers, starts the sidecores, and serves each device on its socket. A volume that is
+    /// damaged keeps no other device from being served: its own is listed with the reason.
     ///
     /// # Errors
     /// The first thing that cannot be had; what was started until then is stopped again.
@@ -71,8 +73,15 @@ impl Assembly {
         let mut stores = Stores::new(&spec.stores);
         // Stores first: they take longest, and fail most often.
         let controllers = Controllers::open(&spec.controllers, &mut stores)?;
+        let mut refused: HashMap<&str, String> = HashMap::new();
         for device in &spec.devices {
-            stores.open(&device.store, &subject(device), &controllers)?;
+            match stores.open(&device.store, &subject(device), &controllers) {
+                Ok(_) => {}
+                Err(error) if error.is_of_a_store() => {
+                    refused.insert(&device.name, error.to_string());
+                }
+                Err(error) => return Err(error),
+            }
         }
         let mut threads = Vec::new();
         for sidecore in &spec.sidecores {
@@ -89,7 +98,10 @@ impl Assembly {
         {
             let mut graph = assembly.graph();
             for device in &spec.devices {
-                let disk = assembly.disk(device, &mut graph, left)?;
+                let disk = match refused.remove(device.name.as_str()) {
+                    Some(reason) => assembly.refused_disk(device, &graph, reason)?,
+                    None => assembly.disk(device, &mut graph, left)?,
+                };
                 assembly.disks().push(Arc::new(disk));
             }
         }
@@ -250,7 +262,13 @@ impl Assembly {
     /// The devices as of now.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceReport> {
-        self.all_disks().iter().map(|disk| disk.report()).collect()
+        let report = |disk: &Arc<Disk>| {
+            let mut report = disk.report();
+            let controller = report.controller.as_deref().and_then(|name| self.controller(name));
+            report.warnings = controller.map(|found| found.warnings(report.volume.as_deref())).unwrap_or_default();
+            report
+        };
+        self.all_disks().iter().map(report).collect()
     }
 
     /// The controllers, in the order of the configuration.
@@ -289,6 +307,17 @@ impl Assembly {
             return Err(AssemblyError::SecondWriter { name: name(), store, other });
         }
         Ok(disk)
+    }
+
+    /// A device in the place of one whose store cannot be served.
+    fn refused_disk(&self, device: &DeviceSpec, graph: &Graph, reason: String) -> Result<Disk, AssemblyError> {
+        if self.all_disks().iter().any(|other| other.spec.name == device.name) {
+            return Err(AssemblyError::Duplicate { kind: "device", name: device.name.clone() });
+        }
+        let unknown = || AssemblyError::Unknown { user: subject(device), kind: "store", name: device.store.clone() };
+        let kind = graph.stores.kind(&device.store).ok_or_else(unknown)?;
+        let bottom = graph.stores.bottom(&device.store).ok_or_else(unknown)?.clone();
+        Ok(Disk::refused(device, (kind, bottom), reason))
     }
 
     /// Whether what is in a store is there after this process: not if it is in memory.

@@ -7,7 +7,7 @@ use sidecore_block::BlockDevice;
 use sidecore_controller::{Controller, ControllerError, ControllerOptions, FunctionOptions, Limit, Limits};
 use sidecore_extent::BlockRange;
 use sidecore_units::Vlba;
-use sidecore_volume::{FormatOptions, OpenError, VolumeId, VolumeInfo, VolumeState};
+use sidecore_volume::{FormatOptions, OpenError, VolumeError, VolumeId, VolumeInfo, VolumeState};
 
 use crate::AssemblyError;
 use crate::convert;
@@ -30,7 +30,8 @@ impl Controllers {
             let pin: sidecore_controller::PinNodes = Box::new(sidecore_linux::pin_memory);
             let controller = Controller::open(&spec.name, store, &options(spec), Some(pin))
                 .map_err(|error| AssemblyError::Controller { user, error: refused_to_open(spec, error) })?;
-            let begins_read_only = controller.report().read_only.is_some();
+            let report = controller.report();
+            let begins_read_only = report.read_only.is_some() && !report.is_frozen;
             let (spec, changed) = (spec.clone(), OnceLock::new());
             controllers.0.push(Arc::new(ControllerHandle { controller, spec, begins_read_only, changed }));
         }
@@ -163,7 +164,31 @@ impl ControllerHandle {
 
     /// Whether metadata could not be written at some time: what was acknowledged since then may be lost.
     pub(crate) fn has_lost_writes(&self) -> bool {
-        !self.begins_read_only && self.controller.report().read_only.is_some()
+        let report = self.controller.report();
+        !self.begins_read_only && report.read_only.is_some() && !report.is_frozen
+    }
+
+    /// What keeps it from doing all that a device in front of it needs, which shows this volume if one is named.
+    pub(crate) fn warnings(&self, volume: Option<&str>) -> Vec<String> {
+        let health = self.controller.health(volume);
+        let name = &self.spec.name;
+        let mut warnings = Vec::new();
+        match &health.read_only {
+            Some(_) if health.is_damaged => {
+                let volume = volume.unwrap_or_default();
+                warnings.push(format!(
+                    "volume \"{volume}\" is damaged: what is not in memory of it cannot be read; `sidecore volume repair` \
+                     mends it while no daemon has it"
+                ));
+            }
+            Some(why) if health.is_frozen => warnings.push(format!(
+                "controller \"{name}\" gives out no blocks and takes no discards, because metadata is damaged ({why}); \
+                 `sidecore volume repair` mends it while no daemon has it"
+            )),
+            Some(why) => warnings.push(format!("controller \"{name}\" is read-only: {why}")),
+            None => {}
+        }
+        warnings
     }
 
     /// A volume's name, by its number.
@@ -354,7 +379,14 @@ impl ControllerHandle {
                 let block_bytes = u64::from(self.controller.block_bytes());
                 let quota_bytes = info.quota_blocks.map(|blocks| blocks.saturating_mul(block_bytes));
                 if spec.quota_bytes.is_some() && spec.quota_bytes != quota_bytes {
-                    self.controller.set_quota(&spec.volume, spec.quota_bytes)?;
+                    match self.controller.set_quota(&spec.volume, spec.quota_bytes) {
+                        // The volume can be served, which matters more.
+                        Err(ControllerError::Volume(error @ VolumeError::StoreDamaged(_))) => {
+                            let (controller, volume) = (&self.spec.name, &spec.volume);
+                            tracing::warn!(controller, volume, "the quota cannot be changed: {error}");
+                        }
+                        changed => drop(changed?),
+                    }
                 }
             }
         }

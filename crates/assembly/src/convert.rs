@@ -1,11 +1,11 @@
 //! From what controllers say about themselves to reports, with blocks as bytes.
 
 use sidecore_controller as controller;
-use sidecore_volume::{Report, Space, VolumeInfo};
+use sidecore_volume::{Loss, Repair, Report, Space, VolumeInfo};
 
 use crate::report::{
-    CheckReport, ControllerReport, EventReport, FunctionReport, SpaceReport, TranslationReport, TreeMemoryReport,
-    TreeReport,
+    CheckReport, ControllerReport, EventReport, FunctionReport, LossReport, RepairReport, RivalsReport, SpaceReport,
+    TranslationReport, TreeMemoryReport, TreeReport,
 };
 
 /// A controller and its volumes, at one moment.
@@ -112,4 +112,40 @@ pub(crate) fn check(report: Report) -> CheckReport {
         problems: report.problems.iter().map(|problem| format!("{}: {}", problem.place, problem.what)).collect(),
         more_problems: report.more_problems,
     }
+}
+
+/// What a repair would do.
+pub(crate) fn repair(repair: &Repair) -> RepairReport {
+    let bytes = |blocks: u64| blocks.saturating_mul(repair.block_bytes.into());
+    let mut report = RepairReport {
+        needed: repair.is_needed(),
+        decided: repair.is_decided(),
+        generation: repair.generation,
+        block_bytes: repair.block_bytes,
+        damage: repair.damage.iter().map(ToString::to_string).collect(),
+        notes: repair.notes.clone(),
+        ..RepairReport::default()
+    };
+    for loss in &repair.losses {
+        match loss {
+            Loss::Volumes { count, numbers } => {
+                report.lost_volumes = *count;
+                report.lost_numbers.clone_from(numbers);
+            }
+            Loss::Blocks { name, first, count, why, .. } => report.losses.push(LossReport {
+                volume: name.clone(),
+                offset_bytes: bytes(*first),
+                size_bytes: bytes(*count),
+                why: why.to_string(),
+            }),
+        }
+    }
+    let rivals = repair.rivals.iter().map(|rivals| RivalsReport {
+        first: rivals.first,
+        count: rivals.count,
+        volumes: rivals.volumes.iter().map(|(_, name)| name.clone()).collect(),
+        catalogue: rivals.is_catalogue,
+    });
+    report.rivals = rivals.collect();
+    report
 }

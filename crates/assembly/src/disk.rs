@@ -7,7 +7,7 @@ use sidecore_reactor::IdleMode;
 use sidecore_vhost_user::Access;
 
 use crate::AssemblyError;
-use crate::front_end::{FrontEnd, Nvme, NvmeParts, VirtioBlk};
+use crate::front_end::{FrontEnd, Nvme, NvmeParts, Refused, VirtioBlk};
 use crate::left::LeftDevice;
 use crate::report::{DeviceReport, DeviceState, DeviceStats, QueueCounters};
 use crate::sidecore::Sidecore;
@@ -49,6 +49,13 @@ impl Disk {
         };
         let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
         Ok(Self { spec: spec.clone(), configured: bottom, below, store_type, outlives, front_end })
+    }
+
+    /// A disk whose store cannot be served, for this reason.
+    pub(crate) fn refused(spec: &DeviceSpec, (store_type, bottom): (&'static str, StoreSpec), reason: String) -> Self {
+        let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
+        let front_end = Box::new(Refused::new(&spec.name, reason));
+        Self { spec: spec.clone(), configured: bottom, below, store_type, outlives: false, front_end }
     }
 
     /// Makes its socket and serves whoever connects, or is connected since another process.
@@ -148,7 +155,7 @@ impl Disk {
         let lost = |name: String| format!("sidecore \"{name}\" has ended, the log says why; restart the daemon");
         let needs_reset = broken.is_some();
         let offline = || "the host of its physical function has taken it offline".to_owned();
-        let reason = self.front_end.lost_sidecore().map(lost);
+        let reason = self.front_end.refused().or_else(|| self.front_end.lost_sidecore().map(lost));
         let reason = reason.or_else(|| self.front_end.is_offline().then(offline)).or(broken);
         let queues_running = self.front_end.running_count();
         let state = match (&reason, queues_running, self.front_end.is_connected()) {
@@ -179,6 +186,7 @@ impl Disk {
             .to_owned(),
             state,
             reason,
+            warnings: Vec::new(),
             needs_reset,
             counters: self.counters(),
         }

@@ -176,6 +176,12 @@ pub enum AssemblyError {
 }
 
 impl AssemblyError {
+    /// Whether what is on a store, and not the specification, is the reason: then only the
+    /// devices in front of it are not served.
+    pub(crate) fn is_of_a_store(&self) -> bool {
+        matches!(self, Self::Controller { error, .. } if error.kind == ErrorKind::Failed)
+    }
+
     /// What kind of refusal of a change it is.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {

@@ -1,6 +1,7 @@
 //! What a guest sees of a disk, and how it is served.
 
 mod nvme;
+mod refused;
 mod virtio_blk;
 
 use std::path::Path;
@@ -14,6 +15,7 @@ use crate::sidecore::Sidecore;
 use sidecore_vhost_user::Access;
 
 pub(crate) use nvme::{Numbers, Nvme, NvmeParts, NvmeThreads, Subsystems};
+pub(crate) use refused::Refused;
 pub(crate) use virtio_blk::VirtioBlk;
 
 /// A device model with its transport and its queues on sidecores.
@@ -56,6 +58,11 @@ pub(crate) trait FrontEnd: Send + Sync {
 
     /// Why the guest's driver has to reset it, if it has to.
     fn broken(&self) -> Option<String>;
+
+    /// Why its store cannot be served, if so: no reset by the guest helps.
+    fn refused(&self) -> Option<String> {
+        None
+    }
 
     /// Whether somebody has taken it offline: no reset by the guest helps.
     fn is_offline(&self) -> bool {

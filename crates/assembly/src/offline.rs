@@ -11,7 +11,7 @@ use sidecore_volume::{FormatError, OpenError, OpenOptions, Volumes};
 
 use crate::controllers::format_options;
 use crate::convert;
-use crate::report::CheckReport;
+use crate::report::{CheckReport, RepairReport};
 
 pub use crate::spec::FormatSpec;
 
@@ -37,6 +37,14 @@ pub enum OfflineError {
         path: PathBuf,
         /// Why.
         error: FormatError,
+    },
+    /// It cannot be repaired.
+    #[error("{}: {error}", path.display())]
+    Repair {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: sidecore_volume::RepairError,
     },
     /// There are no volumes that could be checked.
     #[error("{}: {error}", path.display())]
@@ -83,6 +91,24 @@ pub fn check(path: &Path) -> Result<CheckReport, OfflineError> {
         }
     }
     report.clean = report.problems.is_empty();
+    Ok(report)
+}
+
+/// Works out how to repair a controller's store, and carries that out if `carry_out` says so and no two volumes claim
+/// the same blocks; `losers` give up what others claim too.
+///
+/// # Errors
+/// It is in use, no controller's store, or cannot be repaired; then nothing was written, unless writing failed.
+pub fn repair(path: &Path, losers: &[String], carry_out: bool) -> Result<RepairReport, OfflineError> {
+    let mut disk = claim(path, !carry_out)?;
+    let repair = sidecore_volume::plan_repair(&mut disk, losers)
+        .map_err(|error| OfflineError::Repair { path: path.to_owned(), error })?;
+    let mut report = convert::repair(&repair);
+    if carry_out && report.needed && report.decided {
+        let written = repair.write(&mut disk);
+        report.generation = written.map_err(|error| OfflineError::Disk { path: path.to_owned(), error })?;
+        report.done = true;
+    }
     Ok(report)
 }
 

@@ -81,7 +81,7 @@ fn volume_kind(error: &VolumeError) -> ErrorKind {
         | VolumeError::OutOfRange { .. }
         | VolumeError::Overlap => ErrorKind::Invalid,
         VolumeError::NoSpace { .. } | VolumeError::QuotaExceeded { .. } => ErrorKind::NoSpace,
-        VolumeError::Damaged { .. } | VolumeError::Io(_) => ErrorKind::Failed,
+        VolumeError::Damaged { .. } | VolumeError::StoreDamaged(_) | VolumeError::Io(_) => ErrorKind::Failed,
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod controller;
 mod latency;
+mod repair;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,7 @@ pub use controller::{
     TranslationReport, TreeMemoryReport, TreeReport, VolumeReport,
 };
 pub use latency::Latency;
+pub use repair::{LossReport, RepairReport, RivalsReport};
 pub use sidecore_reactor::LatencyCounts;
 
 /// All counters, read without stopping anything: two of them may be a few requests apart.
@@ -227,6 +229,9 @@ pub struct DeviceReport {
     pub state: DeviceState,
     /// Why it is broken, if it is.
     pub reason: Option<String>,
+    /// What keeps its store from doing all that it should, though it is served.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// Whether it serves nothing until the driver resets it.
     pub needs_reset: bool,
     /// The counters of its queues together.

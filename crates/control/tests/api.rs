@@ -45,6 +45,7 @@ impl Source for StandIn {
             idle: "poll".to_owned(),
             state: DeviceState::Broken,
             reason: Some("queue 1: nonsense".to_owned()),
+            warnings: Vec::new(),
             needs_reset: true,
             counters: queue(),
         }]

@@ -14,8 +14,8 @@ use crate::hypervisor::{Hypervisor, OpenVolume, State};
 use crate::physical::PhysicalDisk;
 use crate::threads::{Inbox, Mail, Threads};
 use crate::{
-    ControllerError, ControllerOptions, ControllerReport, FUNCTIONS_MAX, FunctionOptions, FunctionReport, Limits,
-    WEIGHT_MAX,
+    ControllerError, ControllerOptions, ControllerReport, FUNCTIONS_MAX, FunctionOptions, FunctionReport, Health,
+    Limits, WEIGHT_MAX,
 };
 
 /// Pins a chunk of the trees' memory.
@@ -102,6 +102,9 @@ impl Controller {
         for damage in volumes.damage() {
             tracing::error!(controller = name, "damaged metadata: {damage}");
         }
+        for volume in volumes.list().filter(|info| info.state == sidecore_volume::VolumeState::Damaged) {
+            tracing::error!(controller = name, volume = volume.name, "the volume is damaged and not served");
+        }
         let nodes = usize::try_from(options.tree_memory_bytes).unwrap_or(usize::MAX) / NODE_BYTES;
         let memory = match pin {
             Some(pin) => NodeMemory::with_pin(nodes, pin),
@@ -176,15 +179,17 @@ impl Controller {
         let volume = state.volumes.find(&options.volume);
         let volume = volume.ok_or_else(|| ControllerError::NoSuchVolume(options.volume.clone()))?;
         let (volume_id, blocks) = (volume.id, volume.blocks);
-        let read_only = options.read_only || volume.read_only || state.volumes.read_only().is_some();
+        let read_only = options.read_only || !state.volumes.takes_writes(volume_id);
+        let is_frozen = state.volumes.is_frozen();
         if volume.state == sidecore_volume::VolumeState::Damaged {
-            let what = state.volumes.damage().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-            return Err(sidecore_volume::VolumeError::Damaged { id: volume_id, what }.into());
+            let what = state.volumes.read_only().unwrap_or("its metadata cannot be trusted").to_owned();
+            return Err(ControllerError::Damaged { volume: options.volume.clone(), what });
         }
         let id = (1_u32..).take(FUNCTIONS_MAX).find(|id| !state.functions.contains_key(id));
         let id = FunctionId(id.ok_or(ControllerError::NoFunction)?);
         let open = self.open_volume(state, volume_id, blocks)?;
         let geometry = self.function_geometry(read_only);
+        let geometry = Geometry { discard: geometry.discard && !is_frozen, ..geometry };
         let function =
             Arc::new(Function::new(id, options, open.tree.root(), Arc::clone(&open.state), geometry, self.block_shift));
         open.functions.push(id);
@@ -332,6 +337,7 @@ impl Controller {
             block_bytes: self.block_bytes(),
             space: state.volumes.space(),
             read_only: state.volumes.read_only().map(str::to_owned),
+            is_frozen: state.volumes.is_frozen(),
             damage: state.volumes.damage().to_vec(),
             functions: functions.collect(),
             translation: self.ports.units.total(),
@@ -340,6 +346,18 @@ impl Controller {
             commits: self.hypervisor.commit_count.load(Ordering::Relaxed),
             pruned_nodes: self.hypervisor.prune_count.load(Ordering::Relaxed),
             events: self.hypervisor.events.list(),
+        }
+    }
+
+    /// What keeps it from doing all that it should, also for a function of this volume.
+    #[must_use]
+    pub fn health(&self, volume: Option<&str>) -> Health {
+        let state = self.hypervisor.state();
+        let volume = volume.and_then(|name| state.volumes.find(name));
+        Health {
+            read_only: state.volumes.read_only().map(str::to_owned),
+            is_frozen: state.volumes.is_frozen(),
+            is_damaged: volume.is_some_and(|info| info.state == sidecore_volume::VolumeState::Damaged),
         }
     }
 

@@ -23,6 +23,17 @@ pub enum ControllerError {
     /// No volume has this name.
     #[error("there is no volume called \"{0}\"")]
     NoSuchVolume(String),
+    /// Some of the volume's metadata is damaged.
+    #[error(
+        "volume \"{volume}\" is damaged and not served ({what}); `sidecore volume repair` mends it while no daemon has \
+         the store"
+    )]
+    Damaged {
+        /// Its name.
+        volume: String,
+        /// The first damage of the store.
+        what: String,
+    },
     /// The volume is being served.
     #[error("volume \"{volume}\" is served by function {function}: {advice}")]
     InUse {

@@ -82,6 +82,6 @@ pub use host::{HostFunction, HostMap};
 pub use limits::{Limit, Limits};
 pub use options::{ControllerOptions, DEFAULT_WEIGHT, FUNCTIONS_MAX, FunctionOptions, WEIGHT_MAX};
 pub use physical::PhysicalDisk;
-pub use report::{ControllerReport, FunctionReport};
+pub use report::{ControllerReport, FunctionReport, Health};
 pub use stats::FunctionStats;
 pub use volumes::Change;

@@ -21,6 +21,9 @@ pub struct ControllerReport {
     pub space: Space,
     /// Why nothing can be changed, if so.
     pub read_only: Option<String>,
+    /// Only damaged metadata keeps it from being changed: volumes are served as far as
+    /// that is safe, and what was changed before is made durable.
+    pub is_frozen: bool,
     /// What is not as it should be on the disk.
     pub damage: Vec<Damage>,
     /// The virtual functions, by number.
@@ -37,6 +40,17 @@ pub struct ControllerReport {
     pub pruned_nodes: u64,
     /// The last events, oldest first.
     pub events: Vec<Event>,
+}
+
+/// What an operator has to know first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Why nothing about the volumes can be changed, if so.
+    pub read_only: Option<String>,
+    /// Only damaged metadata is the reason: see [`ControllerReport::is_frozen`].
+    pub is_frozen: bool,
+    /// The volume that was asked about is damaged.
+    pub is_damaged: bool,
 }
 
 /// A virtual function as of one moment.

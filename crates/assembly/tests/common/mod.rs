@@ -34,6 +34,7 @@ pub fn device(directory: &Path, name: &str) -> DeviceSpec {
 }
 
 /// Waits until the device's report is like this; it follows the socket's thread.
+#[allow(dead_code)]
 pub fn until(assembly: &Assembly, device: usize, like: impl Fn(&DeviceReport) -> bool) -> DeviceReport {
     let deadline = Instant::now() + PATIENCE;
     loop {

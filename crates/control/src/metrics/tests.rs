@@ -60,6 +60,7 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         idle: "adaptive".to_owned(),
         state: DeviceState::Running,
         reason: None,
+        warnings: Vec::new(),
         needs_reset: false,
         counters: queue.clone(),
     };

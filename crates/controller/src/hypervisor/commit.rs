@@ -165,7 +165,7 @@ impl Hypervisor {
                 told.map_err(io::Error::other)
             }
             None => {
-                let refused = self.state().volumes.read_only().map(|why| io::Error::other(why.to_owned()));
+                let refused = self.state().volumes.cannot_commit().map(|why| io::Error::other(why.to_owned()));
                 let pending = self.has_uncommitted(transaction);
                 match refused {
                     Some(error) if pending => Err(error),
