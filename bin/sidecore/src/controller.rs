@@ -160,6 +160,7 @@ fn list(controllers: Vec<ControllerReport>, json: bool) -> Result<()> {
 
 fn state(controller: &ControllerReport) -> &'static str {
     match (controller.read_only, controller.damage.is_empty()) {
+        _ if controller.full.is_some() => "full",
         (true, _) => "read-only",
         (false, false) => "damaged",
         (false, true) => "fine",
@@ -197,6 +198,7 @@ fn about(report: &ControllerReport, allocated_bytes: u64) -> Table {
     let mut line = |name: &str, value: String| table.row([name.to_owned(), value]);
     let state = match &report.reason {
         Some(reason) => format!("read-only: {reason}"),
+        None if report.full.is_some() => format!("full: {}", report.full.as_deref().unwrap_or_default()),
         None => state(report).to_owned(),
     };
     line("state", state);

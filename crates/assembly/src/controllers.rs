@@ -188,6 +188,12 @@ impl ControllerHandle {
             Some(why) => warnings.push(format!("controller \"{name}\" is read-only: {why}")),
             None => {}
         }
+        if let Some(why) = &health.full {
+            warnings.push(format!(
+                "the store of controller \"{name}\" is full ({why}): fresh blocks are not written, flushes fail, and what \
+                 was changed is kept until there is space"
+            ));
+        }
         warnings
     }
 

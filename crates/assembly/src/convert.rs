@@ -23,6 +23,7 @@ pub(crate) fn controller(
         capacity_bytes: report.store.capacity_bytes,
         read_only: report.read_only.is_some(),
         reason: report.read_only,
+        full: report.full,
         damage: report.damage.iter().map(ToString::to_string).collect(),
         space: space(&report.space, block_bytes),
         volumes: volumes.len() as u64,

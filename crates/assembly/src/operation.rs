@@ -80,7 +80,9 @@ fn volume_kind(error: &VolumeError) -> ErrorKind {
         | VolumeError::BadSize { .. }
         | VolumeError::OutOfRange { .. }
         | VolumeError::Overlap => ErrorKind::Invalid,
-        VolumeError::NoSpace { .. } | VolumeError::QuotaExceeded { .. } => ErrorKind::NoSpace,
+        VolumeError::NoSpace { .. } | VolumeError::QuotaExceeded { .. } | VolumeError::DiskFull(_) => {
+            ErrorKind::NoSpace
+        }
         VolumeError::Damaged { .. } | VolumeError::StoreDamaged(_) | VolumeError::Io(_) => ErrorKind::Failed,
     }
 }

@@ -47,6 +47,10 @@ impl BlockDevice for DelayStore {
             polled_at: Nanos::ZERO,
         }))
     }
+
+    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        self.inner.allocate(offset_bytes, len_bytes)
+    }
 }
 
 struct DelayChannel {

@@ -77,6 +77,17 @@ pub trait BlockDevice: Send + Sync {
     /// # Errors
     /// The kernel refuses what the channel needs.
     fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>>;
+
+    /// Makes sure that writes to these bytes find space, without changing what they hold:
+    /// a file with holes gets blocks there. The call waits for the kernel. The default
+    /// has nothing to do.
+    ///
+    /// # Errors
+    /// There is no space, or the store fails.
+    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        let _ = (offset_bytes, len_bytes);
+        Ok(())
+    }
 }
 
 /// One queue's path to a store. Belongs to one sidecore.

@@ -131,6 +131,10 @@ impl BlockDevice for FaultStore {
             failed: Batch::with_capacity(depth),
         }))
     }
+
+    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        self.inner.allocate(offset_bytes, len_bytes)
+    }
 }
 
 /// Sebastiano Vigna's splitmix64.

@@ -347,6 +347,9 @@ impl FunctionChannel {
                 self.take_back_part(multiplexer, label.slot, request);
                 continue;
             }
+            if request.result.is_err() && request.operation == Operation::Flush {
+                self.line.ask(label.slot, Question::FlushFailed);
+            }
             let whole = self.slots.take_whole(label.slot);
             request.tag = whole.tag;
             request.offset_bytes = whole.offset_bytes;

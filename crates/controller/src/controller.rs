@@ -66,6 +66,7 @@ impl Controller {
         let mut running = controller.running();
         if let Some(inbox) = running.inbox.take() {
             let (hypervisor, store) = (&controller.hypervisor, &controller.ports.store);
+            hypervisor.back_reserve(&mut disk);
             running.threads = Threads::start(hypervisor, inbox, store, options.commit_interval)?;
         }
         drop(running);
@@ -301,6 +302,7 @@ impl Controller {
     /// The store's.
     pub fn commit_on(&self, disk: &mut dyn Disk) -> std::io::Result<()> {
         self.hypervisor.commit(disk)?;
+        self.hypervisor.back_reserve(disk);
         self.hypervisor.reuse_blocks(disk)?;
         Ok(())
     }
@@ -337,6 +339,7 @@ impl Controller {
             block_bytes: self.block_bytes(),
             space: state.volumes.space(),
             read_only: state.volumes.read_only().map(str::to_owned),
+            full: state.volumes.disk_is_full().map(str::to_owned),
             is_frozen: state.volumes.is_frozen(),
             damage: state.volumes.damage().to_vec(),
             functions: functions.collect(),
@@ -357,6 +360,7 @@ impl Controller {
         Health {
             read_only: state.volumes.read_only().map(str::to_owned),
             is_frozen: state.volumes.is_frozen(),
+            full: state.volumes.disk_is_full().map(str::to_owned),
             is_damaged: volume.is_some_and(|info| info.state == sidecore_volume::VolumeState::Damaged),
         }
     }

@@ -214,6 +214,7 @@ impl Shared {
 
     fn answer(&self, message: Message) {
         let answer = match message.question {
+            Question::FlushFailed => return,
             _ if self.function.goes_through() => Answer::Rewalk,
             Question::Regenerate { range } => self.show(range),
             Question::Allocate { range, .. } => match self.map.allocate(range) {

@@ -12,7 +12,7 @@ mod miss;
 mod reclaim;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_block::BlockError;
@@ -41,6 +41,8 @@ pub(crate) struct Hypervisor {
     pub(crate) commit_count: AtomicU64,
     /// Subtrees and whole trees pruned for want of memory, and by command.
     pub(crate) prune_count: AtomicU64,
+    /// The store had no space for the last commit.
+    is_full: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -83,6 +85,7 @@ impl Hypervisor {
             durable: Arc::new(AtomicU64::new(0)),
             commit_count: AtomicU64::new(0),
             prune_count: AtomicU64::new(0),
+            is_full: AtomicBool::new(false),
             state: Mutex::new(State {
                 volumes,
                 open: BTreeMap::new(),
@@ -115,6 +118,7 @@ impl Hypervisor {
                 }
                 Question::Unmap { range } => self.unmap(message, range, disk),
                 Question::Commit => self.commits.ask(message.reply_to),
+                Question::FlushFailed => self.flush_failed(&std::io::Error::other("a guest's flush failed")),
                 Question::Retry => {
                     message.reply_to.reply(Answer::Rewalk);
                 }
@@ -126,7 +130,7 @@ impl Hypervisor {
     /// Takes note of what an operator has to act on, and says what the guest is told.
     fn refuse(&self, volume: &str, error: &VolumeError) -> Answer {
         match error {
-            VolumeError::NoSpace { .. } | VolumeError::QuotaExceeded { .. } => {
+            VolumeError::NoSpace { .. } | VolumeError::QuotaExceeded { .. } | VolumeError::DiskFull(_) => {
                 self.events.note(&self.name, format!("a write to volume \"{volume}\" failed: {error}"));
                 Answer::Failed(BlockError::NoSpace)
             }

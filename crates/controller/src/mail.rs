@@ -73,6 +73,8 @@ pub(crate) enum Question {
     },
     /// Make the mappings of all writes that have completed durable.
     Commit,
+    /// Not a question: the store has failed a flush. There is no answer.
+    FlushFailed,
     /// Nothing any more: let it try again. What a question becomes that found no space
     /// until the next commit.
     Retry,

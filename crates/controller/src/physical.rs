@@ -20,6 +20,7 @@ const BUFFER_BYTES: u64 = 1 << 20;
 ///
 /// Offsets and sizes are multiples of the device's block size.
 pub struct PhysicalDisk {
+    store: Arc<dyn BlockDevice>,
     channel: Box<dyn BlockChannel>,
     size_bytes: u64,
     discards: bool,
@@ -50,6 +51,7 @@ impl PhysicalDisk {
         channel.attach_memory(&buffer)?;
         let geometry = store.geometry();
         Ok(Self {
+            store: Arc::clone(store),
             channel,
             size_bytes: geometry.capacity_bytes,
             discards: geometry.discard,
@@ -146,6 +148,10 @@ impl Disk for PhysicalDisk {
 
     fn flush(&mut self) -> io::Result<()> {
         self.run(Operation::Flush, 0, 0)
+    }
+
+    fn allocate(&mut self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        self.store.allocate(offset_bytes, len_bytes)
     }
 
     fn discard(&mut self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {

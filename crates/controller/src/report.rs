@@ -21,6 +21,9 @@ pub struct ControllerReport {
     pub space: Space,
     /// Why nothing can be changed, if so.
     pub read_only: Option<String>,
+    /// What the store said when it had no space for the last commit, which is kept and
+    /// written again.
+    pub full: Option<String>,
     /// Only damaged metadata keeps it from being changed: volumes are served as far as
     /// that is safe, and what was changed before is made durable.
     pub is_frozen: bool,
@@ -49,6 +52,8 @@ pub struct Health {
     pub read_only: Option<String>,
     /// Only damaged metadata is the reason: see [`ControllerReport::is_frozen`].
     pub is_frozen: bool,
+    /// What the store said when it had no space for the last commit.
+    pub full: Option<String>,
     /// The volume that was asked about is damaged.
     pub is_damaged: bool,
 }

@@ -182,6 +182,7 @@ fn commit(hypervisor: &Hypervisor, interval: Duration, disk: &mut PhysicalDisk) 
         if next != NextCommit::Later {
             // What went wrong is told to whoever asked, and to the operator.
             let _ = hypervisor.commit(disk);
+            hypervisor.back_reserve(disk);
         }
         if next == NextCommit::Stop {
             return;

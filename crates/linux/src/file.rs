@@ -127,6 +127,10 @@ impl BlockDevice for FileStore {
     fn open_channel(&self, _core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         Ok(Box::new(FileChannel::open(Arc::clone(&self.target), depth)?))
     }
+
+    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        self.target.allocate(offset_bytes, len_bytes)
+    }
 }
 
 #[cfg(test)]

@@ -97,6 +97,8 @@ pub(crate) struct Allocator {
     data_blocks: u64,
     nodes: u64,
     reserve: u64,
+    /// Room for nodes that was free when the disk was asked for space last.
+    backed_slots: Option<u64>,
 }
 
 impl Allocator {
@@ -124,6 +126,7 @@ impl Allocator {
             data_blocks,
             nodes,
             reserve,
+            backed_slots: None,
         }
     }
 
@@ -151,6 +154,23 @@ impl Allocator {
             self.give_up_windows();
         }
         self.free.slots() >= wanted
+    }
+
+    /// Where the next nodes go: twice what is kept for them. `None` if hardly any have gone
+    /// since the last time.
+    pub(crate) fn next_slots(&self, always: bool) -> Option<Vec<u64>> {
+        let slots = self.free.slots();
+        let taken = self.backed_slots.map(|before| before.saturating_sub(slots));
+        if !always && taken.is_some_and(|taken| taken < self.reserve / 2) {
+            return None;
+        }
+        let count = usize::try_from(self.reserve.saturating_mul(2)).unwrap_or(usize::MAX);
+        Some(self.free.highest_slots().take(count).collect())
+    }
+
+    /// The disk has space there.
+    pub(crate) fn note_backed(&mut self) {
+        self.backed_slots = Some(self.free.slots());
     }
 
     /// A node that no tree has any more. `fresh`: it was made in this

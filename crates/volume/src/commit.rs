@@ -44,6 +44,12 @@
 //! cannot be asked: what was "written" may be in a cache that lost it. So
 //! nothing is built on it. The store takes no more changes until it is opened
 //! again, and reads whatever the disk has.
+//!
+//! A write for which the disk had no space is another matter: nothing that was
+//! acknowledged is in doubt. The commit is kept and written again from its first
+//! byte to its last, to the same places, until there is space. A flush that fails
+//! is never tried again, whatever the reason: the kernel may have dropped what it
+//! could not write, and would call the next flush a success.
 
 use std::io;
 
@@ -55,6 +61,40 @@ use crate::superblock::{Superblock, slot_offset_bytes, slots_of};
 
 /// Bytes of nodes that lie in a row and are written as one.
 const MAX_WRITE_BYTES: usize = 1 << 20;
+
+/// Why a commit was not written.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct CommitError {
+    error: io::Error,
+    is_full: bool,
+}
+
+impl CommitError {
+    /// A write failed.
+    fn of_write(error: io::Error) -> Self {
+        let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        Self { error, is_full }
+    }
+
+    /// A flush failed, for whatever reason.
+    fn of_flush(error: io::Error) -> Self {
+        Self { error, is_full: false }
+    }
+
+    /// Whether the disk had no space for a write: the same commit can be written again
+    /// when it has.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.is_full
+    }
+}
+
+impl From<CommitError> for io::Error {
+    fn from(error: CommitError) -> Self {
+        error.error
+    }
+}
 
 /// A transaction on its way to the disk. It has all that it needs: writing it
 /// does not need the [`Volumes`](crate::Volumes).
@@ -104,15 +144,15 @@ impl Commit {
     ///
     /// # Errors
     /// The disk's. What is durable then is this generation or the one before.
-    pub fn write(&self, disk: &mut dyn Disk) -> io::Result<()> {
+    pub fn write(&self, disk: &mut dyn Disk) -> Result<(), CommitError> {
         for (offset_bytes, run) in &self.nodes {
-            disk.write(*offset_bytes, run)?;
+            disk.write(*offset_bytes, run).map_err(CommitError::of_write)?;
         }
-        disk.flush()?;
+        disk.flush().map_err(CommitError::of_flush)?;
         for (offset_bytes, slot) in &self.slots {
-            disk.write(*offset_bytes, slot)?;
+            disk.write(*offset_bytes, slot).map_err(CommitError::of_write)?;
         }
-        disk.flush()
+        disk.flush().map_err(CommitError::of_flush)
     }
 }
 

@@ -29,6 +29,16 @@ pub trait Disk {
     /// The disk cannot say that it did.
     fn flush(&mut self) -> io::Result<()>;
 
+    /// Makes sure that writes to a range find space, without changing what it holds: for
+    /// what is kept for metadata. The default has nothing to do.
+    ///
+    /// # Errors
+    /// There is no space, or the disk fails.
+    fn allocate(&mut self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        let _ = (offset_bytes, len_bytes);
+        Ok(())
+    }
+
     /// Says that the contents of a range do not matter any more: what freed
     /// blocks are given to before they are used again. The default keeps them.
     ///

@@ -195,6 +195,12 @@ pub enum VolumeError {
     /// The store takes no changes, and why.
     #[error("the store is read only: {0}")]
     StoreReadOnly(String),
+    /// The disk that the store lies on has no space, and what it said.
+    #[error(
+        "the disk below the store is full ({0}): what was written before is made durable when it has space again, and \
+         nothing is written to fresh blocks until then"
+    )]
+    DiskFull(String),
     /// Metadata of some volume is damaged, and why: below the damage, nobody knows which
     /// blocks are in use. Reads, and writes in place, go on.
     #[error(

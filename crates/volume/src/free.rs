@@ -76,6 +76,17 @@ impl FreeSpace {
         slots_to_end.checked_sub(1).map(|slot| slot.saturating_mul(self.node_blocks))
     }
 
+    /// The slots, from the highest one down.
+    pub(crate) fn highest_slots(&self) -> impl Iterator<Item = u64> + '_ {
+        let slots_of = |first: &u64| {
+            let (first, count) = self.ranges.containing(*first).unwrap_or_default();
+            let end = first.saturating_add(count).checked_div(self.node_blocks).unwrap_or(0);
+            first.div_ceil(self.node_blocks)..end
+        };
+        let slots = self.roomy_firsts.iter().rev().flat_map(move |first| slots_of(first).rev());
+        slots.map(|slot| slot.saturating_mul(self.node_blocks))
+    }
+
     /// The smallest range with a slot and at least `count` blocks, else the
     /// largest one.
     pub(crate) fn best(&self, count: u64) -> Option<(u64, u64)> {
@@ -148,6 +159,8 @@ mod tests {
             assert_eq!(all.len(), free.roomy.len() + free.scraps.len());
             assert_eq!(free.slots(), all.iter().map(|(first, count)| free.slots_in(*first, *count)).sum::<u64>());
             assert_eq!(free.roomy.len(), free.roomy_firsts.len());
+            assert_eq!(free.highest_slots().next(), free.highest_slot());
+            assert_eq!(free.highest_slots().count() as u64, free.slots());
             if let Some(slot) = free.highest_slot() {
                 let (first, count) = free.containing(slot).unwrap();
                 assert!(slot % 8 == 0 && slot + 8 <= first + count);

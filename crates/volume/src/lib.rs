@@ -115,7 +115,7 @@ mod volumes;
 mod walk;
 mod windows;
 
-pub use commit::{Commit, Freed};
+pub use commit::{Commit, CommitError, Freed};
 pub use disk::Disk;
 pub use error::{Damage, FormatError, OpenError, Place, RepairError, VolumeError};
 pub use format::{Content, FormatOptions, format, probe};

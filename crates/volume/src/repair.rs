@@ -134,7 +134,10 @@ impl Repair {
             return Err(io::Error::other("two volumes claim the same blocks, and nobody said which one loses them"));
         }
         match &self.commit {
-            Some(commit) => commit.write(disk).map(|()| commit.generation()),
+            Some(commit) => {
+                commit.write(disk)?;
+                Ok(commit.generation())
+            }
             None => heal(disk, &self.superblock).map(|()| self.generation),
         }
     }

@@ -21,6 +21,8 @@ pub(crate) struct MemoryDisk {
     cached: Vec<(u64, Vec<u8>)>,
     /// Operations (writes and flushes) until they fail.
     pub(crate) fail_after: Option<usize>,
+    /// Writes (not flushes) until there is no space.
+    pub(crate) full_after: Option<usize>,
     pub(crate) fail_reads: bool,
     pub(crate) writes: usize,
     pub(crate) flushes: usize,
@@ -122,6 +124,11 @@ impl Disk for MemoryDisk {
         self.inside(at, data.len());
         self.writes += 1;
         self.count_down()?;
+        match &mut self.full_after {
+            Some(0) => return Err(io::ErrorKind::StorageFull.into()),
+            Some(left) => *left -= 1,
+            None => {}
+        }
         for (index, sector) in data.chunks(SECTOR).enumerate() {
             self.cached.push((at + (index * SECTOR) as u64, sector.to_vec()));
         }

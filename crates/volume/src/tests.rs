@@ -3,6 +3,7 @@
 mod basics;
 mod crash;
 mod flips;
+mod full;
 mod large;
 mod model;
 mod repair;

@@ -3,16 +3,19 @@
 mod blocks;
 mod catalogue;
 mod commit;
+mod reserve;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::allocator::Need;
+use crate::commit::Commit;
 use crate::disk::Disk;
 use crate::error::{Damage, OpenError, Place, VolumeError};
 use crate::forest::{Forest, Item, NoDisk, Tree};
 use crate::info::{Space, VolumeId, VolumeInfo, VolumeState};
 use crate::limits::DEFAULT_CACHE_NODES;
 use crate::nodes::TreeError;
+use crate::ranges::RangeSet;
 use crate::record::Record;
 use crate::report::Report;
 use crate::superblock::Superblock;
@@ -65,6 +68,11 @@ pub struct Volumes {
     pub(crate) generation: u64,
     /// The generation being committed, and its superblock.
     pub(crate) committing: Option<Superblock>,
+    /// Blocks that the disk has space for: what is kept for metadata, and was.
+    pub(crate) backed: RangeSet,
+    /// The sealed transaction that the disk had no space for, and what the disk said.
+    pub(crate) kept: Option<Commit>,
+    pub(crate) disk_is_full: Option<String>,
     pub(crate) read_only: Option<String>,
     /// It takes no changes because of damaged metadata, and only because of that.
     pub(crate) frozen: bool,
@@ -142,6 +150,22 @@ impl Volumes {
     /// Why nothing more can be made durable, if so.
     pub fn cannot_commit(&self) -> Option<&str> {
         self.read_only.as_deref().filter(|_| !self.frozen)
+    }
+
+    /// What the disk said when it had no space for the last commit, which is kept and
+    /// [begun](Self::begin_commit) again; `None` if it had.
+    #[must_use]
+    pub fn disk_is_full(&self) -> Option<&str> {
+        self.disk_is_full.as_deref()
+    }
+
+    /// The error of who finds no block, or no room for a node. While the disk is full,
+    /// no commit frees anything.
+    pub(crate) fn no_space(&self) -> VolumeError {
+        match &self.disk_is_full {
+            Some(why) => VolumeError::DiskFull(why.clone()),
+            None => VolumeError::NoSpace { after_commit: self.forest.allocator.has_pending() },
+        }
     }
 
     /// Whether anything of the volume can be written: in place at least.
@@ -246,7 +270,7 @@ impl Volumes {
     /// opened, and nothing of that was unread then.
     fn fail(&mut self, id: VolumeId, error: TreeError) -> VolumeError {
         match error {
-            TreeError::NoSpace => VolumeError::NoSpace { after_commit: self.forest.allocator.has_pending() },
+            TreeError::NoSpace => self.no_space(),
             TreeError::Io(error) => VolumeError::Io(error),
             TreeError::Damaged { block, what } => {
                 let damage = Damage { place: Place::Node(block), what };

@@ -19,6 +19,9 @@ pub struct ControllerReport {
     pub read_only: bool,
     /// Why, if so.
     pub reason: Option<String>,
+    /// What the store said when it had no space for the last commit: what was changed is kept until it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub full: Option<String>,
     /// What was found damaged, in words.
     pub damage: Vec<String>,
     /// What is used for what.

@@ -8,6 +8,9 @@ const CONTROLLERS: &[Metric<ControllerReport>] = &[
     gauge("sidecore_controller_read_only", "1 if nothing may be changed any more.", |c| {
         Value::Whole(c.read_only.into())
     }),
+    gauge("sidecore_controller_store_full", "1 if the store had no space for the last commit, which is kept.", |c| {
+        Value::Whole(c.full.is_some().into())
+    }),
     gauge("sidecore_controller_damaged", "How much was found damaged.", |c| Value::Whole(c.damage.len() as u64)),
     gauge("sidecore_controller_volumes", "Volumes and snapshots.", |c| Value::Whole(c.volumes)),
     gauge("sidecore_controller_extents", "Extents that map their blocks.", |c| Value::Whole(c.extents)),

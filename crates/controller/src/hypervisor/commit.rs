@@ -134,12 +134,19 @@ impl CommitQueue {
     }
 }
 
+/// Whether the store had no space, which may change.
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::StorageFull
+}
+
 impl Hypervisor {
     /// Makes everything durable that was changed until now, and answers everybody
     /// who asked for that until now. Only one thread may commit.
     ///
+    /// A commit that the store has no space for is kept, and tried again at the next call.
+    ///
     /// # Errors
-    /// The store's. Nothing can be changed any more then.
+    /// The store's. Unless it is full, nothing can be changed any more then.
     pub(crate) fn commit(&self, disk: &mut dyn Disk) -> io::Result<()> {
         // Whoever asks later waits for the next one.
         let (flushes, operations) = {
@@ -148,38 +155,14 @@ impl Hypervisor {
             wanted.dirty_since = None;
             (std::mem::take(&mut wanted.flushes), std::mem::take(&mut wanted.operations))
         };
-        let (commit, transaction) = {
+        let transaction = {
             let mut state = self.state();
             let transaction = state.transaction;
             state.transaction = transaction.saturating_add(1);
-            (state.volumes.begin_commit(), transaction)
+            transaction
         };
-        let result = match commit {
-            Some(commit) => {
-                let result = commit.write(disk);
-                let told = result.as_ref().map_err(ToString::to_string).copied();
-                let mut state = self.state();
-                let freed = state.volumes.end_commit(commit, result);
-                state.limbo.free_later(freed, &self.epochs);
-                self.commit_count.fetch_add(1, Ordering::Relaxed);
-                told.map_err(io::Error::other)
-            }
-            None => {
-                let refused = self.state().volumes.cannot_commit().map(|why| io::Error::other(why.to_owned()));
-                let pending = self.has_uncommitted(transaction);
-                match refused {
-                    Some(error) if pending => Err(error),
-                    _ => disk.flush(),
-                }
-            }
-        };
-        match &result {
-            Ok(()) => self.durable.store(transaction, Ordering::Release),
-            Err(error) => {
-                let what = format!("the metadata could not be written, nothing changes any more: {error}");
-                self.events.note(&self.name, what);
-            }
-        }
+        let result = self.write_transactions(transaction, disk);
+        self.note_result(&result, transaction);
         if result.is_err() {
             // Who waits for space would wait for ever: from now on the answer is another.
             let waiting = std::mem::take(&mut self.state().for_space);
@@ -190,6 +173,7 @@ impl Hypervisor {
         for reply_to in flushes {
             reply_to.reply(match &result {
                 Ok(()) => Answer::Done,
+                Err(error) if is_full(error) => Answer::Failed(BlockError::NoSpace),
                 Err(_) => Answer::Failed(BlockError::EIO),
             });
         }
@@ -198,6 +182,108 @@ impl Hypervisor {
             let _ = reply.send(result.as_ref().map_err(ToString::to_string).copied());
         }
         result
+    }
+
+    /// Writes what is sealed already, if the store had no space for it, and then what was
+    /// changed until now.
+    fn write_transactions(&self, transaction: u64, disk: &mut dyn Disk) -> io::Result<()> {
+        loop {
+            let (commit, is_kept) = {
+                let mut state = self.state();
+                let is_kept = state.volumes.has_kept_commit();
+                (state.volumes.begin_commit(), is_kept)
+            };
+            let Some(commit) = commit else { return self.flush(transaction, disk) };
+            let written = commit.write(disk);
+            let told = written.as_ref().map_err(|error| {
+                let kind = if error.is_full() { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
+                io::Error::new(kind, error.to_string())
+            });
+            let told = told.copied();
+            let mut state = self.state();
+            let freed = state.volumes.end_commit(commit, written);
+            state.limbo.free_later(freed, &self.epochs);
+            drop(state);
+            self.commit_count.fetch_add(1, Ordering::Relaxed);
+            if told.is_err() || !is_kept {
+                return told;
+            }
+        }
+    }
+
+    /// Sees to it that the store has space where the next nodes go. Without it, no fresh
+    /// blocks are given out, so that what is left is there for deletes and discards.
+    pub(crate) fn back_reserve(&self, disk: &mut dyn Disk) {
+        let (ranges, block_bytes) = {
+            let state = self.state();
+            (state.volumes.unbacked(), u64::from(state.volumes.block_bytes()))
+        };
+        let mut backed = Vec::new();
+        let mut full = None;
+        for range in &ranges {
+            let bytes = |blocks: u64| blocks.saturating_mul(block_bytes);
+            match disk.allocate(bytes(range.first.0), bytes(range.count)) {
+                Ok(()) => backed.push(*range),
+                Err(error) => {
+                    full = Some(error.to_string());
+                    break;
+                }
+            }
+        }
+        let was_full = {
+            let mut state = self.state();
+            let was_full = state.volumes.disk_is_full().is_some();
+            state.volumes.set_backed(&backed, full.clone());
+            was_full && state.volumes.disk_is_full().is_none()
+        };
+        if was_full {
+            self.events.note(&self.name, "the store has space for metadata again".to_owned());
+        }
+        if let Some(why) = &full {
+            let what =
+                format!("the store has no space for the metadata's reserve, fresh blocks are not written: {why}");
+            self.events.note(&self.name, what);
+            // Once more, without being asked.
+            self.commits.note_change();
+        }
+    }
+
+    /// There is nothing to commit: flushes the store.
+    fn flush(&self, transaction: u64, disk: &mut dyn Disk) -> io::Result<()> {
+        let refused = self.state().volumes.cannot_commit().map(|why| io::Error::other(why.to_owned()));
+        if let Some(error) = refused.filter(|_| self.has_uncommitted(transaction)) {
+            return Err(error);
+        }
+        disk.flush().inspect_err(|error| self.flush_failed(error))
+    }
+
+    /// The store has lost, perhaps, what was written to it: no commit may build on that.
+    pub(super) fn flush_failed(&self, error: &io::Error) {
+        self.state().volumes.flush_failed(error);
+        self.events.note(&self.name, format!("the store could not be flushed, no volume is changed any more: {error}"));
+    }
+
+    /// Takes note of how it went, for who waits and for the operator.
+    fn note_result(&self, result: &io::Result<()>, transaction: u64) {
+        let was_full = self.is_full.swap(result.as_ref().is_err_and(is_full), Ordering::AcqRel);
+        match result {
+            Ok(()) => {
+                self.durable.store(transaction, Ordering::Release);
+                if was_full {
+                    self.events.note(&self.name, "the store has space again: all is durable that was kept".to_owned());
+                }
+            }
+            Err(error) if is_full(error) => {
+                // Once more, without being asked.
+                self.commits.note_change();
+                let what = format!("the store is full: what was changed is kept until it has space: {error}");
+                self.events.note(&self.name, what);
+            }
+            Err(error) => {
+                let what = format!("the metadata could not be written, nothing changes any more: {error}");
+                self.events.note(&self.name, what);
+            }
+        }
     }
 
     /// Whether a volume has changes that no commit has made durable, up to

@@ -93,10 +93,10 @@ impl Hypervisor {
                 let waiting = state.limbo.holds_blocks();
                 return result.map(|()| waiting);
             };
-            let frozen = state.volumes.is_frozen();
-            drop(state);
             // A damaged store keeps what its blocks hold, whatever is thought of them.
-            for range in freed.ranges().filter(|_| !frozen) {
+            let discarded = if state.volumes.is_frozen() { Vec::new() } else { state.volumes.discardable(&freed) };
+            drop(state);
+            for range in discarded {
                 let offset_bytes = range.first.0.saturating_mul(block_bytes);
                 result = result.and(disk.discard(offset_bytes, range.count.saturating_mul(block_bytes)));
             }

@@ -117,6 +117,11 @@ impl Target {
         Self::new(file, direct, Hold::Owner(owner), options)
     }
 
+    /// See [`sidecore_block::BlockDevice::allocate`].
+    pub fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> std::io::Result<()> {
+        allocate(&self.file, offset_bytes, len_bytes)
+    }
+
     fn new(file: OwnedFd, direct: Option<Alignment>, hold: Hold, options: &FileOptions) -> Result<Self, FileError> {
         let path = options.path.as_path();
         let wrap = |action| move |source: Errno| FileError::Kernel { action, path: path.into(), source: source.into() };
@@ -172,6 +177,15 @@ fn wanted_block_bytes(options: &FileOptions) -> Result<u32, FileError> {
         return Err(FileError::BadBlockSize { block_bytes: wanted });
     }
     Ok(wanted)
+}
+
+/// Allocates without changing what is there. Where there is nothing to allocate, as on a
+/// block device, or no way to do it, all is as well as it can be.
+fn allocate(file: &OwnedFd, offset_bytes: u64, len_bytes: u64) -> std::io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset_bytes, len_bytes) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::INVAL | Errno::NOSYS) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Whether it is a block device, not a regular file.

@@ -50,6 +50,10 @@ impl Volumes {
         let volume = self.changeable(id)?;
         let (first, end) = inside(range, volume.info.blocks)?;
         let tree = volume.tree;
+        if self.disk_is_full.is_some() {
+            // What is written there could not be made durable.
+            return Err(self.no_space());
+        }
         let quota_blocks = volume.info.quota_blocks;
         let used_blocks = volume.info.allocated_blocks.saturating_add(volume.charged_blocks);
 
@@ -82,7 +86,7 @@ impl Volumes {
             behind = Some((at, physical.saturating_add(count)));
         }
         if at == first && range.count > 0 {
-            return Err(VolumeError::NoSpace { after_commit: self.forest.allocator.has_pending() });
+            return Err(self.no_space());
         }
         let charged_blocks = holes_in(&mapped, first, at);
         if let Some(volume) = self.volumes.get_mut(&id) {

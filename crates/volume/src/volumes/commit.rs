@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 
 use super::Volumes;
-use crate::commit::{Commit, Freed};
+use crate::commit::{Commit, CommitError, Freed};
 use crate::error::VolumeError;
 use crate::geometry::checksum;
 use crate::grant::PhysicalRange;
@@ -33,7 +33,14 @@ impl Volumes {
     /// Whether there is something for the next commit.
     #[must_use]
     pub fn needs_commit(&self) -> bool {
-        self.cannot_commit().is_none() && (self.changed || self.forest.nodes.has_dirty())
+        let wanted = self.kept.is_some() || self.changed || self.forest.nodes.has_dirty();
+        wanted && self.cannot_commit().is_none()
+    }
+
+    /// Whether the next commit is one that the disk had no space for.
+    #[must_use]
+    pub fn has_kept_commit(&self) -> bool {
+        self.kept.is_some()
     }
 
     /// Whether a commit has begun and not ended.
@@ -44,10 +51,14 @@ impl Volumes {
 
     /// Seals the transaction: all changes until now, and none that come later.
     /// `None` if there are none, if a commit is under way
-    /// ([`is_committing`](Self::is_committing)), or if the store is read only.
+    /// ([`is_committing`](Self::is_committing)), or if the store is read only. A
+    /// transaction that the disk had no space for is begun again, as it was.
     pub fn begin_commit(&mut self) -> Option<Commit> {
-        if !self.needs_commit() || self.is_committing() {
+        if !self.needs_commit() {
             return None;
+        }
+        if self.is_committing() {
+            return self.kept.take();
         }
         match self.sealed() {
             Ok((sealed, superblock)) => {
@@ -70,10 +81,18 @@ impl Volumes {
     }
 
     /// The commit was written, or not. What it freed can be reused after the
-    /// caller's grace period. If it was not, nothing is changed any more: what
-    /// is on the disk now is the generation before or this one, which the next
-    /// open finds out.
-    pub fn end_commit(&mut self, commit: Commit, result: io::Result<()>) -> Freed {
+    /// caller's grace period. If the disk had no space for it, it is kept, and the
+    /// next one is it again. After any other error nothing is changed any more: what is on the
+    /// disk now is the generation before or this one, which the next open finds out.
+    pub fn end_commit(&mut self, commit: Commit, result: Result<(), CommitError>) -> Freed {
+        if let Err(error) = &result
+            && error.is_full()
+            && self.committing.as_ref().is_some_and(|superblock| superblock.generation == commit.generation())
+        {
+            self.disk_is_full = Some(error.to_string());
+            self.kept = Some(commit);
+            return Freed::default();
+        }
         let Some(superblock) = self.committing.take_if(|superblock| superblock.generation == commit.generation())
         else {
             return Freed::default();
@@ -83,6 +102,7 @@ impl Volumes {
             self.fail_for_good(format!("metadata could not be written: {error}"));
             return Freed::default();
         }
+        self.disk_is_full = None;
         self.generation = superblock.generation;
         // The transaction after this one may have shared blocks already.
         let only_copies = superblock.only_copies && self.superblock.only_copies;
@@ -93,6 +113,12 @@ impl Volumes {
             ranges: freed.map(|(first, count)| PhysicalRange { first: Plba(first), count }).collect(),
             generations: vec![self.generation],
         }
+    }
+
+    /// A flush of the disk has failed, whoever asked for it: what was written before may be
+    /// lost, also what a commit would build on. Nothing is changed any more.
+    pub fn flush_failed(&mut self, error: &io::Error) {
+        self.fail_for_good(format!("the disk could not be flushed: {error}"));
     }
 
     /// Nothing is written any more until the store is opened again.
@@ -187,10 +213,19 @@ impl Volumes {
     /// # Errors
     /// The disk's; the store is read only then.
     pub fn commit_now(&mut self, disk: &mut dyn crate::Disk) -> Result<(), VolumeError> {
-        if let Some(commit) = self.begin_commit() {
+        // Twice, if the first is one that was kept.
+        for _ in 0..2 {
+            let is_kept = self.has_kept_commit();
+            let Some(commit) = self.begin_commit() else { break };
             let written = commit.write(disk);
             let freed = self.end_commit(commit, written);
             self.reuse(freed);
+            if !is_kept || self.has_kept_commit() {
+                break;
+            }
+        }
+        if let (true, Some(why)) = (self.has_kept_commit(), &self.disk_is_full) {
+            return Err(VolumeError::DiskFull(why.clone()));
         }
         let undone = self.changed || self.volumes.values().any(|volume| volume.changed_in > self.generation);
         match self.cannot_commit() {

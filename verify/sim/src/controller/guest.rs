@@ -298,7 +298,7 @@ impl World {
                 return Ok(false);
             }
             Err(BlockError::ReadOnly) if operation.is_write() && self.has_failed => return Ok(false),
-            Err(BlockError::Io { .. }) if excused => {
+            Err(BlockError::Io { .. } | BlockError::NoSpace) if excused => {
                 self.failures += 1;
                 return Ok(false);
             }

@@ -50,7 +50,7 @@ impl World {
     /// Nothing was done: whether that is in order.
     fn refused(&mut self, error: &ControllerError) -> Step {
         match error {
-            ControllerError::Volume(VolumeError::NoSpace { .. }) => {
+            ControllerError::Volume(VolumeError::NoSpace { .. } | VolumeError::DiskFull(_)) => {
                 self.lore.refusals += 1;
                 Ok(())
             }

@@ -27,6 +27,8 @@ impl World {
     pub(super) fn serve(&mut self) -> Step {
         let controller = self.controller.clone();
         controller.step(&mut DuringWork { world: self });
+        // A guest's flush may have failed, which is as bad as a commit's.
+        self.has_failed |= controller.health(None).read_only.is_some();
         self.wrong.take().map_or(Ok(()), Err)
     }
 
@@ -42,7 +44,11 @@ impl World {
         let commits = self.controller.report().commits;
         if self.random.once_in(self.tuning.commits_per_failure) {
             let succeeds = self.random.below(16);
-            self.disk.fail_after(Some(succeeds));
+            if self.random.once_in(2) {
+                self.disk.fail_after(Some(succeeds));
+            } else {
+                self.disk.full_after(Some(succeeds));
+            }
         }
         let controller = self.controller.clone();
         self.is_committing = true;
@@ -50,6 +56,7 @@ impl World {
         self.is_committing = false;
         // It may also have met a request of a guest.
         self.disk.fail_after(None);
+        self.disk.full_after(None);
         if let Some(wrong) = self.wrong.take() {
             return Err(wrong);
         }

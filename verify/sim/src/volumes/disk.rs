@@ -59,6 +59,8 @@ struct Inner {
     flushes_lie: bool,
     /// How many more writes and flushes succeed before one fails.
     succeeds: Option<u64>,
+    /// How many more writes there is space for.
+    space: Option<u64>,
 }
 
 /// A handle on the disk; all clones are the same disk.
@@ -74,7 +76,7 @@ impl SimDisk {
     pub fn new(bytes: Vec<u8>) -> Self {
         assert!(bytes.len().is_multiple_of(SECTOR_BYTES), "a disk is whole sectors");
         let recording = Recording { base: bytes.clone(), log: vec![Event::Flush { honest: true }] };
-        Self(Arc::new(Mutex::new(Inner { bytes, recording, flushes_lie: false, succeeds: None })))
+        Self(Arc::new(Mutex::new(Inner { bytes, recording, flushes_lie: false, succeeds: None, space: None })))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -89,6 +91,11 @@ impl SimDisk {
     /// The write or flush after the next `count` ones fails, and that one only; `None` calls it off.
     pub fn fail_after(&self, count: Option<u64>) {
         self.lock().succeeds = count;
+    }
+
+    /// After the next `count` writes there is no space for any; `None` makes some.
+    pub fn full_after(&self, count: Option<u64>) {
+        self.lock().space = count;
     }
 
     /// How many events were recorded: the position of the next one.
@@ -131,7 +138,14 @@ impl SimDisk {
         inner.bytes[range].copy_from_slice(data);
         inner.recording.log.push(Event::Write { sector, data: data.into() });
         // It failed, and some of it may be there all the same.
-        inner.may_fail()
+        match &mut inner.space {
+            Some(0) => Err(io::ErrorKind::StorageFull.into()),
+            Some(left) => {
+                *left -= 1;
+                inner.may_fail()
+            }
+            None => inner.may_fail(),
+        }
     }
 
     /// Makes what was written safe.

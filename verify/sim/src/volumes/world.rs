@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
 
-use sidecore_volume::{Commit, Disk, Freed, VolumeId, Volumes};
+use sidecore_volume::{Commit, CommitError, Disk, Freed, VolumeId, Volumes};
 
 use super::Bug;
 use super::disk::SimDisk;
@@ -236,7 +236,7 @@ impl World {
         Ok(())
     }
 
-    fn write_commit(&mut self, commit: &Commit) -> io::Result<()> {
+    fn write_commit(&mut self, commit: &Commit) -> Result<(), CommitError> {
         self.committing = true;
         let result = commit.write(&mut DuringCommit { world: self });
         self.committing = false;
