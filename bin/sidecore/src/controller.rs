@@ -151,6 +151,9 @@ fn list(controllers: Vec<ControllerReport>, json: bool) -> Result<()> {
     }
     let mut text = table.render();
     for controller in &controllers {
+        if let Some(percent) = controller.nearly_full_percent {
+            text.push_str(&format!("{} is nearly full: {percent} % are in use\n", controller.name));
+        }
         if let Some(reason) = &controller.reason {
             text.push_str(&format!("{} is read-only: {reason}\n", controller.name));
         }
@@ -206,6 +209,12 @@ fn about(report: &ControllerReport, allocated_bytes: u64) -> Table {
     line("label", if report.label.is_empty() { "-".to_owned() } else { report.label.clone() });
     line("block size", size::show(report.block_bytes.into()));
     line("volumes", report.volumes.to_string());
+    let promised = format!(
+        "{} ({} of the store)",
+        bytes(report.promised_bytes),
+        percent(report.promised_bytes, report.space.total_bytes)
+    );
+    line("promised", promised);
     line("extents", report.extents.to_string());
     line("fragmentation", volume::fragmentation(report.extents, allocated_bytes));
     let memory = &report.tree_memory;

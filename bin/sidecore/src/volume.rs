@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use sidecore_control::config::size;
 use sidecore_control::report::{CheckReport, DeviceReport, ExtentReport, VolumeReport};
@@ -155,7 +155,7 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<Exit
         }
         Command::Rename { volume, name } => one(client.rename_volume(on, &volume, &name)?, "renamed")?,
         Command::Quota { volume, quota } => one(client.set_quota(on, &volume, quota.0)?, "changed")?,
-        Command::Delete { volumes } => delete(&client, on, &volumes, json)?,
+        Command::Delete { volumes } => return delete(&client, on, &volumes, json),
         Command::Check { .. } => return checked(&client.check_controller(on)?, json),
         // Dealt with above: no daemon has that store.
         Command::Repair(arguments) => return repair::run(&arguments, json),
@@ -172,14 +172,30 @@ fn say(volume: &VolumeReport, done: &str) -> Result<()> {
     Ok(print(&format!("{done}: {what} \"{name}\" of {size}{quota} on controller \"{}\"\n", volume.controller))?)
 }
 
-fn delete(client: &Client, controller: &str, volumes: &[String], json: bool) -> Result<()> {
-    for volume in volumes {
-        client.delete_volume(controller, volume).with_context(|| format!("\"{volume}\" is still there"))?;
-        if !json {
-            print(&format!("deleted: \"{volume}\" on controller \"{controller}\"\n"))?;
+/// Deletes each of them that can be, and says of each what has become of it.
+fn delete(client: &Client, controller: &str, volumes: &[String], json: bool) -> Result<ExitCode> {
+    let (mut deleted, mut kept) = (Vec::new(), Vec::new());
+    for (index, volume) in volumes.iter().enumerate() {
+        if volumes.iter().take(index).any(|before| before == volume) {
+            continue;
+        }
+        match client.delete_volume(controller, volume) {
+            Ok(()) => {
+                if !json {
+                    print(&format!("deleted: \"{volume}\" on controller \"{controller}\"\n"))?;
+                }
+                deleted.push(volume);
+            }
+            Err(error) => {
+                eprintln!("sidecore: not deleted: \"{volume}\": {error:#}");
+                kept.push(serde_json::json!({ "volume": volume, "error": format!("{error:#}") }));
+            }
         }
     }
-    if json { print_json(&serde_json::json!({ "deleted": volumes })) } else { Ok(()) }
+    if json {
+        print_json(&serde_json::json!({ "deleted": deleted, "not_deleted": kept }))?;
+    }
+    Ok(if kept.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The names of the devices that show this volume.
@@ -201,6 +217,7 @@ fn list(client: &Client, controller: &str, json: bool) -> Result<()> {
         ">SIZE",
         ">ALLOCATED",
         ">OF SIZE",
+        ">EXCLUSIVE",
         ">QUOTA",
         ">EXTENTS",
         "KIND",
@@ -215,6 +232,7 @@ fn list(client: &Client, controller: &str, json: bool) -> Result<()> {
             size::show(volume.size_bytes),
             bytes(volume.allocated_bytes),
             percent(volume.allocated_bytes, volume.size_bytes),
+            volume.exclusive_bytes.map_or_else(|| "?".to_owned(), bytes),
             volume.quota_bytes.map_or_else(|| "-".to_owned(), size::show),
             volume.extents.to_string(),
             kind(&volume).to_owned(),
@@ -262,6 +280,8 @@ fn show(client: &Client, controller: &str, volume: &str, extents: bool, json: bo
     line("size", size::show(report.size_bytes));
     let share = percent(report.allocated_bytes, report.size_bytes);
     line("allocated", format!("{} ({share} of its size)", bytes(report.allocated_bytes)));
+    let exclusive = |own| format!("{}, which deleting it frees", bytes(own));
+    line("exclusive", report.exclusive_bytes.map_or_else(|| "unknown".to_owned(), exclusive));
     line("quota", report.quota_bytes.map_or_else(|| "none".to_owned(), size::show));
     line("extents", report.extents.to_string());
     line("fragmentation", fragmentation(report.extents, report.allocated_bytes));

@@ -68,9 +68,9 @@ fn volumes_are_made_listed_changed_and_deleted() {
     let text = stdout(path, &["volume", "list"]);
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0][..2], ["NAME", "SIZE"]);
-    assert_eq!(rows[1][..7], ["root", "8MiB", "0B", "0.0%", "4MiB", "0", "volume"]);
-    assert_eq!(rows[2][..8], ["monday", "8MiB", "0B", "0.0%", "-", "0", "snapshot", "root"]);
-    assert_eq!(rows[3][7], "monday");
+    assert_eq!(rows[1][..8], ["root", "8MiB", "0B", "0.0%", "0B", "4MiB", "0", "volume"]);
+    assert_eq!(rows[2][..9], ["monday", "8MiB", "0B", "0.0%", "0B", "-", "0", "snapshot", "root"]);
+    assert_eq!(rows[3][8], "monday");
     let list = json(path, &["volume", "list"]);
     assert_eq!(list["volumes"][2]["origin_name"], "monday");
 
@@ -89,6 +89,31 @@ fn volumes_are_made_listed_changed_and_deleted() {
     assert_eq!(json(path, &["volume", "check"])["clean"], true);
     stdout(path, &["volume", "delete", "copy", "monday", "trunk"]);
     assert_eq!(json(path, &["volume", "list"])["volumes"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn a_delete_says_of_every_name_what_has_become_of_it() {
+    let daemon = daemon();
+    let path = daemon.path();
+    for name in ["a", "b", "c"] {
+        stdout(path, &["volume", "create", name, "1MiB"]);
+    }
+    let output = command(path, &["volume", "delete", "a", "nobody", "b", "a", "c"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let (said, complained) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    for name in ["a", "b", "c"] {
+        assert_eq!(said.matches(&format!("deleted: \"{name}\"")).count(), 1, "{said}");
+    }
+    assert!(
+        complained.contains("not deleted: \"nobody\": ") && complained.contains("no volume called"),
+        "{complained}"
+    );
+    assert!(!complained.contains("still there"), "{complained}");
+    assert_eq!(json(path, &["volume", "list"])["volumes"].as_array().unwrap().len(), 0);
+    stdout(path, &["volume", "create", "d", "1MiB"]);
+    let output = command(path, &["volume", "delete", "nobody", "d", "--json"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["deleted"][0], &report["not_deleted"][0]["volume"]), (&"d".into(), &"nobody".into()));
 }
 
 #[test]
@@ -172,7 +197,7 @@ fn a_device_is_added_used_and_removed() {
     assert_eq!(report["functions"][0]["weight"], 200);
     assert_eq!(report["functions"][0]["misses"], 1);
     let (_, message) = failure(path, &["volume", "delete", "root"]);
-    assert!(message.contains("\"root\" is still there") && message.contains("remove its device first"), "{message}");
+    assert!(message.contains("not deleted: \"root\"") && message.contains("remove its device first"), "{message}");
     assert_eq!(stdout(path, &["controller", "prune", "--volume", "root"]), "pruned\n");
     assert_eq!(stdout(path, &["controller", "flush"]), "flushed\n");
     assert_eq!(stdout(path, &["device", "remove", "vd0"]), "removed: \"vd0\"\n");

@@ -265,7 +265,7 @@ impl Assembly {
         let report = |disk: &Arc<Disk>| {
             let mut report = disk.report();
             let controller = report.controller.as_deref().and_then(|name| self.controller(name));
-            report.warnings = controller.map(|found| found.warnings(report.volume.as_deref())).unwrap_or_default();
+            report.warnings.extend(controller.iter().flat_map(|found| found.warnings(report.volume.as_deref())));
             report
         };
         self.all_disks().iter().map(report).collect()

@@ -89,6 +89,7 @@ fn options(spec: &ControllerSpec) -> ControllerOptions {
         tree_memory_bytes: spec.tree_memory_bytes,
         format: spec.format.as_ref().map(|format| format_options(format, false)),
         commit_interval: spec.commit_interval,
+        warn_used_percent: spec.warn_used_percent,
     }
 }
 
@@ -188,10 +189,12 @@ impl ControllerHandle {
             Some(why) => warnings.push(format!("controller \"{name}\" is read-only: {why}")),
             None => {}
         }
+        if let Some(percent) = health.used_percent {
+            warnings.push(format!("{percent} % of controller \"{name}\" are in use"));
+        }
         if let Some(why) = &health.full {
             warnings.push(format!(
-                "the store of controller \"{name}\" is full ({why}): fresh blocks are not written, flushes fail, and what \
-                 was changed is kept until there is space"
+                "the store of controller \"{name}\" is full ({why}): nothing is written to fresh blocks until it has space"
             ));
         }
         warnings
@@ -231,9 +234,32 @@ impl ControllerHandle {
         Ok(volumes.iter().map(|info| self.volume_report(info, |id| names.get(&id).cloned())).collect())
     }
 
+    /// The same with what each has to itself, which takes a walk of all metadata if there was a commit since the last one.
+    pub fn volumes_with_usage(&self) -> Result<Vec<VolumeReport>, OperationError> {
+        let mut volumes = self.volumes()?;
+        self.add_usage(&mut volumes);
+        Ok(volumes)
+    }
+
     /// A volume.
     pub fn volume(&self, name: &str) -> Result<VolumeReport, OperationError> {
         self.controller.volume(name).map(|info| self.one(&info)).map_err(OperationError::from)
+    }
+
+    /// The same with what it has to itself, as [`volumes_with_usage`](Self::volumes_with_usage).
+    pub fn volume_with_usage(&self, name: &str) -> Result<VolumeReport, OperationError> {
+        let mut report = self.volume(name)?;
+        self.add_usage(std::slice::from_mut(&mut report));
+        Ok(report)
+    }
+
+    /// Says what volumes have to themselves, as far as that is known.
+    fn add_usage(&self, reports: &mut [VolumeReport]) {
+        let usage = self.controller.usage().unwrap_or_default();
+        for report in reports {
+            let blocks = usage.exclusive.get(&VolumeId(report.id)).copied();
+            report.exclusive_bytes = blocks.map(|blocks| blocks.saturating_mul(self.controller.block_bytes().into()));
+        }
     }
 
     fn one(&self, info: &VolumeInfo) -> VolumeReport {
@@ -258,6 +284,7 @@ impl ControllerHandle {
             origin: info.origin.map(|id| id.0),
             origin_name: info.origin.and_then(name_of),
             created_at_unix_s: info.created_at_unix_s,
+            exclusive_bytes: None,
             damaged: info.state == VolumeState::Damaged,
         }
     }

@@ -24,6 +24,12 @@ pub(crate) fn controller(
         read_only: report.read_only.is_some(),
         reason: report.read_only,
         full: report.full,
+        nearly_full_percent: report.used_percent,
+        promised_bytes: volumes
+            .iter()
+            .filter(|volume| !volume.read_only)
+            .map(|volume| volume.blocks.saturating_mul(block_bytes.into()))
+            .fold(0, u64::saturating_add),
         damage: report.damage.iter().map(ToString::to_string).collect(),
         space: space(&report.space, block_bytes),
         volumes: volumes.len() as u64,

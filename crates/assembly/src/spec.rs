@@ -67,6 +67,8 @@ pub struct ControllerSpec {
     pub tree_memory_bytes: u64,
     /// The longest that changed metadata waits to be written.
     pub commit_interval: Duration,
+    /// The share of the store in use from which on it is called nearly full, in percent; 100 for never.
+    pub warn_used_percent: u8,
     /// Whether a device may be put in front of its physical function: the whole store, metadata and all.
     pub physical_function: bool,
 }
@@ -78,6 +80,8 @@ impl ControllerSpec {
     pub const TREE_MEMORY_BYTES: u64 = 64 << 20;
     /// The commit interval unless told otherwise.
     pub const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
+    /// When a store is nearly full, unless told otherwise.
+    pub const WARN_USED_PERCENT: u8 = sidecore_controller::DEFAULT_WARN_USED_PERCENT;
     /// The granularity unless told otherwise, in bytes.
     pub const BLOCK_BYTES: u32 = 1024;
 
@@ -91,6 +95,7 @@ impl ControllerSpec {
             btlb_entries: Self::BTLB_ENTRIES,
             tree_memory_bytes: Self::TREE_MEMORY_BYTES,
             commit_interval: Self::COMMIT_INTERVAL,
+            warn_used_percent: Self::WARN_USED_PERCENT,
             physical_function: false,
         }
     }

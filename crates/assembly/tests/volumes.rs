@@ -471,3 +471,37 @@ fn copies_come_and_go_while_the_original_is_written() {
         assert_eq!(sidecore_block::dropped_tags(), 0);
     }
 }
+
+#[test]
+fn a_nearly_full_pool_says_so_and_clones_show_what_they_share() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let mut spec = spec(path, On::Ram);
+    spec.controllers[0].warn_used_percent = 5;
+    let assembly = Assembly::start(&spec).unwrap();
+    let pool = pool(&assembly);
+    let mut root = connect(&spec.devices[0].socket);
+    assert_eq!((pool.report().nearly_full_percent, pool.report().promised_bytes), (None, VOLUME_BYTES));
+    assert!(assembly.devices()[0].warnings.is_empty());
+    for page in 0..1024 {
+        assert_eq!(write(&mut root, page * 8, 1), Status::Ok);
+    }
+    flush(&mut root);
+    let percent = pool.report().nearly_full_percent.unwrap();
+    assert!((5..10).contains(&percent), "{percent}");
+    assert!(assembly.devices()[0].warnings[0].contains("are in use"), "{:?}", assembly.devices());
+
+    pool.clone_volume("root", "copy").unwrap();
+    let report = pool.report();
+    assert_eq!(report.promised_bytes, 2 * VOLUME_BYTES);
+    let events = report.events.iter().filter(|event| event.what.contains("nearly full"));
+    assert_eq!(events.count(), 1, "{:?}", report.events);
+    let exclusive = |name: &str| pool.volume_with_usage(name).unwrap().exclusive_bytes.unwrap();
+    assert_eq!((exclusive("root"), exclusive("copy")), (0, 0));
+    assert_eq!(pool.check().unwrap().shared_data_blocks, 4 << 10);
+    assert_eq!(write(&mut root, 0, 2), Status::Ok);
+    flush(&mut root);
+    assert_eq!((exclusive("root"), exclusive("copy")), (8192, 8192));
+    let listed: Vec<_> = pool.volumes_with_usage().unwrap().iter().map(|volume| volume.exclusive_bytes).collect();
+    assert_eq!(listed, [Some(8192), Some(8192)]);
+}

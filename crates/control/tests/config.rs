@@ -46,6 +46,7 @@ label = "the fast one"
 btlb = 0
 tree_memory = "8MiB"
 commit_interval_ms = 100
+warn_used_percent = 95
 physical_function = true
 [[store]]
 name = "v"
@@ -590,6 +591,7 @@ fn controllers_and_volumes_mean_what_they_say() {
     let [usual, own] = &config.spec.controllers[..] else { panic!("{config:?}") };
     assert_eq!((usual.format.clone(), usual.btlb_entries, usual.tree_memory_bytes), (None, 8, 64 << 20));
     assert_eq!((usual.commit_interval.as_millis(), usual.physical_function), (5000, false));
+    assert_eq!((usual.warn_used_percent, own.warn_used_percent), (80, 95));
     assert_eq!(own.format, Some(FormatSpec { block_bytes: 4096, label: "the fast one".to_owned() }));
     assert_eq!((own.btlb_entries, own.commit_interval.as_millis(), own.physical_function), (0, 100, true));
     let StoreKind::Volume(volume) = &config.spec.stores[3].kind else { panic!("{config:?}") };

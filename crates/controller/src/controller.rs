@@ -13,6 +13,7 @@ use crate::function::{Function, Opening, Ports, VirtualFunction, VolumeState};
 use crate::hypervisor::{Hypervisor, OpenVolume, State};
 use crate::physical::PhysicalDisk;
 use crate::threads::{Inbox, Mail, Threads};
+use crate::usage::LastUsage;
 use crate::{
     ControllerError, ControllerOptions, ControllerReport, FUNCTIONS_MAX, FunctionOptions, FunctionReport, Health,
     Limits, WEIGHT_MAX,
@@ -36,6 +37,7 @@ pub struct Controller {
     pub(crate) hypervisor: Arc<Hypervisor>,
     ports: Ports,
     block_shift: u32,
+    pub(crate) last_usage: LastUsage,
     mail: Sender<Mail>,
     running: Mutex<Running>,
     myself: Weak<Self>,
@@ -67,6 +69,7 @@ impl Controller {
         if let Some(inbox) = running.inbox.take() {
             let (hypervisor, store) = (&controller.hypervisor, &controller.ports.store);
             hypervisor.back_reserve(&mut disk);
+            hypervisor.note_fullness();
             running.threads = Threads::start(hypervisor, inbox, store, options.commit_interval)?;
         }
         drop(running);
@@ -111,7 +114,7 @@ impl Controller {
             Some(pin) => NodeMemory::with_pin(nodes, pin),
             None => NodeMemory::new(nodes),
         };
-        let hypervisor = Arc::new(Hypervisor::new(name, volumes, memory));
+        let hypervisor = Arc::new(Hypervisor::new(name, volumes, memory, options.warn_used_percent));
         let (mail, messages) = mpsc::channel();
         let ports = Ports {
             controller: next_controller(),
@@ -127,6 +130,7 @@ impl Controller {
             hypervisor,
             ports,
             block_shift: block_bytes.trailing_zeros(),
+            last_usage: LastUsage::default(),
             mail,
             running: Mutex::new(running),
             myself: Weak::clone(myself),
@@ -340,6 +344,7 @@ impl Controller {
             space: state.volumes.space(),
             read_only: state.volumes.read_only().map(str::to_owned),
             full: state.volumes.disk_is_full().map(str::to_owned),
+            used_percent: self.hypervisor.too_full(&state.volumes),
             is_frozen: state.volumes.is_frozen(),
             damage: state.volumes.damage().to_vec(),
             functions: functions.collect(),
@@ -361,6 +366,7 @@ impl Controller {
             read_only: state.volumes.read_only().map(str::to_owned),
             is_frozen: state.volumes.is_frozen(),
             full: state.volumes.disk_is_full().map(str::to_owned),
+            used_percent: self.hypervisor.too_full(&state.volumes),
             is_damaged: volume.is_some_and(|info| info.state == sidecore_volume::VolumeState::Damaged),
         }
     }

@@ -43,6 +43,9 @@ pub(crate) struct Hypervisor {
     pub(crate) prune_count: AtomicU64,
     /// The store had no space for the last commit.
     is_full: AtomicBool,
+    /// The share in use from which on the store is nearly full, and whether it is.
+    warn_used_percent: u8,
+    is_nearly_full: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -75,7 +78,7 @@ pub(crate) struct OpenVolume {
 }
 
 impl Hypervisor {
-    pub(crate) fn new(name: &str, volumes: Volumes, memory: NodeMemory) -> Self {
+    pub(crate) fn new(name: &str, volumes: Volumes, memory: NodeMemory, warn_used_percent: u8) -> Self {
         Self {
             name: name.to_owned(),
             memory: Arc::new(memory),
@@ -86,6 +89,8 @@ impl Hypervisor {
             commit_count: AtomicU64::new(0),
             prune_count: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
+            warn_used_percent,
+            is_nearly_full: AtomicBool::new(false),
             state: Mutex::new(State {
                 volumes,
                 open: BTreeMap::new(),

@@ -72,6 +72,7 @@ mod report;
 mod shares;
 mod stats;
 mod threads;
+mod usage;
 mod volumes;
 
 pub use controller::{Controller, PinNodes};
@@ -80,7 +81,9 @@ pub use events::Event;
 pub use function::VirtualFunction;
 pub use host::{HostFunction, HostMap};
 pub use limits::{Limit, Limits};
-pub use options::{ControllerOptions, DEFAULT_WEIGHT, FUNCTIONS_MAX, FunctionOptions, WEIGHT_MAX};
+pub use options::{
+    ControllerOptions, DEFAULT_WARN_USED_PERCENT, DEFAULT_WEIGHT, FUNCTIONS_MAX, FunctionOptions, WEIGHT_MAX,
+};
 pub use physical::PhysicalDisk;
 pub use report::{ControllerReport, FunctionReport, Health};
 pub use stats::FunctionStats;

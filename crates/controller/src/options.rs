@@ -12,6 +12,9 @@ pub const FUNCTIONS_MAX: usize = 1024;
 /// The weight of a function that says nothing about it.
 pub const DEFAULT_WEIGHT: u32 = 100;
 
+/// A store is nearly full from here on, if nothing else is said.
+pub const DEFAULT_WARN_USED_PERCENT: u8 = 80;
+
 /// The greatest weight.
 pub const WEIGHT_MAX: u32 = 1000;
 
@@ -27,6 +30,9 @@ pub struct ControllerOptions {
     pub format: Option<FormatOptions>,
     /// How long a change of the metadata that no guest flushes may stay in memory.
     pub commit_interval: Duration,
+    /// The share of the store in use from which on it is called nearly full; 100 is
+    /// never.
+    pub warn_used_percent: u8,
 }
 
 impl Default for ControllerOptions {
@@ -36,6 +42,7 @@ impl Default for ControllerOptions {
             tree_memory_bytes: 64 << 20,
             format: None,
             commit_interval: Duration::from_secs(5),
+            warn_used_percent: DEFAULT_WARN_USED_PERCENT,
         }
     }
 }

@@ -24,6 +24,8 @@ pub struct ControllerReport {
     /// What the store said when it had no space for the last commit, which is kept and
     /// written again.
     pub full: Option<String>,
+    /// The share of it that is in use, if that is more than it should be.
+    pub used_percent: Option<u8>,
     /// Only damaged metadata keeps it from being changed: volumes are served as far as
     /// that is safe, and what was changed before is made durable.
     pub is_frozen: bool,
@@ -54,6 +56,8 @@ pub struct Health {
     pub is_frozen: bool,
     /// What the store said when it had no space for the last commit.
     pub full: Option<String>,
+    /// The share of it that is in use, if that is more than it should be.
+    pub used_percent: Option<u8>,
     /// The volume that was asked about is damaged.
     pub is_damaged: bool,
 }

@@ -183,6 +183,7 @@ fn commit(hypervisor: &Hypervisor, interval: Duration, disk: &mut PhysicalDisk) 
             // What went wrong is told to whoever asked, and to the operator.
             let _ = hypervisor.commit(disk);
             hypervisor.back_reserve(disk);
+            hypervisor.note_fullness();
         }
         if next == NextCommit::Stop {
             return;

@@ -88,7 +88,7 @@ pub(crate) fn check(volumes: &Volumes, disk: &mut dyn Disk) -> Report {
     report.extents = walk.extents;
     report.total_blocks = geometry.total_blocks;
     report.data_references = walk.references;
-    report.shared_data_blocks = walk.shares.iter().map(|(_, count, _)| count).fold(0, u64::saturating_add);
+    report.shared_data_blocks = walk.shared_data();
     let Problems { list, more } = walk.problems;
     report.problems = list.into_iter().map(|damage| Problem { place: damage.place, what: damage.what }).collect();
     report.more_problems = more;

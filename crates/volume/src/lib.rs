@@ -111,6 +111,7 @@ mod superblock;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod volumes;
 mod walk;
 mod windows;
@@ -124,6 +125,7 @@ pub use info::{NewVolume, Space, VolumeId, VolumeInfo, VolumeState};
 pub use limits::*;
 pub use open::probe_size;
 pub use report::{Problem, Report};
+pub use usage::{Durable, Usage};
 pub use volumes::{OpenOptions, Volumes};
 
 pub use repair::{Loss, Repair, Rivals, plan_repair};

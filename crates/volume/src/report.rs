@@ -32,8 +32,8 @@ pub struct Report {
     pub metadata_blocks: u64,
     /// Blocks that hold guest data.
     pub data_blocks: u64,
-    /// Those of them that more than one extent refers to. What a snapshot shares by
-    /// sharing a node is in one extent, and not counted here.
+    /// Those of them that are not one volume's alone: more than one extent refers to
+    /// them, or they are below a node that snapshots or clones share.
     pub shared_data_blocks: u64,
     /// References to data blocks, one for each extent that covers a block.
     pub data_references: u64,

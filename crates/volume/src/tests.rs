@@ -8,3 +8,4 @@ mod large;
 mod model;
 mod repair;
 mod space;
+mod usage;

@@ -1,7 +1,7 @@
 //! Looking at everything: what `open` builds its memory from, and what `check`
 //! compares it with.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::error::{Damage, Place};
@@ -154,6 +154,30 @@ impl<'a> Walk<'a> {
             return false;
         }
         true
+    }
+
+    /// Blocks of data that are not one volume's alone, after the walk: more than one extent
+    /// refers to them, or they are below a node that more than one pointer leads to. Only
+    /// what is below such nodes is read once more.
+    pub(crate) fn shared_data(&mut self) -> u64 {
+        let mut shared = RangeSet::default();
+        for (first, count, _) in self.shares.iter() {
+            shared.cover(first, count);
+        }
+        let nodes = self.seen.iter().filter(|(_, seen)| seen.references > 1 && seen.kind == Kind::Extents);
+        let mut left: Vec<(Pointer, u8)> = nodes
+            .map(|(address, seen)| (Pointer { address: *address, checksum: seen.checksum.unwrap_or(0) }, seen.level))
+            .collect();
+        let mut visited = HashSet::new();
+        while let Some((pointer, level)) = left.pop() {
+            if !visited.insert(pointer.address) {
+                continue;
+            }
+            let Ok((node, _)) = self.source.node(pointer, Kind::Extents, level) else { continue };
+            node.body.entries().iter().for_each(|entry| drop(shared.cover(entry.physical, entry.count)));
+            left.extend(node.body.children().iter().map(|child| (child.pointer, level.saturating_sub(1))));
+        }
+        shared.blocks()
     }
 
     /// The nodes that lie where data does, in order.

@@ -22,6 +22,12 @@ pub struct ControllerReport {
     /// What the store said when it had no space for the last commit: what was changed is kept until it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full: Option<String>,
+    /// The share of its store that is in use, in percent, if that is more than `warn_used_percent`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nearly_full_percent: Option<u8>,
+    /// The sizes of its volumes together, without snapshots: what guests may write at most, in bytes.
+    #[serde(default)]
+    pub promised_bytes: u64,
     /// What was found damaged, in words.
     pub damage: Vec<String>,
     /// What is used for what.
@@ -179,6 +185,10 @@ pub struct VolumeReport {
     pub quota_bytes: Option<u64>,
     /// What it refers to, shared or not, in bytes.
     pub allocated_bytes: u64,
+    /// What only it refers to, its metadata included: what deleting it frees, in bytes. Of the last commit; none if
+    /// that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exclusive_bytes: Option<u64>,
     /// The extents that map it.
     pub extents: u64,
     /// Whether nothing may be written to it, as with snapshots.
@@ -234,7 +244,7 @@ pub struct CheckReport {
     pub total_blocks: u64,
     /// Those that hold guests' data.
     pub data_blocks: u64,
-    /// Those of them that more than one extent refers to.
+    /// Those of them that more than one volume refers to, or one of them several times.
     pub shared_data_blocks: u64,
     /// Those that hold metadata, the superblocks included.
     pub metadata_blocks: u64,

@@ -91,7 +91,7 @@ async fn show(State(source): Shared, Path(controller): Path<String>) -> Answer<C
 }
 
 async fn volumes(State(source): Shared, Path(controller): Path<String>) -> Answer<Volumes> {
-    with(&source, controller, ControllerHandle::volumes).await.map(|volumes| Json(Volumes { volumes }))
+    with(&source, controller, ControllerHandle::volumes_with_usage).await.map(|volumes| Json(Volumes { volumes }))
 }
 
 async fn create(State(source): Shared, Path(controller): Path<String>, request: Request) -> Made {
@@ -101,7 +101,7 @@ async fn create(State(source): Shared, Path(controller): Path<String>, request: 
 }
 
 async fn volume(State(source): Shared, Path((controller, volume)): Pair) -> Answer<VolumeReport> {
-    with(&source, controller, move |handle| handle.volume(&volume)).await.map(Json)
+    with(&source, controller, move |handle| handle.volume_with_usage(&volume)).await.map(Json)
 }
 
 async fn delete(State(source): Shared, Path((controller, volume)): Pair) -> Done {

@@ -38,6 +38,7 @@ pub(super) struct ControllerDraft {
     pub(super) btlb_entries: usize,
     pub(super) tree_memory_bytes: u64,
     pub(super) commit_interval: Duration,
+    pub(super) warn_used_percent: u8,
     pub(super) physical_function: bool,
 }
 
@@ -95,6 +96,10 @@ pub(super) fn controller(table: &DeTable<'_>, at: Range<usize>, problems: &mut C
         commit_interval: section
             .number("commit_interval_ms", 1..=COMMIT_INTERVAL_MAX_MS)
             .map_or(ControllerSpec::COMMIT_INTERVAL, |ms| Duration::from_millis(ms.into_inner())),
+        warn_used_percent: section
+            .number("warn_used_percent", 1..=100)
+            .and_then(|percent| u8::try_from(percent.into_inner()).ok())
+            .unwrap_or(ControllerSpec::WARN_USED_PERCENT),
         physical_function: flag(&mut section, "physical_function", false),
     };
     section.finish();

@@ -44,6 +44,7 @@ fn settle_controller(controller: ControllerDraft) -> Option<ControllerSpec> {
         btlb_entries: controller.btlb_entries,
         tree_memory_bytes: controller.tree_memory_bytes,
         commit_interval: controller.commit_interval,
+        warn_used_percent: controller.warn_used_percent,
         physical_function: controller.physical_function,
     })
 }

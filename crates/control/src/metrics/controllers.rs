@@ -11,6 +11,12 @@ const CONTROLLERS: &[Metric<ControllerReport>] = &[
     gauge("sidecore_controller_store_full", "1 if the store had no space for the last commit, which is kept.", |c| {
         Value::Whole(c.full.is_some().into())
     }),
+    gauge("sidecore_controller_nearly_full", "1 if more is in use than `warn_used_percent`.", |c| {
+        Value::Whole(c.nearly_full_percent.is_some().into())
+    }),
+    gauge("sidecore_controller_promised_bytes", "The sizes of its volumes together, without snapshots.", |c| {
+        Value::Whole(c.promised_bytes)
+    }),
     gauge("sidecore_controller_damaged", "How much was found damaged.", |c| Value::Whole(c.damage.len() as u64)),
     gauge("sidecore_controller_volumes", "Volumes and snapshots.", |c| Value::Whole(c.volumes)),
     gauge("sidecore_controller_extents", "Extents that map their blocks.", |c| Value::Whole(c.extents)),

@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use sidecore_block::BlockError;
-use sidecore_volume::Disk;
+use sidecore_volume::{Disk, Volumes};
 
 use super::Hypervisor;
 use crate::mail::{Answer, ReplyTo};
@@ -208,6 +208,30 @@ impl Hypervisor {
             if told.is_err() || !is_kept {
                 return told;
             }
+        }
+    }
+
+    /// The share of the store that is in use, if it is nearly full.
+    pub(crate) fn too_full(&self, volumes: &Volumes) -> Option<u8> {
+        let space = volumes.space();
+        let used = u128::from(space.total.saturating_sub(space.free)).saturating_mul(100);
+        let percent = used.checked_div(u128::from(space.total)).unwrap_or(0);
+        let percent = u8::try_from(percent).unwrap_or(100);
+        (percent >= self.warn_used_percent && self.warn_used_percent < 100).then_some(percent)
+    }
+
+    /// Makes an event of it when the store gets nearly full, and when it is not so any more.
+    pub(crate) fn note_fullness(&self) {
+        let percent = self.too_full(&self.state().volumes);
+        let before = self.is_nearly_full.swap(percent.is_some(), Ordering::AcqRel);
+        match percent {
+            Some(percent) if !before => {
+                let warn = self.warn_used_percent;
+                let what = format!("{percent} % of the store are in use, which is nearly full ({warn} % and more)");
+                self.events.note(&self.name, what);
+            }
+            None if before => self.events.note(&self.name, "the store is not nearly full any more".to_owned()),
+            _ => {}
         }
     }
 
