@@ -1,11 +1,14 @@
 //! `sidecore list`.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use anyhow::Result;
 use sidecore_control::config::size;
 use sidecore_control::{Client, Devices};
 
 use crate::print;
 use crate::table::Table;
+use crate::units::count;
 
 pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
     let devices = client.devices()?;
@@ -23,6 +26,16 @@ pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
         }
         for warning in &device.warnings {
             reasons.push_str(&format!("{}: {warning}\n", device.name));
+        }
+        if let Some(disconnect) = &device.disconnect {
+            let at = UNIX_EPOCH.checked_add(Duration::from_secs(disconnect.at_unix_s)).unwrap_or(UNIX_EPOCH);
+            let ago = SystemTime::now().duration_since(at).unwrap_or_default().as_secs();
+            reasons.push_str(&format!(
+                "{}: its last client was disconnected {} ago: {}\n",
+                device.name,
+                count(usize::try_from(ago).unwrap_or(usize::MAX), "second"),
+                disconnect.reason
+            ));
         }
         let mut size = size::show(device.capacity_bytes);
         if device.read_only {

@@ -174,6 +174,11 @@ fn sockets_are_given_to_whom_the_configuration_names() {
         let unknown = NewDevice { name: "x".to_owned(), socket_owner: Some("no-such-user".to_owned()), ..added };
         let refused = daemon.client().add_device(&unknown).unwrap_err().to_string();
         assert!(refused.contains("no user \"no-such-user\" on this machine"), "{refused}");
+        let control = daemon.directory.path().join("control.sock");
+        let same =
+            NewDevice { name: "x".to_owned(), socket: control, store: Some("mem".to_owned()), ..NewDevice::default() };
+        let refused = daemon.client().add_device(&same).unwrap_err().to_string();
+        assert!(refused.contains("control.sock is another socket of this daemon"), "{refused}");
         daemon.signal(if kill { Signal::KILL } else { Signal::TERM });
         daemon.wait();
         directory = std::mem::replace(&mut daemon.directory, tempfile::tempdir().unwrap());

@@ -1,6 +1,7 @@
 //! A device that is being served, and what reports say about it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::UNIX_EPOCH;
 
 use sidecore_block::BlockDevice;
 use sidecore_reactor::IdleMode;
@@ -9,7 +10,7 @@ use sidecore_vhost_user::Access;
 use crate::AssemblyError;
 use crate::front_end::{FrontEnd, Nvme, NvmeParts, Refused, VirtioBlk};
 use crate::left::LeftDevice;
-use crate::report::{DeviceReport, DeviceState, DeviceStats, QueueCounters};
+use crate::report::{DeviceReport, DeviceState, DeviceStats, DisconnectReport, QueueCounters};
 use crate::sidecore::Sidecore;
 use crate::spec::{DeviceSpec, FrontEndKind, StoreKind, StoreSpec};
 
@@ -188,6 +189,10 @@ impl Disk {
             reason,
             warnings: Vec::new(),
             needs_reset,
+            disconnect: self.front_end.disconnect().map(|disconnect| DisconnectReport {
+                at_unix_s: disconnect.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+                reason: disconnect.reason,
+            }),
             counters: self.counters(),
         }
     }

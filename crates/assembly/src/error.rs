@@ -188,7 +188,7 @@ impl AssemblyError {
         match self {
             Self::NoDevice { .. } => ErrorKind::NotFound,
             Self::Duplicate { .. } | Self::SocketTaken { .. } | Self::SecondWriter { .. } => ErrorKind::Conflict,
-            Self::Server { error: ServerError::InUse { .. }, .. } => ErrorKind::Conflict,
+            Self::Server { error: ServerError::InUse { .. } | ServerError::Ours { .. }, .. } => ErrorKind::Conflict,
             Self::File { error: FileError::Busy { .. } | FileError::Overlaps { .. }, .. } => ErrorKind::Conflict,
             Self::HostFile { error: HostFileError::InUse { .. }, .. } => ErrorKind::Conflict,
             Self::Unknown { .. } | Self::Cycle { .. } | Self::Device { .. } | Self::Account { .. } => {

@@ -5,6 +5,8 @@ mod refused;
 mod virtio_blk;
 
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use sidecore_block::Geometry;
 
@@ -12,7 +14,7 @@ use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::sidecore::Sidecore;
-use sidecore_vhost_user::Access;
+use sidecore_vhost_user::{Access, Disconnect};
 
 pub(crate) use nvme::{Numbers, Nvme, NvmeParts, NvmeThreads, Subsystems};
 pub(crate) use refused::Refused;
@@ -56,6 +58,9 @@ pub(crate) trait FrontEnd: Send + Sync {
     /// Whether a VMM is connected; of a device that is being stopped nobody waits for the answer.
     fn is_connected(&self) -> bool;
 
+    /// The client that was disconnected for what it did, if no queue has been started since.
+    fn disconnect(&self) -> Option<Disconnect>;
+
     /// Why the guest's driver has to reset it, if it has to.
     fn broken(&self) -> Option<String>;
 
@@ -74,6 +79,22 @@ pub(crate) trait FrontEnd: Send + Sync {
 
     /// The counters of each queue.
     fn queues(&self) -> Vec<QueueCounters>;
+}
+
+/// When a queue of a device was started last.
+#[derive(Debug, Default)]
+pub(crate) struct LastStart(Mutex<Option<Instant>>);
+
+impl LastStart {
+    /// A queue was started just now.
+    pub(crate) fn set(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Whether none has been started since then.
+    pub(crate) fn is_before(&self, disconnect: &Disconnect) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none_or(|start| start < disconnect.instant)
+    }
 }
 
 /// A queue's counters, which those of both device models have by the same names.

@@ -234,8 +234,20 @@ pub struct DeviceReport {
     pub warnings: Vec<String>,
     /// Whether it serves nothing until the driver resets it.
     pub needs_reset: bool,
+    /// The last client, if it was disconnected for what it did and no queue has been started since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disconnect: Option<DisconnectReport>,
     /// The counters of its queues together.
     pub counters: QueueCounters,
+}
+
+/// A client that was disconnected for what it did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DisconnectReport {
+    /// What it did.
+    pub reason: String,
+    /// When, in seconds since the beginning of 1970.
+    pub at_unix_s: u64,
 }
 
 /// Where a disk stands.

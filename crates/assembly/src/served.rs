@@ -15,6 +15,7 @@ use sidecore_ring::RingState;
 use sidecore_virtio::blk::{BlkDevice, BlkQueue};
 use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
 
+use crate::front_end::LastStart;
 use crate::sidecore::{Counted, DiskReactor, Sidecore};
 
 /// Requests in flight that take longer than this are worth a line in the log.
@@ -30,6 +31,7 @@ pub(crate) struct ServedBlk {
     queues: Vec<Queue>,
     /// How many of them run: counted apart, because a queue is locked for as long as it takes to stop it.
     running_count: AtomicU16,
+    pub(crate) last_start: LastStart,
 }
 
 /// A request queue: where it is served, and whether it is.
@@ -62,7 +64,15 @@ impl ServedBlk {
     ) -> Self {
         let queues = sidecores.map(|sidecore| Queue { sidecore, running: Mutex::new(None) }).collect();
         let store = Mutex::new(Some(store));
-        Self { device: Arc::new(device), store, idle, queue_size_max, queues, running_count: AtomicU16::new(0) }
+        Self {
+            device: Arc::new(device),
+            store,
+            idle,
+            queue_size_max,
+            queues,
+            running_count: AtomicU16::new(0),
+            last_start: LastStart::default(),
+        }
     }
 
     /// Lets go of the store: no queue can be started any more.
@@ -154,6 +164,7 @@ impl VirtioDevice for ServedBlk {
         let id = started.map_err(|_| StartError::SidecoreGone)??;
         *running = Some(Running { id, _counted: queue.sidecore.count_queue() });
         self.running_count.fetch_add(1, Ordering::Relaxed);
+        self.last_start.set();
         tracing::info!(device = self.name(), queue = index, sidecore = queue.sidecore.name(), size, "queue started");
         Ok(())
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceState;
-use sidecore_assembly::spec::{DeviceSpec, Nanos, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{DeviceSpec, FrontEndKind, Nanos, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use sidecore_block::dropped_tags;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Status};
 use sidecore_ring::driver::{Buffer, RawDescriptor, flags};
@@ -291,4 +291,28 @@ fn a_vmm_that_stalls_or_starts_some_queues_only_makes_nothing_spin() {
     let begin = Instant::now();
     assembly.drain();
     assert!(begin.elapsed() < PATIENCE, "a stalled peer does not hold up the end");
+}
+
+/// Whoever asks why a guest has no disk finds it where the disks are listed, and not only in the log.
+#[test]
+fn why_a_client_was_disconnected_is_reported_until_one_has_worked_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path());
+    let nvme = DeviceSpec { front_end: FrontEndKind::Nvme, packed: false, ..spec.devices[NEIGHBOUR].clone() };
+    spec.devices.push(DeviceSpec { name: "nvme".to_owned(), socket: directory.path().join("nvme.sock"), ..nvme });
+    let assembly = Assembly::start(&spec).unwrap();
+    for device in [VICTIM, spec.devices.len() - 1] {
+        let mut client = UnixStream::connect(&spec.devices[device].socket).unwrap();
+        client.write_all(&[0xff; 64]).unwrap();
+        let report = until(&assembly, device, |report| report.disconnect.is_some());
+        let disconnect = report.disconnect.unwrap();
+        assert!(!disconnect.reason.is_empty() && disconnect.at_unix_s > 1_700_000_000, "{disconnect:?}");
+    }
+    assert_eq!(assembly.devices()[NEIGHBOUR].disconnect, None);
+    let options = ClientOptions { huge_pages: false, ..ClientOptions::default() };
+    let client = BlkClient::connect(&spec.devices[VICTIM].socket, &options).unwrap();
+    until(&assembly, VICTIM, |report| report.disconnect.is_none());
+    drop(client);
+    until(&assembly, VICTIM, |report| report.state == DeviceState::Waiting);
+    assert_eq!(assembly.devices()[VICTIM].disconnect, None);
 }

@@ -125,7 +125,7 @@ impl Socket {
     pub fn bind(path: &Path, access: &SocketAccess) -> Result<Self, BindError> {
         let access = access.resolve()?;
         let (file, listener) = SocketFile::listen(path, access, BACKLOG).map_err(|error| match error {
-            ServerError::InUse { path } => BindError::Taken(path),
+            ServerError::InUse { path } | ServerError::Ours { path } => BindError::Taken(path),
             ServerError::Io { path, error } => BindError::Refused { path, error },
             other => BindError::Refused { path: path.to_owned(), error: io::Error::other(other) },
         })?;

@@ -47,6 +47,7 @@ impl Source for StandIn {
             reason: Some("queue 1: nonsense".to_owned()),
             warnings: Vec::new(),
             needs_reset: true,
+            disconnect: None,
             counters: queue(),
         }]
     }

@@ -1,11 +1,13 @@
 //! The socket's file: made for those who may connect, and removed by no other.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chmod, chownat, fstat, open};
 use rustix::io::Errno;
@@ -18,6 +20,12 @@ pub enum ServerError {
     /// Someone answers on the socket already.
     #[error("{} is served by another process", path.display())]
     InUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// This process answers on the socket already.
+    #[error("{} is another socket of this daemon; give each its own", path.display())]
+    Ours {
         /// The socket.
         path: PathBuf,
     },
@@ -96,6 +104,14 @@ impl fmt::Display for Access {
     }
 }
 
+/// The socket files that this process has made, by device and inode: to tell its own sockets from others'.
+static OURS: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
+
+fn ours() -> MutexGuard<'static, BTreeSet<(u64, u64)>> {
+    // A set of numbers is whole whoever panicked.
+    OURS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A socket file of ours.
 #[derive(Debug)]
 pub struct SocketFile {
@@ -117,6 +133,7 @@ impl SocketFile {
         let socket = bind_at(path)?;
         let metadata = fs::symlink_metadata(path).map_err(|error| ServerError::io(path, error))?;
         let file = Self { path: path.to_owned(), inode: (metadata.dev(), metadata.ino()) };
+        ours().insert(file.inode);
         let given = file.give(access).map_err(|error| ServerError::Access { path: path.to_owned(), access, error });
         let listens = given.and_then(|()| listen(&socket, backlog).map_err(|error| ServerError::io(path, error)));
         match listens {
@@ -164,6 +181,21 @@ impl SocketFile {
     }
 }
 
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        ours().remove(&self.inode);
+    }
+}
+
+/// Why a path at which somebody answers cannot be had.
+fn in_use(path: &Path) -> ServerError {
+    let path = path.to_owned();
+    match fs::symlink_metadata(&path) {
+        Ok(metadata) if ours().contains(&(metadata.dev(), metadata.ino())) => ServerError::Ours { path },
+        _ => ServerError::InUse { path },
+    }
+}
+
 /// A non-blocking socket at `path`, whoever was there before. Only this user may connect to it, once it listens.
 fn bind_at(path: &Path) -> Result<OwnedFd, ServerError> {
     let io_error = |error: Errno| ServerError::io(path, error);
@@ -184,7 +216,7 @@ fn bind_at(path: &Path) -> Result<OwnedFd, ServerError> {
             Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(|error| ServerError::io(path, error))?,
             Err(Errno::NOENT) => {}
             // EAGAIN: it listens, and its backlog is full.
-            Ok(()) | Err(Errno::AGAIN) => return Err(ServerError::InUse { path: path.to_owned() }),
+            Ok(()) | Err(Errno::AGAIN) => return Err(in_use(path)),
             Err(error) => return Err(io_error(error)),
         }
         tracing::info!(path = %path.display(), "replacing the socket of a process that is gone");
@@ -243,8 +275,14 @@ mod tests {
         // Closing a listener leaves its file behind, as a crash does.
         drop(UnixListener::bind(&path).unwrap());
         let (_file, _listener) = SocketFile::listen(&path, Access::default(), 8).unwrap();
-        assert!(matches!(SocketFile::listen(&path, Access::default(), 8), Err(ServerError::InUse { .. })));
+        // It is said of this process's own that they are.
+        let error = SocketFile::listen(&path, Access::default(), 8).unwrap_err();
+        assert!(matches!(error, ServerError::Ours { .. }), "{error}");
         UnixStream::connect(&path).unwrap();
+        let path = path.with_file_name("other.sock");
+        let _other = UnixListener::bind(&path).unwrap();
+        let error = SocketFile::listen(&path, Access::default(), 8).unwrap_err();
+        assert!(matches!(error, ServerError::InUse { .. }), "{error}");
     }
 
     #[test]

@@ -98,5 +98,5 @@ pub use message::{
 };
 pub use service::{Service, Socket};
 pub use session::{Answer, ProtocolError, Session};
-pub use sidecore_socket::{Access, ServerError, StreamError, close_aside};
+pub use sidecore_socket::{Access, Disconnect, ServerError, StreamError, close_aside};
 pub use ticket::Wake;

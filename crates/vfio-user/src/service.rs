@@ -5,16 +5,16 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 
 use sidecore_nvme::PciFunction;
-use sidecore_socket::{Access, ServerError, SocketFile, close_aside};
+use sidecore_socket::{Access, Disconnect, ServerError, SocketFile, close_aside};
 
 use crate::handover::LeftSocket;
 use crate::served::Served;
-use crate::slot::Begin;
+use crate::slot::{Begin, Known};
 use crate::worker::{Mailbox, Order, Worker};
 
 /// Connections that may wait while another is served.
@@ -94,7 +94,7 @@ impl Service {
         };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let turn = usize::try_from(number).unwrap_or(0).checked_rem(self.threads.len()).unwrap_or(0);
-        let connected = Arc::new(AtomicBool::new(false));
+        let known = Arc::new(Known::default());
         let serve = |mailbox: &Arc<Mailbox>| {
             let begin = match left {
                 None => Begin::Fresh,
@@ -103,12 +103,12 @@ impl Service {
                     span.in_scope(|| Served::take_over(Arc::clone(&function), left, &mailbox.wake(number)))
                 }
             };
-            connected.store(!matches!(begin, Begin::Fresh), Ordering::Release);
-            mailbox.send(Order::Serve { number, listener, function, connected: Arc::clone(&connected), begin })
+            known.connected.store(!matches!(begin, Begin::Fresh), Ordering::Release);
+            mailbox.send(Order::Serve { number, listener, function, known: Arc::clone(&known), begin })
         };
         match self.threads.get(turn).map(|thread| &thread.mailbox) {
             Some(mailbox) if serve(mailbox) => {
-                Ok(Socket { file, is_removed: false, number, mailbox: Arc::clone(mailbox), connected })
+                Ok(Socket { file, is_removed: false, number, mailbox: Arc::clone(mailbox), known })
             }
             _ => {
                 file.remove();
@@ -141,7 +141,7 @@ pub struct Socket {
     is_removed: bool,
     number: u64,
     mailbox: Arc<Mailbox>,
-    connected: Arc<AtomicBool>,
+    known: Arc<Known>,
 }
 
 impl Socket {
@@ -154,7 +154,13 @@ impl Socket {
     /// Whether a VMM is connected, or the function still busy with one that has gone, or its connection not closed yet.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.connected.load(Ordering::Acquire)
+        self.known.connected.load(Ordering::Acquire)
+    }
+
+    /// The last client that was disconnected for what it did.
+    #[must_use]
+    pub fn last_disconnect(&self) -> Option<Disconnect> {
+        self.known.last.get()
     }
 }
 

@@ -11,6 +11,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use sidecore_nvme::{HandedOver, PciFunction};
+use sidecore_socket::LastDisconnect;
 use tracing::Span;
 
 use crate::closing::{Aside, Closing};
@@ -88,12 +89,20 @@ pub(crate) enum Begin {
     After(Box<Ending>),
 }
 
+/// What everybody may know of a socket's client.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// Whether there is one.
+    pub(crate) connected: AtomicBool,
+    pub(crate) last: LastDisconnect,
+}
+
 /// A socket of one thread's.
 pub(crate) struct Slot {
     number: u64,
     listener: OwnedFd,
     function: Arc<dyn PciFunction>,
-    connected: Arc<AtomicBool>,
+    known: Arc<Known>,
     wake: Wake,
     client: Client,
     /// No client is taken any longer.
@@ -110,12 +119,12 @@ impl Slot {
         number: u64,
         listener: OwnedFd,
         function: Arc<dyn PciFunction>,
-        connected: Arc<AtomicBool>,
+        known: Arc<Known>,
         wake: Wake,
     ) -> Self {
         let span = tracing::info_span!("vfio_user", function = function.name());
         let client = Client::Deaf;
-        Self { number, listener, function, connected, wake, client, closing: false, over: None, heir: None, span }
+        Self { number, listener, function, known, wake, client, closing: false, over: None, heir: None, span }
     }
 
     /// Begins to serve. Whether there is somebody is known to all by now.
@@ -187,7 +196,7 @@ impl Slot {
                 tracing::info!("leaving the VMM to the next process");
                 // Nobody may be there any more: then the connection is closed with what is left.
                 let _ = heir.send(served.leave(*function));
-                self.connected.store(false, Ordering::Release);
+                self.known.connected.store(false, Ordering::Release);
             }
             _ => {
                 tracing::warn!("the VMM cannot be left to another process");
@@ -247,7 +256,7 @@ impl Slot {
         };
         self.stop_listening(epoll);
         tracing::info!("a VMM connected");
-        self.connected.store(true, Ordering::Release);
+        self.known.connected.store(true, Ordering::Release);
         let connection = Connection::new(UnixStream::from(stream));
         let session = Session::new(Arc::clone(&self.function), Arc::clone(&self.wake));
         self.client = Client::Served(Box::new(Served::new(connection, session)));
@@ -313,7 +322,10 @@ impl Slot {
         match watched {
             Ok(true) => return,
             Ok(false) => tracing::info!("the VMM disconnected"),
-            Err(error) => tracing::warn!(%error, "the connection to the VMM ended"),
+            Err(error) => {
+                tracing::warn!(%error, "the connection to the VMM ended");
+                self.known.last.set(error.to_string());
+            }
         }
         self.hang_up(epoll);
     }
@@ -347,7 +359,7 @@ impl Slot {
             return;
         }
         self.client = Client::Deaf;
-        self.connected.store(false, Ordering::Release);
+        self.known.connected.store(false, Ordering::Release);
         if !self.closing {
             self.listen(epoll);
         }

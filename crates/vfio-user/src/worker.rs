@@ -6,7 +6,6 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use rustix::io::Errno;
 use sidecore_nvme::PciFunction;
 
 use crate::handover::LeftSocket;
-use crate::slot::{Begin, Key, Slot};
+use crate::slot::{Begin, Key, Known, Slot};
 use crate::ticket::Wake;
 
 /// Descriptors reported by one wait; more are reported by the next.
@@ -27,7 +26,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// What a thread is told.
 pub(crate) enum Order {
     /// There is another socket.
-    Serve { number: u64, listener: OwnedFd, function: Arc<dyn PciFunction>, connected: Arc<AtomicBool>, begin: Begin },
+    Serve { number: u64, listener: OwnedFd, function: Arc<dyn PciFunction>, known: Arc<Known>, begin: Begin },
     /// Leave a socket's client to `heir`, and take no other.
     HandOver { number: u64, heir: Sender<LeftSocket> },
     /// What a session waited for is done.
@@ -138,9 +137,9 @@ impl Worker {
 
     fn obey(&mut self, order: Order) {
         match order {
-            Order::Serve { number, listener, function, connected, begin } => {
+            Order::Serve { number, listener, function, known, begin } => {
                 let wake = self.mailbox.wake(number);
-                self.slots.insert(number, Slot::new(number, listener, function, connected, wake));
+                self.slots.insert(number, Slot::new(number, listener, function, known, wake));
                 let stopping = self.stopping;
                 self.with(number, |slot, epoll| {
                     slot.begin(begin, epoll);

@@ -40,4 +40,4 @@ pub use message::{
 };
 pub use server::Server;
 pub use session::{ProtocolError, Session};
-pub use sidecore_socket::{Access, ServerError, StreamError};
+pub use sidecore_socket::{Access, Disconnect, ServerError, StreamError};

@@ -135,6 +135,11 @@ impl Ring {
         allowed
     }
 
+    /// Begins at the beginning, whatever was said.
+    pub(crate) fn forget_position(&mut self) {
+        self.position = Position::Fresh;
+    }
+
     /// Sets where to begin; false if the ring has begun.
     pub(crate) fn set_base(&mut self, base: u32) -> bool {
         let allowed = !self.is_running();
@@ -142,6 +147,15 @@ impl Ring {
             self.position = Position::Base(base);
         }
         allowed
+    }
+
+    /// What SET_VRING_BASE said, if that is no position of such a ring: the upper half of a split ring's is reserved
+    /// (specification, "A vring state description"). Where a packed ring begins is checked with its size, at the start.
+    pub(crate) fn bad_base(&self, features: u64) -> Option<u32> {
+        match self.position {
+            Position::Base(base) if format(features) == RingFormat::Split && base >> 16 != 0 => Some(base),
+            _ => None,
+        }
     }
 
     /// Where the ring stands, as VHOST_USER_GET_VRING_BASE has it.

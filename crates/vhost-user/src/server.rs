@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use sidecore_socket::{Access, ServerError, SocketFile};
+use sidecore_socket::{Access, Disconnect, LastDisconnect, ServerError, SocketFile};
 use sidecore_virtio::VirtioDevice;
 
 use crate::connection::{Connection, ConnectionError};
@@ -52,6 +52,7 @@ struct Shared {
     gate: Mutex<Gate>,
     /// Told when the device changes hands.
     handed: Condvar,
+    last: LastDisconnect,
 }
 
 #[derive(Debug)]
@@ -183,7 +184,7 @@ impl Server {
         let (file, listener) = SocketFile::listen(path, access, BACKLOG)?;
         let listener = UnixListener::from(listener);
         let gate = Mutex::new(Gate { stopping: false, connection: None, device: Holder::Thread });
-        let shared = Arc::new(Shared { wake, gate, handed: Condvar::new() });
+        let shared = Arc::new(Shared { wake, gate, handed: Condvar::new(), last: LastDisconnect::default() });
         let server = Self { file, shared: Arc::clone(&shared) };
         let ending = Ending(Arc::clone(&shared));
         let name = device.name().replace('\0', "");
@@ -210,6 +211,12 @@ impl Server {
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.shared.gate().connection.is_some()
+    }
+
+    /// The last client that was disconnected for what it did.
+    #[must_use]
+    pub fn last_disconnect(&self) -> Option<Disconnect> {
+        self.shared.last.get()
     }
 
     /// Tells the VMM, if one is connected, that the device's configuration space
@@ -267,7 +274,10 @@ fn accept_all(listener: &UnixListener, shared: &Shared, mut device: Arc<dyn Virt
                 match serve(&mut connection, &device, shared) {
                     Ok(()) => tracing::info!("the VMM disconnected"),
                     Err(_) if shared.gate().stopping => tracing::info!("disconnected from the VMM"),
-                    Err(error) => tracing::warn!(%error, "the connection to the VMM ended"),
+                    Err(error) => {
+                        tracing::warn!(%error, "the connection to the VMM ended");
+                        shared.last.set(error.to_string());
+                    }
                 }
             }
             Ok(false) => {}

@@ -315,7 +315,11 @@ impl Session {
         if self.features != Some(bits) && self.rings.iter().any(Ring::is_running) {
             return Err(ProtocolError::FeaturesWhileRunning);
         }
-        self.features = Some(bits);
+        let before = self.features.replace(bits);
+        for index in 0..self.rings.len() {
+            // A position that was said of rings of the other format means nothing for these.
+            self.check_base(index as u64).or_else(|error| before.map(drop).ok_or(error))?;
+        }
         self.start_all()
     }
 
@@ -496,7 +500,21 @@ impl Session {
         if !self.ring(state.index.into())?.set_base(state.num) {
             return Err(ProtocolError::RingRuns { request: Request::SetVringBase, index: state.index });
         }
+        self.check_base(state.index.into())?;
         self.start(state.index.into())
+    }
+
+    /// Refuses a position that no ring of this format has. As long as the format is not known, any may be right.
+    fn check_base(&mut self, index: u64) -> Result<(), ProtocolError> {
+        let Some(features) = self.features else { return Ok(()) };
+        let ring = self.ring(index)?;
+        match ring.bad_base(features) {
+            None => Ok(()),
+            Some(base) => {
+                ring.forget_position();
+                Err(ProtocolError::BadValue { request: Request::SetVringBase, value: base.into() })
+            }
+        }
     }
 
     fn enable(&mut self, state: VringState) -> Result<(), ProtocolError> {

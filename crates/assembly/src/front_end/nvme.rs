@@ -20,12 +20,12 @@ use sidecore_reactor::IdleMode;
 use sidecore_ring::nvme::Doorbells;
 use sidecore_units::CoreId;
 use sidecore_vfio_user::{Service, Socket};
-use sidecore_vhost_user::Access;
+use sidecore_vhost_user::{Access, Disconnect};
 
 pub(crate) use self::manager::{Numbers, Subsystem, Subsystems};
 use self::names::NamespaceIds;
 use self::runner::Runner;
-use super::{FrontEnd, counters};
+use super::{FrontEnd, LastStart, counters};
 use crate::AssemblyError;
 use crate::flush::flush_and_wait;
 use crate::left::{LeftDevice, Standing};
@@ -74,6 +74,7 @@ pub(crate) struct Nvme {
     manager: Option<Arc<Subsystem>>,
     /// Locked for as long as it takes to stop it.
     socket: Mutex<Option<Socket>>,
+    last_start: Arc<LastStart>,
     /// What is served, and how large the guest was told that it is.
     served: Mutex<Served>,
     /// Locked for as long as it takes to serve something else.
@@ -117,7 +118,8 @@ impl Nvme {
             flush: flush_and_wait,
             signal: peer_event,
         };
-        let runners = sidecores.iter().map(Runner::boxed).collect();
+        let last_start = Arc::new(LastStart::default());
+        let runners = sidecores.iter().map(|sidecore| Runner::boxed(sidecore, &last_start)).collect();
         // The queues report to the function, which is made of them.
         let function: Arc<OnceLock<Weak<NvmeFunction>>> = Arc::default();
         let reporter = Arc::clone(&function);
@@ -153,6 +155,7 @@ impl Nvme {
             sidecores,
             threads,
             manager,
+            last_start,
             socket: Mutex::new(None),
             served: Mutex::new(served),
             changing: Mutex::new(()),
@@ -314,6 +317,15 @@ impl FrontEnd for Nvme {
             Err(TryLockError::Poisoned(socket)) => socket.into_inner().as_ref().is_some_and(Socket::is_connected),
             Err(TryLockError::WouldBlock) => false,
         }
+    }
+
+    fn disconnect(&self) -> Option<Disconnect> {
+        let last = match self.socket.try_lock() {
+            Ok(socket) => socket.as_ref().and_then(Socket::last_disconnect),
+            Err(TryLockError::Poisoned(socket)) => socket.into_inner().as_ref().and_then(Socket::last_disconnect),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        last.filter(|last| self.last_start.is_before(last))
     }
 
     fn broken(&self) -> Option<String> {

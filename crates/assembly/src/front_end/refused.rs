@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use sidecore_block::Geometry;
 use sidecore_units::SECTOR_BYTES;
-use sidecore_vhost_user::Access;
+use sidecore_vhost_user::{Access, Disconnect};
 
 use super::FrontEnd;
 use crate::AssemblyError;
@@ -55,6 +55,11 @@ impl FrontEnd for Refused {
 
     fn is_connected(&self) -> bool {
         false
+    }
+
+    /// It has no socket.
+    fn disconnect(&self) -> Option<Disconnect> {
+        None
     }
 
     fn broken(&self) -> Option<String> {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use sidecore_block::{BlockDevice, Geometry};
-use sidecore_vhost_user::{Access, Server};
+use sidecore_vhost_user::{Access, Disconnect, Server};
 use sidecore_virtio::VirtioDevice;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
@@ -86,6 +86,15 @@ impl FrontEnd for VirtioBlk {
             Err(TryLockError::Poisoned(server)) => server.into_inner().as_ref().is_some_and(Server::is_connected),
             Err(TryLockError::WouldBlock) => false,
         }
+    }
+
+    fn disconnect(&self) -> Option<Disconnect> {
+        let last = match self.server.try_lock() {
+            Ok(server) => server.as_ref().and_then(Server::last_disconnect),
+            Err(TryLockError::Poisoned(server)) => server.into_inner().as_ref().and_then(Server::last_disconnect),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        last.filter(|last| self.served.last_start.is_before(last))
     }
 
     fn broken(&self) -> Option<String> {

@@ -62,6 +62,7 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         reason: None,
         warnings: Vec::new(),
         needs_reset: false,
+        disconnect: None,
         counters: queue.clone(),
     };
     let stats = Stats {

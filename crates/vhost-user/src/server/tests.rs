@@ -206,7 +206,7 @@ fn a_socket_that_is_served_is_not_served_again() {
     let fixture = Fixture::new();
     let server = fixture.start();
     let second = Server::start(&fixture.path(), Access::default(), Recorder::new());
-    assert!(matches!(second, Err(ServerError::InUse { .. })));
+    assert!(matches!(second, Err(ServerError::Ours { .. })));
     ask(&mut connect_to(&server), plain(Request::GetFeatures));
 }
 

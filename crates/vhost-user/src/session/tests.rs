@@ -310,6 +310,26 @@ fn impossible_sizes_addresses_and_rings_are_refused() {
     ));
 }
 
+/// What a front end makes up is refused where it says it, and not taken for another position.
+#[test]
+fn a_position_that_no_ring_has_is_refused() {
+    for base in [0x1_0000, 0x8000_0000, u32::MAX] {
+        let mut split = Fixture::ready(SPLIT);
+        assert!(!split.ack(vring(Request::SetVringBase, 0, base)), "{base:#x}");
+        // Whatever the order is in which it is said.
+        let mut messages = negotiation(SPLIT);
+        let (features, mut early) = (messages.pop().unwrap(), Fixture::new());
+        early.all(messages);
+        early.ok(vring(Request::SetVringBase, 0, base));
+        assert!(!early.ack(features), "{base:#x}");
+    }
+    let mut packed = Fixture::ready(PACKED);
+    assert!(packed.ack(vring(Request::SetVringBase, 0, 0x807f_007f)));
+    // The other format's, from before: forgotten.
+    packed.ok(number(Request::SetFeatures, SPLIT));
+    assert_eq!(packed.base(0), 0);
+}
+
 #[test]
 fn a_change_of_memory_stops_all_rings_before_it_unmaps_anything() {
     let mut fixture = Fixture::new();

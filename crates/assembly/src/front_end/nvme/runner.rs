@@ -1,40 +1,50 @@
 //! A sidecore as NVMe queues see it.
 
+use std::sync::Arc;
+
 use sidecore_nvme::StartError;
 use sidecore_nvme::io::{MakeQueue, QueueRunner, Task};
 use sidecore_reactor::PollableId;
 use sidecore_units::CoreId;
 
+use super::super::LastStart;
 use crate::queue::Queue;
 use crate::sidecore::Sidecore;
 
-pub(super) struct Runner(Sidecore);
+pub(super) struct Runner {
+    sidecore: Sidecore,
+    last_start: Arc<LastStart>,
+}
 
 impl Runner {
-    pub(super) fn boxed(sidecore: &Sidecore) -> Box<dyn QueueRunner> {
-        Box::new(Self(sidecore.clone()))
+    pub(super) fn boxed(sidecore: &Sidecore, last_start: &Arc<LastStart>) -> Box<dyn QueueRunner> {
+        Box::new(Self { sidecore: sidecore.clone(), last_start: Arc::clone(last_start) })
     }
 }
 
 impl QueueRunner for Runner {
     fn core(&self) -> Option<CoreId> {
-        self.0.cpu()
+        self.sidecore.cpu()
     }
 
     fn start(&self, make: MakeQueue) -> Result<PollableId, StartError> {
-        let counted = self.0.count_queue();
-        let started = self.0.ask(move |reactor| {
+        let counted = self.sidecore.count_queue();
+        let started = self.sidecore.ask(move |reactor| {
             let queue = make()?;
             let id = queue.id();
             reactor
                 .add(Queue::Nvme { queue: Box::new(queue), _counted: counted })
                 .map_err(|error| StartError::Io { id, error })
         });
-        started.map_err(|_| StartError::SidecoreGone)?
+        let started = started.map_err(|_| StartError::SidecoreGone)?;
+        if started.is_ok() {
+            self.last_start.set();
+        }
+        started
     }
 
     fn tell(&self, queue: PollableId, task: Task) {
-        self.0.tell(move |reactor| {
+        self.sidecore.tell(move |reactor| {
             if let Some(queue) = reactor.get_mut(queue).and_then(Queue::nvme) {
                 task(queue);
             }
