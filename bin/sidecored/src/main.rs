@@ -1,9 +1,10 @@
 //! The daemon: `sidecored --config FILE`. See docs/sidecored.md.
 #![forbid(unsafe_code)]
 
+mod log;
 mod service;
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
@@ -14,8 +15,8 @@ use clap::Parser;
 use sidecore_assembly::Assembly;
 use sidecore_control::{Api, Config, Depth, Socket};
 use sidecore_linux::{EndRequest, EndRequests, HeldSignals, ignore_file_size_signal};
-use tracing_subscriber::EnvFilter;
 
+use log::Log;
 use service::Service;
 
 /// The configuration is at fault; nothing was started.
@@ -67,7 +68,7 @@ enum Event {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    start_log();
+    let log = Log::start();
     let service = Service::find();
     raise_file_limit();
     if let Err(error) = ignore_file_size_signal() {
@@ -81,22 +82,15 @@ fn main() -> ExitCode {
             return ExitCode::from(BAD_CONFIG);
         }
     };
-    match run(&config, service) {
+    let ended = run(&config, service);
+    log.tell();
+    match ended {
         Ok(code) => code,
         Err(error) => {
             eprintln!("sidecored: {error:#}");
             ExitCode::FAILURE
         }
     }
-}
-
-fn start_log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let terminal = io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(terminal);
-    // A line that cannot be written (a full disk, a closed pipe) would be complained of on the same standard error, by a
-    // macro that panics when it cannot: in a sidecore, for instance.
-    log.log_internal_errors(false).init();
 }
 
 /// Each running queue has three descriptors and the shell's usual limit is 1024, which is for programs that use select.

@@ -4,12 +4,15 @@ mod common;
 #[path = "common/guest.rs"]
 mod guest;
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{Daemon, config};
 use guest::{connect, read, submit_write, write};
 use rustix::process::Signal;
+use sidecore_control::report::DeviceState;
 use sidecore_driver::Status;
 
 /// A file of 1 MiB, and what it is served by.
@@ -67,6 +70,40 @@ fn a_log_that_takes_no_more_ends_nobody() {
     assert!(daemon.client().devices().unwrap().iter().all(|device| device.reason.is_none()));
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait().0.code(), Some(0));
+}
+
+/// A client that comes and goes all the time, and one that says nonsense, cannot fill the disk that the log is on.
+#[test]
+fn clients_cannot_make_the_log_grow_nor_hide_one_another_in_it() {
+    let nvme = "[[device]]\nname = \"nvme\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"nvme.sock\"\n";
+    let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), &(config(2) + nvme));
+    let path = |name: &str| daemon.directory.path().join(name);
+    for number in 0..400 {
+        for name in ["vd0.sock", "nvme.sock"] {
+            let mut stream = UnixStream::connect(path(name)).unwrap();
+            let _ = stream.write_all(&[number as u8; 64]);
+            // The next one is served when this one has gone: the end is waited for.
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+    }
+    drop(UnixStream::connect(path("vd1.sock")).unwrap());
+    let client = daemon.client();
+    while client.devices().unwrap()[1].state != DeviceState::Waiting {
+        std::thread::yield_now();
+    }
+    // The last connection was served before the device goes.
+    client.remove_device("vd1").unwrap();
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    let lines = |words: &str| log.lines().filter(|line| line.contains(words)).count();
+    assert!(lines("") < 300, "{} lines: {log}", lines(""));
+    for device in ["vd0", "nvme"] {
+        assert!(lines(&format!("\"{device}\"")) > 20, "{device}: {log}");
+    }
+    assert!(log.contains("device removed device=\"vd1\""), "{log}");
+    assert!(lines(" lines were left out: ") >= 2, "{log}");
 }
 
 /// As `timeout` of GNU sends them: to the process, and to its group.

@@ -3,6 +3,7 @@
 //! other question either.
 
 mod answer;
+mod connections;
 mod new_device;
 mod requests;
 mod volumes;
@@ -31,6 +32,7 @@ use tokio::sync::oneshot;
 use crate::{Source, metrics};
 
 use answer::{Refusal, apart, body};
+use connections::Limits;
 
 pub use new_device::{NewDevice, NewFunction};
 pub use requests::{CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize, Share};
@@ -164,11 +166,7 @@ impl Api {
                 tokio::spawn(signals.forward(signalled));
                 tokio::select! {
                     _ = stopped => {}
-                    result = axum::serve(listener, router(source)) => {
-                        if let Err(error) = result {
-                            tracing::error!("the control API ended: {error}");
-                        }
-                    }
+                    () = connections::serve(listener, router(source), Limits::default()) => {}
                 }
             });
         };
