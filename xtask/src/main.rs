@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask demo|test|bench|lint|fuzz|arrows`.
+//! The project's own commands: `cargo xtask demo|libvirt|test|bench|lint|fuzz|arrows`.
 //!
 //! Everything that `make`, CI and a developer run is here, in the language of the project, so that there is one way to
 //! do each thing. A command says what it does and how long it took, stops at the first failure, and says what to do.
@@ -9,6 +9,7 @@ mod bench;
 mod demo;
 mod fuzz;
 mod law;
+mod libvirt;
 mod lint;
 mod shell;
 mod steps;
@@ -40,6 +41,8 @@ struct Arguments {
 enum Task {
     /// Serve a disk to a real guest, end to end.
     Demo(demo::Options),
+    /// Have libvirt give a guest its disk, over restarts of the daemon.
+    Libvirt(libvirt::Options),
     /// Run everything that must pass before a commit.
     Test,
     /// Run the experiments, in release mode.
@@ -68,11 +71,16 @@ fn main() -> ExitCode {
 }
 
 fn run(task: Task) -> Result<()> {
+    if let Task::Libvirt(libvirt::Options { inside: Some(paths) }) = &task {
+        // Perhaps as root, who need not have cargo.
+        return libvirt::run_in_namespaces(paths);
+    }
     let workspace = Workspace::load()?;
     // Every path that the commands print, and every tool they start, is relative to the root.
     std::env::set_current_dir(&workspace.root)?;
     match task {
         Task::Demo(options) => demo::run(&workspace, &options),
+        Task::Libvirt(_) => libvirt::run(&workspace),
         Task::Test => test::run(&workspace),
         Task::Bench { arguments } => bench::run(&arguments),
         Task::Lint => lint::run(&workspace),

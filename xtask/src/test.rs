@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 
 use crate::steps::Steps;
 use crate::workspace::Workspace;
-use crate::{bench, demo, fuzz, lint, shell};
+use crate::{bench, demo, fuzz, libvirt, lint, shell};
 
 /// How long all fuzz targets together may fuzz.
 const FUZZ_SECONDS: u32 = 60;
@@ -26,6 +26,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
         || test_in_release(workspace),
     )?;
     steps.step("guests", "run it alone: cargo xtask demo", || demo::run(workspace, &demo::Options { seconds: 1 }))?;
+    steps.step("a guest of libvirt's", "run it alone: cargo xtask libvirt", || libvirt::run(workspace))?;
     steps.step("fuzzing, briefly", "reproduce with the command above, fix, add the input to the corpus", || {
         fuzz::run_briefly(workspace, FUZZ_SECONDS)
     })?;

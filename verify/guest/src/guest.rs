@@ -93,16 +93,16 @@ impl Guest {
 
     fn answer(&self, session: &mut Session<'_>, order: &str) -> Result<Answer> {
         let deadline = Instant::now() + PATIENCE;
-        let mut values = BTreeMap::new();
+        let mut answer = Answer::to(order);
         let name = self.name;
         while let Some(line) = session.hear(name, deadline)? {
             match console::parse(&line)? {
                 Some(Word::Value { key, text }) => {
-                    values.insert(key.to_owned(), text.to_owned());
+                    answer.add(key, text);
                 }
                 Some(Word::Finished { order: finished }) => {
                     ensure!(order.split(' ').next() == Some(finished), "the {name} guest did {finished}, not {order}");
-                    return Ok(Answer { order: order.to_owned(), values });
+                    return Ok(answer);
                 }
                 Some(Word::Failed { why }) => bail!("in the {name} guest: {why} (during: {order})"),
                 _ => {}
@@ -113,6 +113,16 @@ impl Guest {
 }
 
 impl Answer {
+    /// One in which nothing is yet.
+    pub(crate) fn to(order: &str) -> Answer {
+        Answer { order: order.to_owned(), values: BTreeMap::new() }
+    }
+
+    /// Adds a text.
+    pub(crate) fn add(&mut self, key: &str, text: &str) {
+        self.values.insert(key.to_owned(), text.to_owned());
+    }
+
     /// A text of the answer.
     pub(crate) fn text(&self, key: &str) -> Result<&str> {
         let text = self.values.get(key).with_context(|| format!("the guest gave no {key} for: {}", self.order))?;

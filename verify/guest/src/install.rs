@@ -36,8 +36,13 @@ pub(crate) fn require(program: &str) -> Result<PathBuf> {
 }
 
 pub(crate) fn missing_packages(progress: &Progress) -> Result<()> {
+    packages(&NEEDED, progress)
+}
+
+/// Installs those packages whose programs (or files, by their paths) are missing.
+pub(crate) fn packages(needed: &[(&str, &str)], progress: &Progress) -> Result<()> {
     let missing: Vec<&str> =
-        NEEDED.iter().filter(|(program, _)| find(program).is_none()).map(|(_, package)| *package).collect();
+        needed.iter().filter(|(program, _)| find(program).is_none()).map(|(_, package)| *package).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -45,7 +50,7 @@ pub(crate) fn missing_packages(progress: &Progress) -> Result<()> {
         find("apt-get").is_some(),
         "{} missing, and there is no apt-get to install them with; the demo needs Debian 12 or 13, or these programs: {}",
         missing.join(", "),
-        NEEDED.map(|(program, _)| program).join(", ")
+        needed.iter().map(|(program, _)| *program).collect::<Vec<_>>().join(", ")
     );
     progress.say(format!("installing {}", missing.join(", ")));
     let install = |missing: &[&str]| {
@@ -59,7 +64,7 @@ pub(crate) fn missing_packages(progress: &Progress) -> Result<()> {
         update()?;
         ensure!(install(&missing)?, "apt-get could not install {}; its messages above say why", missing.join(", "));
     }
-    for (program, package) in NEEDED {
+    for (program, package) in needed {
         ensure!(find(program).is_some(), "{package} is installed, but {program} is nowhere to be found");
     }
     Ok(())

@@ -6,6 +6,8 @@
 //! kicks and interrupts per request. Then it takes a snapshot of a guest's volume under load, boots a second guest from
 //! a clone of it, and has both show that neither sees what the other wrote. At last it gives a guest NVMe functions over
 //! vfio-user, by QEMU's `vfio-user-pci`.
+//!
+//! [`libvirt`] gives a guest its disk as most do who run guests: by a domain of libvirt's.
 #![forbid(unsafe_code)]
 
 mod checks;
@@ -20,6 +22,7 @@ mod guest;
 mod initramfs;
 mod install;
 mod interrupt;
+pub mod libvirt;
 mod measure;
 mod measured;
 mod modules;

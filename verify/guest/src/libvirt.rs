@@ -1,0 +1,174 @@
+//! A guest whose disk libvirt gives it: defined from XML, run by QEMU as a user of its own, over restarts of the daemon.
+//!
+//! libvirt keeps its state in fixed places and needs root to run QEMU as another user. So all of it runs in a mount and a
+//! PID namespace where those places are empty: this program starts itself again there ([`run_inside`]). However the run
+//! ends, its last process takes the namespaces, and all that is in them, along.
+
+mod domain;
+mod place;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::progress::Progress;
+use crate::qemu::Accelerator;
+use crate::{DemoOptions, build_daemon, download, initramfs, install, interrupt, text};
+use domain::Domain;
+use place::Place;
+
+/// The programs of libvirt, and the packages that bring them. Its driver for QEMU is no program.
+const NEEDED: [(&str, &str); 5] = [
+    ("libvirtd", "libvirt-daemon"),
+    ("virsh", "libvirt-clients"),
+    (DRIVER, "libvirt-daemon-driver-qemu"),
+    ("unshare", "util-linux"),
+    ("mount", "mount"),
+];
+const DRIVER: &str = "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so";
+
+/// The first process of the PID namespace: a shell, because it collects the processes that others have left behind, for
+/// whose end libvirt waits. A command in the background would have no standard input of its own accord.
+const FIRST: &str = "exec 3<&0; \"$0\" \"$@\" <&3 & exec 3<&-; wait $!";
+
+/// What the run inside is given: where things are that were made outside.
+#[derive(Debug, Clone)]
+pub struct Inside {
+    /// The guest's kernel.
+    pub kernel: PathBuf,
+    /// The guest's image.
+    pub initramfs: PathBuf,
+    /// Where `sidecored` is.
+    pub binaries: PathBuf,
+}
+
+/// Builds and fetches what is needed, and does the run in namespaces of its own, by this program and these `arguments`
+/// followed by the paths of [`Inside`].
+///
+/// # Errors
+/// Something cannot be had, or the guest has not read what it wrote.
+pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
+    ensure!(cfg!(all(target_os = "linux", target_arch = "x86_64")), "this boots an x86-64 guest on x86-64 Linux");
+    let interrupt = interrupt::Interrupt::watch()?;
+    let progress = Progress::start();
+    let cache = options.target.join("guest");
+    std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    install::missing_packages(&progress)?;
+    install::packages(&NEEDED, &progress)?;
+    let kernel = download::kernel(&cache, &progress)?;
+    let busybox = download::busybox(&cache, &progress)?;
+    let initramfs = initramfs::build(&cache, &kernel, &busybox, &progress)?;
+    let binaries = match &options.binaries {
+        Some(binaries) => binaries.clone(),
+        None => build_daemon(options, &progress)?,
+    };
+    interrupt.check()?;
+
+    let mut command = if rustix::process::geteuid().is_root() {
+        Command::new("unshare")
+    } else {
+        let mut command = Command::new("sudo");
+        command.arg("unshare");
+        command
+    };
+    command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command.args(["sh", "-c", FIRST]).arg(std::env::current_exe()?).args(arguments).args([
+        &kernel.image,
+        &initramfs,
+        &binaries,
+    ]);
+    // Its end is seen by the run inside, and so is the end of this process, however it comes.
+    let mut child = command.stdin(Stdio::piped()).spawn().context("cannot run unshare")?;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            ensure!(status.success(), "the run with libvirt failed ({status}); its messages above say why");
+            return Ok(());
+        }
+        if let Err(interrupted) = interrupt.check() {
+            drop(child.stdin.take());
+            child.wait()?;
+            return Err(interrupted);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+}
+
+/// The run itself, in its namespaces. Its standard input ends when it is no longer wanted.
+///
+/// # Errors
+/// Something cannot be had, or the guest has not read what it wrote.
+pub fn run_inside(inside: &Inside) -> Result<()> {
+    ensure!(std::os::unix::process::parent_id() == 1, "this is for the process that `cargo xtask libvirt` starts");
+    end_with_the_parent();
+    let progress = Progress::start();
+    let mut place = Place::make(&inside.binaries)?;
+    let accelerator = Accelerator::choose();
+    progress.say(accelerator.explanation());
+    place.start_libvirt(accelerator)?;
+    // A socket that is not given to anybody stays the daemon's: libvirt's QEMU cannot connect to it.
+    place.start_daemon(&progress)?;
+    let (owner, mode) = place.socket_access(place::OTHER)?;
+    ensure!((owner, mode) == (0, 0o600), "a socket that nobody asked for is {owner}'s with mode {mode:o}");
+
+    progress.say("defining the domain");
+    let mut domain = Domain::start(&place, inside, accelerator)?;
+    let boot = domain.answer("boot")?;
+    ensure!(boot.number::<u64>("mib")? == place::DISK_MIB, "the guest sees another disk: {boot:?}");
+    let user = domain.user()?;
+    ensure!(user == place.user(), "QEMU runs as user {user}, not {}", place.user());
+    progress.say(format!("libvirt runs QEMU as user {user}; the guest has its disk and writes to it"));
+    domain.order("mkfs 48")?;
+    let mut digest = domain.order("keep")?.text("digest")?.to_owned();
+    for (kill, how) in [(false, "restarted"), (true, "killed and started again")] {
+        progress.say(format!("the daemon is {how}"));
+        place.stop_daemon(kill)?;
+        place.start_daemon(&progress)?;
+        domain.order("unmount")?;
+        domain.order("mount")?;
+        let check = domain.order(&format!("check {digest}"))?;
+        ensure!(check.text("verdict")? == "true", "the guest reads something else than it wrote: {check:?}");
+        progress.say(format!("the guest reads back its {} files, and changes them", check.text("files")?));
+        digest = domain.order("change")?.text("digest")?.to_owned();
+    }
+    domain.order("unmount")?;
+    domain.off(&place)?;
+    place.stop_daemon(false)?;
+    println!("\nlibvirt's guest kept its disk over two restarts of the daemon, with QEMU as user {user}");
+    Ok(())
+}
+
+/// With this process ends the shell, and with that all others in its PID namespace.
+fn end_with_the_parent() {
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        std::process::exit(1);
+    });
+}
+
+/// Runs a program to its end; what it said is the error if that is not success.
+fn run(program: &str, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot run {program}"))?;
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    let command = || format!("{program} {}", arguments.join(" "));
+    ensure!(output.status.success(), "{} failed: {}", command(), said(&output.stderr));
+    Ok(said(&output.stdout))
+}
+
+/// Copies a file to where another user can read it.
+fn copy_for_all(from: &Path, to: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    Ok(std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o644))?)
+}
+
+/// A path for XML and configuration files, in which no character of it may mean anything.
+fn plain(path: &Path) -> Result<&str> {
+    let text = text(path)?;
+    ensure!(
+        !text.contains(['"', '\'', '<', '>', '&', '\\']),
+        "{text} cannot be written into XML; use another directory"
+    );
+    Ok(text)
+}

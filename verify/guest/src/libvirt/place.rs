@@ -1,0 +1,163 @@
+//! Where libvirt and the daemon run: empty directories of libvirt's, a user for its QEMU, a disk and its sockets.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{plain, run};
+use crate::progress::Progress;
+use crate::qemu::Accelerator;
+
+/// Where libvirt keeps what it knows.
+const DIRECTORIES: [&str; 5] =
+    ["/etc/libvirt", "/var/lib/libvirt", "/run/libvirt", "/var/log/libvirt", "/var/cache/libvirt"];
+/// Debian's user for QEMU, whom the package with libvirt's service makes.
+const USER: &str = "libvirt-qemu";
+const USER_ID: u32 = 64055;
+
+/// The guest's disk, and another that nobody uses.
+pub(super) const DISK: &str = "disk";
+pub(super) const OTHER: &str = "other";
+pub(super) const DISK_MIB: u64 = 64;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// All that is around the guest. It ends with the namespaces.
+pub(super) struct Place {
+    /// Where the sockets, the disk's file and the logs are; in libvirt's part of /var, which is in memory.
+    directory: PathBuf,
+    daemon: PathBuf,
+    user: u32,
+    running: Option<Child>,
+}
+
+impl Place {
+    pub(super) fn make(binaries: &Path) -> Result<Self> {
+        for directory in DIRECTORIES {
+            fs::create_dir_all(directory)?;
+            run("mount", &["-t", "tmpfs", "-o", "mode=755", "none", directory])?;
+        }
+        let user = Self::make_user()?;
+        let directory = PathBuf::from("/var/lib/libvirt/sidecore");
+        fs::create_dir(&directory)?;
+        fs::File::create(directory.join("disk.img"))?.set_len(DISK_MIB << 20)?;
+        Ok(Self { directory, daemon: binaries.join("sidecored"), user, running: None })
+    }
+
+    /// The number of QEMU's user. Where there is none, these namespaces have one.
+    fn make_user() -> Result<u32> {
+        if let Ok(number) = run("id", &["-u", USER]) {
+            return number.parse().context("id -u gave no number");
+        }
+        let entries = [
+            ("/etc/passwd", format!("{USER}:x:{USER_ID}:{USER_ID}::/var/lib/libvirt:/usr/sbin/nologin\n")),
+            ("/etc/group", format!("{USER}:x:{USER_ID}:\n")),
+        ];
+        for (file, entry) in entries {
+            let more = format!("/var/lib/libvirt/{}", file.trim_start_matches("/etc/"));
+            fs::write(&more, fs::read_to_string(file)? + &entry)?;
+            run("mount", &["--bind", &more, file])?;
+        }
+        Ok(USER_ID)
+    }
+
+    pub(super) fn user(&self) -> u32 {
+        self.user
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Starts libvirt's daemon, and waits until it answers.
+    pub(super) fn start_libvirt(&self, accelerator: Accelerator) -> Result<()> {
+        if accelerator == Accelerator::Tcg && Path::new("/dev/kvm").exists() {
+            // It can be there, open, and still not run a guest; libvirt would try.
+            run("mount", &["--bind", "/dev/null", "/dev/kvm"])?;
+        }
+        // No host's own cgroups, security modules or udev are needed for what is shown here.
+        let qemu = format!(
+            "user = \"{USER}\"\ngroup = \"{USER}\"\nsecurity_driver = \"none\"\nremember_owner = 0\n\
+             stdio_handler = \"file\"\nnamespaces = []\n"
+        );
+        fs::write("/etc/libvirt/qemu.conf", qemu)?;
+        let log = self.path("libvirtd.log");
+        // A number of its own, because not every machine has one that libvirt likes.
+        let libvirtd = "auth_unix_rw = \"none\"\nhost_uuid = \"6c2ec6d2-6a0c-4b0e-9d6a-0a8a3a1fd9b1\"\n";
+        fs::write("/etc/libvirt/libvirtd.conf", libvirtd)?;
+        let file = fs::File::create(&log)?;
+        let mut command = Command::new("libvirtd");
+        command.args(["--config", "/etc/libvirt/libvirtd.conf", "--pid-file", "/run/libvirt/libvirtd.pid"]);
+        let mut libvirtd = command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn()?;
+        let end = Instant::now() + PATIENCE;
+        while run("virsh", &["--quiet", "version"]).is_err() {
+            let said = || fs::read_to_string(&log).unwrap_or_default();
+            ensure!(libvirtd.try_wait()?.is_none(), "libvirtd has ended:\n{}", said());
+            ensure!(Instant::now() < end, "libvirtd does not answer:\n{}", said());
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// Starts the daemon, and waits until it is ready. Its socket for the guest is QEMU's user's then.
+    pub(super) fn start_daemon(&mut self, progress: &Progress) -> Result<()> {
+        let configuration = self.path("disks.toml");
+        fs::write(
+            &configuration,
+            format!(
+                "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
+                 [[store]]\nname = \"file\"\ntype = \"file\"\npath = \"disk.img\"\ndirect = false\n\
+                 [[device]]\nname = \"{DISK}\"\nstore = \"file\"\nsocket = \"{DISK}.sock\"\nsocket_owner = \"{USER}\"\n\
+                 [[store]]\nname = \"memory\"\ntype = \"ram\"\nsize = \"1MiB\"\n\
+                 [[device]]\nname = \"{OTHER}\"\nstore = \"memory\"\nsocket = \"{OTHER}.sock\"\n"
+            ),
+        )?;
+        let log = fs::File::options().create(true).append(true).open(self.path("sidecored.log"))?;
+        let mut command = Command::new(&self.daemon);
+        command.arg("--config").arg(plain(&configuration)?).env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET");
+        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn()?;
+        let mut line = String::new();
+        let stdout = daemon.stdout.take().context("the daemon has no output")?;
+        BufReader::new(stdout).read_line(&mut line)?;
+        self.running = Some(daemon);
+        ensure!(line.starts_with("ready:"), "sidecored did not start:\n{}", self.log());
+        let (owner, mode) = self.socket_access(DISK)?;
+        ensure!((owner, mode) == (self.user, 0o600), "the disk's socket is {owner}'s with mode {mode:o}");
+        progress.say(format!("sidecored is ready, the disk's socket is {USER}'s"));
+        Ok(())
+    }
+
+    /// Ends the daemon in order, or not, and waits for its end.
+    pub(super) fn stop_daemon(&mut self, kill: bool) -> Result<()> {
+        let mut daemon = self.running.take().context("no daemon is running")?;
+        kill_process(Pid::from_child(&daemon), if kill { Signal::KILL } else { Signal::TERM })?;
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match daemon.try_wait()? {
+                Some(status) if kill || status.success() => return Ok(()),
+                Some(status) => bail!("sidecored ended with {status}:\n{}", self.log()),
+                None if Instant::now() < end => thread::sleep(Duration::from_millis(10)),
+                None => bail!("sidecored does not end:\n{}", self.log()),
+            }
+        }
+    }
+
+    /// Whose a device's socket is, and its permissions.
+    pub(super) fn socket_access(&self, device: &str) -> Result<(u32, u32)> {
+        let metadata = fs::metadata(self.path(&format!("{device}.sock")))?;
+        Ok((metadata.uid(), metadata.mode() & 0o7777))
+    }
+
+    /// What was logged by all that take part.
+    pub(super) fn log(&self) -> String {
+        let read = |name: &str| fs::read_to_string(self.path(name)).unwrap_or_default();
+        format!("{}{}", read("sidecored.log"), read("libvirtd.log"))
+    }
+}
