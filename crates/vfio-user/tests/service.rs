@@ -411,7 +411,7 @@ fn the_socket_file_is_this_users_and_no_others() {
     assert_eq!(metadata.permissions().mode() & 0o077, 0);
     let path = fixture.path("function");
     let error = fixture.service.serve(&path, Access::default(), Function::new()).unwrap_err();
-    assert!(matches!(error, ServerError::InUse { .. }), "{error}");
+    assert!(matches!(error, ServerError::Ours { .. }), "{error}");
 
     // One that a dead process left behind is replaced, and only ours is removed.
     let dead = fixture.path("dead");
