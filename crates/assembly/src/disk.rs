@@ -1,9 +1,9 @@
 //! A device that is being served, and what reports say about it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::UNIX_EPOCH;
 
-use sidecore_block::BlockDevice;
+use sidecore_block::{BlockDevice, NullStore};
 use sidecore_reactor::IdleMode;
 use sidecore_vhost_user::Access;
 
@@ -20,6 +20,8 @@ pub(crate) struct Disk {
     /// The store at the bottom of those that it leads to, as it was configured.
     configured: StoreSpec,
     below: Mutex<Below>,
+    /// Asked for its fallback; whoever serves it keeps it open.
+    store: Weak<dyn BlockDevice>,
     store_type: &'static str,
     /// Whether what is in its store is there after this process.
     outlives: bool,
@@ -44,19 +46,21 @@ impl Disk {
         parts: impl FnOnce() -> Result<NvmeParts, AssemblyError>,
     ) -> Result<Self, AssemblyError> {
         let serving = sidecores_of(spec, sidecores)?;
+        let weak = Arc::downgrade(&store);
         let front_end: Box<dyn FrontEnd> = match spec.front_end {
             FrontEndKind::VirtioBlk => Box::new(VirtioBlk::new(spec, store, serving)),
             FrontEndKind::Nvme => Box::new(Nvme::new(spec, (store, &bottom), serving, parts()?)?),
         };
         let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
-        Ok(Self { spec: spec.clone(), configured: bottom, below, store_type, outlives, front_end })
+        Ok(Self { spec: spec.clone(), configured: bottom, below, store: weak, store_type, outlives, front_end })
     }
 
     /// A disk whose store cannot be served, for this reason.
     pub(crate) fn refused(spec: &DeviceSpec, (store_type, bottom): (&'static str, StoreSpec), reason: String) -> Self {
         let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
         let front_end = Box::new(Refused::new(&spec.name, reason));
-        Self { spec: spec.clone(), configured: bottom, below, store_type, outlives: false, front_end }
+        let store: Weak<dyn BlockDevice> = Weak::<NullStore>::new();
+        Self { spec: spec.clone(), configured: bottom, below, store, store_type, outlives: false, front_end }
     }
 
     /// Makes its socket and serves whoever connects, or is connected since another process.
@@ -187,7 +191,7 @@ impl Disk {
             .to_owned(),
             state,
             reason,
-            warnings: Vec::new(),
+            warnings: self.store.upgrade().and_then(|store| store.fallback()).into_iter().collect(),
             needs_reset,
             disconnect: self.front_end.disconnect().map(|disconnect| DisconnectReport {
                 at_unix_s: disconnect.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),

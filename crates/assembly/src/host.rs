@@ -40,6 +40,9 @@ impl MappedFile {
 
 fn into_io(error: HostFileError) -> io::Error {
     match error {
+        HostFileError::InUse { .. } | HostFileError::LeaseGone { .. } => {
+            io::Error::new(io::ErrorKind::ResourceBusy, error)
+        }
         HostFileError::NoSpace { .. } => io::Error::new(io::ErrorKind::StorageFull, error),
         HostFileError::Kernel { source, .. } if source.raw_os_error().is_some() => source,
         error => io::Error::other(error),
@@ -79,6 +82,12 @@ impl HostMap for MappedFile {
 
     fn release(&self) -> io::Result<()> {
         self.0.release_lease().map_err(into_io)
+    }
+
+    fn retake(&self, settle: &mut dyn FnMut()) -> io::Result<()> {
+        // The event of the break that is over; the next one is of the new lease.
+        self.0.drain_lease_events();
+        self.0.try_lease_again(settle).map_err(into_io)
     }
 
     fn device(&self) -> Arc<dyn BlockDevice> {

@@ -51,6 +51,10 @@ impl BlockDevice for DelayStore {
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
         self.inner.allocate(offset_bytes, len_bytes)
     }
+
+    fn fallback(&self) -> Option<String> {
+        self.inner.fallback()
+    }
 }
 
 struct DelayChannel {

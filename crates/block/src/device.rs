@@ -88,6 +88,12 @@ pub trait BlockDevice: Send + Sync {
         let _ = (offset_bytes, len_bytes);
         Ok(())
     }
+
+    /// Why it serves its requests another way than it was set up to, if it does: for reports. Never
+    /// waits. A stage in front of another store answers for that store.
+    fn fallback(&self) -> Option<String> {
+        None
+    }
 }
 
 /// One queue's path to a store. Belongs to one sidecore.

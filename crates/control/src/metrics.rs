@@ -56,6 +56,9 @@ const DEVICES: &[Metric<DeviceReport>] = &[
     gauge("sidecore_device_queues_running", "Request queues that the guest has started.", |d| {
         Value::Whole(d.queues_running.into())
     }),
+    gauge("sidecore_device_warnings", "How many warnings `sidecore list` shows for the disk.", |d| {
+        Value::Whole(d.warnings.len() as u64)
+    }),
     gauge("sidecore_device_needs_reset", "1 while nothing is served until the driver resets the device.", |d| {
         Value::Whole(d.needs_reset.into())
     }),

@@ -45,7 +45,7 @@ impl Source for StandIn {
             idle: "poll".to_owned(),
             state: DeviceState::Broken,
             reason: Some("queue 1: nonsense".to_owned()),
-            warnings: Vec::new(),
+            warnings: vec!["a file has two readers".to_owned()],
             needs_reset: true,
             disconnect: None,
             counters: queue(),
@@ -103,9 +103,13 @@ fn the_wire_is_what_the_manual_says() {
     let devices = raw(&path, "GET /v1/devices");
     assert!(devices.starts_with("HTTP/1.1 200 OK\r\n"), "{devices}");
     assert!(devices.contains("content-type: application/json"), "{devices}");
-    for field in
-        ["\"type\":\"ram\"", "\"state\":\"broken\"", "\"reason\":\"queue 1: nonsense\"", "\"needs_reset\":true"]
-    {
+    for field in [
+        "\"type\":\"ram\"",
+        "\"state\":\"broken\"",
+        "\"reason\":\"queue 1: nonsense\"",
+        "\"needs_reset\":true",
+        "\"warnings\":[\"a file",
+    ] {
         assert!(devices.contains(field), "{field}: {devices}");
     }
     let stats = raw(&path, "GET /v1/stats");

@@ -251,7 +251,7 @@ impl FunctionChannel {
     /// the way.
     fn start_flush(&mut self, multiplexer: &mut Multiplexer, request: Box<BlockRequest>) {
         if !self.function.volume.is_uncommitted() {
-            let through = self.function.goes_through();
+            let through = self.function.flushes_through();
             return self.send_whole(multiplexer, request, 0, through);
         }
         match self.slots.insert_parts(Parts::new(request)) {

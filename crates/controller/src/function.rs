@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
 use sidecore_block::{BlockChannel, BlockDevice, Geometry};
@@ -49,10 +49,23 @@ pub(crate) struct Function {
     pub(crate) reads: Gate,
     pub(crate) writes: Gate,
     pub(crate) stats: StatsBook,
-    /// The other way to the same blocks, and whether it is to be taken: a host file
-    /// that another program has opened is reached through its filesystem.
+    /// The other way to the same blocks: a host file that another program has opened is
+    /// reached through its filesystem.
     pub(crate) through: Option<Arc<dyn BlockDevice>>,
-    pub(crate) is_through: AtomicBool,
+    /// Which way is taken, a [`Path`].
+    path: AtomicU8,
+}
+
+/// The way to a host file's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// By the tree, to the device.
+    Direct,
+    /// Through the filesystem.
+    Through,
+    /// Reads and writes wait for the tree to be filled again. A flush still goes through the
+    /// filesystem: it has to cover writes that went that way.
+    Returning,
 }
 
 impl Function {
@@ -78,14 +91,24 @@ impl Function {
             writes: Gate::new(limits.write_iops, limits.write_bytes_per_s),
             stats: StatsBook::default(),
             through: None,
-            is_through: AtomicBool::new(false),
+            path: AtomicU8::new(Path::Direct as u8),
         }
     }
 
-    /// Whether its blocks are to be reached the other way.
+    /// Whether its blocks are to be reached through the filesystem.
     #[inline]
     pub(crate) fn goes_through(&self) -> bool {
-        self.is_through.load(Ordering::Acquire)
+        self.path.load(Ordering::Acquire) == Path::Through as u8
+    }
+
+    /// Whether a flush has to go through the filesystem.
+    pub(crate) fn flushes_through(&self) -> bool {
+        self.path.load(Ordering::Acquire) != Path::Direct as u8
+    }
+
+    /// Sets the way to its blocks; true if it was another one.
+    pub(crate) fn set_path(&self, path: Path) -> bool {
+        self.path.swap(path as u8, Ordering::AcqRel) != path as u8
     }
 
     /// Whether nothing limits it.

@@ -1,20 +1,20 @@
 //! A file on the host's own filesystem as a virtual function (thesis 5.2: "the same
 //! mappings used by the filesystem to map file offsets to disk blocks, is used by
-//! NeSC"): its blocks are reached directly for as long as nobody else opens it, and
-//! through the filesystem from then on.
+//! NeSC"): its blocks are reached directly for as long as no other program has it open,
+//! and through the filesystem meanwhile.
 //!
 //! The hypervisor side here is the host's filesystem: a miss asks it for the mapping,
 //! or has it allocate.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use sidecore_block::{BlockChannel, BlockDevice, BlockError, Geometry};
 use sidecore_extent::{BlockRange, Content, Extent, ExtentTree, FunctionId, NodeMemory, Retired};
@@ -22,7 +22,7 @@ use sidecore_reactor::EventFd;
 use sidecore_units::CoreId;
 
 use crate::controller::next_controller;
-use crate::function::{Function, Ports, VirtualFunction, VolumeState};
+use crate::function::{Function, Path, Ports, VirtualFunction, VolumeState};
 use crate::grace::{Epoch, Epochs};
 use crate::mail::{Answer, Message, Question};
 use crate::threads::Mail;
@@ -40,7 +40,8 @@ pub trait HostMap: Send + Sync {
     /// Appends what is mapped in `range`, in order; none of it shared.
     ///
     /// # Errors
-    /// It must not, or not any more, be reached directly.
+    /// [`io::ErrorKind::ResourceBusy`] if another program wants the file, any other if it must not be
+    /// reached directly.
     fn extents(&self, range: BlockRange, extents: &mut Vec<Extent>) -> io::Result<()>;
 
     /// Makes all of `range` mapped; blocks that were not hold zeros then.
@@ -64,6 +65,15 @@ pub trait HostMap: Send + Sync {
     /// What was written directly could not be made durable.
     fn release(&self) -> io::Result<()>;
 
+    /// Takes the file back after [`release`](Self::release). Calls `settle` once no other program
+    /// can have it, which returns when nothing goes through the filesystem any more; then makes
+    /// durable what did, and checks that the blocks can be reached directly.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::ResourceBusy`] while another program has the file. Any other if it must not
+    /// be reached directly; it is released then.
+    fn retake(&self, settle: &mut dyn FnMut()) -> io::Result<()>;
+
     /// The block device below, whole.
     fn device(&self) -> Arc<dyn BlockDevice>;
 
@@ -84,11 +94,48 @@ const TREE_NODES: usize = 4096;
 /// The function's number: it is the only one of its controller.
 const ONLY: FunctionId = FunctionId(1);
 
+/// Why the direct path is left, mostly.
+const WANTED: &str = "another program has opened it";
+
+/// How long after another program has opened the file the first attempt to take it back comes.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+
+/// The longest pause between two attempts.
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// The pauses between attempts to take the file back: each twice the one before. An attempt that
+/// fails costs one system call; one that succeeds stops the guest for as long as it takes to write
+/// the file's dirty pages, so a file that is opened again and again is taken back ever less often.
+#[derive(Debug)]
+struct Retry {
+    pause: Duration,
+}
+
+impl Retry {
+    fn new() -> Self {
+        Self { pause: RETRY_MIN }
+    }
+
+    /// Another program has the file still.
+    fn is_busy(&mut self) {
+        self.pause = self.pause.saturating_mul(2).min(RETRY_MAX);
+    }
+
+    /// The file is not fit to be reached directly: another attempt costs the guest a stop.
+    fn is_unfit(&mut self) {
+        self.pause = RETRY_MAX;
+    }
+
+    /// The direct path has to be left after it lasted for `direct_for`.
+    fn left(&mut self, direct_for: Duration) {
+        if direct_for > self.pause.saturating_mul(2) { *self = Self::new() } else { self.is_busy() }
+    }
+}
+
 /// A host file as a disk. Dropping it ends the direct path.
 pub struct HostFunction {
     function: VirtualFunction,
     shared: Arc<Shared>,
-    stop: Arc<EventFd>,
     mail: Sender<Mail>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -101,6 +148,14 @@ struct Shared {
     memory: Arc<NodeMemory>,
     epochs: Arc<Epochs>,
     tree: Mutex<Tree>,
+    /// Held while a miss is served, and while the way to the blocks changes: neither sees the other
+    /// half done.
+    way: Mutex<()>,
+    /// Why the blocks are reached through the filesystem, if they are.
+    fallback: Mutex<Option<String>>,
+    /// Wakes the thread that watches the lease.
+    wake: EventFd,
+    is_ending: AtomicBool,
 }
 
 struct Tree {
@@ -154,12 +209,14 @@ impl HostFunction {
             memory,
             epochs,
             tree: Mutex::new(Tree { tree, retired: Vec::new() }),
+            way: Mutex::default(),
+            fallback: Mutex::default(),
+            wake: EventFd::new()?,
+            is_ending: AtomicBool::new(false),
         });
-        let stop = Arc::new(EventFd::new()?);
         let mut served = Self {
             function: VirtualFunction { function, ports, opening: None },
             shared: Arc::clone(&shared),
-            stop: Arc::clone(&stop),
             mail,
             threads: Vec::new(),
         };
@@ -167,11 +224,11 @@ impl HostFunction {
         let thread = std::thread::Builder::new().name("host-miss".to_owned());
         served.threads.push(thread.spawn(move || misses.serve(&messages))?);
         let thread = std::thread::Builder::new().name("host-lease".to_owned());
-        served.threads.push(thread.spawn(move || shared.watch(&stop))?);
+        served.threads.push(thread.spawn(move || shared.watch())?);
         Ok(served)
     }
 
-    /// Whether it is reached directly still.
+    /// Whether its blocks are reached directly.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         !self.shared.function.goes_through()
@@ -186,24 +243,35 @@ impl BlockDevice for HostFunction {
     fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         self.function.open_channel(core, depth)
     }
+
+    fn fallback(&self) -> Option<String> {
+        lock(&self.shared.fallback).clone()
+    }
 }
 
 impl Drop for HostFunction {
     fn drop(&mut self) {
         let _ = self.mail.send(Mail::Stop);
-        self.stop.signal();
+        self.shared.is_ending.store(true, Ordering::Release);
+        self.shared.wake.signal();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!(file = self.shared.name, "a thread of the host file has panicked");
             }
         }
-        self.shared.leave_the_direct_path("it is not served any more");
+        if self.shared.end_direct_path(&lock(&self.shared.way)) {
+            tracing::debug!(file = self.shared.name, "it is not served any more, and its lease is released");
+        }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
     fn tree(&self) -> MutexGuard<'_, Tree> {
-        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tree)
     }
 
     fn serve(&self, messages: &Receiver<Mail>) {
@@ -213,27 +281,32 @@ impl Shared {
     }
 
     fn answer(&self, message: Message) {
+        let way = lock(&self.way);
         let answer = match message.question {
             Question::FlushFailed => return,
+            // The filesystem unmaps by itself; a discard that is sent back would ask again.
+            Question::Unmap { range } => self.unmap(range),
             _ if self.function.goes_through() => Answer::Rewalk,
-            Question::Regenerate { range } => self.show(range),
+            Question::Regenerate { range } => self.show(range, &way),
             Question::Allocate { range, .. } => match self.map.allocate(range) {
-                Ok(()) => self.show(range),
+                Ok(()) => self.show(range, &way),
                 Err(error) => self.refuse(&error),
             },
-            Question::Unmap { range } => self.unmap(range),
             Question::Written { .. } | Question::Commit => Answer::Done,
             Question::Retry => Answer::Rewalk,
         };
+        drop(way);
         message.reply_to.reply(answer);
     }
 
     /// Reads the mapping of `range`, or of its first part, and shows it.
-    fn show(&self, range: BlockRange) -> Answer {
+    fn show(&self, range: BlockRange, way: &MutexGuard<'_, ()>) -> Answer {
         let (range, _) = range.split(LOOKUP_BLOCKS);
         let mut extents = Vec::new();
         if let Err(error) = self.map.extents(range, &mut extents) {
-            self.leave_the_direct_path(&error.to_string());
+            // A miss may find out before the thread that watches the lease.
+            let is_wanted = error.kind() == io::ErrorKind::ResourceBusy;
+            self.leave_direct_path(&if is_wanted { WANTED.to_owned() } else { error.to_string() }, way);
             return Answer::Rewalk;
         }
         if self.set(range, &extents) {
@@ -307,45 +380,151 @@ impl Shared {
         })
     }
 
-    /// Waits for another program to want the file.
-    fn watch(&self, stop: &EventFd) {
-        loop {
-            let wanted = self.map.wanted();
-            let mut fds = [PollFd::new(&wanted, PollFlags::IN), PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
-            match rustix::event::poll(&mut fds, None) {
-                Ok(_) => {}
-                Err(Errno::INTR) => continue,
-                Err(error) => {
-                    tracing::error!(file = self.name, "cannot watch the lease: {error}");
-                    return self.leave_the_direct_path("its lease cannot be watched");
+    /// Leaves the direct path when another program wants the file, and returns to it when that has
+    /// closed the file.
+    fn watch(&self) {
+        let mut retry = Retry::new();
+        let mut direct_since = Instant::now();
+        while !self.is_ending.load(Ordering::Acquire) {
+            if self.function.goes_through() {
+                match self.wait(None, Some(retry.pause)) {
+                    Some(Event::Nothing) => {}
+                    Some(Event::Woken | Event::Wanted) => continue,
+                    None => return,
                 }
+                match self.return_to_direct_path() {
+                    Ok(()) => direct_since = Instant::now(),
+                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => retry.is_busy(),
+                    Err(_) => retry.is_unfit(),
+                }
+                continue;
             }
-            let [lease, stopped] = fds.map(|fd| !fd.revents().is_empty());
-            if lease {
-                return self.leave_the_direct_path("another program opens it");
+            match self.wait(Some(self.map.wanted()), None) {
+                Some(Event::Wanted) => self.leave_direct_path(WANTED, &lock(&self.way)),
+                Some(Event::Woken | Event::Nothing) => {}
+                None => return self.leave_direct_path("its lease cannot be watched", &lock(&self.way)),
             }
-            if stopped {
-                return;
+            if self.function.goes_through() {
+                retry.left(direct_since.elapsed());
             }
         }
     }
 
+    /// Waits for the lease to be wanted, if it is held, for a wake-up, or for so long. `None` if there
+    /// is no waiting.
+    fn wait(&self, wanted: Option<BorrowedFd<'_>>, at_most: Option<Duration>) -> Option<Event> {
+        let wake = PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN);
+        let lease = PollFd::from_borrowed_fd(wanted.unwrap_or(self.wake.as_fd()), PollFlags::IN);
+        let mut fds = [wake, lease];
+        let timeout = at_most.and_then(|time| Timespec::try_from(time).ok());
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Some(Event::Woken),
+            Err(error) => {
+                tracing::error!(file = self.name, "cannot watch the lease: {error}");
+                return None;
+            }
+        }
+        let [woken, lease] = fds.map(|fd| !fd.revents().is_empty());
+        if woken {
+            self.wake.drain();
+            return Some(Event::Woken);
+        }
+        Some(if lease { Event::Wanted } else { Event::Nothing })
+    }
+
     /// From now on everything goes through the filesystem. Returns when nothing goes
     /// to the blocks directly any more, and the lease is given up.
-    fn leave_the_direct_path(&self, why: &str) {
-        if self.function.is_through.swap(true, Ordering::AcqRel) {
-            return;
+    fn leave_direct_path(&self, why: &str, way: &MutexGuard<'_, ()>) {
+        if self.end_direct_path(way) {
+            tracing::warn!(file = self.name, "it is reached through its filesystem: {why}");
+            *lock(&self.fallback) = Some(format!("\"{}\" is reached through its filesystem: {why}", self.name));
+            // The thread that watches the lease has to come back to it.
+            self.wake.signal();
         }
-        {
-            // After the flag: whoever finds no mapping any more sees that.
-            let mut tree = self.tree();
-            tree.tree.prune_all();
-            self.collect(&mut tree);
+    }
+
+    /// The same without a word; whether it was direct before.
+    fn end_direct_path(&self, _way: &MutexGuard<'_, ()>) -> bool {
+        if !self.function.set_path(Path::Through) {
+            return false;
         }
+        // After the flag: whoever finds no mapping any more sees that.
+        self.empty_tree();
         self.quiesce();
-        tracing::warn!(file = self.name, "it is reached through its filesystem from now on: {why}");
         if let Err(error) = self.map.release() {
             tracing::error!(file = self.name, "the lease could not be released in order: {error}");
         }
+        true
+    }
+
+    fn empty_tree(&self) {
+        let mut tree = self.tree();
+        tree.tree.prune_all();
+        self.collect(&mut tree);
+    }
+
+    /// Takes the file back from the filesystem. Requests that come meanwhile miss, and wait for `way`.
+    fn return_to_direct_path(&self) -> io::Result<()> {
+        let _way = lock(&self.way);
+        let retaken = self.map.retake(&mut || {
+            self.empty_tree();
+            self.function.set_path(Path::Returning);
+            self.quiesce();
+        });
+        match &retaken {
+            Ok(()) => {
+                self.function.set_path(Path::Direct);
+                *lock(&self.fallback) = None;
+                tracing::info!(file = self.name, "it is reached directly again");
+            }
+            Err(error) => {
+                self.function.set_path(Path::Through);
+                if error.kind() != io::ErrorKind::ResourceBusy {
+                    let why = format!("\"{}\" is reached through its filesystem: {error}", self.name);
+                    if lock(&self.fallback).replace(why.clone()) != Some(why) {
+                        tracing::warn!(file = self.name, "it cannot be reached directly again: {error}");
+                    }
+                }
+            }
+        }
+        retaken
+    }
+}
+
+/// What ended a wait of the thread that watches the lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    /// Another program wants the file.
+    Wanted,
+    /// The way to the blocks has changed, or the function ends.
+    Woken,
+    /// The time is over.
+    Nothing,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_become_rarer_up_to_a_minute_and_frequent_again_after_a_long_while() {
+        let mut retry = Retry::new();
+        let pauses: Vec<u64> = std::iter::repeat_with(|| {
+            let pause = retry.pause.as_secs();
+            retry.is_busy();
+            pause
+        })
+        .take(8)
+        .collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        retry.left(Duration::from_secs(1));
+        assert_eq!(retry.pause, RETRY_MAX, "it is opened again and again");
+        retry.left(Duration::from_secs(121));
+        assert_eq!(retry.pause, RETRY_MIN);
+        retry.left(Duration::from_secs(1));
+        assert_eq!(retry.pause, RETRY_MIN * 2);
+        retry.is_unfit();
+        assert_eq!(retry.pause, RETRY_MAX);
     }
 }

@@ -200,19 +200,22 @@ impl HostFile {
         settled.and(released)
     }
 
-    /// Takes the lease again after [`HostFile::release_lease`]. What was known
-    /// of the file's extents before is worth nothing then.
+    /// Takes the lease again after [`HostFile::release_lease`]. Calls `settle` once the lease is
+    /// held, which returns when no request of ours is in flight through the filesystem; then
+    /// makes durable what was written and checks the file. Extents from before are not valid
+    /// any more.
     ///
     /// # Errors
     /// [`HostFileError::InUse`] while somebody else has the file open: try
     /// again later. [`HostFileError::LeaseGone`] if it was broken and not
     /// released. All those of [`HostFile::open`] if the file is not what it
     /// was; there is no lease then.
-    pub fn try_lease_again(&self) -> Result<(), HostFileError> {
+    pub fn try_lease_again(&self, settle: impl FnOnce()) -> Result<(), HostFileError> {
         if self.lease.look() == LeaseState::Held {
             return Ok(());
         }
         self.lease.take().map_err(|error| open::lease_refusal(&self.path, error))?;
+        settle();
         let checked = self.check_attributes_again().and_then(|()| self.check_mappable());
         if checked.is_err() {
             // The reason is the check's.

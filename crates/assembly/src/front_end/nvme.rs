@@ -377,6 +377,10 @@ impl BlockDevice for ReadOnly {
     fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         self.0.open_channel(core, depth)
     }
+
+    fn fallback(&self) -> Option<String> {
+        self.0.fallback()
+    }
 }
 
 /// The counters of all queues together, for the SMART log page.

@@ -40,6 +40,15 @@ pub fn flush(client: &mut BlkClient) {
     assert_eq!(run(client, |client, slot| client.queue(0).unwrap().submit_flush(slot).unwrap()).1, Status::Ok);
 }
 
+/// Forgets a page.
+#[allow(dead_code)]
+pub fn discard(client: &mut BlkClient, sector: u64) {
+    let discard = |client: &mut BlkClient, slot| {
+        client.queue(0).unwrap().submit_discard(slot, Sector(sector), PAGE as u32 / 512).unwrap();
+    };
+    assert_eq!(run(client, discard).1, Status::Ok);
+}
+
 fn run(client: &mut BlkClient, submit: impl FnOnce(&mut BlkClient, Slot)) -> (Vec<u8>, Status) {
     let slot = client.queue(0).unwrap().take_slot().unwrap();
     submit(client, slot);

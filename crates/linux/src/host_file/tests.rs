@@ -337,7 +337,7 @@ fn another_who_opens_the_file_waits_and_is_heard_of() {
         assert!(file.drain_lease_events());
         assert!(!file.drain_lease_events());
 
-        assert!(matches!(file.try_lease_again(), Err(HostFileError::LeaseGone { .. })));
+        assert!(matches!(file.try_lease_again(|| ()), Err(HostFileError::LeaseGone { .. })));
 
         file.release_lease().unwrap();
         let other = other.join().unwrap();
@@ -350,13 +350,13 @@ fn another_who_opens_the_file_waits_and_is_heard_of() {
         let mut through = harness(file.file_store());
         other.write_all_at(&pattern(9, 4096), 8192).unwrap();
         assert!(through.load(8192, 4096) == pattern(9, 4096));
-        let error = file.try_lease_again().unwrap_err();
+        let error = file.try_lease_again(|| ()).unwrap_err();
         assert!(matches!(error, HostFileError::InUse { .. }), "{error}");
 
         // Somebody else's pages, that are dirty.
         other.write_all_at(&pattern(10, 4096), 4096).unwrap();
         drop(other);
-        file.try_lease_again().unwrap();
+        file.try_lease_again(|| ()).unwrap();
         assert_eq!(file.lease_state(), LeaseState::Held);
         assert!(!event_within(&file, Duration::ZERO));
         assert!(read_around(&file, &mut device, 4096, 8192) == [pattern(10, 4096), pattern(9, 4096)].concat());
@@ -388,10 +388,10 @@ fn each_of_several_files_hears_of_its_own_lease() {
         assert_eq!(event_within(file, Duration::ZERO), is_broken, "{index}");
     }
     files[3].release_lease().unwrap();
-    files[3].try_lease_again().unwrap();
+    files[3].try_lease_again(|| ()).unwrap();
     files[6].release_lease().unwrap();
     assert_eq!(truncate.join().unwrap(), 0);
-    let error = files[6].try_lease_again().unwrap_err();
+    let error = files[6].try_lease_again(|| ()).unwrap_err();
     let HostFileError::Shrunk { was_bytes: MIB, is_bytes, .. } = error else { panic!("{error}") };
     assert_eq!(is_bytes, 512 * KIB);
     assert_eq!(files[6].lease_state(), LeaseState::Released);
@@ -545,7 +545,7 @@ fn a_file_with_odd_properties_is_refused() {
     let file = open(&path);
     file.release_lease().unwrap();
     run("chattr", &["+i", name]).unwrap();
-    let error = file.try_lease_again().unwrap_err();
+    let error = file.try_lease_again(|| ()).unwrap_err();
     assert!(matches!(error, HostFileError::Property { .. }), "{error}");
     assert_eq!(file.lease_state(), LeaseState::Released);
 }
@@ -622,7 +622,7 @@ fn a_file_that_shares_blocks_is_refused() {
     let file = open(&path);
     file.release_lease().unwrap();
     clone(&path);
-    let error = file.try_lease_again().unwrap_err();
+    let error = file.try_lease_again(|| ()).unwrap_err();
     assert!(matches!(error, HostFileError::Extent { flaw: ExtentFlaw::Shared, .. }), "{error}");
     // The filesystem goes on with it.
     let mut through = harness(file.file_store());
