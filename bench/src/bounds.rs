@@ -1,5 +1,7 @@
 //! What must hold: bounds on results, checked after the run.
 
+use serde::{Deserialize, Serialize};
+
 use crate::record::{FLOOR, Records, counts};
 
 /// Which number, and where it has to be.
@@ -46,7 +48,8 @@ impl Limit {
 }
 
 /// How a bound fared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// It holds.
     Pass,
@@ -61,8 +64,12 @@ pub enum Verdict {
 /// A bound, and how it fared.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// In words, with the number.
-    pub line: String,
+    /// What it is about.
+    pub what: String,
+    /// Where it has to be, in words.
+    pub limit: String,
+    /// The number with its unit, if it was measured.
+    pub value: Option<String>,
     /// How it fared.
     pub verdict: Verdict,
 }
@@ -76,7 +83,8 @@ pub fn print(checked: &[Checked]) -> bool {
             Verdict::Unknown => "unknown (the cores were far apart, or busy with something else)",
             Verdict::Missing => "not measured",
         };
-        println!("{word}: {}", bound.line);
+        let is = bound.value.as_ref().map_or_else(|| "was not measured".to_owned(), |value| format!("is {value}"));
+        println!("{word}: {} {is}, must be {}", bound.what, bound.limit);
     }
     checked.iter().all(|bound| bound.verdict == Verdict::Pass)
 }
@@ -104,19 +112,17 @@ fn check_one(bound: &Bound<'_>, records: &Records, ours: &str) -> Checked {
         }
     };
     let limit = match bound.limit {
-        Limit::AtMost(limit) => format!("at most {limit}"),
-        Limit::AtLeast(limit) => format!("at least {limit}"),
-        Limit::MoreThan(limit) => format!("more than {limit}"),
+        Limit::AtMost(limit) => format!("at most {limit}{unit}"),
+        Limit::AtLeast(limit) => format!("at least {limit}{unit}"),
+        Limit::MoreThan(limit) => format!("more than {limit}{unit}"),
     };
-    let Some((value, params)) = found else {
-        return Checked { line: format!("{what} must be {limit}{unit}, was not measured"), verdict: Verdict::Missing };
+    let verdict = match found {
+        None => Verdict::Missing,
+        Some((_, params)) if !counts(params) => Verdict::Unknown,
+        Some((value, _)) if bound.limit.holds(value) => Verdict::Pass,
+        Some(_) => Verdict::Fail,
     };
-    let verdict = match (counts(params), bound.limit.holds(value)) {
-        (false, _) => Verdict::Unknown,
-        (true, true) => Verdict::Pass,
-        (true, false) => Verdict::Fail,
-    };
-    Checked { line: format!("{what} is {value:.3}{unit}, must be {limit}{unit}"), verdict }
+    Checked { what, limit, value: found.map(|(value, _)| format!("{value:.3}{unit}")), verdict }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::peer::{Disk, Program, StorageDaemon};
 use crate::process::{Process, Watch};
 use crate::record::{Params, Records, params};
 use crate::sidecored::{self, Controller, Device, Sidecored};
-use crate::{stop, workers};
+use crate::{stop, verdicts, workers};
 
 /// What every experiment can be told.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -30,6 +30,9 @@ pub struct Common {
     /// Fail if one of the bounds does not hold.
     #[arg(long)]
     pub enforce: bool,
+    /// Append how each bound fared to this file, for `sidecore-bench verdicts`.
+    #[arg(long, value_name = "FILE")]
+    pub verdicts: Option<PathBuf>,
     /// Write the table into README.md, and the plots, if there are any, to docs/bench.
     #[arg(long)]
     pub update_readme: bool,
@@ -104,7 +107,11 @@ impl Common {
         // A tiny run is over before anything has settled.
         let bounds = if self.tiny { &[] } else { *bounds };
         println!("\n{table}");
-        let hold = bounds::print(&bounds::check(bounds, records, ours));
+        let checked = bounds::check(bounds, records, ours);
+        let hold = bounds::print(&checked);
+        if let Some(file) = &self.verdicts {
+            verdicts::append(file, (records.experiment(), self.scale().name(), records.revision()), &checked)?;
+        }
         println!("took {:.0} s; {disturbed}", begin.elapsed().as_secs_f64());
         if let Some(file) = &self.json {
             records.append_to(file)?;

@@ -34,4 +34,5 @@ pub mod sidecored;
 pub mod stats;
 pub mod stop;
 pub mod translation;
+pub mod verdicts;
 pub mod workers;

@@ -1,4 +1,4 @@
-//! The table of results in README.md, between two marker comments.
+//! Tables of results in README.md and docs/bench.md, between two marker comments.
 
 use anyhow::{Context, Result};
 
@@ -6,16 +6,24 @@ use crate::record::Records;
 
 const PAGE: &str = "README.md";
 
-/// Puts `table` between the lines `<!-- bench: NAME -->` and `<!-- end of bench: NAME -->` of the page.
+/// Puts `table` between the lines `<!-- bench: NAME -->` and `<!-- end of bench: NAME -->` of README.md.
 ///
 /// # Errors
 /// The page cannot be read or written, or has no such lines.
 pub fn update(name: &str, table: &str) -> Result<()> {
-    let text = std::fs::read_to_string(PAGE).with_context(|| format!("cannot read {PAGE}"))?;
+    update_in(PAGE, name, table)
+}
+
+/// The same for another page.
+///
+/// # Errors
+/// As [`update`].
+pub fn update_in(page: &str, name: &str, table: &str) -> Result<()> {
+    let text = std::fs::read_to_string(page).with_context(|| format!("cannot read {page}"))?;
     let updated = replace(&text, name, table).with_context(|| {
-        format!("{PAGE} has no lines `{}` and `{}` to put the table between", start(name), end(name))
+        format!("{page} has no lines `{}` and `{}` to put the table between", start(name), end(name))
     })?;
-    std::fs::write(PAGE, updated).with_context(|| format!("cannot write {PAGE}"))
+    std::fs::write(page, updated).with_context(|| format!("cannot write {page}"))
 }
 
 /// How one gets such a table.

@@ -84,6 +84,12 @@ impl Records {
         Self { experiment: experiment.to_owned(), revision: revision(), records: Vec::new() }
     }
 
+    /// The experiment's name.
+    #[must_use]
+    pub fn experiment(&self) -> &str {
+        &self.experiment
+    }
+
     /// Adds a measurement.
     pub fn measure(&mut self, case: &str, system: &str, metric: &str, value: f64, unit: &str, params: Params) {
         self.records.push(Record::Measure(Measure {

@@ -1,5 +1,6 @@
 //! The experiments: the bench is a program of its own, because it must be built in release mode.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
@@ -9,13 +10,33 @@ use crate::shell;
 /// Every experiment there is.
 const EXPERIMENTS: [&str; 5] = ["local-block", "translation", "nested", "nvme-vf", "guest-cost"];
 
-/// Runs the bench with these arguments; without any, all experiments one after the other.
+/// Where the experiments leave how their bounds fared.
+const VERDICTS: &str = "target/verdicts.jsonl";
+
+/// Runs the bench with these arguments. Without the name of an experiment among them, all experiments one after the other;
+/// with `--enforce`, how all bounds fared is written into docs/bench.md then, and an experiment that fails does not keep the
+/// next one from being run.
 pub fn run(arguments: &[String]) -> Result<()> {
     build_what_ships()?;
-    if arguments.is_empty() {
-        return EXPERIMENTS.iter().try_for_each(|experiment| shell::run(bench().arg(experiment)));
+    if arguments.first().is_some_and(|first| !first.starts_with('-')) {
+        return shell::run(bench().args(arguments));
     }
-    shell::run(bench().args(arguments))
+    if !arguments.iter().any(|argument| argument == "--enforce") {
+        return EXPERIMENTS.iter().try_for_each(|experiment| shell::run(bench().arg(experiment).args(arguments)));
+    }
+    if Path::new(VERDICTS).exists() {
+        std::fs::remove_file(VERDICTS)?;
+    }
+    let mut failed = Vec::new();
+    for experiment in EXPERIMENTS {
+        let ran = shell::run(bench().arg(experiment).args(arguments).args(["--verdicts", VERDICTS]));
+        failed.extend(ran.err().map(|error| format!("{experiment}: {error:#}")));
+    }
+    let hold = shell::run(bench().args(["verdicts", VERDICTS]));
+    hold?;
+    // One that came to nothing has left no verdicts.
+    anyhow::ensure!(failed.is_empty(), "{}", failed.join("; "));
+    Ok(())
 }
 
 /// Runs each experiment for a moment, so that none rots.

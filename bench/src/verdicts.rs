@@ -1,0 +1,169 @@
+//! How the bounds of all experiments fared, collected from their runs into one table of docs/bench.md.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::bounds::{Checked, Verdict};
+use crate::readme;
+
+const PAGE: &str = "docs/bench.md";
+const NAME: &str = "bounds";
+
+/// A bound, and how it fared in a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Line {
+    experiment: String,
+    /// `full` or `quick`.
+    scale: String,
+    revision: String,
+    what: String,
+    limit: String,
+    /// None if it was not measured.
+    value: Option<String>,
+    verdict: Verdict,
+}
+
+/// Why a bound can be met by no design: of the lines of this experiment whose text starts so.
+struct Note {
+    experiment: &'static str,
+    what: &'static str,
+    why: &'static str,
+}
+
+const OUT_OF_REACH: &str = "out of reach: see below the table";
+
+const NOTES: [Note; 2] = [
+    Note { experiment: "nested", what: "loop/randread/4KiB/qd32: iops of vf / file", why: OUT_OF_REACH },
+    Note { experiment: "nested", what: "loop/randwrite/4KiB/qd32: iops of vf / file", why: OUT_OF_REACH },
+];
+
+/// Appends how an experiment's bounds fared to `file`, a JSON object a line.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn append(file: &Path, (experiment, scale, revision): (&str, &str, &str), checked: &[Checked]) -> Result<()> {
+    let mut text = Vec::new();
+    for bound in checked {
+        let line = Line {
+            experiment: experiment.to_owned(),
+            scale: scale.to_owned(),
+            revision: revision.to_owned(),
+            what: bound.what.clone(),
+            limit: bound.limit.clone(),
+            value: bound.value.clone(),
+            verdict: bound.verdict,
+        };
+        serde_json::to_writer(&mut text, &line)?;
+        text.push(b'\n');
+    }
+    let open = std::fs::File::options().create(true).append(true).open(file);
+    open.and_then(|mut open| open.write_all(&text)).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// What `sidecore-bench verdicts` is told.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// What the experiments' `--verdicts` wrote.
+    file: std::path::PathBuf,
+}
+
+/// Writes the table into docs/bench.md; whether all bounds hold.
+///
+/// # Errors
+/// A file cannot be read or written, or is not what it should be.
+pub fn run(options: &Options) -> Result<bool> {
+    let name = options.file.display();
+    let text = std::fs::read_to_string(&options.file).with_context(|| format!("cannot read {name}"))?;
+    let lines: Vec<Line> = text
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("{name} is not what `--verdicts` writes"))?;
+    let table = table(lines.clone());
+    println!("{table}");
+    readme::update_in(PAGE, NAME, &table)?;
+    Ok(!lines.is_empty() && lines.iter().all(|line| line.verdict == Verdict::Pass))
+}
+
+/// The bounds that do not hold first, then those that nobody knows about, then those that hold.
+fn table(mut lines: Vec<Line>) -> String {
+    let rank = |line: &Line| match line.verdict {
+        Verdict::Fail => 0,
+        Verdict::Missing => 1,
+        Verdict::Unknown => 2,
+        Verdict::Pass => 3,
+    };
+    lines.sort_by_key(rank);
+    let count = |verdict| lines.iter().filter(|line| line.verdict == verdict).count();
+    let mut text = format!(
+        "{} bounds: {} do not hold, {} were not measured, {} are unknown because the machine was disturbed, {} hold.\n\n",
+        lines.len(),
+        count(Verdict::Fail),
+        count(Verdict::Missing),
+        count(Verdict::Unknown),
+        count(Verdict::Pass),
+    );
+    text.push_str("| experiment | what | bound | value | holds |\n| --- | --- | --- | --- | --- |\n");
+    for line in &lines {
+        let note = NOTES.iter().find(|note| note.experiment == line.experiment && line.what.starts_with(note.what));
+        let holds = match (line.verdict, note) {
+            (Verdict::Fail, Some(note)) => format!("**no** ({})", note.why),
+            (Verdict::Fail, None) => "**no**".to_owned(),
+            (Verdict::Missing, _) => "not measured".to_owned(),
+            (Verdict::Unknown, _) => "unknown".to_owned(),
+            (Verdict::Pass, _) => "yes".to_owned(),
+        };
+        let value = line.value.as_deref().unwrap_or("");
+        let _ = writeln!(text, "| {} | {} | {} | {value} | {holds} |", line.experiment, line.what, line.limit);
+    }
+    let mut runs: Vec<String> = lines
+        .iter()
+        .map(|line| format!("`cargo xtask bench {}` ({}) at revision {}", line.experiment, line.scale, line.revision))
+        .collect();
+    runs.sort();
+    runs.dedup();
+    let _ = writeln!(text, "\nMeasured by {}.", runs.join(", "));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bounds::{Bound, Limit, Of, check};
+    use crate::record::{OURS, Params, Records, params};
+
+    fn lines() -> Vec<Line> {
+        let mut records = Records::new("nested");
+        let case = "loop/randread/4KiB/qd32";
+        records.ratio("good", "iops", OURS, "peer", 3.6, Params::new());
+        records.ratio(case, "iops", OURS, "file", 1.3, Params::new());
+        records.ratio("far", "iops", OURS, "peer", 9.0, params([("counts", false.into())]));
+        let bound = |case, peer| Bound { case, of: Of::Ratio("iops", peer), limit: Limit::AtLeast(2.0) };
+        let bounds = [bound("good", "peer"), bound("far", "peer"), bound("none", "peer"), bound(case, "file")];
+        let file = tempfile::NamedTempFile::new().unwrap();
+        append(file.path(), ("nested", "quick", "abc"), &check(&bounds, &records, "vf")).unwrap();
+        let text = std::fs::read_to_string(file.path()).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn what_does_not_hold_comes_first_and_everything_is_there() {
+        let table = table(lines());
+        let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| nested")).collect();
+        assert_eq!(rows.len(), 4, "{table}");
+        for (row, (start, end)) in rows.iter().zip([
+            ("| nested | loop/randread/4KiB/qd32: iops of vf / file | at least 2 | 1.300 |", "see below the table) |"),
+            ("| nested | none:", "not measured |"),
+            ("| nested | far:", "unknown |"),
+            ("| nested | good:", "yes |"),
+        ]) {
+            assert!(row.starts_with(start) && row.ends_with(end), "{row}");
+        }
+        assert!(table.starts_with("4 bounds: 1 do not hold, 1 were not measured, 1 are unknown"), "{table}");
+        assert!(table.ends_with("Measured by `cargo xtask bench nested` (quick) at revision abc.\n"), "{table}");
+    }
+}
