@@ -93,6 +93,7 @@ impl FunctionChannel {
         let (reply_sender, replies) = mpsc::channel();
         let line = Line {
             function: function.id,
+            weight: function.weight,
             to_hypervisor: ports.to_hypervisor.clone(),
             replies,
             reply_sender,

@@ -37,6 +37,7 @@ impl ReplyTo {
 /// What a channel asks of the hypervisor side.
 pub(crate) struct Message {
     pub(crate) function: FunctionId,
+    pub(crate) weight: u32,
     pub(crate) reply_to: ReplyTo,
     pub(crate) question: Question,
 }
@@ -113,6 +114,7 @@ pub(crate) enum Answer {
 /// A channel's ends of both lines.
 pub(crate) struct Line {
     pub(crate) function: FunctionId,
+    pub(crate) weight: u32,
     pub(crate) to_hypervisor: Sender<Mail>,
     pub(crate) replies: Receiver<Reply>,
     pub(crate) reply_sender: Sender<Reply>,
@@ -123,6 +125,7 @@ impl Line {
     /// Asks for `slot`; false if there is nobody to answer.
     pub(crate) fn ask(&self, slot: Slot, question: Question) -> bool {
         let reply_to = ReplyTo { sender: self.reply_sender.clone(), wake: Arc::clone(&self.wake), slot };
-        self.to_hypervisor.send(Mail::Message(Message { function: self.function, reply_to, question })).is_ok()
+        let message = Message { function: self.function, weight: self.weight, reply_to, question };
+        self.to_hypervisor.send(Mail::Message(message)).is_ok()
     }
 }

@@ -24,14 +24,26 @@ const HIGHEST_PRIORITY: i32 = -20;
 /// How often those are looked after that wait for a grace period.
 const GRACE_PATIENCE: Duration = Duration::from_millis(1);
 
-/// Questions that wait, by function: taken in turn, so that one function's misses
-/// do not hold up another's.
+/// Questions that wait, by function. Functions are served by weight (stride scheduling: Waldspurger 1995), so that one
+/// function's misses do not hold up another's, however many queues they come from.
 pub(crate) struct Inbox {
     messages: Receiver<Mail>,
-    waiting: BTreeMap<u32, VecDeque<Message>>,
-    last: u32,
+    functions: BTreeMap<u32, Questions>,
+    /// The pass of the question that was taken last.
+    pass: u64,
     stopped: bool,
 }
+
+/// A function's questions, and its place in the order.
+#[derive(Default)]
+struct Questions {
+    waiting: VecDeque<Message>,
+    /// Which of the functions that wait is next: the one with the least.
+    pass: u64,
+}
+
+/// What a question adds to the pass of a function with a weight of one.
+const STRIDE: u64 = 1 << 20;
 
 /// What comes to the inbox.
 pub(crate) enum Mail {
@@ -43,12 +55,19 @@ pub(crate) enum Mail {
 
 impl Inbox {
     pub(crate) fn new(messages: Receiver<Mail>) -> Self {
-        Self { messages, waiting: BTreeMap::new(), last: 0, stopped: false }
+        Self { messages, functions: BTreeMap::new(), pass: 0, stopped: false }
     }
 
     fn put(&mut self, mail: Mail) {
         match mail {
-            Mail::Message(message) => self.waiting.entry(message.function.0).or_default().push_back(message),
+            Mail::Message(message) => {
+                let questions = self.functions.entry(message.function.0).or_default();
+                if questions.waiting.is_empty() {
+                    // A function that asked nothing for a while has saved nothing up.
+                    questions.pass = questions.pass.max(self.pass);
+                }
+                questions.waiting.push_back(message);
+            }
             Mail::Stop => self.stopped = true,
         }
     }
@@ -58,16 +77,15 @@ impl Inbox {
         while let Ok(mail) = self.messages.try_recv() {
             self.put(mail);
         }
-        let after = self.waiting.range(self.last.saturating_add(1)..).next();
-        let (function, _) = after.or_else(|| self.waiting.iter().next())?;
-        let function = *function;
-        self.last = function;
-        let queue = self.waiting.get_mut(&function)?;
-        let message = queue.pop_front();
-        if queue.is_empty() {
-            self.waiting.remove(&function);
-        }
-        message
+        let waiting = self.functions.values_mut().filter(|questions| !questions.waiting.is_empty());
+        let questions = waiting.min_by_key(|questions| questions.pass)?;
+        let message = questions.waiting.pop_front()?;
+        self.pass = questions.pass;
+        let stride = STRIDE.checked_div(u64::from(message.weight)).unwrap_or(STRIDE);
+        questions.pass = questions.pass.saturating_add(stride);
+        let pass = self.pass;
+        self.functions.retain(|_, questions| !questions.waiting.is_empty() || questions.pass > pass);
+        Some(message)
     }
 
     /// The next question; waits for it. `None` when there will be none.
@@ -193,5 +211,65 @@ fn commit(hypervisor: &Hypervisor, interval: Duration, disk: &mut PhysicalDisk) 
             true
         });
         waiting = hypervisor.retry_after_grace(disk) || blocks;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::Sender;
+
+    use sidecore_extent::FunctionId;
+    use sidecore_reactor::EventFd;
+
+    use super::*;
+    use crate::mail::{Question, ReplyTo};
+
+    fn ask(inbox: &Sender<Mail>, function: u32, weight: u32) {
+        let (sender, _) = mpsc::channel();
+        let reply_to = ReplyTo { sender, wake: Arc::new(EventFd::new().unwrap()), slot: 0 };
+        let message = Message { function: FunctionId(function), weight, reply_to, question: Question::Commit };
+        inbox.send(Mail::Message(message)).unwrap();
+    }
+
+    /// How many questions of each function are answered, each of which has as many waiting as it says.
+    fn served(functions: &[(u32, usize)]) -> Vec<u64> {
+        let (sender, messages) = mpsc::channel();
+        let mut inbox = Inbox::new(messages);
+        for (function, (weight, count)) in (1_u32..).zip(functions) {
+            (0..*count).for_each(|_| ask(&sender, function, *weight));
+        }
+        let mut served = vec![0; functions.len()];
+        for _ in 0..10_000 {
+            let function = inbox.try_next().unwrap().function.0;
+            served[function as usize - 1] += 1;
+            ask(&sender, function, functions[function as usize - 1].0);
+        }
+        served
+    }
+
+    #[test]
+    fn misses_are_served_by_weight_whatever_number_waits() {
+        for weights in [(100, 100), (100, 400), (400, 100), (100, 101)] {
+            for counts in [(16, 16), (64, 16), (16, 64), (128, 16), (1, 128)] {
+                let served = served(&[(weights.0, counts.0), (weights.1, counts.1)]);
+                let wanted = f64::from(weights.0) / f64::from(weights.1);
+                let off = served[0] as f64 / served[1] as f64 / wanted - 1.0;
+                assert!(off.abs() < 0.01, "{weights:?} {counts:?}: {served:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_function_that_rested_does_not_keep_the_others_waiting() {
+        let (sender, messages) = mpsc::channel();
+        let mut inbox = Inbox::new(messages);
+        for _ in 0..1_000 {
+            ask(&sender, 1, 1);
+            assert_eq!(inbox.try_next().unwrap().function.0, 1);
+        }
+        (0..100).for_each(|_| ask(&sender, 1, 1));
+        (0..100).for_each(|_| ask(&sender, 2, 1));
+        let first: Vec<_> = (0..20).map(|_| inbox.try_next().unwrap().function.0).collect();
+        assert_eq!(first.iter().filter(|function| **function == 1).count(), 10, "{first:?}");
     }
 }
