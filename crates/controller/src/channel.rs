@@ -32,7 +32,7 @@ use crate::function::{Function, Opening, Ports};
 use crate::grace::Quiescence;
 use crate::mail::{Answer, Line, Question, Slot};
 use crate::multiplexer::Multiplexer;
-use crate::shares::{Place, Start};
+use crate::shares::{Held, Place, TurnPlace, units};
 use crate::stats::ChannelStats;
 use slot::{Label, Parts, Slots, Stage, Whole};
 use stores::Outgoing;
@@ -43,6 +43,7 @@ pub(crate) struct FunctionChannel {
     function: Arc<Function>,
     multiplexer: Rc<RefCell<Multiplexer>>,
     place: Place,
+    turn_place: TurnPlace,
     stores: Stores,
     last: LastExtent,
     quiescence: Quiescence,
@@ -66,6 +67,12 @@ pub(crate) struct FunctionChannel {
     outgoing: Outgoing,
     /// Of the outgoing and of those in the store.
     under_way: usize,
+    /// As many of them as the shares know of.
+    shown: usize,
+    /// Why requests are queued that limits do not hold up, as the shares know it.
+    held: Option<Held>,
+    /// Which direction is served first: the one that was held up last.
+    first: usize,
     /// Back from the store.
     returned: Batch,
     done: Batch,
@@ -99,13 +106,16 @@ impl FunctionChannel {
             reply_sender,
             wake: wake_up,
         };
-        let place = multiplexer.borrow_mut().shares.join(function.weight);
+        let (id, weight) = (function.id.0, function.weight);
+        let place = multiplexer.borrow_mut().shares.join(id, weight);
+        let turn_place = multiplexer.borrow().turns.join((ports.controller, id), weight);
         let stats = function.stats.open();
         Ok(Self {
             function,
             _opening: opening,
             multiplexer,
             place,
+            turn_place,
             stores,
             last: LastExtent::default(),
             quiescence: Quiescence::new(&ports.epochs),
@@ -120,6 +130,9 @@ impl FunctionChannel {
             announced: 0,
             outgoing: Outgoing::with_capacity(depth.saturating_add(Multiplexer::PARTS)),
             under_way: 0,
+            shown: 0,
+            held: None,
+            first: READS,
             returned: Batch::with_capacity(depth.saturating_add(Multiplexer::PARTS)),
             done: Batch::with_capacity(depth),
             now: Nanos::ZERO,
@@ -148,7 +161,6 @@ impl FunctionChannel {
     /// Starts a request that neither limits nor others' shares hold back.
     #[inline]
     fn start(&mut self, multiplexer: &mut Multiplexer, request: Box<BlockRequest>) {
-        multiplexer.shares.started(self.place, request.len_bytes, self.now);
         if matches!(request.operation, Operation::Read | Operation::Write) {
             let range = self.blocks(request.offset_bytes, request.len_bytes);
             if let Some((physical, shared)) = self.last.hit(&self.function.root, range)
@@ -156,12 +168,12 @@ impl FunctionChannel {
             {
                 self.stats.last_hits.add(1);
                 let offset_bytes = self.displace(request.offset_bytes, range.first, physical);
-                self.send_whole(multiplexer, request, offset_bytes, false);
+                self.send_whole(request, offset_bytes, false);
                 return;
             }
             if let Some(physical) = self.translate_whole(multiplexer, range, request.operation) {
                 let offset_bytes = self.displace(request.offset_bytes, range.first, physical);
-                self.send_whole(multiplexer, request, offset_bytes, false);
+                self.send_whole(request, offset_bytes, false);
                 return;
             }
         }
@@ -197,13 +209,7 @@ impl FunctionChannel {
 
     /// Sends a request to a store as it is, but for its offset.
     #[inline]
-    fn send_whole(
-        &mut self,
-        multiplexer: &mut Multiplexer,
-        mut request: Box<BlockRequest>,
-        offset_bytes: u64,
-        through: bool,
-    ) {
+    fn send_whole(&mut self, mut request: Box<BlockRequest>, offset_bytes: u64, through: bool) {
         let whole = Whole { tag: request.tag.take(), offset_bytes: request.offset_bytes };
         match self.slots.insert_whole(whole) {
             Ok(slot) => {
@@ -212,7 +218,6 @@ impl FunctionChannel {
                 request.tag = Some(Label { slot, part: false, parity }.into_tag());
                 self.outgoing.push(request, through);
                 self.under_way = self.under_way.saturating_add(1);
-                multiplexer.shares.went(1);
             }
             Err(whole) => {
                 request.tag = whole.tag;
@@ -232,7 +237,7 @@ impl FunctionChannel {
             return self.finish(request, Err(BlockError::ReadOnly));
         }
         if request.operation == Operation::Flush {
-            return self.start_flush(multiplexer, request);
+            return self.start_flush(request);
         }
         let capacity_blocks = self.function.root.blocks();
         let end_bytes = request.offset_bytes.checked_add(request.len_bytes);
@@ -250,10 +255,10 @@ impl FunctionChannel {
     /// A flush covers the mappings of what it covers: if some of this volume's are
     /// not durable yet, the hypervisor side commits them, which flushes the store on
     /// the way.
-    fn start_flush(&mut self, multiplexer: &mut Multiplexer, request: Box<BlockRequest>) {
+    fn start_flush(&mut self, request: Box<BlockRequest>) {
         if !self.function.volume.is_uncommitted() {
             let through = self.function.flushes_through();
-            return self.send_whole(multiplexer, request, 0, through);
+            return self.send_whole(request, 0, through);
         }
         match self.slots.insert_parts(Parts::new(request)) {
             Ok(slot) => self.ask(slot, Question::Commit),
@@ -338,7 +343,6 @@ impl FunctionChannel {
     #[inline]
     fn take_back(&mut self, multiplexer: &mut Multiplexer, completed: &mut Batch) {
         let mut returned = std::mem::take(&mut self.returned);
-        multiplexer.shares.came_back(returned.len());
         self.under_way = self.under_way.saturating_sub(returned.len());
         for mut request in returned.drain(..) {
             let Some(bits) = request.tag.take().map(Tag::into_bits) else { continue };
@@ -361,35 +365,76 @@ impl FunctionChannel {
 
     /// Starts what is queued, as far as limits and shares allow.
     fn start_queued(&mut self, multiplexer: &mut Multiplexer) {
-        for direction in [READS, WRITES] {
+        let mut held = None;
+        // May be started, and was, in units.
+        let (mut left, mut used) = (0_i64, 0_i64);
+        for direction in [self.first, WRITES.saturating_sub(self.first)] {
             while let Some(request) = self.queued.get(direction).and_then(VecDeque::front) {
                 let (len_bytes, operation) = (request.len_bytes, request.operation);
-                if !self.may_start(multiplexer, direction, operation, len_bytes) {
+                if self.not_before.get(direction).is_none_or(|at| *at > self.now) {
+                    break;
+                }
+                if left <= 0 {
+                    self.charge(multiplexer, std::mem::take(&mut used));
+                    match self.allowance(multiplexer) {
+                        Ok(units) => left = units,
+                        Err(why) => {
+                            held = Some(why);
+                            self.first = direction;
+                            break;
+                        }
+                    }
+                }
+                if !self.pass_limits(direction, operation, len_bytes) {
                     break;
                 }
                 let Some(request) = self.queued.get_mut(direction).and_then(VecDeque::pop_front) else { break };
+                left = left.saturating_sub(units(len_bytes));
+                used = used.saturating_add(units(len_bytes));
                 self.start(multiplexer, request);
             }
+            if held.is_some() {
+                break;
+            }
         }
-        let waiting = self.queued.iter().any(|queue| !queue.is_empty());
-        multiplexer.shares.set_waiting(self.place, waiting && self.throttled_until().is_none());
+        self.charge(multiplexer, used);
+        if held != self.held {
+            self.held = held;
+            multiplexer.shares.set_waiting(self.place, held.is_some(), held == Some(Held::ByStore));
+        }
     }
 
-    fn may_start(
-        &mut self,
-        multiplexer: &mut Multiplexer,
-        direction: usize,
-        operation: Operation,
-        len_bytes: u64,
-    ) -> bool {
+    /// How many units this queue may start, more than zero.
+    fn allowance(&mut self, multiplexer: &mut Multiplexer) -> Result<i64, Held> {
+        if !multiplexer.is_shared() {
+            return Ok(i64::MAX);
+        }
+        self.show(multiplexer);
+        let of_turn = multiplexer.turns.allowance(self.turn_place, self.now)?;
+        Ok(of_turn.min(multiplexer.shares.allowance(self.place)?))
+    }
+
+    fn charge(&self, multiplexer: &mut Multiplexer, units: i64) {
+        if units > 0 && multiplexer.is_shared() {
+            multiplexer.turns.charge(self.turn_place, units);
+            multiplexer.shares.charge(self.place, units);
+        }
+    }
+
+    /// Tells the shares how many requests are in the store; a function alone tells nothing.
+    #[inline]
+    fn show(&mut self, multiplexer: &mut Multiplexer) {
+        let now = if multiplexer.is_shared() { self.under_way } else { 0 };
+        if now != self.shown {
+            multiplexer.shares.moved(self.place, self.shown, now);
+            self.shown = now;
+        }
+    }
+
+    /// Whether the function's limits let a request pass.
+    fn pass_limits(&mut self, direction: usize, operation: Operation, len_bytes: u64) -> bool {
         let Some(not_before) = self.not_before.get_mut(direction) else { return false };
-        if *not_before > self.now {
-            return false;
-        }
         *not_before = Nanos::ZERO;
-        if multiplexer.shares.may_start(self.place, self.now) != Start::Now {
-            return false;
-        }
         let gate = if direction == READS { &self.function.reads } else { &self.function.writes };
         // A flush moves nothing and keeps others' data safe: it is never held back.
         if operation == Operation::Flush || gate.is_open() {
@@ -431,6 +476,33 @@ impl FunctionChannel {
             || self.queued.iter().any(|queue| !queue.is_empty())
     }
 
+    /// Takes requests of a function that has limits, or shares something with others.
+    #[inline(never)]
+    fn submit_shared(&mut self, multiplexer: &mut Multiplexer, batch: &mut Batch, count: usize, is_first: bool) {
+        let taken_at = batch.first().map_or(Nanos::ZERO, |request| request.taken_at);
+        self.now = self.now.max(taken_at);
+        let at_once = is_first && self.function.is_unlimited();
+        let mut left = if at_once { self.allowance(multiplexer).unwrap_or(0) } else { 0 };
+        let mut used = 0_i64;
+        for request in batch.drain(..count) {
+            if left > 0 {
+                let units = units(request.len_bytes);
+                left = left.saturating_sub(units);
+                used = used.saturating_add(units);
+                self.start(multiplexer, request);
+                continue;
+            }
+            let direction = if request.operation == Operation::Read { READS } else { WRITES };
+            if let Some(queue) = self.queued.get_mut(direction) {
+                queue.push_back(request);
+            }
+        }
+        self.charge(multiplexer, used);
+        if self.queued.iter().any(|queue| !queue.is_empty()) {
+            self.start_queued(multiplexer);
+        }
+    }
+
     #[inline]
     fn hand_over(&mut self) {
         self.stores.submit(&mut self.outgoing);
@@ -450,21 +522,13 @@ impl BlockChannel for FunctionChannel {
         let multiplexer = Rc::clone(&self.multiplexer);
         let multiplexer = &mut *multiplexer.borrow_mut();
         self.quiescence.enter();
-        let free =
-            self.function.is_unlimited() && multiplexer.shares.is_calm() && self.queued.iter().all(VecDeque::is_empty);
-        for request in batch.drain(..room) {
-            if free {
+        let is_first = self.queued.iter().all(VecDeque::is_empty);
+        if is_first && self.function.is_unlimited() && !multiplexer.is_shared() {
+            for request in batch.drain(..room) {
                 self.start(multiplexer, request);
-            } else {
-                self.now = self.now.max(request.taken_at);
-                let direction = if request.operation == Operation::Read { READS } else { WRITES };
-                if let Some(queue) = self.queued.get_mut(direction) {
-                    queue.push_back(request);
-                }
             }
-        }
-        if !free {
-            self.start_queued(multiplexer);
+        } else {
+            self.submit_shared(multiplexer, batch, room, is_first);
         }
         self.hand_over();
         self.quiescence.leave();
@@ -474,11 +538,17 @@ impl BlockChannel for FunctionChannel {
         self.now = self.now.max(now);
         let multiplexer = Rc::clone(&self.multiplexer);
         let multiplexer = &mut *multiplexer.borrow_mut();
-        if self.under_way > 0 {
+        let before = self.under_way;
+        if before > 0 {
             self.stores.poll(now, &mut self.returned);
             if !self.returned.is_empty() {
                 self.take_back(multiplexer, completed);
             }
+        }
+        if multiplexer.is_shared() || self.shown > 0 {
+            self.show(multiplexer);
+            multiplexer.shares.completed(before.saturating_sub(self.under_way));
+            multiplexer.shares.look(self.now);
         }
         if self.has_more_to_start() {
             self.quiescence.enter();
@@ -519,8 +589,8 @@ impl BlockChannel for FunctionChannel {
 impl Drop for FunctionChannel {
     fn drop(&mut self) {
         let mut multiplexer = self.multiplexer.borrow_mut();
-        multiplexer.shares.leave(self.place);
-        multiplexer.shares.came_back(self.under_way);
+        multiplexer.shares.leave(self.place, self.shown);
+        multiplexer.turns.leave(self.turn_place);
         self.function.stats.close(&self.stats);
     }
 }

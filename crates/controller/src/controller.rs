@@ -123,6 +123,7 @@ impl Controller {
             btlb_entries: options.btlb_entries,
             epochs: Arc::clone(&hypervisor.epochs),
             units: Arc::default(),
+            boards: Arc::default(),
             to_hypervisor: mail.clone(),
         };
         let running = Running { inbox: Some(Inbox::new(messages)), ..Running::default() };

@@ -14,6 +14,7 @@ use crate::channel::{FunctionChannel, Stores};
 use crate::grace::Epochs;
 use crate::limits::Gate;
 use crate::multiplexer::Multiplexer;
+use crate::shares::Boards;
 use crate::stats::{StatsBook, UnitStats};
 use crate::threads::Mail;
 use crate::{Controller, FunctionOptions, Limits};
@@ -129,6 +130,8 @@ pub(crate) struct Ports {
     pub(crate) epochs: Arc<Epochs>,
     /// The counters of the sidecores' translation units.
     pub(crate) units: Arc<UnitStats>,
+    /// What the sidecores tell each other about shares of the store.
+    pub(crate) boards: Arc<Boards>,
     pub(crate) to_hypervisor: Sender<Mail>,
 }
 

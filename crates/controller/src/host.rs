@@ -200,6 +200,7 @@ impl HostFunction {
             btlb_entries: sidecore_extent::DEFAULT_BTLB_ENTRIES,
             epochs: Arc::clone(&epochs),
             units: Arc::default(),
+            boards: Arc::default(),
             to_hypervisor: mail.clone(),
         };
         let shared = Arc::new(Shared {

@@ -10,7 +10,7 @@ use sidecore_block::{Batch, BlockRequest};
 use sidecore_extent::TranslationUnit;
 
 use crate::function::Ports;
-use crate::shares::Shares;
+use crate::shares::{StoreShares, Turns};
 
 /// Pieces of guest memory in a part; a part that has more becomes two.
 const PART_SEGMENTS: usize = 64;
@@ -18,7 +18,9 @@ const PART_SEGMENTS: usize = 64;
 /// One controller's multiplexer on one sidecore. It belongs to that thread.
 pub(crate) struct Multiplexer {
     pub(crate) unit: TranslationUnit,
-    pub(crate) shares: Shares,
+    pub(crate) shares: StoreShares,
+    /// The sidecore's time, of all its controllers.
+    pub(crate) turns: Rc<Turns>,
     /// Boxes for parts, at rest.
     pub(crate) parts: Batch,
 }
@@ -27,6 +29,8 @@ thread_local! {
     /// This sidecore's multiplexers, by controller. They live as long as the
     /// channels that use them.
     static MULTIPLEXERS: RefCell<Vec<(u64, Weak<RefCell<Multiplexer>>)>> = const { RefCell::new(Vec::new()) };
+
+    static TURNS: Rc<Turns> = Rc::default();
 }
 
 impl Multiplexer {
@@ -46,12 +50,19 @@ impl Multiplexer {
             ports.units.add(unit.stats());
             let multiplexer = Rc::new(RefCell::new(Self {
                 unit,
-                shares: Shares::default(),
+                shares: StoreShares::new(&ports.boards),
+                turns: TURNS.with(Rc::clone),
                 parts: (0..Self::PARTS).map(|_| BlockRequest::blank(PART_SEGMENTS)).collect(),
             }));
             multiplexers.push((ports.controller, Rc::downgrade(&multiplexer)));
             multiplexer
         })
+    }
+
+    /// Whether the functions here share something with others, and weights may have to be looked at.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shares.is_shared() || self.turns.is_shared()
     }
 
     /// Gives a part's box back, and lets go of the guest's memory.

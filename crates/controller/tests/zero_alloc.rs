@@ -114,7 +114,9 @@ fn with_limits_and_weights() {
     let limit = Some(Limit { per_s: 3_000_000, burst: 1_000 });
     let bytes = Some(Limit { per_s: 1 << 40, burst: 1 << 30 });
     let limits = Limits { read_iops: limit, write_iops: limit, read_bytes_per_s: bytes, write_bytes_per_s: bytes };
-    let _other = controller.open_function(&FunctionOptions { weight: 1000, ..FunctionOptions::new("v") }).unwrap();
+    let other = controller.open_function(&FunctionOptions { weight: 1000, ..FunctionOptions::new("v") }).unwrap();
+    // It wants nothing, but it is there: from here on, shares are counted.
+    let _queue = other.open_channel(None, DEPTH).unwrap();
     let options = FunctionOptions { limits, weight: 50, ..FunctionOptions::new("v") };
     check(&*controller.open_function(&options).unwrap());
 }

@@ -58,18 +58,23 @@ pub(crate) struct Guest {
     pub(crate) kicks: u64,
 }
 
+/// Memory of a guest, from address 0 on.
+pub(crate) fn memory(len_bytes: u64) -> GuestMemory {
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+    rustix::fs::ftruncate(&file, len_bytes).expect("its size");
+    GuestMemory::map(vec![RegionSpec {
+        guest_address: GuestAddress(0),
+        user_address: UserAddress(0),
+        len_bytes,
+        file,
+        file_offset_bytes: 0,
+    }])
+    .expect("a mapping")
+}
+
 impl Guest {
     pub(crate) fn new(random: &mut Random, store: Arc<dyn BlockDevice>, faults: bool, wanted: u64) -> Self {
-        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
-        rustix::fs::ftruncate(&file, MEMORY_BYTES).expect("its size");
-        let memory = GuestMemory::map(vec![RegionSpec {
-            guest_address: GuestAddress(0),
-            user_address: UserAddress(0),
-            len_bytes: MEMORY_BYTES,
-            file,
-            file_offset_bytes: 0,
-        }])
-        .expect("a mapping");
+        let memory = memory(MEMORY_BYTES);
         let format = if random.once_in(2) { RingFormat::Split } else { RingFormat::Packed };
         let areas = RingAreas::of(format, RING_SIZE);
         let layout = RingLayout {

@@ -22,9 +22,14 @@
 //!
 //! [`volumes`] is another simulation: the volume format on a disk whose power is cut after every write and flush. And
 //! [`controller`] is the same for the whole controller, with guests on the queues of its virtual functions.
+//!
+//! # Shares
+//!
+//! [`fairness`] has two functions compete, on one sidecore or two, and says what each was served.
 #![forbid(unsafe_code)]
 
 pub mod controller;
+pub mod fairness;
 mod guest;
 mod many;
 mod random;

@@ -130,18 +130,17 @@ impl FunctionChannel {
         }
         let sent = sender.sent;
         self.under_way = self.under_way.saturating_add(sent);
-        multiplexer.shares.went(sent);
         if sent > 0 {
             self.stats.splits.add(1);
         }
-        self.after_walk(multiplexer, slot, stop);
+        self.after_walk(slot, stop);
     }
 
-    fn after_walk(&mut self, multiplexer: &mut Multiplexer, slot: Slot, stop: Option<Stop>) {
+    fn after_walk(&mut self, slot: Slot, stop: Option<Stop>) {
         match stop {
             Some(Stop::Whole(offset_bytes, through)) => {
                 if let Some(parts) = self.slots.take_parts(slot) {
-                    self.send_whole(multiplexer, parts.request, offset_bytes, through);
+                    self.send_whole(parts.request, offset_bytes, through);
                 }
             }
             Some(Stop::Starved) => self.starved.push_back(slot),
@@ -225,7 +224,6 @@ impl FunctionChannel {
         let sent = sender.sent;
         parts.grant = Some(grant);
         self.under_way = self.under_way.saturating_add(sent);
-        multiplexer.shares.went(sent);
         if starved {
             self.starved.push_back(slot);
         } else {

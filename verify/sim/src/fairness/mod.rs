@@ -1,0 +1,182 @@
+//! Two virtual functions whose guests want all that they can get, and how much each is served.
+//!
+//! # What is real and what is not
+//!
+//! The controller, its functions, the reactors, the queues and the rings are the production code; each sidecore has a
+//! thread of its own, because what belongs to a sidecore is found by its thread. One sidecore at a time takes a turn, the
+//! one whose clock is behind the others', so that a seed gives the same history again. Simulated are time, the guests,
+//! who have as many requests in flight as their queues have room for, and the [store](Store).
+//!
+//! # Time
+//!
+//! A turn takes what its requests cost, give or take a tenth, and something for the turn itself.
+
+mod guest;
+mod sidecore;
+mod store;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sidecore_block::{BlockDevice, Geometry, RamStore};
+use sidecore_controller::{Controller, ControllerOptions, FunctionOptions, PhysicalDisk, VirtualFunction};
+use sidecore_units::Nanos;
+use sidecore_volume::{Disk, FormatOptions};
+
+use crate::Random;
+use guest::VOLUME_BYTES;
+use sidecore::Sidecore;
+use store::SlotStore;
+
+/// What is below the controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// Memory: a request takes its sidecore 250 ns, and nothing else is short.
+    Ram,
+    /// A device that carries out so many requests at a time, each in a millisecond, in the order of their submission.
+    Slots(usize),
+}
+
+/// Which sidecores serve a function's queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// One serves all.
+    Together,
+    /// Each function has its own.
+    Apart,
+    /// Two serve the queues of both in turn.
+    Spread,
+}
+
+/// Two functions and what they share.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Their weights; without a second one the first is alone.
+    pub weights: (u32, Option<u32>),
+    /// How many queues each has.
+    pub queues: (usize, usize),
+    /// Requests in flight in each queue.
+    pub depth: u16,
+    /// The store.
+    pub store: Store,
+    /// Where the queues are served.
+    pub placement: Placement,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Served {
+    /// Requests a second, by function.
+    pub per_s: [f64; 2],
+    /// The least and the most that a queue of the first function was served, in the same time.
+    pub first_queues: (u64, u64),
+}
+
+impl Served {
+    /// Of both together.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.per_s[0] + self.per_s[1]
+    }
+
+    /// What the first function is served for each request of the second.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        self.per_s[0] / self.per_s[1]
+    }
+}
+
+/// How long a case takes: at first nobody counts.
+struct Span {
+    warm_up: Nanos,
+    measured: Nanos,
+}
+
+impl Store {
+    fn span(self) -> Span {
+        match self {
+            Self::Ram => Span { warm_up: Nanos::from_millis(1), measured: Nanos::from_millis(8) },
+            Self::Slots(_) => Span { warm_up: Nanos::from_millis(120), measured: Nanos::from_millis(240) },
+        }
+    }
+}
+
+/// Runs `case` as `seed` has it.
+///
+/// # Panics
+/// Something that must not happen did.
+#[must_use]
+pub fn run(case: &Case, seed: u64) -> Served {
+    let mut random = Random::new(seed);
+    let clock = Arc::new(AtomicU64::new(0));
+    let ram = Arc::new(RamStore::new(Geometry::new(8 << 20, 512)).expect("8 MiB"));
+    let slots = if let Store::Slots(slots) = case.store { slots } else { 0 };
+    let store = Arc::new(SlotStore::new(ram, slots, Arc::clone(&clock)));
+    let controller = controller(&store);
+    let functions = functions(case, &controller);
+    // From here on, channels have to wait for a slot.
+    store.begin();
+    let sidecore_count = if case.placement == Placement::Together { 1 } else { 2 };
+    let mut sidecores: Vec<Sidecore> = (0..sidecore_count).map(|_| Sidecore::start(case.store)).collect();
+    for (index, function) in functions.iter().enumerate() {
+        let queues = if index == 0 { case.queues.0 } else { case.queues.1 };
+        for queue in 0..queues {
+            let sidecore = match case.placement {
+                Placement::Together => 0,
+                Placement::Apart => index,
+                Placement::Spread => (queue + index) % 2,
+            };
+            let device: Arc<dyn BlockDevice> = Arc::clone(function) as _;
+            sidecores[sidecore].serve(index, device, case.depth);
+        }
+    }
+    let Span { warm_up, measured } = case.store.span();
+    let mut start = None;
+    loop {
+        let (now, next) =
+            sidecores.iter_mut().map(|sidecore| (sidecore.now, sidecore)).min_by_key(|(now, _)| *now).expect("one");
+        if start.is_none() && now >= warm_up {
+            start = Some(sidecores.iter_mut().map(Sidecore::served).collect::<Vec<_>>());
+            continue;
+        }
+        if now >= warm_up.after(measured) {
+            break;
+        }
+        clock.store(now.0, Ordering::Relaxed);
+        next.turn(&mut random);
+    }
+    let mut queues: Vec<(usize, u64)> = Vec::new();
+    for (sidecore, before) in sidecores.iter_mut().zip(start.expect("it has begun")) {
+        let served = sidecore.served().into_iter().zip(before);
+        queues.extend(served.map(|((function, after), (_, before))| (function, after - before)));
+    }
+    let seconds = measured.0 as f64 / 1e9;
+    let of = |function| queues.iter().filter(move |(of, _)| *of == function).map(|(_, served)| *served);
+    Served {
+        per_s: [of(0).sum::<u64>() as f64 / seconds, of(1).sum::<u64>() as f64 / seconds],
+        first_queues: (of(0).min().unwrap_or(0), of(0).max().unwrap_or(0)),
+    }
+}
+
+fn controller(store: &Arc<SlotStore>) -> Arc<Controller> {
+    let format = FormatOptions { block_bytes: 1024, label: "fair".to_owned(), uuid: [3; 16], force: false };
+    let options = ControllerOptions { format: Some(format), ..ControllerOptions::default() };
+    Controller::open("fair", Arc::clone(store) as _, &options, None).expect("a controller")
+}
+
+/// The functions, on volumes that are written from their start to their end.
+fn functions(case: &Case, controller: &Arc<Controller>) -> Vec<Arc<VirtualFunction>> {
+    let weights = std::iter::once(case.weights.0).chain(case.weights.1);
+    let named = weights.zip(["first", "second"]);
+    let make = |(weight, name): (u32, &str)| {
+        controller.create_volume(name, VOLUME_BYTES, None).expect("room for a volume");
+        let options = FunctionOptions { weight, ..FunctionOptions::new(name) };
+        let function = controller.open_function(&options).expect("a function");
+        let device: Arc<dyn BlockDevice> = Arc::clone(&function) as _;
+        let mut disk = PhysicalDisk::open(&device).expect("a channel");
+        disk.write(0, &vec![1; VOLUME_BYTES as usize]).expect("a write");
+        disk.flush().expect("a flush");
+        function
+    };
+    named.map(make).collect()
+}

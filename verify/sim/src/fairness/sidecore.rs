@@ -1,0 +1,138 @@
+//! A sidecore on a thread of its own, which takes a turn when it is told to.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
+
+use sidecore_block::BlockDevice;
+use sidecore_reactor::{EventFd, IdleMode, Reactor, Sleeper, WakeKey, mailbox};
+use sidecore_ring::{RingFormat, RingState};
+use sidecore_units::Nanos;
+use sidecore_virtio::blk::BlkQueue;
+
+use super::Store;
+use super::guest::Greedy;
+use crate::Random;
+
+/// What a request costs a sidecore, and a turn: with a device that takes a millisecond, its turns need not be short.
+const fn costs(store: Store) -> (u64, u64) {
+    match store {
+        Store::Ram => (250, 300),
+        Store::Slots(_) => (250, 25_000),
+    }
+}
+
+enum Order {
+    Serve(usize, Arc<dyn BlockDevice>, u16),
+    Turn(Nanos),
+    Tell,
+}
+
+enum Answer {
+    /// The queue is there.
+    Serving,
+    /// Requests that were completed in the turn.
+    Turned(u64),
+    /// What each queue was served, and whose it is.
+    Served(Vec<(usize, u64)>),
+}
+
+pub(super) struct Sidecore {
+    pub(super) now: Nanos,
+    store: Store,
+    orders: Option<Sender<Order>>,
+    answers: Receiver<Answer>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sidecore {
+    pub(super) fn start(store: Store) -> Self {
+        let (orders, inbox) = mpsc::channel();
+        let (outbox, answers) = mpsc::channel();
+        let thread = std::thread::spawn(move || obey(&inbox, &outbox));
+        Self { now: Nanos(1), store, orders: Some(orders), answers, thread: Some(thread) }
+    }
+
+    /// Takes on a queue of function number `function`, with a guest.
+    pub(super) fn serve(&self, function: usize, device: Arc<dyn BlockDevice>, depth: u16) {
+        self.order(Order::Serve(function, device, depth));
+        assert!(matches!(self.answers.recv(), Ok(Answer::Serving)), "the sidecore died");
+    }
+
+    /// Takes a turn, and so long.
+    pub(super) fn turn(&mut self, random: &mut Random) {
+        self.order(Order::Turn(self.now));
+        let Ok(Answer::Turned(requests)) = self.answers.recv() else { panic!("the sidecore died") };
+        let (request, turn) = costs(self.store);
+        let cost = requests * request + turn;
+        self.now = self.now.after(Nanos(cost - cost / 10 + random.below(cost / 5)));
+    }
+
+    pub(super) fn served(&mut self) -> Vec<(usize, u64)> {
+        self.order(Order::Tell);
+        let Ok(Answer::Served(served)) = self.answers.recv() else { panic!("the sidecore died") };
+        served
+    }
+
+    fn order(&self, order: Order) {
+        self.orders.as_ref().expect("it runs").send(order).expect("the sidecore died");
+    }
+}
+
+impl Drop for Sidecore {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || ended.is_some_and(|ended| ended.is_ok()));
+    }
+}
+
+/// It always polls.
+struct Sleepless;
+
+impl Sleeper for Sleepless {
+    fn watch(&mut self, _fd: BorrowedFd<'_>, _key: WakeKey) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn unwatch(&mut self, _fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn wait(&mut self, _timeout: Option<Nanos>, _woken: &mut Vec<WakeKey>) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn obey(orders: &Receiver<Order>, answers: &Sender<Answer>) {
+    let (_post, mail) = mailbox().expect("a mailbox");
+    let mut reactor: Reactor<BlkQueue, Sleepless> = Reactor::new(Sleepless, mail).expect("a reactor");
+    let mut guests: Vec<(usize, Greedy)> = Vec::new();
+    for order in orders {
+        let answer = match order {
+            Order::Serve(function, device, depth) => {
+                let mut guest = Greedy::new(&*device, depth);
+                let channel = device.open_channel(None, usize::from(depth) * 4).expect("a channel");
+                let (resources, fresh) = (guest.resources(), RingState::fresh(RingFormat::Split));
+                let (mode, signal) = (IdleMode::Poll, EventFd::peer_signal);
+                let queue = BlkQueue::new(&guest.device, 0, resources, fresh, channel, mode, signal);
+                reactor.add(queue.expect("a queue")).expect("room");
+                guest.step();
+                guests.push((function, guest));
+                Answer::Serving
+            }
+            Order::Turn(now) => {
+                reactor.turn(&mut || now).expect("it does not sleep");
+                Answer::Turned(guests.iter_mut().map(|(_, guest)| guest.step()).sum())
+            }
+            Order::Tell => Answer::Served(guests.iter().map(|(function, guest)| (*function, guest.served)).collect()),
+        };
+        if answers.send(answer).is_err() {
+            break;
+        }
+    }
+    // The requests in flight are nobody's any more.
+    std::mem::forget(reactor);
+}

@@ -1,0 +1,92 @@
+//! A device with so many slots, in front of memory.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry};
+use sidecore_memory::GuestMemory;
+use sidecore_units::{CoreId, Nanos};
+
+/// How long a request is in its slot.
+const SERVICE: Nanos = Nanos::from_millis(1);
+
+/// Requests of all channels get the first slot that is free, in the order of their submission. Channels that were opened
+/// before [`begin`](Self::begin), and all channels if there are no slots, go to the memory at once.
+pub(super) struct SlotStore {
+    inner: Arc<dyn BlockDevice>,
+    /// When each slot is free.
+    slots: Arc<Mutex<BinaryHeap<Reverse<u64>>>>,
+    begun: AtomicBool,
+    clock: Arc<AtomicU64>,
+}
+
+impl SlotStore {
+    pub(super) fn new(inner: Arc<dyn BlockDevice>, slots: usize, clock: Arc<AtomicU64>) -> Self {
+        let slots = Arc::new(Mutex::new((0..slots).map(|_| Reverse(0)).collect()));
+        Self { inner, slots, begun: AtomicBool::new(false), clock }
+    }
+
+    pub(super) fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+}
+
+impl BlockDevice for SlotStore {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        let inner = self.inner.open_channel(core, depth)?;
+        if !self.begun.load(Ordering::Relaxed) || self.slots.lock().is_ok_and(|slots| slots.is_empty()) {
+            return Ok(inner);
+        }
+        let (slots, clock) = (Arc::clone(&self.slots), Arc::clone(&self.clock));
+        Ok(Box::new(SlotChannel { inner, slots, clock, depth, in_slots: VecDeque::new() }))
+    }
+}
+
+struct SlotChannel {
+    inner: Box<dyn BlockChannel>,
+    slots: Arc<Mutex<BinaryHeap<Reverse<u64>>>>,
+    clock: Arc<AtomicU64>,
+    depth: usize,
+    /// With the time of their end; in that order, because slots are given in the order of submission.
+    in_slots: VecDeque<(Nanos, Box<BlockRequest>)>,
+}
+
+impl BlockChannel for SlotChannel {
+    fn attach_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
+        self.inner.attach_memory(memory)
+    }
+
+    fn submit(&mut self, batch: &mut Batch) {
+        let now = self.clock.load(Ordering::Relaxed);
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = self.depth.saturating_sub(self.in_slots.len()).min(batch.len());
+        for request in batch.drain(..room) {
+            let Reverse(free_at) = slots.pop().expect("there are slots");
+            let end = free_at.max(now) + SERVICE.0;
+            slots.push(Reverse(end));
+            self.in_slots.push_back((Nanos(end), request));
+        }
+    }
+
+    fn poll(&mut self, now: Nanos, completed: &mut Batch) {
+        let count = self.in_slots.iter().take_while(|(end, _)| *end <= now).count();
+        let mut ended: Batch = self.in_slots.drain(..count).map(|(_, request)| request).collect();
+        self.inner.submit(&mut ended);
+        self.inner.poll(now, completed);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_slots.len()
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        self.in_slots.front().map(|(end, _)| *end)
+    }
+}

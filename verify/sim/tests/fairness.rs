@@ -1,0 +1,112 @@
+//! Weights hold for functions, whatever number of queues they have, where something is short; and nobody is held back
+//! where nothing is. `SIDECORE_SEED=N` replays one seed.
+
+mod common;
+
+use sidecore_sim::fairness::{Case, Placement, Served, Store, run};
+
+const WEIGHTS: [(u32, u32); 4] = [(100, 100), (100, 400), (400, 100), (100, 101)];
+const QUEUES: [(usize, usize); 4] = [(1, 1), (4, 1), (1, 4), (8, 1)];
+
+/// How far a ratio of requests may be from the ratio of weights.
+const TOLERANCE: f64 = 0.05;
+
+/// How far queues of a function may be apart besides, in requests.
+const LEAD: f64 = 130.0;
+
+fn cases(store: Store, placement: Placement, depth: u16) -> impl Iterator<Item = Case> {
+    let of = move |weights: (u32, u32), queues| {
+        let weights = (weights.0, Some(weights.1));
+        Case { weights, queues, depth, store, placement }
+    };
+    WEIGHTS.into_iter().flat_map(move |weights| QUEUES.into_iter().map(move |queues| of(weights, queues)))
+}
+
+/// Weights hold within the tolerance, a function's queues are served alike, and all together get what there is.
+fn check(store: Store, placement: Placement, depth: u16, total_per_s: f64) {
+    let mut wrong = Vec::new();
+    for seed in common::seeds(1) {
+        for case in cases(store, placement, depth) {
+            let served = run(&case, seed);
+            let wanted = f64::from(case.weights.0) / f64::from(case.weights.1.expect("two"));
+            let off = served.ratio() / wanted - 1.0;
+            let Served { first_queues: (least, most), .. } = served;
+            let is_right = off.abs() <= TOLERANCE
+                && served.total() >= 0.97 * total_per_s
+                && least as f64 >= 0.9 * most as f64 - LEAD;
+            let (weights, queues) = (case.weights, case.queues);
+            let line =
+                format!("{weights:?} {queues:?}: {:.3} for {wanted:.3}, {served:?}, seed {seed}", served.ratio());
+            println!("{line}");
+            if !is_right {
+                wrong.push(line);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{store:?} {placement:?}: {wrong:#?}");
+}
+
+/// What a function gets that is alone there.
+fn alone(store: Store, queues: usize, depth: u16) -> f64 {
+    let case = Case { weights: (100, None), queues: (queues, 0), depth, store, placement: Placement::Together };
+    run(&case, 0).total()
+}
+
+#[test]
+fn weights_divide_a_sidecores_time_among_functions() {
+    check(Store::Ram, Placement::Together, 128, alone(Store::Ram, 1, 128) * 0.98);
+}
+
+#[test]
+fn weights_divide_a_stores_slots_on_one_sidecore() {
+    check(Store::Slots(64), Placement::Together, 128, 64_000.0);
+}
+
+#[test]
+fn weights_divide_a_stores_slots_between_two_sidecores() {
+    check(Store::Slots(64), Placement::Apart, 128, 64_000.0);
+}
+
+#[test]
+fn weights_divide_a_stores_slots_among_functions_on_both_of_two_sidecores() {
+    check(Store::Slots(64), Placement::Spread, 128, 64_000.0);
+}
+
+#[test]
+fn two_sidecores_with_one_function_each_lose_nothing() {
+    let each = alone(Store::Ram, 4, 128);
+    for weights in [(100, 100), (100, 400), (1, 1000)] {
+        let weights = (weights.0, Some(weights.1));
+        let case = Case { weights, queues: (4, 4), depth: 128, store: Store::Ram, placement: Placement::Apart };
+        let served = run(&case, 0);
+        assert!(served.per_s.iter().all(|per_s| *per_s >= 0.99 * each), "{weights:?}: {served:?}, alone {each}");
+    }
+}
+
+#[test]
+fn nobody_is_held_back_while_the_store_has_room() {
+    // Together they have no more in flight than the store has slots.
+    for placement in [Placement::Together, Placement::Apart] {
+        let weights = (1, Some(1000));
+        let case = Case { weights, queues: (1, 1), depth: 24, store: Store::Slots(64), placement };
+        let served = run(&case, 0);
+        let each = alone(Store::Slots(64), 1, 24);
+        assert!(served.per_s.iter().all(|per_s| *per_s >= 0.97 * each), "{placement:?}: {served:?}, alone {each}");
+    }
+}
+
+#[test]
+fn a_function_that_wants_little_keeps_no_slot_from_the_others() {
+    // The second wants a few slots, far less than its weight would give it: the first gets all others.
+    let weights = (100, Some(1000));
+    let little = Case { weights, queues: (8, 1), depth: 4, store: Store::Slots(16), placement: Placement::Apart };
+    let served = run(&little, 0);
+    assert!(served.total() >= 0.97 * 16_000.0, "{served:?}");
+}
+
+#[test]
+fn a_seed_gives_the_same_history_again() {
+    let weights = (100, Some(400));
+    let case = Case { weights, queues: (4, 1), depth: 64, store: Store::Slots(64), placement: Placement::Apart };
+    assert_eq!(run(&case, 42), run(&case, 42));
+}
