@@ -200,6 +200,16 @@ impl Allocator {
         granted
     }
 
+    /// Takes these blocks as granted; `false`, and nothing was done, unless all are
+    /// free.
+    pub(crate) fn claim(&mut self, first: u64, count: u64) -> bool {
+        let free = self.free.remove(first, count);
+        if free {
+            self.granted.insert(first, count);
+        }
+        free
+    }
+
     /// Granted blocks go back.
     pub(crate) fn release(&mut self, first: u64, count: u64) {
         if self.granted.remove(first, count).is_some() {

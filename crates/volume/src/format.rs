@@ -163,6 +163,7 @@ pub fn format(disk: &mut dyn Disk, options: &FormatOptions) -> Result<(), Format
         only_copies: true,
         features: 0,
         features_to_write: 0,
+        in_use: None,
     };
     for slot in slots_of(FIRST_GENERATION) {
         disk.write(slot_offset_bytes(slot), &superblock.encode(slot))?;

@@ -56,6 +56,7 @@
 //! * `forest.rs` and `forest/`: trees that are changed by shadowing;
 //! * `allocator.rs`: who has which block, and why some have to wait;
 //! * `commit.rs`: the order of writes, and what a power cut leaves;
+//! * `log.rs` and `volumes/recover.rs`: what the death of the process leaves;
 //! * `walk.rs`, `open.rs`, `check.rs`: looking at everything;
 //! * `doubt.rs`, `repair.rs`: what damaged metadata leaves known, and what is kept;
 //! * `node.rs`, `record.rs`, `superblock.rs`: the format, byte by byte in
@@ -98,6 +99,7 @@ mod grant;
 mod info;
 mod limits;
 mod lingering;
+mod log;
 mod node;
 mod nodes;
 mod open;
@@ -123,9 +125,9 @@ pub use format::{Content, FormatOptions, format, probe};
 pub use grant::{Grant, Mapped, PhysicalRange};
 pub use info::{NewVolume, Space, VolumeId, VolumeInfo, VolumeState};
 pub use limits::*;
+pub use log::{HeapMemory, LOG_ENTRY_BYTES, LOG_HEADER_BYTES, LogMemory, LogPlace, MIN_LOG_BYTES, Survives};
 pub use open::probe_size;
+pub use repair::{Loss, Repair, Rivals, plan_repair};
 pub use report::{Problem, Report};
 pub use usage::{Durable, Usage};
-pub use volumes::{OpenOptions, Volumes};
-
-pub use repair::{Loss, Repair, Rivals, plan_repair};
+pub use volumes::{OpenOptions, Recovery, Volumes};

@@ -178,6 +178,7 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
     let disk_blocks = blocks_on(disk, &superblock)?;
 
     let on_disk = superblock.clone();
+    let durable = superblock.id();
     let mut source = FromDisk { disk, geometry: superblock.geometry() };
     let mut walk = Walk::new(superblock.geometry(), superblock.generation, &mut source);
     let hidden = walk.catalogue(superblock.catalogue);
@@ -260,6 +261,8 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         backed: RangeSet::default(),
         kept: None,
         disk_is_full: None,
+        durable,
+        log: None,
         read_only,
         frozen,
         damage,
@@ -328,5 +331,5 @@ fn volume_of(record: Record, healthy: bool) -> Volume {
         created_at_unix_s: record.created_at_unix_s,
         state: if healthy { VolumeState::Healthy } else { VolumeState::Damaged },
     };
-    Volume { info, tree, charged_blocks: 0, changed_in: 0 }
+    Volume { info, tree, charged_blocks: 0, changed_in: 0, made_in: 0 }
 }

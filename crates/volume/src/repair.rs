@@ -240,7 +240,8 @@ impl Repair {
         let generation = self.generation.saturating_add(1);
         let volume_count = records.len() as u64;
         let catalogue = plant_catalogue(&mut fresh, generation, records);
-        let mut superblock = Superblock { generation, volume_count, catalogue, ..self.superblock.clone() };
+        let mut superblock =
+            Superblock { generation, volume_count, catalogue, in_use: None, ..self.superblock.clone() };
         let nodes = fresh.settle(&geometry, free_space(&geometry, used), &mut superblock.catalogue)?;
         verify(source, &superblock, &nodes)?;
         self.commit = Some(Commit::new(&superblock, nodes, &geometry));

@@ -10,6 +10,7 @@ use crate::geometry::{Geometry, SLOTS, checksum, is_whole, tag_of};
 use crate::limits::{
     BLOCK_BYTES, MAX_LABEL_BYTES, MAX_LEVELS, MAX_STORE_BLOCKS, MAX_VOLUMES, MIN_STORE_BYTES, NODE_BYTES,
 };
+use crate::log::SuperblockId;
 use crate::node::{Pointer, Root};
 
 /// The first eight bytes of a slot.
@@ -18,6 +19,9 @@ pub(crate) const MAGIC: [u8; 8] = *b"SCVOLUME";
 pub(crate) const VERSION: u32 = 1;
 /// Where the checksum is.
 const CHECKSUM_AT: usize = 4088;
+
+/// Where it says who has the store open.
+const IN_USE_AT: usize = 176;
 
 /// What a slot says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +42,9 @@ pub(crate) struct Superblock {
     pub(crate) features: u64,
     /// Features without which it must not be written to: none are known.
     pub(crate) features_to_write: u64,
+    /// The boot under which a process has the store open, with a
+    /// [log](crate::log); `None` if it was closed, or is open without one.
+    pub(crate) in_use: Option<[u8; 16]>,
 }
 
 /// Why a slot is no superblock.
@@ -74,6 +81,13 @@ impl Superblock {
         Geometry { block_bytes: self.block_bytes, total_blocks: self.total_blocks, tag: tag_of(&self.uuid) }
     }
 
+    /// What tells it from every other superblock of this store.
+    pub(crate) fn id(&self) -> SuperblockId {
+        let [slot, _] = slots_of(self.generation);
+        let bytes = self.encode(slot);
+        SuperblockId { generation: self.generation, checksum: u64_at(&bytes, CHECKSUM_AT) }
+    }
+
     pub(crate) fn encode(&self, slot: u32) -> Vec<u8> {
         let mut bytes = vec![0; NODE_BYTES];
         put(&mut bytes, 0, &MAGIC);
@@ -94,6 +108,10 @@ impl Superblock {
         let label = self.label.as_bytes();
         put(&mut bytes, 108, &u32::try_from(label.len()).unwrap_or(0).to_le_bytes());
         put(&mut bytes, 112, label);
+        if let Some(boot) = &self.in_use {
+            put_u64(&mut bytes, IN_USE_AT, 1);
+            put(&mut bytes, IN_USE_AT.saturating_add(8), boot);
+        }
         let sum = checksum(bytes.get(..CHECKSUM_AT).unwrap_or_default());
         put_u64(&mut bytes, CHECKSUM_AT, sum);
         bytes
@@ -139,6 +157,8 @@ impl Superblock {
             only_copies: u8_at(bytes, 81) == 1,
             features: u64_at(bytes, 88),
             features_to_write: u64_at(bytes, 96),
+            in_use: (u64_at(bytes, IN_USE_AT) == 1)
+                .then(|| array_at(bytes, IN_USE_AT.saturating_add(8)).unwrap_or_default()),
         };
         superblock.validate()?;
         Ok(superblock)
@@ -185,6 +205,7 @@ mod tests {
             only_copies: true,
             features: 0,
             features_to_write: 0,
+            in_use: None,
         }
     }
 
@@ -193,6 +214,8 @@ mod tests {
         assert_eq!(Superblock::decode(&example().encode(1), 1), Ok(example()));
         let empty = Superblock { catalogue: None, label: String::new(), generation: 7, ..example() };
         assert_eq!(Superblock::decode(&empty.encode(2), 2), Ok(empty));
+        let in_use = Superblock { in_use: Some(*b"the second boot."), ..example() };
+        assert_eq!(Superblock::decode(&in_use.encode(1), 1), Ok(in_use));
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod crash;
 mod flips;
 mod full;
 mod large;
+mod log;
 mod model;
 mod repair;
 mod space;

@@ -3,7 +3,10 @@
 mod blocks;
 mod catalogue;
 mod commit;
+mod recover;
 mod reserve;
+
+pub use recover::Recovery;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,6 +17,7 @@ use crate::error::{Damage, OpenError, Place, VolumeError};
 use crate::forest::{Forest, Item, NoDisk, Tree};
 use crate::info::{Space, VolumeId, VolumeInfo, VolumeState};
 use crate::limits::DEFAULT_CACHE_NODES;
+use crate::log::{Log, SuperblockId};
 use crate::nodes::TreeError;
 use crate::ranges::RangeSet;
 use crate::record::Record;
@@ -44,6 +48,8 @@ pub(crate) struct Volume {
     pub(crate) charged_blocks: u64,
     /// The transaction that changed it last.
     pub(crate) changed_in: u64,
+    /// The transaction that made it, 0 if it was there when the store was opened.
+    pub(crate) made_in: u64,
 }
 
 /// An open store.
@@ -73,6 +79,10 @@ pub struct Volumes {
     /// The sealed transaction that the disk had no space for, and what the disk said.
     pub(crate) kept: Option<Commit>,
     pub(crate) disk_is_full: Option<String>,
+    /// The durable superblock, as a log names it.
+    pub(crate) durable: SuperblockId,
+    /// What keeps the open transaction if the process dies.
+    pub(crate) log: Option<Log>,
     pub(crate) read_only: Option<String>,
     /// It takes no changes because of damaged metadata, and only because of that.
     pub(crate) frozen: bool,
@@ -129,6 +139,12 @@ impl Volumes {
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// The generation that the next commit to begin makes durable.
+    #[must_use]
+    pub fn open_generation(&self) -> u64 {
+        self.forest.generation
     }
 
     /// Why the store takes no changes, `None` if it does.

@@ -10,6 +10,7 @@ use crate::error::VolumeError;
 use crate::forest::{Found, Item, MAX_ITEMS};
 use crate::grant::{Grant, Mapped};
 use crate::info::VolumeId;
+use crate::log::Change;
 use crate::node::Entry;
 
 /// Pieces of one grant.
@@ -73,7 +74,14 @@ impl Volumes {
         let before = next.map(|found| (found.entry.first, found.entry.physical));
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = first;
-        while at < end && extents.len() < MAX_PIECES {
+        let pieces = self
+            .log
+            .as_ref()
+            .map_or(MAX_PIECES, |log| usize::try_from(log.room()).map_or(MAX_PIECES, |room| room.min(MAX_PIECES)));
+        if pieces == 0 {
+            return Err(VolumeError::NoSpace { after_commit: self.disk_is_full.is_none() });
+        }
+        while at < end && extents.len() < pieces {
             let wish = Wish { volume: id.0, first: at, count: end.saturating_sub(at), behind, before, row_blocks };
             let Some((physical, count)) = self.forest.allocator.grant(&wish) else { break };
             match extents.last_mut() {
@@ -87,6 +95,9 @@ impl Volumes {
         }
         if at == first && range.count > 0 {
             return Err(self.no_space());
+        }
+        if let Some(log) = &mut self.log {
+            log.reserve(extents.len() as u64);
         }
         let charged_blocks = holes_in(&mapped, first, at);
         if let Some(volume) = self.volumes.get_mut(&id) {
@@ -105,31 +116,46 @@ impl Volumes {
     /// [`VolumeError`]: the volume is gone, smaller, damaged; no space for
     /// nodes, the disk. The grant's blocks are free again then.
     pub fn link(&mut self, disk: &mut dyn Disk, grant: Grant) -> Result<(), VolumeError> {
-        let linked = self.link_extents(disk, &grant);
+        let linked = self.link_extents(disk, &grant, Need::Growth);
         match linked {
             Ok(()) => {
-                for extent in &grant.extents {
-                    self.forest.allocator.use_granted(extent.physical.0, extent.count);
-                }
                 self.uncharge(&grant);
+                if let Some(log) = &mut self.log {
+                    let volume = grant.volume.0;
+                    let changes = grant.extents.iter().map(|extent| Change::Map {
+                        volume,
+                        first: extent.first.0,
+                        count: extent.count,
+                        physical: extent.physical.0,
+                    });
+                    log.publish(self.forest.generation, changes);
+                }
             }
             Err(_) => self.release(grant),
         }
         linked
     }
 
-    fn link_extents(&mut self, disk: &mut dyn Disk, grant: &Grant) -> Result<(), VolumeError> {
+    /// Maps granted blocks, which are data from now on; on an error they stay granted.
+    pub(super) fn link_extents(&mut self, disk: &mut dyn Disk, grant: &Grant, need: Need) -> Result<(), VolumeError> {
         let (first, end) = inside(grant.range, self.changeable(grant.volume)?.info.blocks)?;
-        self.touch(grant.volume, Need::Growth)?;
+        self.touch(grant.volume, need)?;
         let items = grant.extents.iter().map(|extent| {
             Item::Extent(Entry { first: extent.first.0, count: extent.count, physical: extent.physical.0 })
         });
-        self.change(disk, grant.volume, (first, end), items.collect(), Need::Growth)
+        self.change(disk, grant.volume, (first, end), items.collect(), need)?;
+        for extent in &grant.extents {
+            self.forest.allocator.use_granted(extent.physical.0, extent.count);
+        }
+        Ok(())
     }
 
     /// Gives granted blocks back. They may be somebody else's at once: nobody
     /// may write to them any more.
     pub fn release(&mut self, grant: Grant) {
+        if let Some(log) = &mut self.log {
+            log.release(grant.extents.len() as u64);
+        }
         for extent in &grant.extents {
             self.forest.allocator.release(extent.physical.0, extent.count);
         }
@@ -152,15 +178,36 @@ impl Volumes {
     pub fn unmap(&mut self, disk: &mut dyn Disk, id: VolumeId, range: BlockRange) -> Result<(), VolumeError> {
         let volume = self.changeable(id)?;
         let (first, end) = inside(range, volume.info.blocks)?;
-        let (tree, blocks) = (volume.tree, volume.info.blocks);
+        let tree = volume.tree;
+        if self.log.as_ref().is_some_and(|log| log.room() == 0) {
+            return Err(VolumeError::NoSpace { after_commit: self.disk_is_full.is_none() });
+        }
         // A guest that discards the same again changes nothing.
         let (found, _) = self.forest.look(disk, &tree, first, end, 1).map_err(|error| self.fail(id, error))?;
         if found.is_empty() {
             return Ok(());
         }
-        self.touch(id, Need::Shrink)?;
+        self.unmap_for(disk, id, (first, end), Need::Shrink)?;
+        if let Some(log) = &mut self.log {
+            log.reserve(1);
+            let change = Change::Unmap { volume: id.0, first, count: range.count };
+            log.publish(self.forest.generation, [change]);
+        }
+        Ok(())
+    }
+
+    /// Makes these blocks, which are inside the volume, a hole.
+    pub(super) fn unmap_for(
+        &mut self,
+        disk: &mut dyn Disk,
+        id: VolumeId,
+        (first, end): (u64, u64),
+        need: Need,
+    ) -> Result<(), VolumeError> {
+        let blocks = self.changeable(id)?.info.blocks;
+        self.touch(id, need)?;
         let end = if end == blocks { u64::MAX } else { end };
-        self.change(disk, id, (first, end), Vec::new(), Need::Shrink)
+        self.change(disk, id, (first, end), Vec::new(), need)
     }
 
     /// Maps the blocks that `from` has in its range at `to` as well; what is
@@ -267,7 +314,7 @@ impl Volumes {
 }
 
 /// The range as first block and end, if it lies in a volume of that size.
-fn inside(range: BlockRange, blocks: u64) -> Result<(u64, u64), VolumeError> {
+pub(super) fn inside(range: BlockRange, blocks: u64) -> Result<(u64, u64), VolumeError> {
     let (first, count) = (range.first.0, range.count);
     match first.checked_add(count) {
         Some(end) if end <= blocks => Ok((first, end)),

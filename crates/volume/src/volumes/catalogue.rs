@@ -103,7 +103,8 @@ impl Volumes {
         info.id = id;
         tree.owner = id.0;
         let name = info.name.clone();
-        let volume = Volume { info, tree, charged_blocks: 0, changed_in: self.forest.generation };
+        let made_in = self.forest.generation;
+        let volume = Volume { info, tree, charged_blocks: 0, changed_in: made_in, made_in };
         self.put_record(volume.record(), Need::Growth)?;
         self.next_volume = self.next_volume.saturating_add(1);
         self.names.insert(name, id);

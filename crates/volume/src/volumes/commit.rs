@@ -30,6 +30,13 @@ impl Volumes {
         self.volumes.get(&id).is_some_and(|volume| volume.changed_in > self.generation)
     }
 
+    /// Whether a commit has made durable that the volume exists. Until then it
+    /// must not be served: a log has no entries for it.
+    #[must_use]
+    pub fn is_made(&self, id: VolumeId) -> bool {
+        self.volumes.get(&id).is_some_and(|volume| volume.made_in <= self.generation)
+    }
+
     /// Whether there is something for the next commit.
     #[must_use]
     pub fn needs_commit(&self) -> bool {
@@ -69,6 +76,9 @@ impl Volumes {
                 self.forest.generation = superblock.generation.saturating_add(1);
                 self.touched.clear();
                 self.changed = false;
+                if let Some(log) = &mut self.log {
+                    log.seal(superblock.id());
+                }
                 self.committing = Some(superblock);
                 Some(commit)
             }
@@ -104,9 +114,14 @@ impl Volumes {
         }
         self.disk_is_full = None;
         self.generation = superblock.generation;
-        // The transaction after this one may have shared blocks already.
+        self.durable = superblock.id();
+        // The transaction after this one may have shared blocks already, and what a close
+        // or another opening says of itself is for the next commit.
         let only_copies = superblock.only_copies && self.superblock.only_copies;
-        self.superblock = Superblock { only_copies, ..superblock };
+        self.superblock = Superblock { only_copies, in_use: self.superblock.in_use, ..superblock };
+        if let Some(log) = &mut self.log {
+            log.durable();
+        }
         self.forest.nodes.written(self.generation);
         let freed = self.forest.allocator.durable(self.generation).into_iter();
         Freed {
