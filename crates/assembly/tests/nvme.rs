@@ -104,7 +104,7 @@ fn reports_and_counters_tell_what_a_function_does() {
     let report = until(&assembly, 1, |report| report.queues_running == 3);
     assert_eq!((report.queues, report.block_bytes, report.read_only), (4, 512, true));
     assert_eq!(wide.namespace().block_bytes, 4096);
-    assert_eq!(stats.devices[1].queues.len(), 4);
+    assert!(stats.devices[1].queues.is_empty(), "queues that nobody has used are left out");
     let refused = write(wide.queue(2).unwrap(), 0, 1);
     assert_eq!(refused.name(), "Namespace is Write Protected", "{refused:?}");
     assert_eq!(read(wide.queue(2).unwrap(), 0), 0);
