@@ -54,8 +54,5 @@ pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
             device.socket,
         ]);
     }
-    for warning in client.sidecores()?.into_iter().filter_map(|sidecore| sidecore.warning) {
-        reasons.push_str(&format!("{warning}\n"));
-    }
     Ok(print(&(table.render() + &reasons))?)
 }

@@ -35,7 +35,6 @@ mod access;
 mod assembly;
 mod controllers;
 mod convert;
-mod core_watch;
 mod disk;
 mod error;
 mod flush;

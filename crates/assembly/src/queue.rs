@@ -53,10 +53,6 @@ impl Pollable for Queue {
         either!(self, queue => queue.idle_mode())
     }
 
-    fn can_sleep_though_it_polls(&self) -> bool {
-        either!(self, queue => queue.can_sleep_though_it_polls())
-    }
-
     fn arm(&mut self) -> Arm {
         either!(self, queue => queue.arm())
     }

@@ -81,9 +81,6 @@ pub struct SidecoreReport {
     pub utilisation: f64,
     /// The queues that it polls right now.
     pub queues: u64,
-    /// What keeps it from working as it was configured, and what helps: others use its core.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub warning: Option<String>,
 }
 
 impl SidecoreReport {

@@ -1,12 +1,11 @@
 //! A sidecore's thread: pinned, and in its reactor's loop until it is told to stop.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use sidecore_linux::core_time::thread_number;
 use sidecore_linux::{Clock, EpollSleeper, cpu};
 use sidecore_reactor::{Closed, Mailbox, Post, Reactor, ReactorStats, mailbox};
 use sidecore_units::{CoreId, Nanos};
@@ -32,10 +31,6 @@ pub(crate) struct Sidecore {
     /// How many queues it polls.
     queues: Arc<AtomicU64>,
     started_at: Nanos,
-    /// The thread's number.
-    thread: u32,
-    /// What is wrong, if it does not have its core.
-    without_core: Arc<Mutex<Option<String>>>,
     end: Arc<End>,
 }
 
@@ -83,23 +78,6 @@ impl Sidecore {
         self.cpu
     }
 
-    /// Its thread's number.
-    pub(crate) fn thread(&self) -> u32 {
-        self.thread
-    }
-
-    /// Its turns so far.
-    pub(crate) fn turns(&self) -> u64 {
-        self.stats.turns.get()
-    }
-
-    /// Others use its core, or no longer: what to say about it.
-    pub(crate) fn set_without_core(&self, warning: Option<String>) {
-        let is_without = warning.is_some();
-        *self.without_core.lock().unwrap_or_else(PoisonError::into_inner) = warning;
-        self.tell(move |reactor| reactor.set_without_core(is_without));
-    }
-
     /// Has something done on the sidecore's thread, and waits for the answer. What is dropped there unanswered was
     /// not done: the sidecore is gone.
     pub(crate) fn ask<T: Send + 'static>(
@@ -145,7 +123,6 @@ impl Sidecore {
             mails: stats.mails.get(),
             utilisation: 0.0,
             queues: self.queues.load(Ordering::Relaxed),
-            warning: self.without_core.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
         report.utilisation = report.utilisation_since(None, now.since(self.started_at).0);
         report
@@ -166,15 +143,14 @@ impl SidecoreThread {
                     Ok(reactor) => reactor,
                     Err(error) => return drop(ready.send(Err(error))),
                 };
-                let _ = ready.send(Ok((reactor.stats(), thread_number())));
+                let _ = ready.send(Ok(reactor.stats()));
                 drop(ready);
                 poll(&spec.name, reactor, &clock, &watch.0.wanted);
             }
         };
         let thread = std::thread::Builder::new().name(spec.name.clone()).stack_size(STACK_BYTES).spawn(run);
         let thread = thread.map_err(failed)?;
-        let (stats, number) =
-            started.recv().unwrap_or_else(|_| Err(failed(io::Error::other("its thread has panicked"))))?;
+        let stats = started.recv().unwrap_or_else(|_| Err(failed(io::Error::other("its thread has panicked"))))?;
         let sidecore = Sidecore {
             name: spec.name.clone(),
             cpu: spec.cpu,
@@ -182,8 +158,6 @@ impl SidecoreThread {
             stats,
             queues: Arc::default(),
             started_at: clock.now(),
-            thread: number,
-            without_core: Arc::default(),
             end,
         };
         Ok(Self { sidecore, thread: Some(thread) })

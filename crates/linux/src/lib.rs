@@ -22,7 +22,6 @@
 
 mod accounts;
 mod clock;
-pub mod core_time;
 pub mod cpu;
 mod end_requests;
 mod epoll;

@@ -12,7 +12,6 @@
 //! wake-ups every [`GLANCE_INTERVAL`].
 #![forbid(unsafe_code)]
 
-mod contention;
 mod eventfd;
 mod histogram;
 mod idle;
@@ -23,7 +22,6 @@ mod signal;
 mod sleeper;
 mod stats;
 
-pub use contention::{Contention, CoreChange, CoreSample};
 pub use eventfd::EventFd;
 pub use histogram::{Histogram, LatencyCounts, LatencySummary};
 pub use idle::IdleMode;

@@ -42,12 +42,6 @@ pub trait Pollable {
     /// How it wants to spend its idle time.
     fn idle_mode(&self) -> IdleMode;
 
-    /// Whether a wake-up comes after [`arm`](Self::arm) though its idle mode is
-    /// [`IdleMode::Poll`]: false if its peer was told once and for all that it need not notify.
-    fn can_sleep_though_it_polls(&self) -> bool {
-        true
-    }
-
     /// Turns its notifications on, *then* looks for work once more: a kick
     /// between the last poll and now would otherwise be lost.
     fn arm(&mut self) -> Arm;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sidecore_units::Nanos;
 
-use crate::{Arm, IdleMode, Mailbox, Pollable, PollableId, Polled, ReactorStats, Sleeper, WakeKey};
+use crate::{Arm, Mailbox, Pollable, PollableId, Polled, ReactorStats, Sleeper, WakeKey};
 
 /// How often a sidecore that cannot sleep looks whether an armed pollable was
 /// woken: one system call in this time.
@@ -28,10 +28,6 @@ pub const YIELD: Nanos = Nanos::from_micros(50);
 
 /// Units of work that a pollable may do before the next one has its turn.
 const BUDGET: usize = 32;
-
-/// How long a pollable that polls spins after its last work while its sidecore has no core of its
-/// own, and how long the sidecore then rests at a time if it has to go on polling.
-const SPIN_WITHOUT_CORE: Nanos = Nanos::from_micros(50);
 
 const MAIL_KEY: WakeKey = WakeKey(u64::MAX);
 
@@ -71,10 +67,6 @@ pub struct Reactor<P, S> {
     last_glance: Nanos,
     /// When the last turn that did something began, until its time is counted.
     busy_since: Option<Nanos>,
-    /// When a turn last did something.
-    last_work: Nanos,
-    /// Whether others use the core: see [`Reactor::set_without_core`].
-    without_core: bool,
     /// When it was last considered whether to give way.
     last_yield: Nanos,
     sleeper: S,
@@ -97,8 +89,6 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
             first: 0,
             last_glance: Nanos::ZERO,
             busy_since: None,
-            last_work: Nanos::ZERO,
-            without_core: false,
             last_yield: Nanos::ZERO,
             sleeper,
             mailbox,
@@ -160,22 +150,6 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
         self.entries.get_mut(id.0)?.as_mut().map(|entry| &mut entry.pollable)
     }
 
-    /// Says whether other threads keep the sidecore from running. As long as they do, pollables that
-    /// poll are treated as if they were [`IdleMode::Adaptive`], and the sidecore rests between looks
-    /// at those that cannot sleep.
-    pub fn set_without_core(&mut self, without_core: bool) {
-        self.without_core = without_core;
-        if without_core {
-            return;
-        }
-        for index in 0..self.entries.len() {
-            let polls = |entry: &Entry<P>| entry.pollable.idle_mode() == IdleMode::Poll;
-            if self.entries.get(index).is_some_and(|slot| slot.as_ref().is_some_and(polls)) {
-                self.wake(index);
-            }
-        }
-    }
-
     /// One round: mail, work, idleness, sleep.
     ///
     /// `clock` is asked again after a sleep, because time passes in it.
@@ -196,13 +170,9 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
         if busy {
             self.stats.busy_turns.add(1);
             self.busy_since = Some(now);
-            self.last_work = now;
         }
         if self.awake.is_empty() {
             return self.sleep(now, clock);
-        }
-        if self.without_core && now.since(self.last_work) >= SPIN_WITHOUT_CORE {
-            return self.rest(now, clock);
         }
         let glance_interval = if self.armed_count > 0 { GLANCE_INTERVAL } else { IDLE_GLANCE_INTERVAL };
         if now.since(self.last_glance) >= glance_interval {
@@ -258,7 +228,7 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
                     entry.last_busy = now;
                     busy = true;
                 }
-                Polled::Idle => changed |= entry.rest(now, self.without_core),
+                Polled::Idle => changed |= entry.rest(now),
                 Polled::Finished => {
                     let slot = self.entries.get_mut(index).and_then(Option::take);
                     if let Some(entry) = slot {
@@ -309,7 +279,6 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
         let woken_at = clock();
         self.stats.asleep_ns.add(woken_at.since(now).0);
         self.wake_overdue(woken_at);
-        self.last_work = woken_at;
         // Spin time counts from the wake-up, or an adaptive pollable that was
         // woken for nothing would spin on from its last work for no time.
         for &index in &self.awake {
@@ -317,18 +286,6 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
                 entry.last_busy = woken_at;
             }
         }
-        Ok(Turn::Slept)
-    }
-
-    /// Others need the core, and something here has to be polled all the same: it is, now and then.
-    fn rest(&mut self, now: Nanos, clock: &mut impl FnMut() -> Nanos) -> io::Result<Turn> {
-        let deadline = self.next_deadline().map_or(SPIN_WITHOUT_CORE, |deadline| deadline.since(now));
-        self.last_glance = now;
-        self.stats.sleeps.add(1);
-        self.wait(Some(deadline.min(SPIN_WITHOUT_CORE)))?;
-        let woken_at = clock();
-        self.stats.asleep_ns.add(woken_at.since(now).0);
-        self.wake_overdue(woken_at);
         Ok(Turn::Slept)
     }
 
@@ -374,11 +331,9 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
 
 impl<P: Pollable> Entry<P> {
     /// Puts it to sleep if it has been idle for long enough; whether it was.
-    fn rest(&mut self, now: Nanos, without_core: bool) -> bool {
-        let spin = match self.pollable.idle_mode().spin() {
-            Some(spin) => spin,
-            None if without_core && self.pollable.can_sleep_though_it_polls() => SPIN_WITHOUT_CORE,
-            None => return false,
+    fn rest(&mut self, now: Nanos) -> bool {
+        let Some(spin) = self.pollable.idle_mode().spin() else {
+            return false;
         };
         if now.since(self.last_busy) < spin {
             return false;

@@ -296,11 +296,6 @@ impl Pollable for IoQueue {
         self.shared.options.idle
     }
 
-    fn can_sleep_though_it_polls(&self) -> bool {
-        // The doorbells of a function that polls are mapped, and writing to one tells nobody.
-        false
-    }
-
     fn arm(&mut self) -> Arm {
         let stuck = self.seat.is_closed()
             || self.fused.is_some()

@@ -49,7 +49,6 @@ struct Worker {
     deadline: Option<Nanos>,
     waits_since: Rc<Cell<Option<Nanos>>>,
     finished: bool,
-    is_never_notified: bool,
     fd: OwnedFd,
 }
 
@@ -64,7 +63,6 @@ impl Worker {
             deadline: None,
             waits_since: Rc::default(),
             finished: false,
-            is_never_notified: false,
             fd: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap(),
         }
     }
@@ -93,9 +91,6 @@ impl Pollable for Worker {
     }
     fn idle_mode(&self) -> IdleMode {
         self.mode
-    }
-    fn can_sleep_though_it_polls(&self) -> bool {
-        !self.is_never_notified
     }
     fn arm(&mut self) -> Arm {
         if self.races > 0 {
@@ -168,44 +163,6 @@ fn adaptive_spins_then_arms_then_sleeps_until_woken() {
     work.set(1);
     assert_eq!(bench.turn(1), Turn::Busy, "it spins again after the wake-up");
     assert_eq!(bench.turn(SPIN.0 - 1), Turn::Idle);
-}
-
-#[test]
-fn without_its_core_a_sidecore_that_polls_sleeps_and_polls_again_when_it_has_it() {
-    let mut bench = Bench::new();
-    let id = bench.reactor.add(Worker::new(&bench.world, "p", IdleMode::Poll)).unwrap();
-    bench.turn(SPIN_WITHOUT_CORE.0);
-    assert_eq!(bench.log(), [""; 0], "it polls");
-    bench.reactor.set_without_core(true);
-    bench.world.wakes.borrow_mut().push_back((1_000_000, vec![WakeKey(id.0 as u64)]));
-    assert_eq!(bench.turn(1), Turn::Slept);
-    assert_eq!(bench.log(), ["p arms", "p woken", "p disarms"]);
-    assert_eq!(bench.world.timeouts.borrow().last(), Some(&None), "until it is woken");
-    assert_eq!(bench.turn(SPIN_WITHOUT_CORE.0 - 1), Turn::Idle, "it spins for a while after that");
-    bench.turn(1);
-    assert_eq!(bench.log(), ["p arms"]);
-    bench.reactor.set_without_core(false);
-    assert_eq!(bench.log(), ["p disarms"], "it need not be woken for that");
-    bench.turn(SPIN_WITHOUT_CORE.0);
-    assert_eq!(bench.log(), [""; 0]);
-}
-
-#[test]
-fn without_its_core_a_sidecore_rests_between_looks_at_what_cannot_sleep() {
-    let mut bench = Bench::new();
-    let mut worker = Worker::new(&bench.world, "p", IdleMode::Poll);
-    worker.is_never_notified = true;
-    let work = Rc::clone(&worker.work);
-    bench.reactor.add(worker).unwrap();
-    bench.reactor.set_without_core(true);
-    work.set(1);
-    assert_eq!(bench.turn(1), Turn::Busy);
-    assert_eq!(bench.turn(SPIN_WITHOUT_CORE.0 - 1), Turn::Idle);
-    assert_eq!(bench.turn(1), Turn::Slept);
-    assert_eq!(bench.world.timeouts.borrow().last(), Some(&Some(SPIN_WITHOUT_CORE)));
-    assert_eq!(bench.log(), ["p did 1"], "it is never armed");
-    work.set(1);
-    assert_eq!(bench.turn(1), Turn::Busy);
 }
 
 #[test]
