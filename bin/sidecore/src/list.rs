@@ -22,7 +22,7 @@ pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
     for device in devices {
         if let Some(reason) = &device.reason {
             let remedy = if device.needs_reset { " (reset it from the guest, or restart the guest)" } else { "" };
-            reasons.push_str(&format!("{} is broken: {reason}{remedy}\n", device.name));
+            reasons.push_str(&format!("{} is {}: {reason}{remedy}\n", device.name, device.state.word()));
         }
         for warning in &device.warnings {
             reasons.push_str(&format!("{}: {warning}\n", device.name));

@@ -74,7 +74,7 @@ fn main() -> ExitCode {
     if let Err(error) = ignore_file_size_signal() {
         tracing::warn!("a write past the limit of a file's size will end this process: {error}");
     }
-    let config = match Config::load(&arguments.config, Depth::Machine) {
+    let config = match Config::load(&arguments.config, Depth::Start) {
         Ok(config) => config,
         Err(problems) => {
             let count = problems.list.len();
@@ -112,6 +112,7 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     service.forget_kept();
     // What a daemon that cannot start has not gone on with is there for the next one.
     let assembly = Arc::new(assembly.inspect_err(|_| service.leave(left))?);
+    assembly.serve_late()?;
     let (events, received) = mpsc::channel();
     let api = {
         let (assembly, events) = (Arc::clone(&assembly), events.clone());

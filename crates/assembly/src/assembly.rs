@@ -1,5 +1,7 @@
 //! The running graph: started from its spec, changed while it runs, asked how it fares, drained.
 
+mod late;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +15,8 @@ use crate::controllers::{ControllerHandle, Controllers, VolumeChange};
 use crate::disk::Disk;
 use crate::front_end::{NvmeParts, NvmeThreads, Subsystems};
 use crate::left::LeftDevice;
+use crate::opening::{self, Opening};
+use crate::pending::PendingDisk;
 use crate::report::{DeviceReport, Stats};
 use crate::sidecore::{Sidecore, SidecoreThread};
 use crate::spec::{DeviceSpec, Spec, StoreKind, StoreSpec};
@@ -26,6 +30,10 @@ pub struct Assembly {
     /// Locked for as long as it takes to look at the list, and by no sidecore.
     disks: Arc<Mutex<Vec<Arc<Disk>>>>,
     controllers: Controllers,
+    /// Devices whose stores are not open.
+    pending: Mutex<Vec<PendingDisk>>,
+    /// What the start did not wait for.
+    opening: Mutex<Option<Opening>>,
     /// Locked for as long as a change takes: the opening of a store, for instance.
     graph: Arc<Mutex<Graph>>,
     /// The controllers that a physical function's host manages.
@@ -54,7 +62,9 @@ impl Graph {
 
 impl Assembly {
     /// Opens the stores and the controllers, starts the sidecores, and serves each device on its socket. A volume that is
-    /// damaged keeps no other device from being served: its own is listed with the reason.
+    /// damaged keeps no other device from being served: its own is listed with the reason. A store that does not answer
+    /// within a few seconds, or has requests in flight of a daemon that was killed, is not waited for any longer: its
+    /// devices come later, if [`Assembly::serve_late`] is called.
     ///
     /// # Errors
     /// The first thing that cannot be had; what was started until then is stopped again.
@@ -71,10 +81,14 @@ impl Assembly {
     pub fn take_over(spec: &Spec, left: &mut Vec<LeftDevice>) -> Result<Self, AssemblyError> {
         let clock = Clock::new();
         let mut stores = Stores::new(&spec.stores);
+        let controllers = Controllers::default();
         // Stores first: they take longest, and fail most often.
-        let controllers = Controllers::open(&spec.controllers, &mut stores)?;
+        let opening = late::open_in_time(spec, &mut stores, &controllers)?;
         let mut refused: HashMap<&str, String> = HashMap::new();
         for device in &spec.devices {
+            if opening.waits_for(&device.store, &stores, &controllers).is_some() {
+                continue;
+            }
             match stores.open(&device.store, &subject(device), &controllers) {
                 Ok(_) => {}
                 Err(error) if error.is_of_a_store() => {
@@ -89,15 +103,21 @@ impl Assembly {
         }
         let sidecores = threads.iter().map(|thread| thread.sidecore().clone()).collect();
         let started_at = clock.now();
-        let owned = controllers.stores().collect();
+        let owned = spec.controllers.iter().map(|controller| controller.store.clone()).collect();
         let graph = Arc::new(Mutex::new(Graph { stores, owned, threads, nvme: None, ends: false }));
         let disks = Arc::default();
         let subsystems = Arc::new(Subsystems::new(&graph, &disks));
-        let assembly = Self { clock, started_at, sidecores, disks, controllers, graph, subsystems };
-        assembly.tell_disks_of_changes();
+        let (pending, late) = (Mutex::default(), Mutex::default());
+        let assembly =
+            Self { clock, started_at, sidecores, disks, controllers, pending, opening: late, graph, subsystems };
+        assembly.controllers().iter().for_each(|controller| assembly.tell_disks_of_changes(controller));
         {
             let mut graph = assembly.graph();
             for device in &spec.devices {
+                if opening.waits_for(&device.store, &graph.stores, &assembly.controllers).is_some() {
+                    assembly.postpone(device, &graph, &opening, left);
+                    continue;
+                }
                 let disk = match refused.remove(device.name.as_str()) {
                     Some(reason) => assembly.refused_disk(device, &graph, reason)?,
                     None => assembly.disk(device, &mut graph, left)?,
@@ -106,7 +126,7 @@ impl Assembly {
             }
         }
         let standings = left.iter().flat_map(|left| left.known().standings).collect();
-        assembly.subsystems.stand(&standings, assembly.controllers());
+        assembly.subsystems.stand(&standings, &assembly.controllers());
         assembly.subsystems.refresh();
         // Physical functions last: what their hosts have asked for meanwhile may be about the others, whose clients are to be
         // there then.
@@ -118,6 +138,9 @@ impl Assembly {
         for left in left.drain(..) {
             tracing::warn!(device = left.name, "a VMM was connected to a device that is not configured any more");
             left.disconnect();
+        }
+        if !opening.is_done() {
+            *assembly.opening.lock().unwrap_or_else(PoisonError::into_inner) = Some(opening);
         }
         Ok(assembly)
     }
@@ -133,6 +156,11 @@ impl Assembly {
     pub fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError> {
         // Before anything is locked: it may take a while.
         let access = access(device)?;
+        // Before the graph is locked for the change: a file may not answer.
+        let opened = match self.file_below(device, store)? {
+            Some(file) => Some((file.name.clone(), opening::open_alone(file)?)),
+            None => None,
+        };
         let mut graph = self.graph();
         if graph.ends {
             return Err(AssemblyError::Ending);
@@ -143,6 +171,11 @@ impl Assembly {
         }
         if let Some(store) = store {
             graph.stores.add(store)?;
+        }
+        if let Some((name, file)) = opened
+            && !graph.stores.is_open(&name)
+        {
+            graph.stores.put(name, file);
         }
         let added = self.disk(&device, &mut graph, &[]).and_then(|disk| disk.serve(access, None).map(|()| disk));
         match added {
@@ -161,6 +194,16 @@ impl Assembly {
         }
     }
 
+    /// The file that a new device leads to, if it is not open.
+    fn file_below(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<Option<StoreSpec>, AssemblyError> {
+        let graph = self.graph();
+        if graph.ends {
+            return Err(AssemblyError::Ending);
+        }
+        let bottom = store.or_else(|| graph.stores.bottom(&device.store));
+        Ok(bottom.filter(|bottom| opening::is_file(bottom) && !graph.stores.is_open(&bottom.name)).cloned())
+    }
+
     /// Serves a device no longer: its socket is removed, its queues stop when what is in flight is done, and a store
     /// that nothing else leads to is closed, which for one in memory means that its contents are gone.
     ///
@@ -170,6 +213,12 @@ impl Assembly {
     /// There is no such device, or somebody else is removing it.
     pub fn remove_device(&self, name: &str) -> Result<(), AssemblyError> {
         let unknown = || AssemblyError::NoDevice { name: name.to_owned() };
+        let at = self.pending().iter().position(|disk| disk.spec.name == name);
+        if let Some(at) = at {
+            let disk = self.pending().remove(at);
+            disk.left.into_iter().for_each(LeftDevice::disconnect);
+            return Ok(());
+        }
         let disk = self.disks().iter().find(|disk| disk.spec.name == name).cloned().ok_or_else(unknown)?;
         if !disk.stop() {
             return Err(unknown());
@@ -187,10 +236,11 @@ impl Assembly {
     /// Ends it in order: no more connections, queues stopped when what is in flight is done, controllers' metadata
     /// written, files flushed, sidecores ended. Reports go on to be answered. The second call does nothing.
     pub fn drain(&self) {
-        self.end(|disk| {
+        let left = self.end(|disk| {
             disk.stop();
             None
         });
+        left.into_iter().for_each(LeftDevice::disconnect);
     }
 
     /// The same, and leaves the VMMs that are connected to NVMe functions to another process, as far as what they see is
@@ -201,7 +251,9 @@ impl Assembly {
     }
 
     fn end(&self, stop: impl Fn(&Disk) -> Option<LeftDevice> + Sync) -> Vec<LeftDevice> {
-        let left = self.end_graph(stop);
+        let mut left = self.end_graph(stop);
+        // An earlier daemon's, not gone on with: the next one may.
+        left.extend(self.pending().drain(..).filter_map(|disk| disk.left));
         // What was being done for a physical function may have waited for the graph, and finds that it has ended.
         self.subsystems.end();
         left
@@ -268,26 +320,28 @@ impl Assembly {
             report.warnings.extend(controller.iter().flat_map(|found| found.warnings(report.volume.as_deref())));
             report
         };
-        self.all_disks().iter().map(report).collect()
+        let served: Vec<DeviceReport> = self.all_disks().iter().map(report).collect();
+        served.into_iter().chain(self.pending().iter().map(PendingDisk::report)).collect()
     }
 
-    /// The controllers, in the order of the configuration.
+    /// The controllers that are open.
     #[must_use]
-    pub fn controllers(&self) -> &[Arc<ControllerHandle>] {
+    pub fn controllers(&self) -> Vec<Arc<ControllerHandle>> {
         self.controllers.all()
     }
 
     /// The controller of this name.
     #[must_use]
     pub fn controller(&self, name: &str) -> Option<Arc<ControllerHandle>> {
-        self.controllers.all().iter().find(|controller| controller.name() == name).cloned()
+        self.controllers.get(name)
     }
 
     /// A device's disk, if nothing is in its way. It is not served yet; what was left of it may be among `left`.
     fn disk(&self, device: &DeviceSpec, graph: &mut Graph, left: &[LeftDevice]) -> Result<Disk, AssemblyError> {
         let disks = self.all_disks();
         let name = || device.name.clone();
-        if disks.iter().any(|other| other.spec.name == device.name) {
+        let pending: Vec<DeviceSpec> = self.pending().iter().map(|disk| disk.spec.clone()).collect();
+        if disks.iter().map(|disk| &disk.spec).chain(&pending).any(|other| other.name == device.name) {
             return Err(AssemblyError::Duplicate { kind: "device", name: name() });
         }
         if let Some(other) = disks.iter().find(|other| same_path(&other.spec.socket, &device.socket)) {
@@ -360,23 +414,21 @@ impl Assembly {
     }
 
     /// When a volume has changed, the guests that see it are told, and whoever manages it.
-    fn tell_disks_of_changes(&self) {
-        for controller in self.controllers.all() {
-            let (disks, subsystems) = (Arc::downgrade(&self.disks), Arc::downgrade(&self.subsystems));
-            let name = controller.name().to_owned();
-            controller.on_change(move |change| {
-                let (Some(disks), Some(subsystems)) = (disks.upgrade(), subsystems.upgrade()) else { return };
-                let disks = disks.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                match change {
-                    VolumeChange::Listed => {}
-                    VolumeChange::Resized => disks.iter().for_each(|disk| disk.refresh()),
-                    VolumeChange::Renamed { from, to } => {
-                        disks.iter().for_each(|disk| disk.volume_renamed(&name, from, to));
-                    }
+    fn tell_disks_of_changes(&self, controller: &ControllerHandle) {
+        let (disks, subsystems) = (Arc::downgrade(&self.disks), Arc::downgrade(&self.subsystems));
+        let name = controller.name().to_owned();
+        controller.on_change(move |change| {
+            let (Some(disks), Some(subsystems)) = (disks.upgrade(), subsystems.upgrade()) else { return };
+            let disks = disks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            match change {
+                VolumeChange::Listed => {}
+                VolumeChange::Resized => disks.iter().for_each(|disk| disk.refresh()),
+                VolumeChange::Renamed { from, to } => {
+                    disks.iter().for_each(|disk| disk.volume_renamed(&name, from, to));
                 }
-                subsystems.refresh();
-            });
-        }
+            }
+            subsystems.refresh();
+        });
     }
 
     /// The sidecore that the fewest queues were given to, the first of several.
@@ -394,6 +446,10 @@ impl Assembly {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn pending(&self) -> MutexGuard<'_, Vec<PendingDisk>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn graph(&self) -> MutexGuard<'_, Graph> {
         self.graph.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -405,12 +461,12 @@ impl Drop for Assembly {
     }
 }
 
-/// What messages call a device.
 /// Who may connect to a device's socket.
 fn access(device: &DeviceSpec) -> Result<Access, AssemblyError> {
     device.access.resolve().map_err(|error| AssemblyError::Account { name: device.name.clone(), error })
 }
 
+/// What messages call a device.
 fn subject(device: &DeviceSpec) -> String {
     format!("device \"{}\"", device.name)
 }

@@ -1,7 +1,7 @@
 //! The controllers of an assembly: opened with it, and managed while it runs.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use sidecore_block::BlockDevice;
 use sidecore_controller::{Controller, ControllerError, ControllerOptions, FunctionOptions, Limit, Limits};
@@ -14,37 +14,23 @@ use crate::convert;
 use crate::operation::OperationError;
 use crate::report::{CheckReport, ControllerReport, ExtentReport, ExtentsReport, VolumeReport};
 use crate::spec::{ControllerSpec, FormatSpec, LimitSpec, LimitsSpec, VolumeSpec};
-use crate::stores::Stores;
 
-/// The controllers, in the order of their specs.
+/// The controllers that are open, in the order in which they were opened.
 #[derive(Default)]
-pub(crate) struct Controllers(Vec<Arc<ControllerHandle>>);
+pub(crate) struct Controllers(RwLock<Vec<Arc<ControllerHandle>>>);
 
 impl Controllers {
-    /// Opens them, and the stores that they own.
-    pub(crate) fn open(specs: &[ControllerSpec], stores: &mut Stores) -> Result<Self, AssemblyError> {
-        let mut controllers = Self::default();
-        for spec in specs {
-            let user = format!("controller \"{}\"", spec.name);
-            let store = stores.open(&spec.store, &user, &controllers)?;
-            let pin: sidecore_controller::PinNodes = Box::new(sidecore_linux::pin_memory);
-            let controller = Controller::open(&spec.name, store, &options(spec), Some(pin))
-                .map_err(|error| AssemblyError::Controller { user, error: refused_to_open(spec, error) })?;
-            let report = controller.report();
-            let begins_read_only = report.read_only.is_some() && !report.is_frozen;
-            let (spec, changed) = (spec.clone(), OnceLock::new());
-            controllers.0.push(Arc::new(ControllerHandle { controller, spec, begins_read_only, changed }));
-        }
-        Ok(controllers)
+    pub(crate) fn add(&self, controller: ControllerHandle) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(controller));
     }
 
-    pub(crate) fn all(&self) -> &[Arc<ControllerHandle>] {
-        &self.0
+    pub(crate) fn all(&self) -> Vec<Arc<ControllerHandle>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The stores that they own.
-    pub(crate) fn stores(&self) -> impl Iterator<Item = String> {
-        self.0.iter().map(|controller| controller.spec.store.clone())
+    /// The controller of this name.
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<ControllerHandle>> {
+        self.all().into_iter().find(|controller| controller.name() == name)
     }
 
     /// A virtual function for `user`; its volume is made if the spec says so.
@@ -64,9 +50,8 @@ impl Controllers {
         Ok(controller.controller.physical_function())
     }
 
-    fn find(&self, user: &str, name: &str) -> Result<&ControllerHandle, AssemblyError> {
-        let found = self.0.iter().find(|controller| controller.name() == name);
-        found.map(AsRef::as_ref).ok_or_else(|| AssemblyError::Unknown {
+    fn find(&self, user: &str, name: &str) -> Result<Arc<ControllerHandle>, AssemblyError> {
+        self.get(name).ok_or_else(|| AssemblyError::Unknown {
             user: user.to_owned(),
             kind: "controller",
             name: name.to_owned(),
@@ -75,8 +60,9 @@ impl Controllers {
 
     /// Makes everything durable and ends them, side by side. No function is in use any more.
     pub(crate) fn shutdown(&self) {
+        let all = self.all();
         std::thread::scope(|scope| {
-            for controller in &self.0 {
+            for controller in &all {
                 scope.spawn(|| controller.controller.shutdown());
             }
         });
@@ -157,6 +143,17 @@ pub(crate) enum VolumeChange<'a> {
 /// Every method fails as [`OperationError`] says; then nothing has changed.
 #[allow(clippy::missing_errors_doc)]
 impl ControllerHandle {
+    /// Opens the controller on its store. Blocks the calling thread: it reads all metadata.
+    pub(crate) fn open(spec: ControllerSpec, store: Arc<dyn BlockDevice>) -> Result<Self, AssemblyError> {
+        let user = format!("controller \"{}\"", spec.name);
+        let pin: sidecore_controller::PinNodes = Box::new(sidecore_linux::pin_memory);
+        let controller = Controller::open(&spec.name, store, &options(&spec), Some(pin))
+            .map_err(|error| AssemblyError::Controller { user, error: refused_to_open(&spec, error) })?;
+        let report = controller.report();
+        let begins_read_only = report.read_only.is_some() && !report.is_frozen;
+        Ok(Self { controller, spec, begins_read_only, changed: OnceLock::new() })
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {

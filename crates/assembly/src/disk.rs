@@ -183,12 +183,7 @@ impl Disk {
             queues: spec.queues,
             queues_running,
             sidecores: spec.sidecores.clone(),
-            idle: match spec.idle {
-                IdleMode::Poll => "poll",
-                IdleMode::Adaptive { .. } => "adaptive",
-                IdleMode::Interrupt => "interrupt",
-            }
-            .to_owned(),
+            idle: idle_word(spec.idle).to_owned(),
             state,
             reason,
             warnings: self.store.upgrade().and_then(|store| store.fallback()).into_iter().collect(),
@@ -206,6 +201,15 @@ impl Disk {
         let mut total = self.stats().total();
         total.latency_ns.buckets = Vec::new();
         total
+    }
+}
+
+/// The word for it in reports.
+pub(crate) const fn idle_word(idle: IdleMode) -> &'static str {
+    match idle {
+        IdleMode::Poll => "poll",
+        IdleMode::Adaptive { .. } => "adaptive",
+        IdleMode::Interrupt => "interrupt",
     }
 }
 

@@ -104,8 +104,8 @@ pub enum AssemblyError {
         /// What the kernel says.
         error: io::Error,
     },
-    /// The threads that serve NVMe functions cannot be started.
-    #[error("the threads that serve NVMe functions: {0}")]
+    /// A thread cannot be started.
+    #[error("a thread cannot be started: {0}")]
     Threads(io::Error),
     /// A file cannot be opened.
     #[error("store \"{name}\": {error}")]
@@ -114,6 +114,12 @@ pub enum AssemblyError {
         name: String,
         /// Why.
         error: FileError,
+    },
+    /// A file has not been opened in time.
+    #[error("store \"{name}\" does not answer, or has requests in flight of a daemon that was killed; try again later")]
+    NoAnswer {
+        /// The store.
+        name: String,
     },
     /// A file's blocks cannot be reached on the device below.
     #[error("store \"{name}\": {error}")]
@@ -199,7 +205,7 @@ impl AssemblyError {
             Self::Controller { error, .. } => error.kind,
             Self::Memory { .. } => ErrorKind::NoSpace,
             Self::Pin { .. } | Self::Sidecore { .. } | Self::HostFunction { .. } => ErrorKind::Failed,
-            Self::Function { .. } | Self::Threads(_) => ErrorKind::Failed,
+            Self::Function { .. } | Self::Threads(_) | Self::NoAnswer { .. } => ErrorKind::Failed,
             Self::Ending => ErrorKind::Ending,
         }
     }

@@ -1,7 +1,10 @@
 //! What this machine has: looked at before anything is started.
 
 use std::io;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use sidecore_block::BlockDevice;
 use sidecore_controller::PhysicalDisk;
@@ -17,12 +20,81 @@ pub fn allowed_cpus() -> io::Result<Vec<CoreId>> {
     cpu::allowed_cores()
 }
 
-/// Opens and locks a file as a store would, and lets go of it again.
+/// Files that a thread of [`in_time`] is looking at: it may hold their locks.
+static LOOKED_AT: (Mutex<Vec<PathBuf>>, Condvar) = (Mutex::new(Vec::new()), Condvar::new());
+
+/// Does something with each of these files, side by side; `None` for those that take longer than `patience`. They go on:
+/// [`until_looked_at`] waits for them.
+#[must_use]
+pub fn in_time<T, F>(patience: Duration, jobs: Vec<(PathBuf, F)>) -> Vec<Option<T>>
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
+    let (sender, receiver) = channel();
+    let mut results: Vec<Option<T>> = jobs.iter().map(|_| None).collect();
+    let mut in_flight = 0_usize;
+    for (index, (path, job)) in jobs.into_iter().enumerate() {
+        let sender = sender.clone();
+        let look = Look::at(path);
+        let thread = std::thread::Builder::new().name("look-at-file".to_owned()).spawn(move || {
+            let result = job();
+            drop(look);
+            // Nobody may wait for it any more.
+            let _ = sender.send((index, result));
+        });
+        in_flight = in_flight.saturating_add(usize::from(thread.is_ok()));
+    }
+    let start = Instant::now();
+    while in_flight > 0 {
+        let Ok((index, result)) = receiver.recv_timeout(patience.saturating_sub(start.elapsed())) else { break };
+        in_flight = in_flight.saturating_sub(1);
+        if let Some(place) = results.get_mut(index) {
+            *place = Some(result);
+        }
+    }
+    results
+}
+
+/// Blocks the calling thread until no thread of [`in_time`] is looking at a file.
+pub(crate) fn until_looked_at(path: &Path) {
+    let (paths, changed) = &LOOKED_AT;
+    let mut paths = paths.lock().unwrap_or_else(PoisonError::into_inner);
+    while paths.iter().any(|other| other == path) {
+        paths = changed.wait(paths).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// That a file is being looked at, until it is dropped.
+struct Look(PathBuf);
+
+impl Look {
+    fn at(path: PathBuf) -> Self {
+        LOOKED_AT.0.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
+        Self(path)
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        let mut paths = LOOKED_AT.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = paths.iter().position(|path| *path == self.0) {
+            paths.swap_remove(at);
+        }
+        LOOKED_AT.1.notify_all();
+    }
+}
+
+/// Opens and locks a file as a store would, and lets go of it again. Requests of a dead daemon are no reason against it:
+/// they end.
 ///
 /// # Errors
 /// Why it cannot be served.
 pub fn try_file(options: &FileOptions) -> Result<(), FileError> {
-    FileStore::open(options).map(drop)
+    match FileStore::open(&FileOptions { predecessor_timeout: Duration::ZERO, ..options.clone() }) {
+        Err(FileError::Predecessor { .. }) => Ok(()),
+        tried => tried.map(drop),
+    }
 }
 
 /// The same for a file that a controller is to own: whether it has volumes, or is blank if it may be formatted.
@@ -32,7 +104,11 @@ pub fn try_file(options: &FileOptions) -> Result<(), FileError> {
 /// Why it cannot be served, and what to do.
 pub fn try_controller(options: &FileOptions, may_format: bool) -> Result<(), String> {
     let path = options.path.display();
-    let store: Arc<dyn BlockDevice> = Arc::new(FileStore::open(options).map_err(|error| error.to_string())?);
+    let store: Arc<dyn BlockDevice> =
+        match FileStore::open(&FileOptions { predecessor_timeout: Duration::ZERO, ..options.clone() }) {
+            Err(FileError::Predecessor { .. }) => return Ok(()),
+            opened => Arc::new(opened.map_err(|error| error.to_string())?),
+        };
     let mut disk = PhysicalDisk::open(&store).map_err(|error| format!("{path}: {error}"))?;
     let format = format!("`sidecore controller format {path}`");
     match sidecore_volume::probe(&mut disk).map_err(|error| format!("{path} cannot be read: {error}"))? {

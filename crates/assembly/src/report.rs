@@ -227,7 +227,7 @@ pub struct DeviceReport {
     pub idle: String,
     /// Where it stands.
     pub state: DeviceState,
-    /// Why it is broken, if it is.
+    /// Why it is broken or not served, if it is.
     pub reason: Option<String>,
     /// What keeps its store from doing all that it should, though it is served.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -262,11 +262,16 @@ pub enum DeviceState {
     Running,
     /// The guest did what no driver does, or the store went away; other disks go on.
     Broken,
+    /// The store is being opened, and has not answered yet; then the disk is served.
+    Opening,
+    /// The store could not be opened; remove the disk, or restart the daemon.
+    Refused,
 }
 
 impl DeviceState {
     /// Every state there is.
-    pub const ALL: [Self; 4] = [Self::Waiting, Self::Connected, Self::Running, Self::Broken];
+    pub const ALL: [Self; 6] =
+        [Self::Waiting, Self::Connected, Self::Running, Self::Broken, Self::Opening, Self::Refused];
 
     /// The word for it in reports.
     #[must_use]
@@ -276,6 +281,8 @@ impl DeviceState {
             Self::Connected => "connected",
             Self::Running => "running",
             Self::Broken => "broken",
+            Self::Opening => "opening",
+            Self::Refused => "refused",
         }
     }
 }

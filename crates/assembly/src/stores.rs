@@ -11,6 +11,7 @@ use crate::AssemblyError;
 use crate::controllers::Controllers;
 use crate::flush::flush;
 use crate::host::MappedFile;
+use crate::machine;
 use crate::spec::{FileOptions, HostFileOptions, StoreKind, StoreSpec};
 
 /// The stores that are known by name, and those of them that are open. A store that nothing leads to is not opened: it
@@ -66,6 +67,16 @@ impl Stores {
         chain
     }
 
+    /// Whether the store of this name is open.
+    pub(crate) fn is_open(&self, name: &str) -> bool {
+        self.open.contains_key(name)
+    }
+
+    /// Keeps a store of a known name that was opened elsewhere.
+    pub(crate) fn put(&mut self, name: String, store: Arc<dyn BlockDevice>) {
+        self.open.insert(name, store);
+    }
+
     /// The store that `user` asks for by its name, and all below it, opened once.
     pub(crate) fn open(
         &mut self,
@@ -100,8 +111,9 @@ impl Stores {
             StoreKind::Volume(volume) => controllers.open_function(&user, volume)?,
             StoreKind::PhysicalFunction { controller } => controllers.physical_function(&user, controller)?,
             StoreKind::Ram { size_bytes, block_bytes } => ram(name, *size_bytes, *block_bytes)?,
-            StoreKind::File(options) => file(name, options)?,
-            StoreKind::HostFile(options) => host_file(name, options)?,
+            StoreKind::File(_) | StoreKind::HostFile(_) => {
+                file_or_host_file(&StoreSpec { name: name.to_owned(), kind })?
+            }
             StoreKind::Null { size_bytes, block_bytes } => {
                 Arc::new(NullStore::new(Geometry::new(*size_bytes, *block_bytes)))
             }
@@ -156,6 +168,21 @@ fn ram(name: &str, size_bytes: u64, block_bytes: u32) -> Result<Arc<dyn BlockDev
     let store = RamStore::new(Geometry::new(size_bytes, block_bytes)).map_err(refused)?;
     tracing::info!(store = name, pages = ?store.pages(), "memory is ready");
     Ok(Arc::new(store))
+}
+
+/// A store in a file. Blocks the calling thread: see [`FileStore::open`] and [`HostFile::open`].
+pub(crate) fn file_or_host_file(spec: &StoreSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    match &spec.kind {
+        StoreKind::HostFile(options) => {
+            machine::until_looked_at(&options.path);
+            host_file(&spec.name, options)
+        }
+        StoreKind::File(options) => {
+            machine::until_looked_at(&options.path);
+            file(&spec.name, options)
+        }
+        _ => Err(AssemblyError::Unknown { user: "this".to_owned(), kind: "file", name: spec.name.clone() }),
+    }
 }
 
 fn file(name: &str, options: &FileOptions) -> Result<Arc<dyn BlockDevice>, AssemblyError> {

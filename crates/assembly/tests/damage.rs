@@ -92,7 +92,7 @@ fn one_damaged_volume_keeps_no_other_from_being_served_and_is_repaired() {
     assert!(reason.contains("volume \"bad\" is damaged") && reason.contains("volume repair"), "{reason}");
     assert!(!bad.needs_reset && !spec.devices[1].socket.exists());
     assert!(reports[0].warnings.iter().any(|warning| warning.contains("gives out no blocks")), "{reports:?}");
-    let controller = &assembly.controllers()[0];
+    let controller = assembly.controllers().swap_remove(0);
     let damaged: Vec<bool> = controller.volumes().unwrap().iter().map(|volume| volume.damaged).collect();
     assert_eq!(damaged, [false, true, false]);
     let report = controller.report();
@@ -110,7 +110,7 @@ fn one_damaged_volume_keeps_no_other_from_being_served_and_is_repaired() {
     let events = controller.report().events;
     assert!(events.iter().any(|event| event.what.contains("gives out no blocks")), "{events:?}");
     assert_eq!(assembly.remove_device("bad").map_err(|error| error.to_string()), Ok(()));
-    drop(good);
+    drop((good, controller));
     drop(assembly);
 
     // Without a word nothing is written.

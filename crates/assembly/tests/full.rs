@@ -93,7 +93,7 @@ fn a_full_filesystem_stops_fresh_writes_and_nothing_else_and_all_goes_on_when_it
     let pool = small.path().join("pool.img");
     let spec = spec(&pool, sockets.path());
     let assembly = Assembly::start(&spec).unwrap();
-    let controller = &assembly.controllers()[0];
+    let controller = assembly.controllers().swap_remove(0);
     let (mut root, mut other) = (connect(&spec.devices[0].socket), connect(&spec.devices[1].socket));
     for index in 0..256 {
         assert_eq!(write(&mut root, index * 8, 1), Status::Ok);
@@ -139,7 +139,7 @@ fn a_full_filesystem_stops_fresh_writes_and_nothing_else_and_all_goes_on_when_it
         assert_eq!(write(&mut root, 65536 + index * 8, 6), Status::Ok);
     }
     flush(&mut root);
-    drop(root);
+    drop((root, controller));
     drop(assembly);
     assert!(offline::check(&pool).unwrap().clean);
     let assembly = Assembly::start(&spec).unwrap();

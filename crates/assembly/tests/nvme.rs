@@ -6,6 +6,7 @@ mod graph;
 #[path = "common/host.rs"]
 mod host;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -29,8 +30,8 @@ const NAMESPACE_NOTICES: u32 = 1 << 8;
 const NAMESPACE_CHANGED: u32 = 0x0004_0002;
 const CHANGED_NAMESPACES: u32 = 0x04;
 
-fn pool(assembly: &Assembly) -> &ControllerHandle {
-    &assembly.controllers()[0]
+fn pool(assembly: &Assembly) -> Arc<ControllerHandle> {
+    assembly.controllers().swap_remove(0)
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod common;
 mod host;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -85,8 +86,8 @@ fn showing(volume: &str) -> StoreSpec {
     StoreSpec { name: "other".to_owned(), kind: StoreKind::Volume(VolumeSpec::new("pool", volume)) }
 }
 
-fn pool(assembly: &Assembly) -> &ControllerHandle {
-    &assembly.controllers()[0]
+fn pool(assembly: &Assembly) -> Arc<ControllerHandle> {
+    assembly.controllers().swap_remove(0)
 }
 
 fn volumes(assembly: &Assembly) -> Vec<String> {

@@ -6,6 +6,7 @@ mod common;
 mod guest;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sidecore_assembly::report::DeviceState;
@@ -60,8 +61,8 @@ fn spec(directory: &Path, on: On) -> Spec {
     }
 }
 
-fn pool(assembly: &Assembly) -> &ControllerHandle {
-    &assembly.controllers()[0]
+fn pool(assembly: &Assembly) -> Arc<ControllerHandle> {
+    assembly.controllers().swap_remove(0)
 }
 
 /// Serves a volume on a socket of its own.
@@ -85,7 +86,7 @@ fn volumes_are_made_served_copied_and_deleted_under_their_guests() {
         let spec = spec(path, on);
         let assembly = Assembly::start(&spec).unwrap();
         let pool = pool(&assembly);
-        assert_eq!(names(pool), ["root"]);
+        assert_eq!(names(&pool), ["root"]);
         let mut root = connect(&spec.devices[0].socket);
         assert_eq!(root.config().capacity_sectors, VOLUME_BYTES / 512);
         assert_eq!(read(&mut root, 800), 0, "what was never written is zeros");
@@ -136,7 +137,7 @@ fn volumes_are_made_served_copied_and_deleted_under_their_guests() {
         pool.delete_volume("copy").unwrap();
         assembly.remove_device("vf-before").unwrap();
         pool.delete_volume("before").unwrap();
-        assert_eq!(names(pool), ["root"]);
+        assert_eq!(names(&pool), ["root"]);
         assert_eq!((read(&mut root, 8), read(&mut root, 800)), (2, 1));
         assert!(pool.check().unwrap().clean);
         assert_eq!(sidecore_block::dropped_tags(), 0);
@@ -259,7 +260,7 @@ fn refusals_have_a_kind_and_change_nothing() {
     let error = refused(StoreSpec { name: "new".to_owned(), kind: pf });
     assert!(error.to_string().contains("`physical_function = false`"), "{error}");
     assert_eq!(pool.report().functions.len(), 1);
-    assert_eq!(names(pool), ["root"]);
+    assert_eq!(names(&pool), ["root"]);
     // After the end it can still be asked, and does nothing any more.
     assembly.drain();
     assert_eq!(pool.report().functions.len(), 0);
@@ -465,7 +466,7 @@ fn copies_come_and_go_while_the_original_is_written() {
         assert_eq!(volume.allocated_bytes, PAGES * 4096);
         assembly.drain();
         if on == On::File {
-            drop(assembly);
+            drop((assembly, pool));
             assert!(offline::check(&image(path)).unwrap().clean);
         }
         assert_eq!(sidecore_block::dropped_tags(), 0);

@@ -46,6 +46,8 @@ pub enum Depth {
     Text,
     /// Also whether this machine, now, has the CPUs, files, memory and sockets that it names.
     Machine,
+    /// The same for a daemon that is about to start: a file that does not answer is no fault, it is opened when it does.
+    Start,
 }
 
 impl Config {
@@ -70,8 +72,8 @@ impl Config {
         let draft = draft::read(text, base, &mut problems);
         if let Some(draft) = &draft {
             check::check(draft, &mut problems);
-            if depth == Depth::Machine {
-                machine::check(draft, &mut problems);
+            if depth != Depth::Text {
+                machine::check(draft, depth, &mut problems);
             }
         }
         problems.finish()?;

@@ -18,7 +18,7 @@ pub trait Source: Send + Sync + 'static {
     fn devices(&self) -> Vec<DeviceReport>;
 
     /// The controllers.
-    fn controllers(&self) -> &[Arc<ControllerHandle>];
+    fn controllers(&self) -> Vec<Arc<ControllerHandle>>;
 
     /// Serves one more device; a store that is given comes and goes with it.
     ///
@@ -42,7 +42,7 @@ impl Source for Assembly {
         Self::devices(self)
     }
 
-    fn controllers(&self) -> &[Arc<ControllerHandle>] {
+    fn controllers(&self) -> Vec<Arc<ControllerHandle>> {
         Self::controllers(self)
     }
 

@@ -52,8 +52,8 @@ impl Source for StandIn {
         }]
     }
 
-    fn controllers(&self) -> &[Arc<ControllerHandle>] {
-        &[]
+    fn controllers(&self) -> Vec<Arc<ControllerHandle>> {
+        Vec::new()
     }
 
     fn add_device(&self, _: &DeviceSpec, _: Option<&StoreSpec>) -> Result<(), AssemblyError> {

@@ -1,5 +1,10 @@
 //! The part of the FUSE protocol (linux/fuse.h, version 7.31) that one file needs.
 
+/// The page cache is left out (linux/fuse.h).
+const FOPEN_DIRECT_IO: u64 = 1 << 0;
+/// Direct writes to one file come side by side.
+const FOPEN_PARALLEL_DIRECT_WRITES: u64 = 1 << 6;
+
 /// Room for the longest request: a write and its header.
 pub(crate) const BUFFER_BYTES: usize = (1 << 20) + 4096;
 
@@ -121,7 +126,8 @@ impl Request {
                 answer.extend(attributes(self.node, size_bytes));
                 Ok(answer)
             }
-            Operation::Open => Ok(words(&[0, 0])),
+            // Without both, one direct write at a time: a write that is held would keep all others from coming.
+            Operation::Open => Ok(words(&[0, FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES])),
             Operation::Read => {
                 let (start, end) = self.range(size_bytes);
                 Ok(content.get(start..end).unwrap_or_default().to_vec())

@@ -2,24 +2,30 @@
 //! daemon starts, which then fails with the same words.
 
 use std::collections::HashMap;
+use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::Access;
 use sidecore_assembly::machine;
+use sidecore_assembly::spec::FileOptions;
 use toml::Spanned;
 
 use super::access::AccessDraft;
-use super::draft::{DEFAULT_CONTROL_SOCKET, Draft, KindDraft, StoreDraft};
+use super::draft::{DEFAULT_CONTROL_SOCKET, Draft, FileMap, KindDraft, StoreDraft};
 use super::functions;
 use super::problem::Collector;
-use super::size;
+use super::{Depth, size};
+
+/// How long files may take to be looked at.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Reports everything that the machine does not have.
-pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
+pub(super) fn check(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
     cpus(draft, problems);
     memory(draft, problems);
-    files(draft, problems);
+    files(draft, depth, problems);
     sockets(draft, problems);
     accounts("control_socket", &draft.control_access, problems);
     for device in &draft.devices {
@@ -68,44 +74,82 @@ fn memory(draft: &Draft, problems: &mut Collector<'_>) {
     }
 }
 
-fn files(draft: &Draft, problems: &mut Collector<'_>) {
+/// Looks at all files side by side: a filesystem may not answer.
+fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
+    let files = draft.stores.iter().filter_map(|store| match &store.kind {
+        Some(KindDraft::File(options, _)) => Some((store, options)),
+        _ => None,
+    });
+    let files: Vec<(&StoreDraft, &Spanned<FileOptions>)> = files.collect();
+    let looks = files.iter().map(|(_, options)| {
+        let path = options.get_ref().path.clone();
+        (path.clone(), move || std::fs::metadata(&path).map_err(|error| unreachable_file(&path, &error)))
+    });
+    let looks = machine::in_time(PATIENCE, looks.collect());
     // By what the kernel knows them by, because a file can have many paths.
     let mut seen: HashMap<(u64, u64), (&StoreDraft, bool)> = HashMap::new();
-    for store in &draft.stores {
-        let Some(KindDraft::File(options, _)) = &store.kind else { continue };
-        let (span, options) = (options.span(), options.get_ref());
-        let subject = &store.head.subject;
-        let metadata = match std::fs::metadata(&options.path) {
-            Ok(metadata) => metadata,
-            Err(error) => {
-                problems.add(span, subject, unreachable_file(&options.path, &error));
+    let mut tries = Vec::new();
+    for ((store, options), found) in files.into_iter().zip(looks) {
+        let metadata = match found {
+            Some(Ok(metadata)) => metadata,
+            Some(Err(message)) => {
+                problems.add(options.span(), &store.head.subject, message);
+                continue;
+            }
+            None => {
+                no_answer(store, options, depth, problems);
                 continue;
             }
         };
-        let kind = metadata.file_type();
-        let identity =
-            if kind.is_block_device() { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) };
-        match seen.get(&identity) {
-            Some((_, true)) if options.read_only => {}
+        match seen.get(&identity(&metadata)) {
+            Some((_, true)) if options.get_ref().read_only => {}
             Some((other, _)) => {
                 let message = format!(
                     "this file is that of {} already; let several devices use one store, or set `read_only = true` on both",
                     other.head.subject
                 );
-                problems.add(span, subject, message);
+                problems.add(options.span(), &store.head.subject, message);
                 continue;
             }
-            None => drop(seen.insert(identity, (store, options.read_only))),
+            None => drop(seen.insert(identity(&metadata), (store, options.get_ref().read_only))),
         }
-        let owner = functions::owner(draft, store);
-        let tried = match owner {
-            Some(owner) => machine::try_controller(options, owner.format.is_some()),
-            None => machine::try_file(options).map_err(|error| error.to_string()),
-        };
-        if let Err(message) = tried {
-            problems.add(span, subject, message);
+        // A host file's claim may be that of a dead daemon; the store waits for it, and refuses itself alone.
+        let is_host_file = matches!(store.kind, Some(KindDraft::File(_, FileMap::HostFile)));
+        if is_host_file && depth == Depth::Start {
+            continue;
+        }
+        tries.push((store, options, functions::owner(draft, store).map(|owner| owner.format.is_some())));
+    }
+    let jobs = tries.iter().map(|(_, options, may_format)| {
+        let (options, may_format) = (options.get_ref().clone(), *may_format);
+        (options.path.clone(), move || match may_format {
+            Some(may_format) => machine::try_controller(&options, may_format),
+            None => machine::try_file(&options).map_err(|error| error.to_string()),
+        })
+    });
+    let tried = machine::in_time(PATIENCE, jobs.collect());
+    for ((store, options, _), tried) in tries.into_iter().zip(tried) {
+        match tried {
+            Some(Ok(())) => {}
+            Some(Err(message)) => problems.add(options.span(), &store.head.subject, message),
+            None => no_answer(store, options, depth, problems),
         }
     }
+}
+
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    if metadata.file_type().is_block_device() { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) }
+}
+
+/// A daemon serves the others, and this one when it answers.
+fn no_answer(store: &StoreDraft, options: &Spanned<FileOptions>, depth: Depth, problems: &mut Collector<'_>) {
+    if depth == Depth::Start {
+        return;
+    }
+    let path = options.get_ref().path.display();
+    let message =
+        format!("{path} does not answer within {} s; look at the disk or server behind it", PATIENCE.as_secs());
+    problems.add(options.span(), &store.head.subject, message);
 }
 
 fn unreachable_file(path: &Path, error: &std::io::Error) -> String {

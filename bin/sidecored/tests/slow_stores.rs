@@ -1,0 +1,300 @@
+//! The daemon on disks that do not answer, and after a daemon that was killed with requests in flight.
+
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use sidecore_control::report::DeviceReport;
+use sidecore_control::{Client, Config, CreateVolume, Depth, NewDevice};
+use sidecore_driver::{BlkClient, ClientOptions, Status};
+use sidecore_fuse::{Operation, SlowDisk};
+use sidecore_units::Sector;
+
+const BLOCK: usize = 4096;
+const SUPERBLOCKS: u64 = 4 * 4096;
+const READ_AT: u64 = 64 << 10;
+
+/// A daemon. Killed when dropped.
+struct Daemon<'a> {
+    child: Child,
+    directory: &'a Path,
+}
+
+impl<'a> Daemon<'a> {
+    /// Starts it and waits until it is ready.
+    fn start(directory: &'a Path, config: &str) -> Self {
+        let file = directory.join("disks.toml");
+        std::fs::write(&file, config).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sidecored"));
+        command.arg("--config").arg(file).env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS").stdout(Stdio::piped());
+        let mut daemon = Self { child: command.spawn().unwrap(), directory };
+        let mut line = String::new();
+        BufReader::new(daemon.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("ready"), "{line}");
+        daemon
+    }
+
+    fn client(&self) -> Client {
+        Client::new(&self.directory.join("control.sock")).unwrap()
+    }
+
+    fn device(&self, name: &str) -> DeviceReport {
+        self.client().devices().unwrap().into_iter().find(|device| device.name == name).unwrap()
+    }
+
+    /// Waits until a device is in a state.
+    fn until(&self, name: &str, state: &str) -> DeviceReport {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let device = self.device(name);
+            if device.state.word() == state {
+                return device;
+            }
+            assert!(Instant::now() < deadline, "{name} is {}: {:?}", device.state.word(), device.reason);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn connect(&self, name: &str) -> BlkClient {
+        let options = ClientOptions { huge_pages: false, ..ClientOptions::default() };
+        BlkClient::connect(self.directory.join(format!("{name}.sock")), &options).unwrap()
+    }
+}
+
+impl Drop for Daemon<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn config(devices: &[&str], stores: &str) -> String {
+    let mut text = "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
+        [[store]]\nname = \"mem\"\ntype = \"ram\"\nsize = \"1MiB\"\n"
+        .to_owned()
+        + stores;
+    for name in devices {
+        let _ = write!(text, "[[device]]\nname = \"{name}\"\nstore = \"{name}\"\nsocket = \"{name}.sock\"\n");
+    }
+    text
+}
+
+/// Asks, and does not wait.
+fn send(client: &mut BlkClient, read: bool, offset_bytes: u64, data: &[u8]) {
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    let sector = Sector(offset_bytes / 512);
+    if read {
+        queue.submit_read(slot, sector, data.len() as u32).unwrap();
+    } else {
+        queue.write_data(slot, 0, data);
+        queue.submit_write(slot, sector, data.len() as u32).unwrap();
+    }
+    queue.publish().unwrap();
+}
+
+/// Waits for the one request in flight; what it read.
+fn answer(client: &mut BlkClient) -> Vec<u8> {
+    let queue = client.queue(0).unwrap();
+    let mut completions = Vec::new();
+    while queue.poll_completions(&mut completions).unwrap() == 0 {
+        assert!(queue.wait(Duration::from_secs(60)).unwrap());
+    }
+    assert_eq!(completions[0].status, Status::Ok);
+    let slot = completions.remove(0).slot;
+    let mut data = vec![0; BLOCK];
+    queue.read_data(slot, 0, &mut data);
+    queue.release_slot(slot);
+    data
+}
+
+fn write(client: &mut BlkClient, data: &[u8]) {
+    send(client, false, 0, data);
+    answer(client);
+}
+
+fn read(client: &mut BlkClient) -> Vec<u8> {
+    send(client, true, 0, &[0; BLOCK]);
+    answer(client)
+}
+
+fn flush(client: &mut BlkClient) {
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    queue.submit_flush(slot).unwrap();
+    queue.publish().unwrap();
+    answer(client);
+}
+
+#[test]
+fn requests_of_a_killed_daemon_land_before_the_next_one_serves() {
+    // The kernel lets a process write to a file on FUSE once at a time: so what is held is spread over several disks.
+    let disks = [SlowDisk::mount(1 << 20), SlowDisk::mount(16 << 20), SlowDisk::mount(16 << 20)];
+    let [Some(plain), Some(pool), Some(other)] = disks else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let stores = format!(
+        "[[store]]\nname = \"plain\"\ntype = \"file\"\npath = {:?}\n\
+         [[store]]\nname = \"pool-file\"\ntype = \"file\"\npath = {:?}\n\
+         [[controller]]\nname = \"pool\"\nstore = \"pool-file\"\nformat = \"blank\"\n\
+         [[store]]\nname = \"root\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \"root\"\nsize = \"1MiB\"\n\
+         [[store]]\nname = \"other-file\"\ntype = \"file\"\npath = {:?}\n\
+         [[controller]]\nname = \"other\"\nstore = \"other-file\"\nformat = \"blank\"\n\
+         [[store]]\nname = \"mapped\"\ntype = \"volume\"\ncontroller = \"other\"\nvolume = \"mapped\"\nsize = \"1MiB\"\n",
+        plain.path(),
+        pool.path(),
+        other.path()
+    );
+    let text = config(&["mem", "plain", "root", "mapped"], &stores);
+    let first = Daemon::start(directory.path(), &text);
+    let (mut on_plain, mut on_root, mut on_mapped) =
+        (first.connect("plain"), first.connect("root"), first.connect("mapped"));
+    for client in [&mut on_plain, &mut on_root, &mut on_mapped] {
+        write(client, &[1; BLOCK]);
+    }
+    flush(&mut on_root);
+    flush(&mut on_mapped);
+
+    // An overwrite and a read, an overwrite of a mapped block, and the superblock of a commit.
+    let is_late = |data: &[u8]| data.windows(512).any(|sector| sector == [2; 512]);
+    plain.hold(move |request| {
+        is_late(request.data()) || (request.operation() == Operation::Read && request.offset_bytes() == READ_AT)
+    });
+    pool.hold(|request| request.operation() == Operation::Write && request.offset_bytes() < SUPERBLOCKS);
+    other.hold(move |request| is_late(request.data()));
+    send(&mut on_plain, false, 0, &[2; BLOCK]);
+    send(&mut on_plain, true, READ_AT, &[0; BLOCK]);
+    send(&mut on_mapped, false, 0, &[2; BLOCK]);
+    std::thread::scope(|scope| {
+        let client = first.client();
+        scope.spawn(move || {
+            let new = CreateVolume { name: "unfinished".to_owned(), size_bytes: 1 << 20, quota_bytes: None };
+            let _ = client.create_volume("pool", &new);
+        });
+        plain.wait_for_held(|held| held.len() >= 2);
+        pool.wait_for_held(|held| !held.is_empty());
+        other.wait_for_held(|held| !held.is_empty());
+        drop(first);
+    });
+    for disk in [&plain, &pool, &other] {
+        disk.hold_no_more();
+    }
+
+    let next = Daemon::start(directory.path(), &text);
+    let mut memory = next.connect("mem");
+    write(&mut memory, &[3; BLOCK]);
+    for name in ["plain", "root", "mapped"] {
+        let device = next.device(name);
+        assert_eq!(device.state.word(), "opening", "{:?}", device.reason);
+        assert!(device.reason.is_some());
+    }
+    plain.release();
+    next.until("plain", "waiting");
+    assert_eq!(next.device("root").state.word(), "opening");
+    assert_eq!(next.device("mapped").state.word(), "opening");
+    pool.release();
+    other.release();
+    for (name, content) in [("plain", 2), ("root", 1), ("mapped", 2)] {
+        next.until(name, "waiting");
+        let mut client = next.connect(name);
+        // The late writes have landed before anything was served, so they come over nothing that is answered later.
+        assert!(read(&mut client) == [content; BLOCK], "{name}");
+        write(&mut client, &[4; BLOCK]);
+        assert!(read(&mut client) == [4; BLOCK], "{name}");
+    }
+    assert!(plain.bytes(0, BLOCK) == [4; BLOCK]);
+    for controller in ["pool", "other"] {
+        assert!(next.client().check_controller(controller).unwrap().clean);
+    }
+}
+
+#[test]
+fn a_store_whose_predecessor_does_not_end_is_refused_and_no_other() {
+    let Some(disk) = SlowDisk::mount(1 << 20) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let store =
+        format!("[[store]]\nname = \"disk\"\ntype = \"file\"\npath = {:?}\npredecessor_timeout_s = 0\n", disk.path());
+    let text = config(&["mem", "disk"], &store);
+    let first = Daemon::start(directory.path(), &text);
+    let mut client = first.connect("disk");
+    disk.hold(|request| request.operation() == Operation::Write);
+    send(&mut client, false, 0, &[1; BLOCK]);
+    disk.wait_for_held(|held| held.len() == 1);
+    drop(first);
+    disk.hold_no_more();
+    let next = Daemon::start(directory.path(), &text);
+    let device = next.device("disk");
+    assert_eq!(device.state.word(), "refused");
+    assert!(device.reason.unwrap().contains("predecessor_timeout_s"));
+    write(&mut next.connect("mem"), &[3; BLOCK]);
+    next.client().remove_device("disk").unwrap();
+    assert_eq!(next.client().devices().unwrap().len(), 1);
+}
+
+#[test]
+fn a_store_that_does_not_answer_keeps_no_other_from_being_served() {
+    let Some(disk) = SlowDisk::mount(1 << 20) else { return };
+    disk.hold(|request| request.operation() != Operation::Init);
+    let directory = tempfile::tempdir().unwrap();
+    let store = format!("[[store]]\nname = \"disk\"\ntype = \"file\"\npath = {:?}\n", disk.path());
+    let text = config(&["disk", "mem"], &store);
+    let daemon = Daemon::start(directory.path(), &text);
+    let device = daemon.device("disk");
+    assert_eq!(device.state.word(), "opening");
+    assert!(device.reason.unwrap().contains("does not answer yet"));
+    let mut memory = daemon.connect("mem");
+    write(&mut memory, &[3; BLOCK]);
+    disk.release();
+    daemon.until("disk", "waiting");
+    let mut client = daemon.connect("disk");
+    write(&mut client, &[5; BLOCK]);
+    assert!(disk.bytes(0, BLOCK) == [5; BLOCK]);
+}
+
+#[test]
+fn a_device_whose_store_does_not_answer_is_not_added() {
+    let Some(disk) = SlowDisk::mount(1 << 20) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let store = format!("[[store]]\nname = \"disk\"\ntype = \"file\"\npath = {:?}\n", disk.path());
+    let daemon = Daemon::start(directory.path(), &config(&["mem"], &store));
+    disk.hold(|_| true);
+    let device = NewDevice {
+        name: "disk".to_owned(),
+        socket: directory.path().join("disk.sock"),
+        store: Some("disk".to_owned()),
+        ..NewDevice::default()
+    };
+    let error = daemon.client().add_device(&device).unwrap_err();
+    assert!(error.to_string().contains("does not answer"), "{error}");
+    // Other changes go on.
+    let other = NewDevice {
+        name: "other".to_owned(),
+        socket: directory.path().join("other.sock"),
+        store: Some("mem".to_owned()),
+        ..NewDevice::default()
+    };
+    daemon.client().add_device(&other).unwrap();
+    disk.release();
+    // The attempt that was given up ends in its own time.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = daemon.client().add_device(&device) {
+        assert!(Instant::now() < deadline, "{error}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    write(&mut daemon.connect("disk"), &[6; BLOCK]);
+    assert!(disk.bytes(0, BLOCK) == [6; BLOCK]);
+}
+
+#[test]
+fn a_check_says_which_file_does_not_answer() {
+    let Some(disk) = SlowDisk::mount(1 << 20) else { return };
+    disk.hold(|request| request.operation() != Operation::Init);
+    let directory = tempfile::tempdir().unwrap();
+    let text = config(&["disk"], &format!("[[store]]\nname = \"disk\"\ntype = \"file\"\npath = {:?}\n", disk.path()));
+    let file = directory.path().join("disks.toml");
+    let problems = Config::parse(&file, &text, Depth::Machine).unwrap_err().to_string();
+    assert!(problems.contains("[[store]] \"disk\"") && problems.contains("does not answer within"), "{problems}");
+    // For a daemon that starts it is no fault.
+    Config::parse(&file, &text, Depth::Start).unwrap();
+}

@@ -1,0 +1,185 @@
+//! Stores and controllers that are being opened, each on a thread of its own: one that does not answer keeps no other
+//! from being served.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use sidecore_block::BlockDevice;
+use sidecore_linux::{FileError, HostFileError};
+
+use crate::AssemblyError;
+use crate::controllers::{ControllerHandle, Controllers};
+use crate::spec::{ControllerSpec, Spec, StoreKind, StoreSpec};
+use crate::stores::{self, Stores};
+
+/// How long the start waits for all of them together. What takes longer is served when it is open.
+pub(crate) const START_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is opened.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Subject {
+    Store(String),
+    Controller(String),
+}
+
+/// The end of one attempt.
+pub(crate) enum Opened {
+    Store(String, Result<Arc<dyn BlockDevice>, AssemblyError>),
+    Controller(String, Result<ControllerHandle, AssemblyError>),
+}
+
+impl Opened {
+    pub(crate) fn subject(&self) -> Subject {
+        match self {
+            Self::Store(name, _) => Subject::Store(name.clone()),
+            Self::Controller(name, _) => Subject::Controller(name.clone()),
+        }
+    }
+
+    /// Makes it known to those that use it.
+    pub(crate) fn keep(self, stores: &mut Stores, controllers: &Controllers) -> Result<(), AssemblyError> {
+        match self {
+            Self::Store(name, store) => stores.put(name, store?),
+            Self::Controller(_, controller) => controllers.add(controller?),
+        }
+        Ok(())
+    }
+}
+
+/// What is not open yet, and what was refused.
+pub(crate) struct Opening {
+    sender: Sender<Opened>,
+    receiver: Receiver<Opened>,
+    /// Attempts that have not ended.
+    in_flight: usize,
+    /// Controllers whose stores are not open.
+    waiting: Vec<ControllerSpec>,
+    refused: HashMap<Subject, String>,
+}
+
+impl Opening {
+    /// Begins with the files that devices and controllers lead to. Controllers follow: [`Opening::go_on`].
+    pub(crate) fn start(spec: &Spec, stores: &Stores) -> Result<Self, AssemblyError> {
+        let (sender, receiver) = channel();
+        let mut opening =
+            Self { sender, receiver, in_flight: 0, waiting: spec.controllers.clone(), refused: HashMap::new() };
+        let tops = spec.controllers.iter().map(|controller| &controller.store);
+        let mut seen = HashSet::new();
+        for top in tops.chain(spec.devices.iter().map(|device| &device.store)) {
+            let Some(bottom) = stores.bottom(top).filter(|bottom| is_file(bottom) && seen.insert(&bottom.name)) else {
+                continue;
+            };
+            let (name, bottom) = (bottom.name.clone(), bottom.clone());
+            opening.spawn(&name.clone(), move || Opened::Store(name, stores::file_or_host_file(&bottom)))?;
+        }
+        Ok(opening)
+    }
+
+    /// Begins with the controllers whose stores are open by now.
+    ///
+    /// # Errors
+    /// The first of those that cannot be begun with; they are refused.
+    pub(crate) fn go_on(&mut self, stores: &mut Stores, controllers: &Controllers) -> Result<(), AssemblyError> {
+        let mut first = Ok(());
+        for spec in std::mem::take(&mut self.waiting) {
+            let waits_for = self.waits_for(&spec.store, stores, controllers);
+            if let Some(reason) = waits_for.as_ref().and_then(|subject| self.refused.get(subject)).cloned() {
+                self.refused.insert(Subject::Controller(spec.name), reason);
+            } else if waits_for.is_some() {
+                self.waiting.push(spec);
+            } else if let Err(error) = self.begin(&spec, stores, controllers) {
+                self.refuse(Subject::Controller(spec.name), &error);
+                first = first.and(Err(error));
+            }
+        }
+        first
+    }
+
+    fn begin(
+        &mut self,
+        spec: &ControllerSpec,
+        stores: &mut Stores,
+        controllers: &Controllers,
+    ) -> Result<(), AssemblyError> {
+        let store = stores.open(&spec.store, &format!("controller \"{}\"", spec.name), controllers)?;
+        let (name, spec) = (spec.name.clone(), spec.clone());
+        self.spawn(&name.clone(), move || Opened::Controller(name, ControllerHandle::open(spec, store)))
+    }
+
+    fn spawn(&mut self, name: &str, open: impl FnOnce() -> Opened + Send + 'static) -> Result<(), AssemblyError> {
+        let sender = self.sender.clone();
+        let thread = std::thread::Builder::new().name(format!("open-{name}"));
+        // Nobody may wait for it any more.
+        thread.spawn(move || drop(sender.send(open()))).map_err(AssemblyError::Threads)?;
+        self.in_flight = self.in_flight.saturating_add(1);
+        Ok(())
+    }
+
+    /// The next that has been opened or refused; `None` if there is nothing more to come, or not until the deadline.
+    pub(crate) fn next(&mut self, deadline: Option<Instant>) -> Option<Opened> {
+        if self.in_flight == 0 {
+            return None;
+        }
+        let opened = match deadline {
+            None => self.receiver.recv().ok(),
+            Some(deadline) => self.receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok(),
+        };
+        if opened.is_some() {
+            self.in_flight = self.in_flight.saturating_sub(1);
+        }
+        opened
+    }
+
+    /// Whether everything was opened or refused.
+    pub(crate) fn is_done(&self) -> bool {
+        self.in_flight == 0
+    }
+
+    pub(crate) fn refuse(&mut self, subject: Subject, error: &AssemblyError) {
+        self.refused.insert(subject, error.to_string());
+    }
+
+    pub(crate) fn refusal(&self, subject: &Subject) -> Option<&String> {
+        self.refused.get(subject)
+    }
+
+    /// What has to be opened before a store can be.
+    pub(crate) fn waits_for(&self, store: &str, stores: &Stores, controllers: &Controllers) -> Option<Subject> {
+        let bottom = stores.bottom(store)?;
+        match bottom.kind.controller() {
+            Some(name) => {
+                let is_known = self.waiting.iter().any(|spec| spec.name == name);
+                let subject = Subject::Controller(name.to_owned());
+                let is_to_come = is_known || self.in_flight > 0 || self.refused.contains_key(&subject);
+                (is_to_come && controllers.get(name).is_none()).then_some(subject)
+            }
+            None => (is_file(bottom) && !stores.is_open(&bottom.name)).then(|| Subject::Store(bottom.name.clone())),
+        }
+    }
+}
+
+/// Opens one file for a device that is added while the daemon runs. One that does not answer is given up.
+pub(crate) fn open_alone(file: StoreSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    let (sender, receiver) = channel();
+    let name = file.name.clone();
+    let thread = std::thread::Builder::new().name(format!("open-{name}"));
+    // Nobody may wait for it any more: then it is closed again.
+    let open = move || drop(sender.send(stores::file_or_host_file(&file)));
+    thread.spawn(open).map_err(AssemblyError::Threads)?;
+    receiver.recv_timeout(START_PATIENCE).unwrap_or(Err(AssemblyError::NoAnswer { name }))
+}
+
+/// Whether this is no fault of the configuration, but of what went before: others are served all the same.
+pub(crate) fn is_passing(error: &AssemblyError) -> bool {
+    matches!(
+        error,
+        AssemblyError::File { error: FileError::Predecessor { .. }, .. }
+            | AssemblyError::HostFile { error: HostFileError::InUse { .. }, .. }
+    )
+}
+
+pub(crate) fn is_file(store: &StoreSpec) -> bool {
+    matches!(store.kind, StoreKind::File(_) | StoreKind::HostFile(_))
+}
