@@ -96,7 +96,7 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<()> 
     }
     let client = Client::new(socket)?;
     if matches!(command, Command::List) {
-        return list(client.controllers()?, json);
+        return list(&client.all_controllers()?, json);
     }
     let report = pick::controller(&client, controller.as_deref())?;
     let name = report.name.as_str();
@@ -119,10 +119,11 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<()> 
     if json { print_json(&serde_json::json!({ "done": done })) } else { Ok(print(&format!("{done}\n"))?) }
 }
 
-fn list(controllers: Vec<ControllerReport>, json: bool) -> Result<()> {
+fn list(all: &Controllers, json: bool) -> Result<()> {
     if json {
-        return print_json(&Controllers { controllers });
+        return print_json(all);
     }
+    let controllers = &all.controllers;
     let mut table = Table::new(&[
         "NAME",
         "STATE",
@@ -135,7 +136,7 @@ fn list(controllers: Vec<ControllerReport>, json: bool) -> Result<()> {
         ">TREES",
         "LABEL",
     ]);
-    for controller in &controllers {
+    for controller in controllers {
         table.row([
             controller.name.clone(),
             state(controller).to_owned(),
@@ -149,8 +150,15 @@ fn list(controllers: Vec<ControllerReport>, json: bool) -> Result<()> {
             controller.label.clone(),
         ]);
     }
+    for closed in &all.closed {
+        let known = [&closed.name, closed.state.word(), &closed.store];
+        table.row(known.into_iter().chain(["-"; 6]).map(str::to_owned));
+    }
     let mut text = table.render();
-    for controller in &controllers {
+    for closed in &all.closed {
+        text.push_str(&format!("{closed}\n"));
+    }
+    for controller in controllers {
         if let Some(percent) = controller.nearly_full_percent {
             text.push_str(&format!("{} is nearly full: {percent} % are in use\n", controller.name));
         }

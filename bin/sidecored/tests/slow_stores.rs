@@ -1,7 +1,9 @@
-//! The daemon on disks that do not answer, and after a daemon that was killed with requests in flight.
+//! The daemon on disks that do not answer, after a daemon that was killed with requests in flight, and on pools that
+//! cannot be opened: the others are served.
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -297,4 +299,96 @@ fn a_check_says_which_file_does_not_answer() {
     assert!(problems.contains("[[store]] \"disk\"") && problems.contains("does not answer within"), "{problems}");
     // For a daemon that starts it is no fault.
     Config::parse(&file, &text, Depth::Start).unwrap();
+}
+
+/// A file, a controller on it, and a volume: `pool-NAME` and `NAME`.
+fn pool(name: &str, path: &Path) -> String {
+    format!(
+        "[[store]]\nname = \"file-{name}\"\ntype = \"file\"\npath = {path:?}\n\
+         [[controller]]\nname = \"pool-{name}\"\nstore = \"file-{name}\"\nformat = \"blank\"\n\
+         [[store]]\nname = \"{name}\"\ntype = \"volume\"\ncontroller = \"pool-{name}\"\nvolume = \"{name}\"\n\
+         size = \"1MiB\"\n"
+    )
+}
+
+#[test]
+fn a_pool_that_cannot_be_opened_is_refused_and_no_other() {
+    const POOL_BYTES: u64 = 16 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let names = ["torn", "short", "good"];
+    let mut stores = String::new();
+    for name in names {
+        let path = directory.path().join(format!("{name}.img"));
+        std::fs::File::create(&path).unwrap().set_len(POOL_BYTES).unwrap();
+        stores += &pool(name, &path);
+    }
+    let text = config(&["torn", "mem", "short", "good"], &stores);
+    let first = Daemon::start(directory.path(), &text);
+    for name in names {
+        let mut client = first.connect(name);
+        write(&mut client, &[1; BLOCK]);
+        flush(&mut client);
+    }
+    drop(first);
+    let file = |name: &str| std::fs::File::options().write(true).open(directory.path().join(name)).unwrap();
+    for at in (0..SUPERBLOCKS).step_by(BLOCK) {
+        // Behind the magic number.
+        file("torn.img").write_all_at(&[0xff; 8], at + 100).unwrap();
+    }
+    let path = |name: &str| directory.path().join(name);
+    std::fs::copy(path("short.img"), path("whole.img")).unwrap();
+    file("short.img").set_len(POOL_BYTES / 2).unwrap();
+
+    let next = Daemon::start(directory.path(), &text);
+    let devices = next.client().devices().unwrap();
+    let states: Vec<_> = devices.iter().map(|device| (device.name.as_str(), device.state.word())).collect();
+    assert_eq!(states, [("torn", "refused"), ("mem", "waiting"), ("short", "refused"), ("good", "waiting")]);
+    let reason = |index: usize| devices[index].reason.clone().unwrap();
+    assert!(reason(0).contains("controller \"pool-torn\"") && reason(0).contains("superblock"), "{}", reason(0));
+    assert!(reason(2).contains("controller \"pool-short\"") && reason(2).contains("the disk has"), "{}", reason(2));
+    assert!(read(&mut next.connect("good")) == [1; BLOCK]);
+
+    // The controllers are listed, and say why they do nothing.
+    let all = next.client().all_controllers().unwrap();
+    let open: Vec<_> = all.controllers.iter().map(|controller| controller.name.as_str()).collect();
+    let closed: Vec<_> = all.closed.iter().map(|closed| (closed.name.as_str(), closed.state.word())).collect();
+    assert_eq!(open, ["pool-good"]);
+    assert_eq!(closed, [("pool-torn", "refused"), ("pool-short", "refused")]);
+    let denied = next.client().volumes("pool-short").unwrap_err().to_string();
+    assert!(denied.contains("\"pool-short\" is refused") && denied.contains("the disk has"), "{denied}");
+    let device = NewDevice {
+        name: "new".to_owned(),
+        store: Some("short".to_owned()),
+        socket: directory.path().join("new.sock"),
+        ..NewDevice::default()
+    };
+    let denied = next.client().add_device(&device).unwrap_err().to_string();
+    assert!(denied.contains("\"pool-short\" is refused"), "{denied}");
+
+    // With the file as it was, the next start serves it.
+    drop(next);
+    std::fs::copy(path("whole.img"), path("short.img")).unwrap();
+    assert_eq!(Daemon::start(directory.path(), &text).device("short").state.word(), "waiting");
+}
+
+#[test]
+fn controllers_are_listed_in_the_order_of_the_configuration() {
+    let Some(slow) = SlowDisk::mount(16 << 20) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("fast.img");
+    std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+    slow.hold(|request| request.operation() != Operation::Init);
+    let text = config(&["slow", "fast"], &(pool("slow", &slow.path()) + &pool("fast", &path)));
+    let daemon = Daemon::start(directory.path(), &text);
+    let closed = daemon.client().all_controllers().unwrap().closed;
+    assert_eq!((closed[0].name.as_str(), closed[0].state.word()), ("pool-slow", "opening"));
+    slow.release();
+    daemon.until("slow", "waiting");
+    let all = daemon.client().all_controllers().unwrap();
+    let open: Vec<_> = all.controllers.iter().map(|controller| controller.name.as_str()).collect();
+    assert_eq!((open.as_slice(), all.closed.len()), (["pool-slow", "pool-fast"].as_slice(), 0));
+    let devices: Vec<_> = daemon.client().devices().unwrap().into_iter().map(|device| device.name).collect();
+    assert_eq!(devices, ["slow", "fast"]);
+    let stats: Vec<_> = daemon.client().stats().unwrap().devices.into_iter().map(|device| device.name).collect();
+    assert_eq!(stats, ["slow", "fast"]);
 }

@@ -17,7 +17,7 @@ use crate::front_end::{NvmeParts, NvmeThreads, Subsystems};
 use crate::left::LeftDevice;
 use crate::opening::{self, Opening};
 use crate::pending::PendingDisk;
-use crate::report::{DeviceReport, Stats};
+use crate::report::{ClosedControllerReport, DeviceReport, Stats};
 use crate::sidecore::{Sidecore, SidecoreThread};
 use crate::spec::{DeviceSpec, Spec, StoreKind, StoreSpec};
 use crate::stores::Stores;
@@ -30,6 +30,8 @@ pub struct Assembly {
     /// Locked for as long as it takes to look at the list, and by no sidecore.
     disks: Arc<Mutex<Vec<Arc<Disk>>>>,
     controllers: Controllers,
+    /// The devices that were there at the start, in their order.
+    order: Mutex<Vec<String>>,
     /// Devices whose stores are not open.
     pending: Mutex<Vec<PendingDisk>>,
     /// What the start did not wait for.
@@ -81,12 +83,12 @@ impl Assembly {
     pub fn take_over(spec: &Spec, left: &mut Vec<LeftDevice>) -> Result<Self, AssemblyError> {
         let clock = Clock::new();
         let mut stores = Stores::new(&spec.stores);
-        let controllers = Controllers::default();
+        let controllers = Controllers::new(&spec.controllers);
         // Stores first: they take longest, and fail most often.
         let opening = late::open_in_time(spec, &mut stores, &controllers)?;
         let mut refused: HashMap<&str, String> = HashMap::new();
         for device in &spec.devices {
-            if opening.waits_for(&device.store, &stores, &controllers).is_some() {
+            if opening::waits_for(&device.store, &stores, &controllers).is_some() {
                 continue;
             }
             match stores.open(&device.store, &subject(device), &controllers) {
@@ -108,13 +110,15 @@ impl Assembly {
         let disks = Arc::default();
         let subsystems = Arc::new(Subsystems::new(&graph, &disks));
         let (pending, late) = (Mutex::default(), Mutex::default());
+        let order = Mutex::new(spec.devices.iter().map(|device| device.name.clone()).collect());
         let assembly =
-            Self { clock, started_at, sidecores, disks, controllers, pending, opening: late, graph, subsystems };
+            Self { clock, started_at, sidecores, disks, controllers, order, pending, opening: late, graph, subsystems };
         assembly.controllers().iter().for_each(|controller| assembly.tell_disks_of_changes(controller));
         {
             let mut graph = assembly.graph();
             for device in &spec.devices {
-                if opening.waits_for(&device.store, &graph.stores, &assembly.controllers).is_some() {
+                assembly.is_not_pending(device)?;
+                if opening::waits_for(&device.store, &graph.stores, &assembly.controllers).is_some() {
                     assembly.postpone(device, &graph, &opening, left);
                     continue;
                 }
@@ -165,6 +169,7 @@ impl Assembly {
         if graph.ends {
             return Err(AssemblyError::Ending);
         }
+        self.is_not_pending(device)?;
         let mut device = device.clone();
         if device.sidecores.is_empty() {
             device.sidecores.extend(self.least_loaded());
@@ -213,10 +218,10 @@ impl Assembly {
     /// There is no such device, or somebody else is removing it.
     pub fn remove_device(&self, name: &str) -> Result<(), AssemblyError> {
         let unknown = || AssemblyError::NoDevice { name: name.to_owned() };
-        let at = self.pending().iter().position(|disk| disk.spec.name == name);
-        if let Some(at) = at {
-            let disk = self.pending().remove(at);
-            disk.left.into_iter().for_each(LeftDevice::disconnect);
+        if let Some(pending) = self.remove_pending(name) {
+            self.forget_place(name);
+            pending.left.into_iter().for_each(LeftDevice::disconnect);
+            tracing::info!(device = name, "device removed");
             return Ok(());
         }
         let disk = self.disks().iter().find(|disk| disk.spec.name == name).cloned().ok_or_else(unknown)?;
@@ -226,11 +231,25 @@ impl Assembly {
         disk.close();
         let mut graph = self.graph();
         self.disks().retain(|other| !Arc::ptr_eq(other, &disk));
+        self.forget_place(name);
         graph.close_unused(&self.all_disks());
         drop(graph);
         self.subsystems.refresh();
         tracing::info!(device = name, "device removed");
         Ok(())
+    }
+
+    /// A device of this name that is added later is listed last.
+    fn forget_place(&self, name: &str) {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| other != name);
+    }
+
+    fn remove_pending(&self, name: &str) -> Option<PendingDisk> {
+        // Not while it is being served.
+        let _graph = self.graph();
+        let mut pending = self.pending();
+        let at = pending.iter().position(|disk| disk.spec.name == name)?;
+        Some(pending.remove(at))
     }
 
     /// Ends it in order: no more connections, queues stopped when what is in flight is done, controllers' metadata
@@ -303,11 +322,13 @@ impl Assembly {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let now = self.clock.now();
+        let mut devices: Vec<_> = self.all_disks().iter().map(|disk| disk.stats()).collect();
+        self.sort(&mut devices, |device| &device.name);
         Stats {
             uptime_ns: now.since(self.started_at).0,
             interval_ns: None,
             sidecores: self.sidecores.iter().map(|sidecore| sidecore.report(now)).collect(),
-            devices: self.all_disks().iter().map(|disk| disk.stats()).collect(),
+            devices,
         }
     }
 
@@ -320,8 +341,20 @@ impl Assembly {
             report.warnings.extend(controller.iter().flat_map(|found| found.warnings(report.volume.as_deref())));
             report
         };
-        let served: Vec<DeviceReport> = self.all_disks().iter().map(report).collect();
-        served.into_iter().chain(self.pending().iter().map(PendingDisk::report)).collect()
+        // A device that is served by now may still be pending for a moment: it is served, then.
+        let pending: Vec<DeviceReport> = self.pending().iter().map(PendingDisk::report).collect();
+        let mut devices: Vec<DeviceReport> = self.all_disks().iter().map(report).collect();
+        let is_new = |device: &DeviceReport| !devices.iter().any(|served| served.name == device.name);
+        let pending: Vec<DeviceReport> = pending.into_iter().filter(is_new).collect();
+        devices.extend(pending);
+        self.sort(&mut devices, |device| &device.name);
+        devices
+    }
+
+    /// In the order of the configuration, those that were added since last.
+    fn sort<T>(&self, devices: &mut [T], name: impl Fn(&T) -> &String) {
+        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.sort_by_key(|device| order.iter().position(|other| other == name(device)).unwrap_or(usize::MAX));
     }
 
     /// The controllers that are open.
@@ -330,18 +363,41 @@ impl Assembly {
         self.controllers.all()
     }
 
-    /// The controller of this name.
+    /// The controllers that are not open.
+    #[must_use]
+    pub fn closed_controllers(&self) -> Vec<ClosedControllerReport> {
+        self.controllers.closed()
+    }
+
+    /// The open controller of this name.
     #[must_use]
     pub fn controller(&self, name: &str) -> Option<Arc<ControllerHandle>> {
         self.controllers.get(name)
+    }
+
+    /// That no device which is not served yet has this one's name or socket.
+    fn is_not_pending(&self, device: &DeviceSpec) -> Result<(), AssemblyError> {
+        let name = device.name.clone();
+        for other in self.pending().iter().map(|disk| &disk.spec) {
+            if other.name == name {
+                return Err(AssemblyError::Duplicate { kind: "device", name });
+            }
+            if same_path(&other.socket, &device.socket) {
+                return Err(AssemblyError::SocketTaken {
+                    name,
+                    socket: device.socket.clone(),
+                    other: other.name.clone(),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// A device's disk, if nothing is in its way. It is not served yet; what was left of it may be among `left`.
     fn disk(&self, device: &DeviceSpec, graph: &mut Graph, left: &[LeftDevice]) -> Result<Disk, AssemblyError> {
         let disks = self.all_disks();
         let name = || device.name.clone();
-        let pending: Vec<DeviceSpec> = self.pending().iter().map(|disk| disk.spec.clone()).collect();
-        if disks.iter().map(|disk| &disk.spec).chain(&pending).any(|other| other.name == device.name) {
+        if disks.iter().any(|other| other.spec.name == device.name) {
             return Err(AssemblyError::Duplicate { kind: "device", name: name() });
         }
         if let Some(other) = disks.iter().find(|other| same_path(&other.spec.socket, &device.socket)) {

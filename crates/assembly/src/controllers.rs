@@ -1,7 +1,7 @@
 //! The controllers of an assembly: opened with it, and managed while it runs.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use sidecore_block::BlockDevice;
 use sidecore_controller::{Controller, ControllerError, ControllerOptions, FunctionOptions, Limit, Limits};
@@ -11,26 +11,88 @@ use sidecore_volume::{FormatOptions, OpenError, VolumeError, VolumeId, VolumeInf
 
 use crate::AssemblyError;
 use crate::convert;
-use crate::operation::OperationError;
-use crate::report::{CheckReport, ControllerReport, ExtentReport, ExtentsReport, VolumeReport};
+use crate::operation::{ErrorKind, OperationError};
+use crate::report::{
+    CheckReport, ClosedControllerReport, ControllerReport, ControllerState, ExtentReport, ExtentsReport, VolumeReport,
+};
 use crate::spec::{ControllerSpec, FormatSpec, LimitSpec, LimitsSpec, VolumeSpec};
 
-/// The controllers that are open, in the order in which they were opened.
-#[derive(Default)]
-pub(crate) struct Controllers(RwLock<Vec<Arc<ControllerHandle>>>);
+/// The controllers of the configuration, in its order.
+pub(crate) struct Controllers(RwLock<Vec<Entry>>);
+
+struct Entry {
+    name: String,
+    store: String,
+    state: State,
+}
+
+enum State {
+    Opening,
+    /// With the reason.
+    Refused(String),
+    Open(Arc<ControllerHandle>),
+}
 
 impl Controllers {
-    pub(crate) fn add(&self, controller: ControllerHandle) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(controller));
+    /// None of them is open.
+    pub(crate) fn new(specs: &[ControllerSpec]) -> Self {
+        let entry =
+            |spec: &ControllerSpec| Entry { name: spec.name.clone(), store: spec.store.clone(), state: State::Opening };
+        Self(RwLock::new(specs.iter().map(entry).collect()))
     }
 
+    pub(crate) fn opened(&self, controller: ControllerHandle) {
+        let controller = Arc::new(controller);
+        self.set(controller.name(), State::Open(Arc::clone(&controller)));
+    }
+
+    pub(crate) fn refuse(&self, name: &str, reason: String) {
+        tracing::error!(controller = name, "not opened: {reason}");
+        self.set(name, State::Refused(reason));
+    }
+
+    fn set(&self, name: &str, state: State) {
+        let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = entries.iter_mut().find(|entry| entry.name == name) {
+            entry.state = state;
+        }
+    }
+
+    fn entries(&self) -> RwLockReadGuard<'_, Vec<Entry>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The controllers that are open.
     pub(crate) fn all(&self) -> Vec<Arc<ControllerHandle>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let open = |entry: &Entry| match &entry.state {
+            State::Open(controller) => Some(Arc::clone(controller)),
+            State::Opening | State::Refused(_) => None,
+        };
+        self.entries().iter().filter_map(open).collect()
     }
 
-    /// The controller of this name.
+    /// The open controller of this name.
     pub(crate) fn get(&self, name: &str) -> Option<Arc<ControllerHandle>> {
         self.all().into_iter().find(|controller| controller.name() == name)
+    }
+
+    /// The controllers that are not open.
+    pub(crate) fn closed(&self) -> Vec<ClosedControllerReport> {
+        let closed = |entry: &Entry| {
+            let (state, reason) = match &entry.state {
+                State::Open(_) => return None,
+                State::Opening => (ControllerState::Opening, "its store does not answer yet".to_owned()),
+                State::Refused(reason) => (ControllerState::Refused, reason.clone()),
+            };
+            let (name, store) = (entry.name.clone(), entry.store.clone());
+            Some(ClosedControllerReport { name, store, state, reason })
+        };
+        self.entries().iter().filter_map(closed).collect()
+    }
+
+    /// The controller of this name, if it is not open.
+    pub(crate) fn closed_one(&self, name: &str) -> Option<ClosedControllerReport> {
+        self.closed().into_iter().find(|closed| closed.name == name)
     }
 
     /// A virtual function for `user`; its volume is made if the spec says so.
@@ -51,11 +113,15 @@ impl Controllers {
     }
 
     fn find(&self, user: &str, name: &str) -> Result<Arc<ControllerHandle>, AssemblyError> {
-        self.get(name).ok_or_else(|| AssemblyError::Unknown {
-            user: user.to_owned(),
-            kind: "controller",
-            name: name.to_owned(),
-        })
+        let user = user.to_owned();
+        match (self.get(name), self.closed_one(name)) {
+            (Some(controller), _) => Ok(controller),
+            (None, Some(closed)) => {
+                let error = OperationError::new(ErrorKind::Conflict, closed.to_string());
+                Err(AssemblyError::Controller { user, error })
+            }
+            (None, None) => Err(AssemblyError::Unknown { user, kind: "controller", name: name.to_owned() }),
+        }
     }
 
     /// Makes everything durable and ends them, side by side. No function is in use any more.

@@ -182,10 +182,15 @@ pub enum AssemblyError {
 }
 
 impl AssemblyError {
-    /// Whether what is on a store, and not the specification, is the reason: then only the
-    /// devices in front of it are not served.
+    /// Whether the specification is not to blame, but what is on a store or a process that was
+    /// killed: then only the devices in front of that store are not served.
     pub(crate) fn is_of_a_store(&self) -> bool {
-        matches!(self, Self::Controller { error, .. } if error.kind == ErrorKind::Failed)
+        match self {
+            Self::Controller { error, .. } => error.kind == ErrorKind::Failed,
+            Self::File { error, .. } => matches!(error, FileError::Predecessor { .. }),
+            Self::HostFile { error, .. } => matches!(error, HostFileError::InUse { may_have_ended: true, .. }),
+            _ => false,
+        }
     }
 
     /// What kind of refusal of a change it is.

@@ -24,7 +24,7 @@ pub fn allowed_cpus() -> io::Result<Vec<CoreId>> {
 static LOOKED_AT: (Mutex<Vec<PathBuf>>, Condvar) = (Mutex::new(Vec::new()), Condvar::new());
 
 /// Does something with each of these files, side by side; `None` for those that take longer than `patience`. They go on:
-/// [`until_looked_at`] waits for them.
+/// the opening of a store on such a file waits for them.
 #[must_use]
 pub fn in_time<T, F>(patience: Duration, jobs: Vec<(PathBuf, F)>) -> Vec<Option<T>>
 where
@@ -97,30 +97,42 @@ pub fn try_file(options: &FileOptions) -> Result<(), FileError> {
     }
 }
 
+/// Why a controller cannot own a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfit {
+    /// Why, and what to do.
+    pub message: String,
+    /// It holds volumes, and cannot be read or is damaged: the right file, which only its controller lacks.
+    pub is_damaged: bool,
+}
+
 /// The same for a file that a controller is to own: whether it has volumes, or is blank if it may be formatted.
 /// Writes nothing.
 ///
 /// # Errors
 /// Why it cannot be served, and what to do.
-pub fn try_controller(options: &FileOptions, may_format: bool) -> Result<(), String> {
+pub fn try_controller(options: &FileOptions, may_format: bool) -> Result<(), Unfit> {
     let path = options.path.display();
+    let wrong = |message: String| Err(Unfit { message, is_damaged: false });
+    let damaged = |message: String| Unfit { message, is_damaged: true };
     let store: Arc<dyn BlockDevice> =
         match FileStore::open(&FileOptions { predecessor_timeout: Duration::ZERO, ..options.clone() }) {
             Err(FileError::Predecessor { .. }) => return Ok(()),
-            opened => Arc::new(opened.map_err(|error| error.to_string())?),
+            Err(error) => return wrong(error.to_string()),
+            Ok(store) => Arc::new(store),
         };
-    let mut disk = PhysicalDisk::open(&store).map_err(|error| format!("{path}: {error}"))?;
+    let mut disk = PhysicalDisk::open(&store).map_err(|error| damaged(format!("{path}: {error}")))?;
     let format = format!("`sidecore controller format {path}`");
-    match sidecore_volume::probe(&mut disk).map_err(|error| format!("{path} cannot be read: {error}"))? {
-        Content::Ours => sidecore_volume::probe_size(&mut disk).map_err(|error| format!("{path}: {error}")),
+    match sidecore_volume::probe(&mut disk).map_err(|error| damaged(format!("{path} cannot be read: {error}")))? {
+        Content::Ours => sidecore_volume::probe_size(&mut disk).map_err(|error| damaged(format!("{path}: {error}"))),
         Content::Blank if may_format => Ok(()),
         Content::Blank => {
-            Err(format!("{path} is blank; format it with {format}, or set `format = \"blank\"` in its controller"))
+            wrong(format!("{path} is blank; format it with {format}, or set `format = \"blank\"` in its controller"))
         }
-        Content::Foreign(what) => Err(format!(
+        Content::Foreign(what) => wrong(format!(
             "{path} holds {what}; choose another file, or use `--force` with {format} if that is not needed any more"
         )),
-        Content::Unknown => Err(format!(
+        Content::Unknown => wrong(format!(
             "{path} holds something that is no volumes; choose another file, or use `--force` with {format} if that is \
              not needed any more"
         )),

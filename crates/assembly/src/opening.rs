@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use sidecore_block::BlockDevice;
-use sidecore_linux::{FileError, HostFileError};
 
 use crate::AssemblyError;
 use crate::controllers::{ControllerHandle, Controllers};
+use crate::report::ControllerState;
 use crate::spec::{ControllerSpec, Spec, StoreKind, StoreSpec};
 use crate::stores::{self, Stores};
 
@@ -42,13 +42,13 @@ impl Opened {
     pub(crate) fn keep(self, stores: &mut Stores, controllers: &Controllers) -> Result<(), AssemblyError> {
         match self {
             Self::Store(name, store) => stores.put(name, store?),
-            Self::Controller(_, controller) => controllers.add(controller?),
+            Self::Controller(_, controller) => controllers.opened(controller?),
         }
         Ok(())
     }
 }
 
-/// What is not open yet, and what was refused.
+/// What is not open yet, and which stores were refused.
 pub(crate) struct Opening {
     sender: Sender<Opened>,
     receiver: Receiver<Opened>,
@@ -56,7 +56,8 @@ pub(crate) struct Opening {
     in_flight: usize,
     /// Controllers whose stores are not open.
     waiting: Vec<ControllerSpec>,
-    refused: HashMap<Subject, String>,
+    /// Stores that were refused, with the reason.
+    refused: HashMap<String, String>,
 }
 
 impl Opening {
@@ -77,20 +78,40 @@ impl Opening {
         Ok(opening)
     }
 
-    /// Begins with the controllers whose stores are open by now.
+    /// Begins with the controllers whose stores are open by now, and refuses those whose stores were refused.
     ///
     /// # Errors
-    /// The first of those that cannot be begun with; they are refused.
+    /// The first that is the specification's fault. Its controller is refused.
     pub(crate) fn go_on(&mut self, stores: &mut Stores, controllers: &Controllers) -> Result<(), AssemblyError> {
         let mut first = Ok(());
-        for spec in std::mem::take(&mut self.waiting) {
-            let waits_for = self.waits_for(&spec.store, stores, controllers);
-            if let Some(reason) = waits_for.as_ref().and_then(|subject| self.refused.get(subject)).cloned() {
-                self.refused.insert(Subject::Controller(spec.name), reason);
-            } else if waits_for.is_some() {
-                self.waiting.push(spec);
-            } else if let Err(error) = self.begin(&spec, stores, controllers) {
-                self.refuse(Subject::Controller(spec.name), &error);
+        // A controller may wait for another one: until there is nothing new.
+        loop {
+            let before = self.waiting.len();
+            for spec in std::mem::take(&mut self.waiting) {
+                match waits_for(&spec.store, stores, controllers) {
+                    Some(subject) => match self.refusal(&subject, controllers) {
+                        Some(reason) => controllers.refuse(&spec.name, reason),
+                        None => self.waiting.push(spec),
+                    },
+                    None => {
+                        if let Err(error) = self.begin(&spec, stores, controllers) {
+                            controllers.refuse(&spec.name, error.to_string());
+                            if !error.is_of_a_store() {
+                                first = first.and(Err(error));
+                            }
+                        }
+                    }
+                }
+            }
+            if self.waiting.len() == before {
+                break;
+            }
+        }
+        if self.in_flight == 0 {
+            // Each waits for another of them.
+            for spec in std::mem::take(&mut self.waiting) {
+                let error = AssemblyError::Cycle { name: spec.store };
+                controllers.refuse(&spec.name, error.to_string());
                 first = first.and(Err(error));
             }
         }
@@ -111,7 +132,7 @@ impl Opening {
     fn spawn(&mut self, name: &str, open: impl FnOnce() -> Opened + Send + 'static) -> Result<(), AssemblyError> {
         let sender = self.sender.clone();
         let thread = std::thread::Builder::new().name(format!("open-{name}"));
-        // Nobody may wait for it any more.
+        // After an end of the assembly the receiver is gone.
         thread.spawn(move || drop(sender.send(open()))).map_err(AssemblyError::Threads)?;
         self.in_flight = self.in_flight.saturating_add(1);
         Ok(())
@@ -137,26 +158,34 @@ impl Opening {
         self.in_flight == 0
     }
 
-    pub(crate) fn refuse(&mut self, subject: Subject, error: &AssemblyError) {
-        self.refused.insert(subject, error.to_string());
-    }
-
-    pub(crate) fn refusal(&self, subject: &Subject) -> Option<&String> {
-        self.refused.get(subject)
-    }
-
-    /// What has to be opened before a store can be.
-    pub(crate) fn waits_for(&self, store: &str, stores: &Stores, controllers: &Controllers) -> Option<Subject> {
-        let bottom = stores.bottom(store)?;
-        match bottom.kind.controller() {
-            Some(name) => {
-                let is_known = self.waiting.iter().any(|spec| spec.name == name);
-                let subject = Subject::Controller(name.to_owned());
-                let is_to_come = is_known || self.in_flight > 0 || self.refused.contains_key(&subject);
-                (is_to_come && controllers.get(name).is_none()).then_some(subject)
+    pub(crate) fn refuse(&mut self, subject: Subject, error: &AssemblyError, controllers: &Controllers) {
+        match subject {
+            Subject::Store(name) => {
+                tracing::error!(store = name, "not opened: {error}");
+                self.refused.insert(name, error.to_string());
             }
-            None => (is_file(bottom) && !stores.is_open(&bottom.name)).then(|| Subject::Store(bottom.name.clone())),
+            Subject::Controller(name) => controllers.refuse(&name, error.to_string()),
         }
+    }
+
+    /// Why it will not be opened.
+    pub(crate) fn refusal(&self, subject: &Subject, controllers: &Controllers) -> Option<String> {
+        match subject {
+            Subject::Store(name) => self.refused.get(name).cloned(),
+            Subject::Controller(name) => {
+                let closed = controllers.closed_one(name)?;
+                (closed.state == ControllerState::Refused).then_some(closed.reason)
+            }
+        }
+    }
+}
+
+/// What has to be opened before a store can be.
+pub(crate) fn waits_for(store: &str, stores: &Stores, controllers: &Controllers) -> Option<Subject> {
+    let bottom = stores.bottom(store)?;
+    match bottom.kind.controller() {
+        Some(name) => controllers.closed_one(name).map(|closed| Subject::Controller(closed.name)),
+        None => (is_file(bottom) && !stores.is_open(&bottom.name)).then(|| Subject::Store(bottom.name.clone())),
     }
 }
 
@@ -165,19 +194,10 @@ pub(crate) fn open_alone(file: StoreSpec) -> Result<Arc<dyn BlockDevice>, Assemb
     let (sender, receiver) = channel();
     let name = file.name.clone();
     let thread = std::thread::Builder::new().name(format!("open-{name}"));
-    // Nobody may wait for it any more: then it is closed again.
+    // After the patience has ended the receiver is gone, and the file is closed again.
     let open = move || drop(sender.send(stores::file_or_host_file(&file)));
     thread.spawn(open).map_err(AssemblyError::Threads)?;
     receiver.recv_timeout(START_PATIENCE).unwrap_or(Err(AssemblyError::NoAnswer { name }))
-}
-
-/// Whether this is no fault of the configuration, but of what went before: others are served all the same.
-pub(crate) fn is_passing(error: &AssemblyError) -> bool {
-    matches!(
-        error,
-        AssemblyError::File { error: FileError::Predecessor { .. }, .. }
-            | AssemblyError::HostFile { error: HostFileError::InUse { .. }, .. }
-    )
 }
 
 pub(crate) fn is_file(store: &StoreSpec) -> bool {

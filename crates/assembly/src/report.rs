@@ -3,12 +3,14 @@
 //!
 //! Counters start at zero with the daemon and never go back, whatever guests come and go.
 
+mod closed;
 mod controller;
 mod latency;
 mod repair;
 
 use serde::{Deserialize, Serialize};
 
+pub use closed::{ClosedControllerReport, ControllerState};
 pub use controller::{
     CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport, SpaceReport,
     TranslationReport, TreeMemoryReport, TreeReport, VolumeReport,

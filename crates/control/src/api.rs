@@ -22,7 +22,9 @@ use axum::response::IntoResponse;
 use axum::routing::{delete, get};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
-use sidecore_assembly::report::{ControllerReport, DeviceReport, SidecoreReport, Stats, VolumeReport};
+use sidecore_assembly::report::{
+    ClosedControllerReport, ControllerReport, DeviceReport, SidecoreReport, Stats, VolumeReport,
+};
 use sidecore_assembly::spec::SocketAccess;
 use sidecore_assembly::{AccountError, AssemblyError};
 use sidecore_socket::{ServerError, SocketFile};
@@ -56,6 +58,9 @@ pub struct Sidecores {
 pub struct Controllers {
     /// In the order of the configuration.
     pub controllers: Vec<ControllerReport>,
+    /// Those that are not open, in the same order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub closed: Vec<ClosedControllerReport>,
 }
 
 /// The answer to `GET /v1/controllers/{controller}/volumes`.

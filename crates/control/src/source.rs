@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sidecore_assembly::report::{DeviceReport, Stats};
+use sidecore_assembly::report::{ClosedControllerReport, DeviceReport, Stats};
 use sidecore_assembly::spec::{DeviceSpec, StoreSpec};
 use sidecore_assembly::{Assembly, AssemblyError, ControllerHandle};
 
@@ -17,8 +17,11 @@ pub trait Source: Send + Sync + 'static {
     /// The disks as of now.
     fn devices(&self) -> Vec<DeviceReport>;
 
-    /// The controllers.
+    /// The controllers that are open.
     fn controllers(&self) -> Vec<Arc<ControllerHandle>>;
+
+    /// The controllers that are not open.
+    fn closed_controllers(&self) -> Vec<ClosedControllerReport>;
 
     /// Serves one more device; a store that is given comes and goes with it.
     ///
@@ -44,6 +47,10 @@ impl Source for Assembly {
 
     fn controllers(&self) -> Vec<Arc<ControllerHandle>> {
         Self::controllers(self)
+    }
+
+    fn closed_controllers(&self) -> Vec<ClosedControllerReport> {
+        Self::closed_controllers(self)
     }
 
     fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError> {

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use sidecore_assembly::spec::{DeviceSpec, SocketAccess, StoreSpec};
 use sidecore_assembly::{AssemblyError, ControllerHandle};
-use sidecore_control::report::{DeviceReport, DeviceState, DeviceStats, QueueCounters, SidecoreReport, Stats};
+use sidecore_control::report::{
+    ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, SidecoreReport, Stats,
+};
 use sidecore_control::{Api, BindError, Client, ClientError, Socket, Source};
 
 struct StandIn;
@@ -53,6 +55,10 @@ impl Source for StandIn {
     }
 
     fn controllers(&self) -> Vec<Arc<ControllerHandle>> {
+        Vec::new()
+    }
+
+    fn closed_controllers(&self) -> Vec<ClosedControllerReport> {
         Vec::new()
     }
 

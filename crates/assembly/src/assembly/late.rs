@@ -7,7 +7,7 @@ use super::{Assembly, Graph, access};
 use crate::AssemblyError;
 use crate::controllers::Controllers;
 use crate::left::LeftDevice;
-use crate::opening::{self, Opened, Opening, START_PATIENCE};
+use crate::opening::{Opened, Opening, START_PATIENCE, waits_for};
 use crate::pending::PendingDisk;
 use crate::spec::{DeviceSpec, Spec};
 use crate::stores::Stores;
@@ -24,7 +24,7 @@ pub(super) fn open_in_time(
     while let Some(opened) = opening.next(deadline) {
         let subject = opened.subject();
         match opened.keep(stores, controllers) {
-            Err(error) if opening::is_passing(&error) => opening.refuse(subject, &error),
+            Err(error) if error.is_of_a_store() => opening.refuse(subject, &error, controllers),
             kept => kept?,
         }
         opening.go_on(stores, controllers)?;
@@ -57,65 +57,68 @@ impl Assembly {
         if graph.ends {
             return;
         }
+        if let Opened::Controller(_, Ok(controller)) = &opened {
+            self.tell_disks_of_changes(controller);
+        }
         let subject = opened.subject();
-        let known = self.controllers().len();
-        let kept = opened.keep(&mut graph.stores, &self.controllers);
-        if let Err(error) = kept {
-            opening.refuse(subject.clone(), &error);
+        if let Err(error) = opened.keep(&mut graph.stores, &self.controllers) {
+            opening.refuse(subject, &error, &self.controllers);
         }
-        self.controllers().iter().skip(known).for_each(|controller| self.tell_disks_of_changes(controller));
-        if let Err(error) = opening.go_on(&mut graph.stores, &self.controllers) {
-            opening.refuse(subject, &error);
+        // Controllers that cannot be begun with are refused by that.
+        let _ = opening.go_on(&mut graph.stores, &self.controllers);
+        let names: Vec<String> = self.pending().iter().map(|disk| disk.spec.name.clone()).collect();
+        for name in names {
+            self.serve_pending(&name, &mut graph, opening);
         }
-        let pending = std::mem::take(&mut *self.pending());
-        let pending: Vec<_> =
-            pending.into_iter().filter_map(|disk| self.serve_pending(disk, &mut graph, opening)).collect();
-        self.pending().extend(pending);
         graph.close_unused(&self.all_disks());
         drop(graph);
         self.subsystems.refresh();
     }
 
-    /// Serves a device if its store is open; the device, if not.
-    fn serve_pending(&self, mut disk: PendingDisk, graph: &mut Graph, opening: &Opening) -> Option<PendingDisk> {
-        if disk.refusal.is_some() {
-            return Some(disk);
-        }
-        if let Some(waits_for) = opening.waits_for(&disk.spec.store, &graph.stores, &self.controllers) {
-            if let Some(reason) = opening.refusal(&waits_for) {
-                disk.refuse(reason);
+    /// Serves a device if its store is open. It is in one of the two lists at any time.
+    fn serve_pending(&self, name: &str, graph: &mut Graph, opening: &Opening) {
+        let (spec, left) = {
+            let mut pending = self.pending();
+            let is_it = |disk: &&mut PendingDisk| disk.spec.name == name && disk.refusal.is_none();
+            let Some(disk) = pending.iter_mut().find(is_it) else { return };
+            if let Some(waits_for) = waits_for(&disk.spec.store, &graph.stores, &self.controllers) {
+                if let Some(reason) = opening.refusal(&waits_for, &self.controllers) {
+                    disk.refuse(&reason);
+                }
+                return;
             }
-            return Some(disk);
-        }
-        let left: Vec<LeftDevice> = disk.left.take().into_iter().collect();
+            (disk.spec.clone(), disk.left.take())
+        };
+        let left: Vec<LeftDevice> = left.into_iter().collect();
         let standings = left.iter().flat_map(|left| left.known().standings).collect();
-        let served = self.disk(&disk.spec, graph, &left).and_then(|served| {
-            let (served, access) = (Arc::new(served), access(&disk.spec)?);
-            self.disks().push(Arc::clone(&served));
+        let served = self.disk(&spec, graph, &left).and_then(|disk| Ok((Arc::new(disk), access(&spec)?)));
+        let served = served.and_then(|(disk, access)| {
+            self.disks().push(Arc::clone(&disk));
             self.subsystems.stand(&standings, &self.controllers());
-            served.serve(access, left.into_iter().next()).inspect_err(|_| {
-                self.disks().retain(|other| !Arc::ptr_eq(other, &served));
+            disk.serve(access, left.into_iter().next()).inspect_err(|_| {
+                self.disks().retain(|other| !Arc::ptr_eq(other, &disk));
             })
         });
+        let mut pending = self.pending();
         match served {
             Ok(()) => {
-                tracing::info!(device = disk.spec.name, "its store is open: served");
-                None
+                pending.retain(|disk| disk.spec.name != name);
+                tracing::info!(device = name, "its store is open: served");
             }
             Err(error) => {
-                disk.refuse(&error.to_string());
-                Some(disk)
+                let disk = pending.iter_mut().find(|disk| disk.spec.name == name);
+                disk.into_iter().for_each(|disk| disk.refuse(&error.to_string()));
             }
         }
     }
 
     /// Keeps a device for later, and what an earlier daemon left of it.
     pub(super) fn postpone(&self, device: &DeviceSpec, graph: &Graph, opening: &Opening, left: &mut Vec<LeftDevice>) {
-        let Some(waits_for) = opening.waits_for(&device.store, &graph.stores, &self.controllers) else { return };
+        let Some(waits_for) = waits_for(&device.store, &graph.stores, &self.controllers) else { return };
         let store_type = graph.stores.kind(&device.store).unwrap_or_default();
         let at = left.iter().position(|left| left.name == device.name);
         let left = at.map(|at| left.remove(at));
-        let reason = opening.refusal(&waits_for).cloned();
+        let reason = opening.refusal(&waits_for, &self.controllers);
         let mut disk = PendingDisk { spec: device.clone(), store_type, waits_for, refusal: None, left };
         match reason {
             Some(reason) => disk.refuse(&reason),

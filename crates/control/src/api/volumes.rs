@@ -55,6 +55,9 @@ async fn with<T: Send + 'static>(
 fn find(source: &Arc<dyn Source>, name: &str) -> Result<Arc<ControllerHandle>, Refusal> {
     let controllers = source.controllers();
     controllers.iter().find(|controller| controller.name() == name).cloned().ok_or_else(|| {
+        if let Some(closed) = source.closed_controllers().into_iter().find(|closed| closed.name == name) {
+            return Refusal::new(StatusCode::CONFLICT, closed.to_string());
+        }
         let names: Vec<String> = controllers.iter().map(|controller| format!("\"{}\"", controller.name())).collect();
         let there =
             if names.is_empty() { "there are none".to_owned() } else { format!("there are {}", names.join(", ")) };
@@ -80,10 +83,10 @@ fn created(volume: Json<VolumeReport>) -> (StatusCode, Json<VolumeReport>) {
 
 async fn list(State(source): Shared) -> Answer<Controllers> {
     let report = move || {
-        let controllers = source.controllers();
-        Ok::<_, Refusal>(controllers.iter().map(|controller| controller.report()).collect())
+        let controllers = source.controllers().iter().map(|controller| controller.report()).collect();
+        Ok::<_, Refusal>(Controllers { controllers, closed: source.closed_controllers() })
     };
-    Ok(Json(Controllers { controllers: apart(report).await? }))
+    Ok(Json(apart(report).await?))
 }
 
 async fn show(State(source): Shared, Path(controller): Path<String>) -> Answer<ControllerReport> {

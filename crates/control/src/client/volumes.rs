@@ -23,10 +23,15 @@ fn volume_path(controller: &str, volume: &str) -> String {
 /// Every method fails as [`ClientError`] says; a refusal by the daemon is [`ClientError::Denied`], in its words.
 #[allow(clippy::missing_errors_doc)]
 impl Client {
-    /// The controllers.
-    pub fn controllers(&self) -> Result<Vec<ControllerReport>, ClientError> {
+    /// The controllers, open or not.
+    pub fn all_controllers(&self) -> Result<Controllers, ClientError> {
         let body = self.ask(Method::GET, CONTROLLERS_PATH, None, DISK_PATIENCE)?;
-        self.parse::<Controllers>(&body).map(|answer| answer.controllers)
+        self.parse(&body)
+    }
+
+    /// The controllers that are open.
+    pub fn controllers(&self) -> Result<Vec<ControllerReport>, ClientError> {
+        self.all_controllers().map(|answer| answer.controllers)
     }
 
     /// A controller.

@@ -123,7 +123,11 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
     let jobs = tries.iter().map(|(_, options, may_format)| {
         let (options, may_format) = (options.get_ref().clone(), *may_format);
         (options.path.clone(), move || match may_format {
-            Some(may_format) => machine::try_controller(&options, may_format),
+            // What is on a store that a controller may own refuses that controller alone.
+            Some(may_format) => match machine::try_controller(&options, may_format) {
+                Err(unfit) if unfit.is_damaged && depth == Depth::Start => Ok(()),
+                tried => tried.map_err(|unfit| unfit.message),
+            },
             None => machine::try_file(&options).map_err(|error| error.to_string()),
         })
     });

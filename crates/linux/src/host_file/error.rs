@@ -99,6 +99,8 @@ pub enum HostFileError {
     InUse {
         /// The file.
         path: PathBuf,
+        /// The program may have ended: its requests in flight hold the file as well.
+        may_have_ended: bool,
     },
     /// Only its owner, or a process with `CAP_LEASE`, may have a lease on it.
     #[error("no leave to take a lease on {}: run as the file's owner, or with CAP_LEASE", path.display())]

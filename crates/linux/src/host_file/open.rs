@@ -102,7 +102,7 @@ impl HostFile {
 pub(super) fn lease_refusal(path: &Path, error: io::Error) -> HostFileError {
     let path = path.to_owned();
     match error.raw_os_error() {
-        Some(libc::EAGAIN) => HostFileError::InUse { path },
+        Some(libc::EAGAIN) => HostFileError::InUse { path, may_have_ended: false },
         Some(libc::EACCES) => HostFileError::MayNotLease { path },
         Some(libc::EINVAL) => HostFileError::NoLeases { path },
         // It was broken, and was not yet given up.
@@ -139,7 +139,9 @@ fn open_alone(found: &OwnedFd, options: &HostFileOptions) -> Result<OwnedFd, Hos
         match rustix::fs::open(&name, flags, Mode::empty()) {
             Ok(file) => break file,
             Err(Errno::AGAIN) if start.elapsed() < options.predecessor_timeout => std::thread::sleep(PAUSE),
-            Err(Errno::AGAIN | Errno::TXTBSY) => return Err(HostFileError::InUse { path: path.into() }),
+            Err(error @ (Errno::AGAIN | Errno::TXTBSY)) => {
+                return Err(HostFileError::InUse { path: path.into(), may_have_ended: error == Errno::AGAIN });
+            }
             Err(Errno::INVAL) => return Err(no_direct_io(path)),
             Err(error) => return Err(kernel("open", path, error.into())),
         }
@@ -161,7 +163,7 @@ fn take_patiently(lease: &Arc<Lease>, options: &HostFileOptions) -> Result<(), H
     let start = Instant::now();
     while !lease.lock(options.read_only).map_err(|source| kernel("lock", path, source))? {
         if start.elapsed() >= options.predecessor_timeout {
-            return Err(HostFileError::InUse { path: path.clone() });
+            return Err(HostFileError::InUse { path: path.clone(), may_have_ended: true });
         }
         std::thread::sleep(PAUSE);
     }
