@@ -29,6 +29,8 @@ enum What {
     Nested(nested::Options),
     /// NVMe functions beside our virtio disks and qemu-storage-daemon.
     NvmeVf(nvme_vf::Options),
+    /// What a virtual function costs over the physical one.
+    VfCost(nested::vf_cost::Options),
     /// What it takes to translate an address.
     Translation(translation::Options),
     /// What a disk costs the client that uses it.
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         What::LocalBlock(options) => local_block::run(&options),
         What::Nested(options) => nested::run(&options),
         What::NvmeVf(options) => nvme_vf::run(&options),
+        What::VfCost(options) => nested::vf_cost::run(&options),
         What::Translation(options) => translation::run(&options),
         What::GuestCost(options) => guest_cost::run(&options),
         What::Verdicts(options) => verdicts::run(&options),

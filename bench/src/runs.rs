@@ -64,11 +64,11 @@ impl Runs {
         rounds
     }
 
-    /// One number of each, divided by the same of a peer's.
-    fn ratios(&self, peer: &Self, value: impl Fn(&Sample) -> f64) -> Rounds {
+    /// One number of each round and the peer's of the same round.
+    fn compared(&self, peer: &Self, compare: impl Fn(&Sample, &Sample) -> f64) -> Rounds {
         let mut rounds = Rounds::new();
         for (ours, peer) in self.0.iter().zip(&peer.0) {
-            rounds.add(value(&ours.result) / value(&peer.result), ours.counts() && peer.counts());
+            rounds.add(compare(&ours.result, &peer.result), ours.counts() && peer.counts());
         }
         rounds
     }
@@ -99,10 +99,22 @@ pub fn record_ratios(
     (peer, peer_runs): Named<'_>,
 ) {
     for metric in RATIOS.iter().filter(|metric| is_alone || !metric.alone) {
-        let ratios = our_runs.ratios(peer_runs, |sample| (metric.value)(sample, work));
+        let value = |sample: &Sample| (metric.value)(sample, work);
+        let ratios = our_runs.compared(peer_runs, |ours, peer| value(ours) / value(peer));
         let (median, params) = ratios.settle(Params::new());
         records.ratio(case, metric.name, ours, peer, median, params);
     }
+}
+
+/// By how many nanoseconds a request takes longer than a peer's.
+pub const ADDED: &str = "added_ns";
+
+/// Records the time that a request takes beyond a peer's, by the requests a second of each round.
+pub fn record_added(records: &mut Records, case: &str, (ours, our_runs): Named<'_>, (_, peer_runs): Named<'_>) {
+    let request_ns = |sample: &Sample| 1e9 / sample.iops;
+    let added = our_runs.compared(peer_runs, |ours, peer| request_ns(ours) - request_ns(peer));
+    let (median, params) = added.settle(Params::new());
+    records.measure(case, ours, ADDED, median, "ns", params);
 }
 
 #[cfg(test)]
@@ -132,6 +144,12 @@ mod tests {
         record_ratios(&mut records, "d", &work, false, ("ours", &ours), ("ours", &ours));
         let of_d = records.all().iter().filter(|record| matches!(record, Record::Ratio(ratio) if ratio.case == "d"));
         assert_eq!(of_d.count(), 1);
+        record_added(&mut records, "f", ("ours", &ours), ("peer", &runs(&[4.0, 5.0, 4.0], 50.0)));
+        let added = records.find("f", "ours", ADDED).unwrap();
+        assert_eq!(
+            (added.value, &added.params["min"], &added.params["max"]),
+            (-125e6, &(-1e9 / 6.0).into(), &250e6.into())
+        );
         assert_eq!((ours.line_ns(), (BANDWIDTH.value)(&ours.all()[0].result, &work)), (51.0, 8192.0));
     }
 }

@@ -11,6 +11,7 @@ mod alone;
 mod report;
 mod run;
 mod servers;
+pub mod vf_cost;
 
 use std::time::Duration;
 
@@ -217,7 +218,7 @@ pub fn run(options: &Options) -> Result<bool> {
 impl Bench {
     fn on(&mut self, ground: Ground) -> Result<()> {
         let Some(kind) = ground.disk() else {
-            let mut servers = servers::on_ram(self)?;
+            let mut servers = servers::on_ram(self, true)?;
             self.cases(ground, &mut servers)?;
             return servers.end();
         };

@@ -6,13 +6,13 @@ use sidecore_driver::{BlkClient, ClientOptions};
 use sidecore_units::Sector;
 
 use super::alone::Alone;
-use super::servers::{Server, Servers, System, VF};
+use super::servers::{PF, Server, Servers, System, VF};
 use super::{Bench, Ground, case, depths};
 use crate::cores::Gated;
 use crate::load::{self, Sample, Work};
 use crate::process::Watch;
 use crate::record::{FLOOR, Params};
-use crate::runs::{BANDWIDTH, IOPS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios};
+use crate::runs::{BANDWIDTH, IOPS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_added, record_ratios};
 use crate::stats;
 
 const METRICS: [Metric; 5] = [IOPS, BANDWIDTH, LATENCY_P50, LATENCY_P99, LATENCY_MEAN];
@@ -103,7 +103,11 @@ impl Bench {
         if let Some((vf, others)) = all.split_first() {
             for peer in others {
                 let (vf, peer) = ((vf.name, &vf.runs), (peer.name, &peer.runs));
-                record_ratios(&mut self.experiment.records, case, work, work.depth == 1, vf, peer);
+                let records = &mut self.experiment.records;
+                record_ratios(records, case, work, work.depth == 1, vf, peer);
+                if peer.0 == PF {
+                    record_added(records, case, vf, peer);
+                }
             }
         }
         eprintln!("{line}");

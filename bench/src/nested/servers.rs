@@ -125,23 +125,23 @@ fn volume(volume: &'static str, bytes: u64) -> Store {
     Store::Volume { controller: CONTROLLER, volume, bytes }
 }
 
-/// A controller in memory, and nothing else: what is left is the path itself.
-pub(super) fn on_ram(bench: &Bench) -> Result<Servers> {
+/// A controller in memory, and nothing else: what is left is the path itself. `scattered`: with a second virtual function.
+pub(super) fn on_ram(bench: &Bench, scattered: bool) -> Result<Servers> {
     let bytes = bench.plan.volume_bytes;
     let controller =
         Controller { name: CONTROLLER, store: Store::Ram { bytes: ram_bytes(bytes) }, block_bytes: BLOCK_BYTES };
-    let devices = [
-        Device::new(VF, volume(VOLUME, bytes)),
-        Device::new(PF, Store::Physical { controller: CONTROLLER }),
-        Device::new(SCATTERED, volume(SCATTERED_VOLUME, bytes)),
-    ];
+    let mut devices =
+        vec![Device::new(VF, volume(VOLUME, bytes)), Device::new(PF, Store::Physical { controller: CONTROLLER })];
+    devices.extend(scattered.then(|| Device::new(SCATTERED, volume(SCATTERED_VOLUME, bytes))));
     let daemon = bench.experiment.start_ours(Ground::Ram.name(), &[controller], &devices)?;
     let mut systems = functions(bench, &daemon)?;
-    fill(&daemon.socket(SCATTERED), bytes, PIECE_BYTES, Order::Random)?;
-    let extents = extents(&daemon, SCATTERED_VOLUME, bytes)?;
-    let mut scattered = bench.system(SCATTERED, 0, daemon.socket(SCATTERED));
-    scattered.params.insert("extents".to_owned(), extents.len().into());
-    systems.push(scattered);
+    if scattered {
+        fill(&daemon.socket(SCATTERED), bytes, PIECE_BYTES, Order::Random)?;
+        let extents = extents(&daemon, SCATTERED_VOLUME, bytes)?;
+        let mut scattered = bench.system(SCATTERED, 0, daemon.socket(SCATTERED));
+        scattered.params.insert("extents".to_owned(), extents.len().into());
+        systems.push(scattered);
+    }
     finish(vec![Server::Ours(daemon)], systems, None)
 }
 

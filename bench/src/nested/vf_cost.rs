@@ -1,0 +1,132 @@
+//! The experiment `vf-cost`: what a virtual function costs over the physical one.
+//!
+//! Both functions belong to one controller on the store in memory and are measured in pairs, on the same blocks, through
+//! one client. Nothing but the function's own path is left of the difference: translation, the second tag, the
+//! accounting of what is in flight.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::servers::{self, PF, VF};
+use super::{Bench, Ground, Plan, case, depths};
+use crate::bounds::{Bound, Limit, Of};
+use crate::experiment::{Common, Experiment, Programs, Scale};
+use crate::huge_pages::{self, HugePages};
+use crate::record::Records;
+use crate::runs::ADDED;
+use crate::{cells, readme};
+
+const NAME: &str = "vf-cost";
+
+const SIZES: [u32; 5] = [512, 4 << 10, 8 << 10, 16 << 10, 32 << 10];
+
+/// Below this size the bound is in nanoseconds: a copy takes hardly longer than the path.
+const RATIO_FROM_BYTES: u32 = 4 << 10;
+
+/// What to run.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Options {
+    /// What every experiment can be told.
+    #[command(flatten)]
+    pub common: Common,
+    /// What is measured.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// Only requests of these sizes in bytes.
+    #[arg(long, value_delimiter = ',', value_name = "BYTES")]
+    pub sizes: Vec<u32>,
+    /// With the queue of another virtual function connected on the same sidecore, which is idle.
+    #[arg(long)]
+    pub beside: bool,
+}
+
+fn plan(scale: Scale) -> Plan {
+    let ms = Duration::from_millis;
+    let plan = Plan { sizes: &SIZES, rounds: 20, volume_bytes: 256 << 20, ..Plan::of(scale) };
+    match scale {
+        Scale::Full => Plan { run: ms(100), warm_up: ms(20), ..plan },
+        Scale::Quick => Plan { run: ms(20), warm_up: ms(4), ..plan },
+        Scale::Tiny => Plan { rounds: 1, volume_bytes: 16 << 20, ..plan },
+    }
+}
+
+/// Runs the experiment; whether all bounds hold, or nobody asked.
+///
+/// # Errors
+/// Something cannot be started or measured; an interrupt.
+pub fn run(options: &Options) -> Result<bool> {
+    let Options { common, programs, sizes, beside } = options.clone();
+    let plan = plan(common.scale());
+    let experiment = Experiment::start(NAME, &common, &programs, plan.patience)?;
+    let _huge_pages = HugePages::reserve(servers::ram_bytes(plan.volume_bytes) / huge_pages::BYTES + 64);
+    let options = super::Options { common, programs, sizes, ..super::Options::default() };
+    let mut bench = Bench { experiment, options, plan };
+    let mut servers = servers::on_ram(&bench, beside)?;
+    bench.cases(Ground::Ram, &mut servers)?;
+    servers.end()?;
+    let cases = cases(&bench.sizes(Ground::Ram));
+    let records = &bench.experiment.records;
+    bench.experiment.conclude(table(records), (VF, &bounds(&cases)), publish)
+}
+
+/// Sizes and names of all cases.
+fn cases(sizes: &[u32]) -> Vec<(u32, String)> {
+    let mut cases = Vec::new();
+    for bytes in sizes {
+        for write in [false, true] {
+            cases.extend(depths(*bytes).map(|depth| (*bytes, case(Ground::Ram, write, *bytes, depth))));
+        }
+    }
+    cases
+}
+
+fn bounds(cases: &[(u32, String)]) -> Vec<Bound<'_>> {
+    let mut bounds = Vec::new();
+    for (bytes, case) in cases {
+        let (of, limit) = if *bytes < RATIO_FROM_BYTES {
+            (Of::Ours(ADDED, " ns"), Limit::AtMost(6.0))
+        } else {
+            (Of::Ratio("iops", PF), Limit::AtLeast(0.97))
+        };
+        bounds.push(Bound { case, of, limit });
+    }
+    bounds
+}
+
+/// All results, in Markdown.
+fn table(records: &Records) -> String {
+    let mut page = String::from("| on ram | vf | pf | vf / pf | ns more a request | least to most |\n");
+    page.push_str("| --- | --- | --- | --- | --- | --- |\n");
+    for (_, case) in cases(&super::SIZES) {
+        let Some(added) = records.find(&case, VF, ADDED) else { continue };
+        let [vf, pf] = [VF, PF].map(|system| cells::requests(records, &case, system));
+        let ratio = cells::ratio(records, &case, PF, "");
+        let [least, most] = ["min", "max"].map(|name| added.params.get(name).and_then(serde_json::Value::as_f64));
+        let spread = format!("{:.0} to {:.0}", least.unwrap_or(0.0), most.unwrap_or(0.0));
+        let _ = writeln!(page, "| {case} | {vf} | {pf} | {ratio} | {:.1} | {spread} |", added.value);
+    }
+    page
+}
+
+/// Writes the table into the README.
+fn publish(records: &Records) -> Result<()> {
+    let source = readme::source(NAME, records);
+    readme::update(NAME, &format!("{}\nMedians of 20 pairs. {source}.\n", table(records)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_requests_have_a_bound_in_nanoseconds_and_others_a_ratio() {
+        let cases = cases(&[512, 4096]);
+        let bounds = bounds(&cases);
+        assert_eq!(bounds.len(), 8);
+        let of = |case: &str| bounds.iter().find(|bound| bound.case == case).map(|bound| bound.limit);
+        assert_eq!(of("ram/randread/512B/qd32"), Some(Limit::AtMost(6.0)));
+        assert_eq!(of("ram/randwrite/4KiB/qd1"), Some(Limit::AtLeast(0.97)));
+    }
+}
