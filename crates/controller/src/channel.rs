@@ -1,9 +1,11 @@
 //! One queue's way through its function's tree to the store.
 //!
 //! A request that lies in one extent goes through whole: its offset is replaced,
-//! and put back when it completes. Any other is kept in a slot and goes in
-//! [parts](parts), one for each extent, or waits for the hypervisor side and goes
-//! on from where it stopped. Only that request waits (thesis 5.3).
+//! and put back when it completes. A batch of such requests is not taken apart: it
+//! is translated where it lies, and goes to the store as it is. Any other request is
+//! kept in a slot and goes in [parts](parts), one for each extent, or waits for the
+//! hypervisor side and goes on from where it stopped. Only that request waits
+//! (thesis 5.3).
 //!
 //! The vLBA queue of thesis 6.3 is `queued`, the pLBA queue is `outgoing`.
 
@@ -23,7 +25,7 @@ use std::sync::mpsc;
 
 use rustix::event::epoll;
 use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Operation, Tag};
-use sidecore_extent::{BlockRange, LastExtent, Mapping, Piece};
+use sidecore_extent::{BlockRange, LastBytes, LastExtent, Mapping, Piece};
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::EventFd;
 use sidecore_units::{Nanos, Plba, Vlba};
@@ -32,7 +34,7 @@ use crate::function::{Function, Opening, Ports};
 use crate::grace::Quiescence;
 use crate::mail::{Answer, Line, Question, Slot};
 use crate::multiplexer::Multiplexer;
-use crate::shares::{Held, Place, TurnPlace, units};
+use crate::shares::{Boards, Held, Place, TurnPlace, Turns, units};
 use crate::stats::ChannelStats;
 use slot::{Label, Parts, Slots, Stage, Whole};
 use stores::Outgoing;
@@ -44,8 +46,15 @@ pub(crate) struct FunctionChannel {
     multiplexer: Rc<RefCell<Multiplexer>>,
     place: Place,
     turn_place: TurnPlace,
+    /// Say whether there are other functions to share with.
+    boards: Arc<Boards>,
+    turns: Rc<Turns>,
+    /// No limits hold the function's requests back.
+    is_unlimited: bool,
     stores: Stores,
     last: LastExtent,
+    /// The same in bytes, as of the last translation that was not in it.
+    last_bytes: LastBytes,
     quiescence: Quiescence,
     line: Line,
     /// Readable when the store or the hypervisor side has something for us.
@@ -67,6 +76,8 @@ pub(crate) struct FunctionChannel {
     outgoing: Outgoing,
     /// Of the outgoing and of those in the store.
     under_way: usize,
+    /// Those of them that are parts of requests.
+    parts_in_flight: usize,
     /// As many of them as the shares know of.
     shown: usize,
     /// Why requests are queued that limits do not hold up, as the shares know it.
@@ -108,16 +119,21 @@ impl FunctionChannel {
         };
         let (id, weight) = (function.id.0, function.weight);
         let place = multiplexer.borrow_mut().shares.join(id, weight);
-        let turn_place = multiplexer.borrow().turns.join((ports.controller, id), weight);
+        let turns = Rc::clone(&multiplexer.borrow().turns);
+        let turn_place = turns.join((ports.controller, id), weight);
         let stats = function.stats.open();
         Ok(Self {
+            is_unlimited: function.is_unlimited(),
             function,
             _opening: opening,
             multiplexer,
             place,
             turn_place,
+            boards: Arc::clone(&ports.boards),
+            turns,
             stores,
             last: LastExtent::default(),
+            last_bytes: LastBytes::default(),
             quiescence: Quiescence::new(&ports.epochs),
             line,
             wake,
@@ -130,6 +146,7 @@ impl FunctionChannel {
             announced: 0,
             outgoing: Outgoing::with_capacity(depth.saturating_add(Multiplexer::PARTS)),
             under_way: 0,
+            parts_in_flight: 0,
             shown: 0,
             held: None,
             first: READS,
@@ -158,19 +175,77 @@ impl FunctionChannel {
         physical.0.checked_shl(shift).unwrap_or(u64::MAX).saturating_add(offset_bytes.saturating_sub(start))
     }
 
-    /// Starts a request that neither limits nor others' shares hold back.
+    /// Whether other functions are served on this sidecore, or from this store, and
+    /// weights may have to be looked at.
     #[inline]
-    fn start(&mut self, multiplexer: &mut Multiplexer, request: Box<BlockRequest>) {
-        if matches!(request.operation, Operation::Read | Operation::Write) {
-            let range = self.blocks(request.offset_bytes, request.len_bytes);
-            if let Some((physical, shared)) = self.last.hit(&self.function.root, range)
-                && !(request.operation == Operation::Write && (shared || self.function.geometry.read_only))
-            {
-                self.stats.last_hits.add(1);
-                let offset_bytes = self.displace(request.offset_bytes, range.first, physical);
-                self.send_whole(request, offset_bytes, false);
+    fn is_shared(&self) -> bool {
+        self.boards.is_shared() || self.turns.is_shared()
+    }
+
+    /// Starts the first `count` requests of `batch`, which neither limits nor others'
+    /// shares hold back.
+    #[inline]
+    fn start_all(&mut self, batch: &mut Batch, count: usize) {
+        let hits = self.translate_front(batch.get_mut(..count).unwrap_or_default());
+        if hits == batch.len() && self.outgoing.is_empty() {
+            self.stores.physical.submit(batch);
+            if batch.is_empty() {
                 return;
             }
+            // The store is full: a translated request stays here, or it would be translated again.
+        }
+        let translated = hits.min(batch.len());
+        self.outgoing.extend(batch.drain(..translated));
+        if hits < count {
+            let multiplexer = Rc::clone(&self.multiplexer);
+            let multiplexer = &mut *multiplexer.borrow_mut();
+            for request in batch.drain(..count.saturating_sub(hits)) {
+                self.start(multiplexer, request);
+            }
+        }
+    }
+
+    /// Translates requests from the front on, where they are, up to the first that
+    /// does not simply lie in the last extent; how many there were.
+    #[inline]
+    fn translate_front(&mut self, requests: &mut [Box<BlockRequest>]) -> usize {
+        if !self.last_bytes.is_valid(&self.function.root) {
+            return 0;
+        }
+        let takes_writes = !self.last_bytes.is_shared() && !self.function.geometry.read_only;
+        let parity = self.quiescence.parity();
+        let mut count = 0_usize;
+        for request in requests {
+            match request.operation {
+                Operation::Read => {}
+                Operation::Write if takes_writes => {}
+                _ => break,
+            }
+            let Some(offset_bytes) = self.last_bytes.locate(request.offset_bytes, request.len_bytes) else { break };
+            let whole = Whole { tag: request.tag.take(), offset_bytes: request.offset_bytes };
+            match self.slots.insert_whole(whole) {
+                Ok(slot) => request.tag = Some(Label { slot, part: false, parity }.into_tag()),
+                Err(whole) => {
+                    request.tag = whole.tag;
+                    break;
+                }
+            }
+            request.offset_bytes = offset_bytes;
+            count = count.wrapping_add(1);
+        }
+        self.quiescence.began(count);
+        self.under_way = self.under_way.saturating_add(count);
+        self.stats.last_hits.add(count as u64);
+        count
+    }
+
+    /// Starts a request that neither limits nor others' shares hold back.
+    fn start(&mut self, multiplexer: &mut Multiplexer, mut request: Box<BlockRequest>) {
+        if self.translate_front(std::slice::from_mut(&mut request)) == 1 {
+            return self.outgoing.push(request, false);
+        }
+        if matches!(request.operation, Operation::Read | Operation::Write) {
+            let range = self.blocks(request.offset_bytes, request.len_bytes);
             if let Some(physical) = self.translate_whole(multiplexer, range, request.operation) {
                 let offset_bytes = self.displace(request.offset_bytes, range.first, physical);
                 self.send_whole(request, offset_bytes, false);
@@ -203,6 +278,7 @@ impl FunctionChannel {
         multiplexer.unit.translate(self.function.id, &self.function.root, &mut self.last, range, visit);
         if whole.is_some() {
             self.stats.translations.add(1);
+            self.last_bytes = self.last.in_bytes(self.function.block_shift);
         }
         whole
     }
@@ -214,7 +290,7 @@ impl FunctionChannel {
         match self.slots.insert_whole(whole) {
             Ok(slot) => {
                 request.offset_bytes = offset_bytes;
-                let parity = self.quiescence.began();
+                let parity = self.quiescence.began(1);
                 request.tag = Some(Label { slot, part: false, parity }.into_tag());
                 self.outgoing.push(request, through);
                 self.under_way = self.under_way.saturating_add(1);
@@ -339,18 +415,30 @@ impl FunctionChannel {
         }
     }
 
-    /// Takes what came back from the store; whole requests go to `completed`.
+    /// Takes what the store has completed; whole requests go to `completed`.
     #[inline]
-    fn take_back(&mut self, multiplexer: &mut Multiplexer, completed: &mut Batch) {
-        let mut returned = std::mem::take(&mut self.returned);
-        self.under_way = self.under_way.saturating_sub(returned.len());
-        for mut request in returned.drain(..) {
+    fn take_back(&mut self, now: Nanos, completed: &mut Batch) {
+        if self.parts_in_flight > 0 {
+            return self.take_back_parts(now, completed);
+        }
+        let before = completed.len();
+        self.stores.poll(now, completed);
+        self.restore(completed.get_mut(before..).unwrap_or_default());
+    }
+
+    /// Gives whole requests that are back from the store their front end's tags and
+    /// offsets again.
+    #[inline]
+    fn restore(&mut self, requests: &mut [Box<BlockRequest>]) {
+        let parity = self.quiescence.parity();
+        let (mut before, mut since) = (0_usize, 0_usize);
+        for request in &mut *requests {
             let Some(bits) = request.tag.take().map(Tag::into_bits) else { continue };
             let label = Label::from_bits(bits);
-            self.quiescence.ended(label.parity);
-            if label.part {
-                self.take_back_part(multiplexer, label.slot, request);
-                continue;
+            if label.parity == parity {
+                since = since.wrapping_add(1);
+            } else {
+                before = before.wrapping_add(1);
             }
             if request.result.is_err() && request.operation == Operation::Flush {
                 self.line.ask(label.slot, Question::FlushFailed);
@@ -358,7 +446,32 @@ impl FunctionChannel {
             let whole = self.slots.take_whole(label.slot);
             request.tag = whole.tag;
             request.offset_bytes = whole.offset_bytes;
-            completed.push(request);
+        }
+        self.under_way = self.under_way.saturating_sub(requests.len());
+        self.quiescence.ended(parity, since);
+        self.quiescence.ended(!parity, before);
+    }
+
+    /// The same while parts of requests are among what comes back.
+    #[inline(never)]
+    fn take_back_parts(&mut self, now: Nanos, completed: &mut Batch) {
+        let multiplexer = Rc::clone(&self.multiplexer);
+        let multiplexer = &mut *multiplexer.borrow_mut();
+        let mut returned = std::mem::take(&mut self.returned);
+        self.stores.poll(now, &mut returned);
+        for mut request in returned.drain(..) {
+            let Some(bits) = request.tag.take().map(Tag::into_bits) else { continue };
+            let label = Label::from_bits(bits);
+            if !label.part {
+                request.tag = Some(label.into_tag());
+                self.restore(std::slice::from_mut(&mut request));
+                completed.push(request);
+                continue;
+            }
+            self.under_way = self.under_way.saturating_sub(1);
+            self.parts_in_flight = self.parts_in_flight.saturating_sub(1);
+            self.quiescence.ended(label.parity, 1);
+            self.take_back_part(multiplexer, label.slot, request);
         }
         self.returned = returned;
     }
@@ -406,7 +519,7 @@ impl FunctionChannel {
 
     /// How many units this queue may start, more than zero.
     fn allowance(&mut self, multiplexer: &mut Multiplexer) -> Result<i64, Held> {
-        if !multiplexer.is_shared() {
+        if !self.is_shared() {
             return Ok(i64::MAX);
         }
         self.show(multiplexer);
@@ -415,7 +528,7 @@ impl FunctionChannel {
     }
 
     fn charge(&self, multiplexer: &mut Multiplexer, units: i64) {
-        if units > 0 && multiplexer.is_shared() {
+        if units > 0 && self.is_shared() {
             multiplexer.turns.charge(self.turn_place, units);
             multiplexer.shares.charge(self.place, units);
         }
@@ -424,7 +537,7 @@ impl FunctionChannel {
     /// Tells the shares how many requests are in the store; a function alone tells nothing.
     #[inline]
     fn show(&mut self, multiplexer: &mut Multiplexer) {
-        let now = if multiplexer.is_shared() { self.under_way } else { 0 };
+        let now = if self.is_shared() { self.under_way } else { 0 };
         if now != self.shown {
             multiplexer.shares.moved(self.place, self.shown, now);
             self.shown = now;
@@ -478,11 +591,19 @@ impl FunctionChannel {
 
     /// Takes requests of a function that has limits, or shares something with others.
     #[inline(never)]
-    fn submit_shared(&mut self, multiplexer: &mut Multiplexer, batch: &mut Batch, count: usize, is_first: bool) {
+    fn submit_shared(&mut self, batch: &mut Batch, count: usize, at_once: bool) {
         let taken_at = batch.first().map_or(Nanos::ZERO, |request| request.taken_at);
         self.now = self.now.max(taken_at);
-        let at_once = is_first && self.function.is_unlimited();
-        let mut left = if at_once { self.allowance(multiplexer).unwrap_or(0) } else { 0 };
+        let multiplexer = Rc::clone(&self.multiplexer);
+        let mut multiplexer = multiplexer.borrow_mut();
+        let mut left = if at_once { self.allowance(&mut multiplexer).unwrap_or(0) } else { 0 };
+        let wanted = batch.iter().take(count).map(|request| units(request.len_bytes)).fold(0, i64::saturating_add);
+        if wanted <= left {
+            self.charge(&mut multiplexer, wanted);
+            drop(multiplexer);
+            return self.start_all(batch, count);
+        }
+        let multiplexer = &mut *multiplexer;
         let mut used = 0_i64;
         for request in batch.drain(..count) {
             if left > 0 {
@@ -503,6 +624,26 @@ impl FunctionChannel {
         }
     }
 
+    /// Tells the shares that so many requests were `completed`, and starts what had to
+    /// wait.
+    #[inline(never)]
+    fn go_on_with_others(&mut self, completed: usize) {
+        let multiplexer = Rc::clone(&self.multiplexer);
+        let multiplexer = &mut *multiplexer.borrow_mut();
+        if self.is_shared() || self.shown > 0 {
+            self.show(multiplexer);
+            multiplexer.shares.completed(completed);
+            multiplexer.shares.look(self.now);
+        }
+        if self.has_more_to_start() {
+            self.quiescence.enter();
+            self.read_answers(multiplexer);
+            self.feed_starved(multiplexer);
+            self.start_queued(multiplexer);
+            self.hand_over();
+        }
+    }
+
     #[inline]
     fn hand_over(&mut self) {
         self.stores.submit(&mut self.outgoing);
@@ -519,16 +660,12 @@ impl BlockChannel for FunctionChannel {
         if room == 0 {
             return;
         }
-        let multiplexer = Rc::clone(&self.multiplexer);
-        let multiplexer = &mut *multiplexer.borrow_mut();
         self.quiescence.enter();
-        let is_first = self.queued.iter().all(VecDeque::is_empty);
-        if is_first && self.function.is_unlimited() && !multiplexer.is_shared() {
-            for request in batch.drain(..room) {
-                self.start(multiplexer, request);
-            }
+        let at_once = self.is_unlimited && self.queued.iter().all(VecDeque::is_empty);
+        if at_once && !self.is_shared() {
+            self.start_all(batch, room);
         } else {
-            self.submit_shared(multiplexer, batch, room, is_first);
+            self.submit_shared(batch, room, at_once);
         }
         self.hand_over();
         self.quiescence.leave();
@@ -536,29 +673,17 @@ impl BlockChannel for FunctionChannel {
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
         self.now = self.now.max(now);
-        let multiplexer = Rc::clone(&self.multiplexer);
-        let multiplexer = &mut *multiplexer.borrow_mut();
         let before = self.under_way;
         if before > 0 {
-            self.stores.poll(now, &mut self.returned);
-            if !self.returned.is_empty() {
-                self.take_back(multiplexer, completed);
-            }
+            self.take_back(now, completed);
         }
-        if multiplexer.is_shared() || self.shown > 0 {
-            self.show(multiplexer);
-            multiplexer.shares.completed(before.saturating_sub(self.under_way));
-            multiplexer.shares.look(self.now);
-        }
-        if self.has_more_to_start() {
-            self.quiescence.enter();
-            self.read_answers(multiplexer);
-            self.feed_starved(multiplexer);
-            self.start_queued(multiplexer);
-            self.hand_over();
+        if self.is_shared() || self.shown > 0 || self.has_more_to_start() {
+            self.go_on_with_others(before.saturating_sub(self.under_way));
         }
         self.quiescence.leave();
-        completed.append(&mut self.done);
+        if !self.done.is_empty() {
+            completed.append(&mut self.done);
+        }
     }
 
     fn in_flight(&self) -> usize {

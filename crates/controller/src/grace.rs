@@ -115,20 +115,26 @@ impl Quiescence {
         }
     }
 
-    /// An I/O was translated; returns what [`ended`](Self::ended) wants to know.
+    /// What [`ended`](Self::ended) wants to know of the I/O that is translated now.
     #[inline]
-    pub(crate) fn began(&mut self) -> bool {
-        self.since = self.since.saturating_add(1);
+    pub(crate) fn parity(&self) -> bool {
         self.parity
     }
 
-    /// An I/O completed.
+    /// So much I/O was translated; returns what [`ended`](Self::ended) wants to know of it.
     #[inline]
-    pub(crate) fn ended(&mut self, parity: bool) {
+    pub(crate) fn began(&mut self, count: usize) -> bool {
+        self.since = self.since.saturating_add(count);
+        self.parity
+    }
+
+    /// So much I/O completed.
+    #[inline]
+    pub(crate) fn ended(&mut self, parity: bool, count: usize) {
         if parity == self.parity {
-            self.since = self.since.saturating_sub(1);
-        } else {
-            self.before = self.before.saturating_sub(1);
+            self.since = self.since.saturating_sub(count);
+        } else if count > 0 {
+            self.before = self.before.saturating_sub(count);
             if self.before == 0 {
                 self.participant.shown.store(self.seen, Ordering::Release);
             }
@@ -167,18 +173,18 @@ mod tests {
         let epochs = Arc::new(Epochs::new());
         let mut channel = Quiescence::new(&epochs);
         channel.enter();
-        let old = channel.began();
+        let old = channel.began(1);
         let epoch = epochs.advance();
         assert!(!epochs.passed(epoch));
         channel.enter();
-        let new = channel.began();
+        let new = channel.began(1);
         assert_ne!(old, new);
         assert!(!epochs.passed(epoch));
-        channel.ended(old);
+        channel.ended(old, 1);
         assert!(epochs.passed(epoch), "only the new one is under way");
         let second = epochs.advance();
         assert!(!epochs.passed(second));
-        channel.ended(new);
+        channel.ended(new, 1);
         channel.leave();
         assert!(epochs.passed(second));
     }
@@ -188,20 +194,20 @@ mod tests {
         let epochs = Arc::new(Epochs::new());
         let mut channel = Quiescence::new(&epochs);
         channel.enter();
-        let first = channel.began();
+        let first = channel.began(1);
         let one = epochs.advance();
         channel.enter();
-        let second = channel.began();
+        let second = channel.began(1);
         let two = epochs.advance();
         channel.enter();
-        let third = channel.began();
-        channel.ended(first);
+        let third = channel.began(1);
+        channel.ended(first, 1);
         assert!(epochs.passed(one));
         assert!(!epochs.passed(two));
         channel.enter();
-        channel.ended(second);
+        channel.ended(second, 1);
         assert!(!epochs.passed(two), "the third was translated before the second epoch was seen");
-        channel.ended(third);
+        channel.ended(third, 1);
         assert!(epochs.passed(two));
     }
 
@@ -210,7 +216,7 @@ mod tests {
         let epochs = Arc::new(Epochs::new());
         let mut channel = Quiescence::new(&epochs);
         channel.enter();
-        let _ = channel.began();
+        let _ = channel.began(1);
         let epoch = epochs.advance();
         assert!(!epochs.passed(epoch));
         drop(channel);

@@ -59,12 +59,6 @@ impl Multiplexer {
         })
     }
 
-    /// Whether the functions here share something with others, and weights may have to be looked at.
-    #[inline]
-    pub(crate) fn is_shared(&self) -> bool {
-        self.shares.is_shared() || self.turns.is_shared()
-    }
-
     /// Gives a part's box back, and lets go of the guest's memory.
     pub(crate) fn recycle(&mut self, mut part: Box<BlockRequest>) {
         part.segments.release();

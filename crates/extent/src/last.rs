@@ -2,6 +2,7 @@
 
 use sidecore_units::Plba;
 
+use crate::arithmetic;
 use crate::entry::{Entry, UNUSED};
 use crate::range::BlockRange;
 use crate::root::TreeRoot;
@@ -31,6 +32,19 @@ impl LastExtent {
         (self.version == root.version()).then_some((physical, self.extent.shared()))
     }
 
+    /// The same extent in bytes, of blocks of `1 << shift` bytes. No bytes at all if they had no numbers.
+    #[must_use]
+    pub fn in_bytes(&self, shift: u32) -> LastBytes {
+        let bytes = |blocks: u64| blocks.checked_mul(1_u64.checked_shl(shift)?);
+        let extent = self.extent;
+        match (bytes(extent.first), bytes(extent.count), bytes(extent.physical())) {
+            (Some(first), Some(len), Some(physical)) => {
+                LastBytes { version: self.version, first, len, physical, shared: extent.shared() }
+            }
+            _ => LastBytes::default(),
+        }
+    }
+
     /// Forgets it.
     pub fn clear(&mut self) {
         *self = Self::default();
@@ -39,5 +53,71 @@ impl LastExtent {
     #[inline]
     pub(crate) fn remember(&mut self, version: u64, extent: Entry) {
         *self = Self { version, extent };
+    }
+}
+
+/// A queue's last extent in bytes, which is how requests ask: a hit costs no shifts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LastBytes {
+    /// Zero is the version of no tree.
+    version: u64,
+    first: u64,
+    len: u64,
+    physical: u64,
+    shared: bool,
+}
+
+impl LastBytes {
+    /// Whether the extent is still what the tree says. Holds for all translations until the channel says that it is idle.
+    #[must_use]
+    #[inline]
+    pub fn is_valid(&self, root: &TreeRoot) -> bool {
+        self.version == root.version()
+    }
+
+    /// Whether somebody else refers to these blocks as well.
+    #[must_use]
+    #[inline]
+    pub fn is_shared(&self) -> bool {
+        self.shared
+    }
+
+    /// Where the bytes lie on the store, if all of them are in the extent.
+    #[must_use]
+    #[inline]
+    pub fn locate(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64> {
+        arithmetic::displace(self.first, self.len, self.physical, offset_bytes, len_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::range::Extent;
+    use sidecore_units::{Plba, Vlba};
+
+    fn last(first: u64, count: u64, physical: u64) -> LastExtent {
+        let extent = Entry::of(Extent { first: Vlba(first), count, physical: Plba(physical), shared: true });
+        LastExtent { version: 7, extent }
+    }
+
+    #[test]
+    fn bytes_lie_where_their_blocks_do_and_outside_of_the_extent_nowhere() {
+        let bytes = last(10, 2, 100).in_bytes(10);
+        assert!(bytes.is_shared());
+        assert_eq!(bytes.locate(10 << 10, 2 << 10), Some(100 << 10));
+        assert_eq!(bytes.locate((12 << 10) - 1, 1), Some((102 << 10) - 1));
+        for (offset, len) in [((10 << 10) - 1, 1), ((12 << 10) - 1, 2), (12 << 10, 1), (10 << 10, 2049), (0, u64::MAX)]
+        {
+            assert_eq!(bytes.locate(offset, len), None, "{offset}, {len}");
+        }
+    }
+
+    #[test]
+    fn an_extent_without_bytes_holds_nothing() {
+        let none = [LastExtent::default(), last(1 << 60, 1, 0), last(0, 1 << 60, 0), last(0, 1, 1 << 60)];
+        for bytes in none.map(|last| last.in_bytes(10)) {
+            assert_eq!((bytes.version, bytes.locate(0, 1)), (0, None), "{bytes:?}");
+        }
     }
 }

@@ -48,7 +48,7 @@ mod tree;
 mod unit;
 mod walk;
 
-pub use last::LastExtent;
+pub use last::{LastBytes, LastExtent};
 pub use memory::{CHUNK_NODES, NodeMemory, OutOfNodes, Pin, Retired};
 pub use node::{EXTENT_POINTERS, NODE_BYTES, NODE_POINTERS, Node};
 pub use range::{BlockRange, Extent, MAX_PHYSICAL_BLOCKS, Mapping, Piece};

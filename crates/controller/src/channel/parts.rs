@@ -129,6 +129,7 @@ impl FunctionChannel {
             multiplexer.unit.translate(function.id, &function.root, last, range, visit);
         }
         let sent = sender.sent;
+        self.parts_in_flight = self.parts_in_flight.saturating_add(sent);
         self.under_way = self.under_way.saturating_add(sent);
         if sent > 0 {
             self.stats.splits.add(1);
@@ -223,6 +224,7 @@ impl FunctionChannel {
         }
         let sent = sender.sent;
         parts.grant = Some(grant);
+        self.parts_in_flight = self.parts_in_flight.saturating_add(sent);
         self.under_way = self.under_way.saturating_add(sent);
         if starved {
             self.starved.push_back(slot);
@@ -378,7 +380,7 @@ impl Sender<'_> {
             part.len_bytes = bound;
             part.taken_at = request.taken_at;
             part.result = Ok(());
-            let parity = self.quiescence.began();
+            let parity = self.quiescence.began(1);
             part.tag = Some(Label { slot: self.slot, part: true, parity }.into_tag());
             self.outgoing.push(part, self.through);
             self.sent = self.sent.saturating_add(1);
@@ -392,7 +394,7 @@ impl Sender<'_> {
     fn take_back_last(&mut self, parts: &mut Parts) -> Option<u64> {
         let mut part = self.outgoing.pop(self.through)?;
         let label = Label::from_bits(part.tag.take().map(sidecore_block::Tag::into_bits)?);
-        self.quiescence.ended(label.parity);
+        self.quiescence.ended(label.parity, 1);
         self.sent = self.sent.saturating_sub(1);
         parts.under_way = parts.under_way.saturating_sub(1);
         let offset_bytes = part.offset_bytes;

@@ -33,6 +33,12 @@ impl Outgoing {
         if through { self.through.push(request) } else { self.physical.push(request) }
     }
 
+    /// Adds all of `requests`, which go to the physical store.
+    #[inline]
+    pub(super) fn extend(&mut self, requests: impl Iterator<Item = Box<BlockRequest>>) {
+        self.physical.extend(requests);
+    }
+
     /// Takes the last one back.
     pub(super) fn pop(&mut self, through: bool) -> Option<Box<BlockRequest>> {
         if through { self.through.pop() } else { self.physical.pop() }

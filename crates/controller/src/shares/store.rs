@@ -176,7 +176,7 @@ impl StoreShares {
     }
 
     /// Whether the controller has several functions with queues.
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn is_shared(&self) -> bool {
         self.boards.is_shared()
     }

@@ -1,0 +1,85 @@
+//! Batches that do not fit: into the function's own depth, or into a store that takes less than it should. Each request
+//! is translated once, whatever it waits for.
+
+mod common;
+
+use std::io;
+use std::sync::Arc;
+
+use sidecore_block::{Batch, BlockChannel, BlockDevice, Geometry, Operation, RamStore};
+use sidecore_units::{CoreId, Nanos};
+
+const MIB: u64 = 1 << 20;
+const BLOCK_BYTES: u64 = 1024;
+const ADDRESS: u64 = 0x1_0000_0000;
+
+/// A store that takes one request of each batch.
+struct Narrow(RamStore);
+
+struct NarrowChannel(Box<dyn BlockChannel>);
+
+impl BlockDevice for Narrow {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        Ok(Box::new(NarrowChannel(self.0.open_channel(core, depth)?)))
+    }
+}
+
+impl BlockChannel for NarrowChannel {
+    fn submit(&mut self, batch: &mut Batch) {
+        let mut one: Batch = batch.drain(..batch.len().min(1)).collect();
+        self.0.submit(&mut one);
+    }
+
+    fn poll(&mut self, now: Nanos, completed: &mut Batch) {
+        self.0.poll(now, completed);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+}
+
+/// Reads `count` blocks in one batch from a volume that does not begin where its store does.
+fn check(store: Arc<dyn BlockDevice>, count: u64) {
+    let controller = common::over(&store, BLOCK_BYTES as u32);
+    for name in ["other", "volume"] {
+        controller.create_volume(name, MIB, None).unwrap();
+        let (mut guest, _device) = common::guest(&controller, name);
+        for block in 0..count {
+            let byte = if name == "volume" { block as u8 + 1 } else { 0xff };
+            guest.store(block * BLOCK_BYTES, &[byte; BLOCK_BYTES as usize]);
+        }
+    }
+    let (mut guest, _device) = common::guest(&controller, "volume");
+    // The first one finds the extent that the others lie in.
+    assert_eq!(guest.load(0, 1024), [1; 1024]);
+    let address = |block: u64| ADDRESS + block * BLOCK_BYTES;
+    for _ in 0..2 {
+        let read = |block| (block * BLOCK_BYTES, [(address(block), BLOCK_BYTES)]);
+        let requests = (0..count).map(read).map(|(offset, piece)| guest.request(Operation::Read, offset, &piece));
+        let requests: Vec<_> = requests.collect();
+        assert_eq!(guest.run(requests), vec![Ok(()); count as usize]);
+        for block in 0..count {
+            assert_eq!(guest.peek(address(block), 1024), vec![block as u8 + 1; 1024], "block {block}");
+            guest.poke(address(block), &[0; 1024]);
+        }
+    }
+}
+
+fn ram() -> RamStore {
+    RamStore::new(Geometry::new(16 * MIB, 512)).unwrap()
+}
+
+#[test]
+fn a_store_that_takes_less_than_a_batch_gets_each_request_translated_once() {
+    check(Arc::new(Narrow(ram())), 8);
+}
+
+#[test]
+fn what_is_beyond_the_depth_is_translated_when_it_is_taken() {
+    check(Arc::new(ram()), 40);
+}
