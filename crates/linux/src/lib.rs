@@ -22,6 +22,7 @@
 
 mod accounts;
 mod clock;
+pub mod core_time;
 pub mod cpu;
 mod end_requests;
 mod epoll;
