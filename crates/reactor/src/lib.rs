@@ -12,6 +12,7 @@
 //! wake-ups every [`GLANCE_INTERVAL`].
 #![forbid(unsafe_code)]
 
+mod contention;
 mod eventfd;
 mod histogram;
 mod idle;
@@ -22,6 +23,7 @@ mod signal;
 mod sleeper;
 mod stats;
 
+pub use contention::{Contention, CoreChange, CoreSample};
 pub use eventfd::EventFd;
 pub use histogram::{Histogram, LatencyCounts, LatencySummary};
 pub use idle::IdleMode;

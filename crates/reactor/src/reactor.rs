@@ -29,6 +29,17 @@ pub const YIELD: Nanos = Nanos::from_micros(50);
 /// Units of work that a pollable may do before the next one has its turn.
 const BUDGET: usize = 32;
 
+/// A sidecore that shares its core spins for so long after the last work, and then sleeps between two
+/// looks for at least so long.
+const MIN_PAUSE: Nanos = Nanos::from_micros(50);
+
+/// Such a sidecore sleeps for this part of the time that it has been idle: waking up costs tens of
+/// microseconds on a virtual machine, and guests that rest should not be charged for it.
+const IDLE_PER_PAUSE: u64 = 16;
+
+/// Such a sidecore sleeps between two looks for at most so long.
+const MAX_PAUSE: Nanos = Nanos::from_micros(500);
+
 const MAIL_KEY: WakeKey = WakeKey(u64::MAX);
 
 /// What a turn did.
@@ -67,6 +78,8 @@ pub struct Reactor<P, S> {
     last_glance: Nanos,
     /// When the last turn that did something began, until its time is counted.
     busy_since: Option<Nanos>,
+    /// See [`Reactor::set_without_core`].
+    without_core: bool,
     /// When it was last considered whether to give way.
     last_yield: Nanos,
     sleeper: S,
@@ -89,6 +102,7 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
             first: 0,
             last_glance: Nanos::ZERO,
             busy_since: None,
+            without_core: false,
             last_yield: Nanos::ZERO,
             sleeper,
             mailbox,
@@ -150,6 +164,14 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
         self.entries.get_mut(id.0)?.as_mut().map(|entry| &mut entry.pollable)
     }
 
+    /// Sets whether other threads keep the sidecore from running. While they do, the sidecore sleeps
+    /// for moments when it finds nothing to do, so that the scheduler lets it run soon after each: a
+    /// thread that spins waits for whole time slices of the others. Notifications stay off, because a
+    /// guest of a pollable with [`IdleMode::Poll`](crate::IdleMode::Poll) is promised that it never kicks.
+    pub fn set_without_core(&mut self, without_core: bool) {
+        self.without_core = without_core;
+    }
+
     /// One round: mail, work, idleness, sleep.
     ///
     /// `clock` is asked again after a sleep, because time passes in it.
@@ -173,6 +195,12 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
         }
         if self.awake.is_empty() {
             return self.sleep(now, clock);
+        }
+        if self.without_core && !busy {
+            let idle = self.idle_time(now);
+            if idle >= MIN_PAUSE {
+                return self.pause(now, idle, clock);
+            }
         }
         let glance_interval = if self.armed_count > 0 { GLANCE_INTERVAL } else { IDLE_GLANCE_INTERVAL };
         if now.since(self.last_glance) >= glance_interval {
@@ -286,6 +314,25 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
                 entry.last_busy = woken_at;
             }
         }
+        Ok(Turn::Slept)
+    }
+
+    /// How long every pollable that is awake has been idle.
+    fn idle_time(&self, now: Nanos) -> Nanos {
+        let awake = self.awake.iter().filter_map(|&index| self.entries.get(index)?.as_ref());
+        awake.map(|entry| now.since(entry.last_busy)).min().unwrap_or_default()
+    }
+
+    /// Sleeps until a wake-up or a deadline, but not for long: some pollables are not armed.
+    fn pause(&mut self, now: Nanos, idle: Nanos, clock: &mut impl FnMut() -> Nanos) -> io::Result<Turn> {
+        let pause = Nanos(idle.0 / IDLE_PER_PAUSE).clamp(MIN_PAUSE, MAX_PAUSE);
+        let timeout = self.next_deadline().map_or(pause, |deadline| deadline.since(now).min(pause));
+        self.last_glance = now;
+        self.stats.sleeps.add(1);
+        self.wait(Some(timeout))?;
+        let woken_at = clock();
+        self.stats.asleep_ns.add(woken_at.since(now).0);
+        self.wake_overdue(woken_at);
         Ok(Turn::Slept)
     }
 

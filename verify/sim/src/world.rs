@@ -162,6 +162,9 @@ pub fn run(seed: u64, guests: usize, requests: u64) -> Outcome {
                 world.now
             })
             .expect("epoll works");
+        if random.once_in(50) {
+            reactor.set_without_core(random.once_in(2));
+        }
         let before: u64 = world.borrow().guests.iter().map(|guest| guest.completed + guest.wanted).sum();
         for _ in 0..random.below(4) {
             world.borrow_mut().step();

@@ -166,6 +166,43 @@ fn adaptive_spins_then_arms_then_sleeps_until_woken() {
 }
 
 #[test]
+fn without_its_core_a_sidecore_pauses_between_looks_and_asks_for_no_kick() {
+    let mut bench = Bench::new();
+    let worker = Worker::new(&bench.world, "p", IdleMode::Poll);
+    let work = Rc::clone(&worker.work);
+    bench.reactor.add(worker).unwrap();
+    assert_eq!(bench.turn(MIN_PAUSE.0), Turn::Idle, "with its core it polls");
+    bench.reactor.set_without_core(true);
+    work.set(1);
+    assert_eq!(bench.turn(1), Turn::Busy);
+    let work_at = bench.world.now.get();
+    assert_eq!(bench.turn(MIN_PAUSE.0 - 1), Turn::Idle, "it spins for a while after its work");
+    for (idle, pause) in [(MIN_PAUSE.0, MIN_PAUSE.0), (1_600_000, 100_000), (1_000_000_000, MAX_PAUSE.0)] {
+        assert_eq!(bench.turn(work_at + idle - bench.world.now.get()), Turn::Slept);
+        assert_eq!(bench.world.timeouts.borrow().last(), Some(&Some(Nanos(pause))));
+    }
+    work.set(1);
+    assert_eq!(bench.turn(1), Turn::Busy);
+    bench.reactor.set_without_core(false);
+    assert_eq!(bench.turn(10 * MIN_PAUSE.0), Turn::Idle, "it has its core again");
+    assert_eq!(bench.log(), ["p did 1", "p did 1"], "it was never armed");
+}
+
+#[test]
+fn a_pause_ends_at_a_deadline_and_at_a_kick_of_a_neighbour() {
+    let mut bench = Bench::new();
+    let mut polls = Worker::new(&bench.world, "p", IdleMode::Poll);
+    polls.deadline = Some(Nanos(MIN_PAUSE.0 + 10));
+    bench.reactor.add(polls).unwrap();
+    let id = bench.reactor.add(Worker::new(&bench.world, "i", IdleMode::Interrupt)).unwrap();
+    bench.reactor.set_without_core(true);
+    bench.world.wakes.borrow_mut().push_back((5, vec![WakeKey(id.0 as u64)]));
+    assert_eq!(bench.turn(MIN_PAUSE.0), Turn::Slept);
+    assert_eq!(bench.world.timeouts.borrow().last(), Some(&Some(Nanos(10))));
+    assert_eq!(bench.log(), ["i arms", "i woken", "i disarms"]);
+}
+
+#[test]
 fn work_that_arrives_while_arming_is_not_slept_over() {
     let mut bench = Bench::new();
     let mut worker = Worker::new(&bench.world, "a", IdleMode::Interrupt);
