@@ -3,17 +3,25 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
+use serde::Serialize;
+use sidecore_control::Client;
 use sidecore_control::config::size;
-use sidecore_control::{Client, Devices};
+use sidecore_control::report::{DeviceReport, SidecoreReport};
 
 use crate::print;
 use crate::table::Table;
 use crate::units::count;
 
+#[derive(Serialize)]
+struct Listed {
+    devices: Vec<DeviceReport>,
+    sidecores: Vec<SidecoreReport>,
+}
+
 pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
-    let devices = client.devices()?;
+    let (devices, sidecores) = (client.devices()?, client.sidecores()?);
     if json {
-        let text = serde_json::to_string_pretty(&Devices { devices })?;
+        let text = serde_json::to_string_pretty(&Listed { devices, sidecores })?;
         return Ok(print(&(text + "\n"))?);
     }
     let mut table =
@@ -53,6 +61,9 @@ pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
             device.sidecores.join(","),
             device.socket,
         ]);
+    }
+    for warning in sidecores.into_iter().filter_map(|sidecore| sidecore.warning) {
+        reasons.push_str(&format!("{warning}\n"));
     }
     Ok(print(&(table.render() + &reasons))?)
 }

@@ -46,6 +46,7 @@ fn list_shows_every_device() {
     let json: serde_json::Value = serde_json::from_str(&stdout(daemon.path(), &["list", "--json"])).unwrap();
     assert_eq!(json["devices"][1]["name"], "vd1");
     assert_eq!(json["devices"][1]["front_end"], "nvme");
+    assert_eq!(json["sidecores"][0]["name"], "sc0");
 }
 
 /// A guest that uses the first of two queues of `vd0`.

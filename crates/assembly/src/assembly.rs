@@ -12,6 +12,7 @@ use sidecore_vhost_user::Access;
 
 use crate::AssemblyError;
 use crate::controllers::{ControllerHandle, Controllers, VolumeChange};
+use crate::core_watch::CoreWatch;
 use crate::disk::Disk;
 use crate::front_end::{NvmeParts, NvmeThreads, Subsystems};
 use crate::left::LeftDevice;
@@ -48,6 +49,8 @@ pub(crate) struct Graph {
     /// Those that controllers own.
     owned: Vec<String>,
     threads: Vec<SidecoreThread>,
+    /// Notices when sidecores lose their cores.
+    core_watch: Option<CoreWatch>,
     /// Those of NVMe functions, once there is one.
     nvme: Option<Arc<NvmeThreads>>,
     /// It has been drained, or is about to be: nothing is added any more.
@@ -103,10 +106,21 @@ impl Assembly {
         for sidecore in &spec.sidecores {
             threads.push(SidecoreThread::start(sidecore, &clock)?);
         }
-        let sidecores = threads.iter().map(|thread| thread.sidecore().clone()).collect();
+        let sidecores: Vec<Sidecore> = threads.iter().map(|thread| thread.sidecore().clone()).collect();
+        let core_watch = CoreWatch::start(&sidecores, &clock);
+        if let Err(error) = &core_watch {
+            tracing::warn!("the sidecores' cores are not watched: {error}");
+        }
         let started_at = clock.now();
         let owned = spec.controllers.iter().map(|controller| controller.store.clone()).collect();
-        let graph = Arc::new(Mutex::new(Graph { stores, owned, threads, nvme: None, ends: false }));
+        let graph = Arc::new(Mutex::new(Graph {
+            stores,
+            owned,
+            threads,
+            core_watch: core_watch.ok(),
+            nvme: None,
+            ends: false,
+        }));
         let disks = Arc::default();
         let subsystems = Arc::new(Subsystems::new(&graph, &disks));
         let (pending, late) = (Mutex::default(), Mutex::default());
@@ -297,6 +311,7 @@ impl Assembly {
         graph.stores.close_functions();
         self.controllers.shutdown();
         let unflushed = graph.stores.close_all();
+        graph.core_watch = None;
         graph.threads.clear();
         let (lost, left): (Vec<_>, Vec<_>) = left.into_iter().partition(|left| {
             let disk = disks.iter().find(|disk| disk.spec.name == left.name);

@@ -35,6 +35,7 @@ mod access;
 mod assembly;
 mod controllers;
 mod convert;
+mod core_watch;
 mod disk;
 mod error;
 mod flush;

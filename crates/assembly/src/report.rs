@@ -83,6 +83,9 @@ pub struct SidecoreReport {
     pub utilisation: f64,
     /// The queues that it polls right now.
     pub queues: u64,
+    /// Its core is lost to other work: how much of it, and the remedy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 impl SidecoreReport {

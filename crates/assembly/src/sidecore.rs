@@ -1,11 +1,13 @@
 //! A sidecore's thread: pinned, and in its reactor's loop until it is told to stop.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
+use sidecore_linux::core_time::ThreadTime;
 use sidecore_linux::{Clock, EpollSleeper, cpu};
 use sidecore_reactor::{Closed, Mailbox, Post, Reactor, ReactorStats, mailbox};
 use sidecore_units::{CoreId, Nanos};
@@ -31,6 +33,10 @@ pub(crate) struct Sidecore {
     /// How many queues it polls.
     queues: Arc<AtomicU64>,
     started_at: Nanos,
+    /// The kernel's accounts of the thread, if it keeps any.
+    time: Option<Arc<ThreadTime>>,
+    /// While the core is lost to other work, the percentage of the time that other work took.
+    lost_percent: Arc<AtomicU32>,
     end: Arc<End>,
 }
 
@@ -50,6 +56,34 @@ impl Drop for EndWatch {
     fn drop(&mut self) {
         if !self.0.wanted.load(Ordering::Acquire) {
             self.0.unwanted.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// A sidecore's core is lost to other work, how much of it, and the remedy.
+pub(crate) struct CoreWarning<'a> {
+    sidecore: &'a str,
+    cpu: Option<CoreId>,
+    percent: u32,
+}
+
+impl fmt::Display for CoreWarning<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sidecore, cpu, percent } = self;
+        let took = format_args!("other work kept it from running for {percent} % of the time");
+        let meanwhile = "Until it has, it sleeps for moments between looks at its disks and does not poll";
+        match cpu {
+            Some(CoreId(cpu)) => write!(
+                f,
+                "sidecore \"{sidecore}\" does not have CPU {cpu} for itself: {took}. {meanwhile}; keep other work off \
+                 CPU {cpu} (a cpuset, isolcpus={cpu}, IRQ affinity), give the sidecore another `cpu`, or set \
+                 `idle = \"adaptive\"` for its disks"
+            ),
+            None => write!(
+                f,
+                "sidecore \"{sidecore}\" does not have a CPU for itself: {took}. {meanwhile}; give the sidecore a \
+                 `cpu` that nothing else uses, or set `idle = \"adaptive\"` for its disks"
+            ),
         }
     }
 }
@@ -76,6 +110,36 @@ impl Sidecore {
 
     pub(crate) fn cpu(&self) -> Option<CoreId> {
         self.cpu
+    }
+
+    /// How long the thread ran and waited for its core; `None` if the kernel does not say.
+    pub(crate) fn ran_and_waited(&self) -> Option<(Nanos, Nanos)> {
+        self.time.as_ref()?.ran_and_waited().ok()
+    }
+
+    /// The turns of the reactor so far.
+    pub(crate) fn turns(&self) -> u64 {
+        self.stats.turns.get()
+    }
+
+    /// Other work took this share of the time, 0 to 1: the sidecore pauses from now on.
+    pub(crate) fn set_core_lost(&self, share: f64) {
+        let percent = (share * 100.0).round().clamp(1.0, 100.0) as u32;
+        self.lost_percent.store(percent, Ordering::Relaxed);
+        // Mail without captures is no allocation.
+        self.tell(|reactor| reactor.set_without_core(true));
+    }
+
+    /// The core is free again: the sidecore polls as configured.
+    pub(crate) fn set_core_regained(&self) {
+        self.tell(|reactor| reactor.set_without_core(false));
+        self.lost_percent.store(0, Ordering::Release);
+    }
+
+    /// What to say of the core while it is lost.
+    pub(crate) fn core_warning(&self) -> Option<CoreWarning<'_>> {
+        let percent = self.lost_percent.load(Ordering::Acquire);
+        (percent > 0).then_some(CoreWarning { sidecore: &self.name, cpu: self.cpu, percent })
     }
 
     /// Has something done on the sidecore's thread, and waits for the answer. What is dropped there unanswered was
@@ -123,6 +187,7 @@ impl Sidecore {
             mails: stats.mails.get(),
             utilisation: 0.0,
             queues: self.queues.load(Ordering::Relaxed),
+            warning: self.core_warning().map(|warning| warning.to_string()),
         };
         report.utilisation = report.utilisation_since(None, now.since(self.started_at).0);
         report
@@ -143,14 +208,16 @@ impl SidecoreThread {
                     Ok(reactor) => reactor,
                     Err(error) => return drop(ready.send(Err(error))),
                 };
-                let _ = ready.send(Ok(reactor.stats()));
+                let time = ThreadTime::of_current_thread().ok().map(Arc::new);
+                let _ = ready.send(Ok((reactor.stats(), time)));
                 drop(ready);
                 poll(&spec.name, reactor, &clock, &watch.0.wanted);
             }
         };
         let thread = std::thread::Builder::new().name(spec.name.clone()).stack_size(STACK_BYTES).spawn(run);
         let thread = thread.map_err(failed)?;
-        let stats = started.recv().unwrap_or_else(|_| Err(failed(io::Error::other("its thread has panicked"))))?;
+        let (stats, time) =
+            started.recv().unwrap_or_else(|_| Err(failed(io::Error::other("its thread has panicked"))))?;
         let sidecore = Sidecore {
             name: spec.name.clone(),
             cpu: spec.cpu,
@@ -158,6 +225,8 @@ impl SidecoreThread {
             stats,
             queues: Arc::default(),
             started_at: clock.now(),
+            time,
+            lost_percent: Arc::default(),
             end,
         };
         Ok(Self { sidecore, thread: Some(thread) })

@@ -48,6 +48,9 @@ const SIDECORES: &[Metric<SidecoreReport>] = &[
     }),
     counter("sidecore_reactor_mails_total", "Messages from the control path.", |s| Value::Whole(s.mails)),
     gauge("sidecore_reactor_queues", "Queues polled right now.", |s| Value::Whole(s.queues)),
+    gauge("sidecore_reactor_without_core", "1 while its core is lost to other work.", |s| {
+        Value::Whole(s.warning.is_some().into())
+    }),
     gauge("sidecore_reactor_utilisation_ratio", "Share of its life that it worked.", |s| Value::Real(s.utilisation)),
 ];
 

@@ -42,6 +42,7 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         mails: 19,
         utilisation: 0.25,
         queues: 20,
+        warning: None,
     };
     let device = DeviceReport {
         name: "vd0".to_owned(),

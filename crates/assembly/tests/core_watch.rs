@@ -1,0 +1,158 @@
+//! A sidecore that loses its CPU to other work notices, says so, pauses between looks, and polls again when the CPU is
+//! free.
+
+#[allow(dead_code)]
+mod common;
+#[path = "common/guest.rs"]
+mod guest;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use sidecore_assembly::Assembly;
+use sidecore_assembly::report::SidecoreReport;
+use sidecore_assembly::spec::{IdleMode, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use sidecore_driver::{BlkClient, Status};
+use sidecore_linux::core_time::CoreTimes;
+use sidecore_linux::cpu;
+use sidecore_units::CoreId;
+
+use common::device;
+use guest::{connect, read, write};
+
+const NAME: &str = "sc0";
+
+/// Far longer than a change of state takes. The test waits for the state, not for the time.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The CPU may be in use by other work of the machine for ever: then the way back cannot be tested.
+const BUSY_LIMIT: Duration = Duration::from_secs(40);
+
+/// More seconds than a free CPU has to be free for before the sidecore polls again.
+const FREE_SECONDS: u32 = 10;
+
+fn report(assembly: &Assembly) -> SidecoreReport {
+    assembly.stats().sidecores[0].clone()
+}
+
+/// Reads and writes until the sidecore's report is as wanted; `None` after the limit.
+fn until(
+    assembly: &Assembly,
+    guest: &mut BlkClient,
+    is_wanted: impl Fn(&SidecoreReport) -> bool,
+) -> Option<SidecoreReport> {
+    let begin = Instant::now();
+    let mut byte = 0_u8;
+    while begin.elapsed() < LIMIT {
+        let report = report(assembly);
+        if is_wanted(&report) {
+            return Some(report);
+        }
+        byte = byte.wrapping_add(1);
+        assert_eq!(write(guest, 8, byte), Status::Ok);
+        assert_eq!(read(guest, 8), byte);
+    }
+    None
+}
+
+/// Reads, second by second, how much of a CPU other work takes.
+struct Neighbours {
+    core: CoreId,
+    times: CoreTimes,
+    schedstat: PathBuf,
+}
+
+impl Neighbours {
+    fn of(core: CoreId) -> Self {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+        let is_the_sidecore =
+            |task: &PathBuf| std::fs::read_to_string(task.join("comm")).unwrap_or_default().trim() == NAME;
+        let task = tasks.into_iter().find(is_the_sidecore).expect("the sidecore's thread");
+        Self { core, times: CoreTimes::open().unwrap(), schedstat: task.join("schedstat") }
+    }
+
+    /// The time used by other work, and the time that the sidecore waited, so far.
+    fn read(&mut self) -> [u64; 2] {
+        self.times.refresh().unwrap();
+        let text = std::fs::read_to_string(&self.schedstat).unwrap();
+        let fields: Vec<u64> = text.split_whitespace().map(|field| field.parse().unwrap()).collect();
+        [self.times.of(self.core).unwrap().used.0.saturating_sub(fields[0]), fields[1]]
+    }
+
+    /// Whether the CPU was free in the next second, with a margin to the sidecore's own rule.
+    fn let_it_be_for_a_second(&mut self) -> bool {
+        let before = self.read();
+        std::thread::sleep(Duration::from_secs(1));
+        let now = self.read();
+        now[0].saturating_sub(before[0]) < 60_000_000 && now[1].saturating_sub(before[1]) < 30_000_000
+    }
+}
+
+/// Waits until the sidecore has its CPU again, or until the CPU was never free for long enough; says which.
+fn is_regained(assembly: &Assembly, core: CoreId) -> bool {
+    let mut neighbours = Neighbours::of(core);
+    let (begin, mut free) = (Instant::now(), 0);
+    while begin.elapsed() < BUSY_LIMIT {
+        if report(assembly).warning.is_none() {
+            return true;
+        }
+        free = if neighbours.let_it_be_for_a_second() { free + 1 } else { 0 };
+        assert!(free < FREE_SECONDS, "the CPU is free, and the sidecore does not notice: {:?}", report(assembly));
+    }
+    false
+}
+
+#[test]
+fn a_busy_neighbour_is_noticed_and_so_is_its_end() {
+    let cores = cpu::allowed_cores().unwrap();
+    let [.., ours, core] = cores[..] else {
+        eprintln!("skipped: it takes two CPUs");
+        return;
+    };
+    // The guest stays away from the sidecore's CPU.
+    cpu::pin_current_thread(ours).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut disk = device(directory.path(), "mem");
+    disk.idle = IdleMode::Poll;
+    let kind = StoreKind::Ram { size_bytes: 1 << 20, block_bytes: 512 };
+    let spec = Spec {
+        sidecores: vec![SidecoreSpec { name: NAME.to_owned(), cpu: Some(core) }],
+        stores: vec![StoreSpec { name: "mem".to_owned(), kind }],
+        controllers: Vec::new(),
+        devices: vec![disk],
+    };
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut guest = connect(&spec.devices[0].socket);
+    let stop = AtomicBool::new(false);
+    let (noticed, paused) = std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                cpu::pin_current_thread(core).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let noticed = until(&assembly, &mut guest, |sidecore| sidecore.warning.is_some());
+        let asleep_ns = report(&assembly).asleep_ns;
+        let paused = until(&assembly, &mut guest, |sidecore| sidecore.asleep_ns > asleep_ns);
+        stop.store(true, Ordering::Relaxed);
+        (noticed, paused)
+    });
+    let warning = noticed.and_then(|sidecore| sidecore.warning).expect("the lost CPU is noticed");
+    assert!(warning.contains(&format!("sidecore \"{NAME}\" does not have CPU {} for itself", core.0)), "{warning}");
+    assert!(warning.contains("cpuset") && warning.contains("adaptive"), "no remedy: {warning}");
+    assert!(paused.is_some(), "it goes on polling: {:?}", report(&assembly));
+    if is_regained(&assembly, core) {
+        assert_eq!(write(&mut guest, 8, 9), Status::Ok);
+        let asleep_ns = report(&assembly).asleep_ns;
+        assert_eq!(read(&mut guest, 8), 9);
+        // It may have lost the CPU again meanwhile.
+        let now = report(&assembly);
+        assert!(now.asleep_ns == asleep_ns || now.warning.is_some(), "it polls: {now:?}");
+    } else {
+        eprintln!("skipped: the way back, because other work of this machine used the CPU all the time");
+    }
+    assert_eq!(guest.queue(0).unwrap().counters().kicks, 0, "the guest of a polled disk never kicks");
+}
