@@ -30,7 +30,7 @@ use floor::Floor;
 
 const NAME: &str = "guest-cost";
 /// The system of `--before`.
-const BEFORE: &str = "before";
+pub(crate) const BEFORE: &str = "before";
 
 const DISK_BYTES: u64 = 64 << 20;
 const DEPTHS: [u16; 3] = [1, 32, 128];

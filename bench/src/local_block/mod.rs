@@ -6,10 +6,12 @@
 //! goes.
 
 mod breakdown;
+mod contended;
 mod idle;
 mod matrix;
 mod report;
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -38,6 +40,9 @@ pub struct Options {
     /// The client reads what it has read and writes what it writes.
     #[arg(long)]
     pub touch: bool,
+    /// Another build of the daemon, for the part `contended`.
+    #[arg(long, value_name = "PROGRAM")]
+    pub before: Option<PathBuf>,
     /// Only these parts.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<Part>,
@@ -56,6 +61,8 @@ pub enum Part {
     IdleCpu,
     /// How fast a sleeping daemon wakes.
     WakeLatency,
+    /// What a polled disk costs while other work uses both cores.
+    Contended,
     /// Where the time of one request goes.
     Breakdown,
 }
@@ -77,6 +84,9 @@ struct Plan {
     eventfd_rounds: u32,
     neighbours: usize,
     stages: usize,
+    contended: Duration,
+    /// Whether there is time for a sidecore to notice that its core is lost.
+    is_contention_noticed: bool,
 }
 
 impl Plan {
@@ -95,6 +105,8 @@ impl Plan {
             eventfd_rounds: 3000,
             neighbours: 256,
             stages: 200_000,
+            contended: ms(700),
+            is_contention_noticed: true,
         };
         match scale {
             Scale::Full => full,
@@ -109,6 +121,7 @@ impl Plan {
                 wakes: 60,
                 eventfd_rounds: 500,
                 stages: 50_000,
+                contended: ms(400),
                 ..full
             },
             Scale::Tiny => Self {
@@ -122,11 +135,15 @@ impl Plan {
                 eventfd_rounds: 50,
                 neighbours: 16,
                 stages: 2000,
+                contended: ms(3),
+                is_contention_noticed: false,
                 ..full
             },
         }
     }
 }
+
+const NO_SLOWER_THAN_INTERRUPTS: Of = Of::Ratio("latency_p50", contended::INTERRUPT);
 
 /// What must hold.
 const BOUNDS: &[Bound<'static>] = &[
@@ -138,6 +155,9 @@ const BOUNDS: &[Bound<'static>] = &[
     Bound { case: "file/randwrite/qd32", of: Of::Ratio("iops", peer::NAME), limit: Limit::AtLeast(1.5) },
     Bound { case: idle::NEIGHBOURS, of: Of::Ours("added_latency", " ns"), limit: Limit::AtMost(6000.0) },
     Bound { case: idle::CPU, of: Of::Ours("cpu_share", " %"), limit: Limit::AtMost(1.0) },
+    Bound { case: contended::CASES[0], of: NO_SLOWER_THAN_INTERRUPTS, limit: Limit::AtMost(1.0) },
+    Bound { case: contended::CASES[1], of: NO_SLOWER_THAN_INTERRUPTS, limit: Limit::AtMost(1.0) },
+    Bound { case: contended::CASES[2], of: NO_SLOWER_THAN_INTERRUPTS, limit: Limit::AtMost(1.0) },
     Bound { case: idle::WAKE, of: Of::Ours("latency_p50", " us"), limit: Limit::AtMost(100.0) },
 ];
 
@@ -179,6 +199,9 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     if bench.wants(Part::IdleCpu) {
         idle::cpu(&mut bench)?;
+    }
+    if bench.wants(Part::Contended) {
+        contended::run(&mut bench)?;
     }
     if bench.wants(Part::Breakdown) {
         breakdown::run(&mut bench)?;

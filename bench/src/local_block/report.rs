@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::{NAME, idle};
+use super::{NAME, contended, idle};
 use crate::plot::{Bar, Chart, Group};
 use crate::record::{FLOOR, OURS, Record, Records};
 use crate::{cells, peer, readme};
@@ -59,6 +59,11 @@ fn smaller(records: &Records) -> String {
     row("floor: copy of 4 KiB into the arena", "floor/copy-into-arena", FLOOR, "copy");
     row("the same by the ram store's own loop: out", "floor/copy-out-of-arena", FLOOR, "store_copy");
     row("the same by the ram store's own loop: into", "floor/copy-into-arena", FLOOR, "store_copy");
+    for case in contended::CASES {
+        for system in [OURS, contended::INTERRUPT] {
+            row(&format!("median with a busy thread on each core, {case}, {system}"), case, system, "latency_p50");
+        }
+    }
     for record in records.all() {
         if let Record::Measure(measure) = record
             && measure.case.starts_with("breakdown/")
