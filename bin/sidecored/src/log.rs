@@ -1,8 +1,8 @@
 //! The log: to the standard error, and only so much of it about one thing.
 //!
-//! A client that connects again and again has a few lines written each time. So there is a limit for each device and each
-//! line of the program: at most [`BURST`] at once, and one a minute in the long run. Clients of other devices, and other
-//! causes, have limits of their own. How many lines were left out is said later.
+//! A client that connects again and again has a few lines written each time. So there is a limit for each device, each
+//! line of the program and each kind of error in it: at most [`BURST`] at once, and one a minute in the long run. How many
+//! lines were left out is said later.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,9 +29,9 @@ const TELL_AFTER: Duration = Duration::from_secs(60);
 /// Things that are told apart. More of them than a daemon has are a flood by themselves, and share one limit.
 const THINGS_MAX: usize = 1 << 16;
 
-/// The fields that say what a line is about: names that the operator has given. What a client says is never among them,
-/// or it could make as many limits as it likes.
-const ABOUT: [&str; 6] = ["device", "function", "store", "controller", "volume", "path"];
+/// The fields that say what a line is about: names that the operator has given, and the kind of an error
+/// ([`sidecore_socket::cause`]). What a client says is never among them, or it could make as many limits as it likes.
+const ABOUT: [&str; 7] = ["device", "function", "store", "controller", "volume", "path", "cause"];
 
 /// What is limited, and what was left out.
 #[derive(Clone)]

@@ -106,6 +106,43 @@ fn clients_cannot_make_the_log_grow_nor_hide_one_another_in_it() {
     assert!(lines(" lines were left out: ") >= 2, "{log}");
 }
 
+/// A client that is disconnected for one thing again and again does not hide that it is for another one then.
+#[test]
+fn each_cause_of_a_disconnect_has_a_limit_of_its_own() {
+    let nvme = "[[device]]\nname = \"nvme\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"nvme.sock\"\n";
+    let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), &(config(1) + nvme));
+    for name in ["vd0.sock", "nvme.sock"] {
+        let say = |bytes: &[u8]| {
+            let mut stream = UnixStream::connect(daemon.directory.path().join(name)).unwrap();
+            let _ = stream.write_all(bytes);
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let _ = stream.read_to_end(&mut Vec::new());
+        };
+        for _ in 0..100 {
+            say(&[255; 64]);
+        }
+        // Half a header.
+        say(&[0; 3]);
+    }
+    // Each is in the log before its connection is closed, the last may be a moment later.
+    for device in ["vd0", "nvme"] {
+        daemon.client().remove_device(device).unwrap();
+    }
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    let ends = |device: &str, words: &str| {
+        let is_it = |line: &&str| line.contains(&format!("\"{device}\"")) && line.contains(words);
+        let ends =
+            log.lines().filter(|line| line.contains("the connection to the VMM ended") && line.contains("error="));
+        ends.filter(is_it).count()
+    };
+    for device in ["vd0", "nvme"] {
+        assert_eq!(ends(device, "in the middle of a message"), 1, "{log}");
+        assert_eq!(ends(device, ""), 21, "{log}");
+    }
+}
+
 /// As `timeout` of GNU sends them: to the process, and to its group.
 #[test]
 fn two_signals_at_once_end_it_in_order() {
@@ -132,7 +169,7 @@ fn a_signal_that_comes_later_ends_it_at_once() {
     // The drain waits for it: for a minute.
     submit_write(&mut client, 0, 1);
     let client_of = daemon.client();
-    let in_flight = || client_of.stats().unwrap().devices[1].queues[0].batches;
+    let in_flight = || client_of.stats().unwrap().devices[1].queues.first().map_or(0, |queue| queue.batches);
     while in_flight() == 0 {
         std::thread::yield_now();
     }

@@ -11,7 +11,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use sidecore_nvme::{HandedOver, PciFunction};
-use sidecore_socket::LastDisconnect;
+use sidecore_socket::{LastDisconnect, cause};
 use tracing::Span;
 
 use crate::closing::{Aside, Closing};
@@ -323,7 +323,7 @@ impl Slot {
             Ok(true) => return,
             Ok(false) => tracing::info!("the VMM disconnected"),
             Err(error) => {
-                tracing::warn!(%error, "the connection to the VMM ended");
+                tracing::warn!(cause = cause(&error), %error, "the connection to the VMM ended");
                 self.known.last.set(error.to_string());
             }
         }

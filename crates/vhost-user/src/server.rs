@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use sidecore_socket::{Access, Disconnect, LastDisconnect, ServerError, SocketFile};
+use sidecore_socket::{Access, Disconnect, LastDisconnect, ServerError, SocketFile, cause};
 use sidecore_virtio::VirtioDevice;
 
 use crate::connection::{Connection, ConnectionError};
@@ -275,13 +275,13 @@ fn accept_all(listener: &UnixListener, shared: &Shared, mut device: Arc<dyn Virt
                     Ok(()) => tracing::info!("the VMM disconnected"),
                     Err(_) if shared.gate().stopping => tracing::info!("disconnected from the VMM"),
                     Err(error) => {
-                        tracing::warn!(%error, "the connection to the VMM ended");
+                        tracing::warn!(cause = cause(&error), %error, "the connection to the VMM ended");
                         shared.last.set(error.to_string());
                     }
                 }
             }
             Ok(false) => {}
-            Err(error) => tracing::warn!(%error, "cannot serve a connection"),
+            Err(error) => tracing::warn!(cause = cause(&error), %error, "cannot serve a connection"),
         }
         // The peer sees the end now, and the rest is nobody's business.
         let _ = connection.stream().shutdown(Shutdown::Both);

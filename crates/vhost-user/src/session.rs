@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, RegionSpec, UserAddress};
+use sidecore_socket::cause;
 use sidecore_virtio::{ConfigError, StartError, VirtioDevice};
 
 use crate::backend_channel::BackendChannel;
@@ -214,11 +215,11 @@ impl Session {
             Ok(Some(body)) => Ok(Some(Message::reply(request, body))),
             Ok(None) => Ok(acknowledged.then(|| Message::reply(request, Body::U64(0)))),
             Err(error) if acknowledged => {
-                tracing::warn!(%request, %error, "request refused");
+                tracing::warn!(%request, cause = cause(&error), %error, "request refused");
                 Ok(Some(Message::reply(request, Body::U64(1))))
             }
             Err(error) if error.is_the_guests() => {
-                tracing::warn!(%request, %error, "request failed");
+                tracing::warn!(%request, cause = cause(&error), %error, "request failed");
                 Ok(None)
             }
             Err(error) => Err(error),
