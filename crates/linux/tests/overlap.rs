@@ -108,8 +108,9 @@ fn a_partition_is_part_of_its_disk_and_of_the_file_below() {
     let (_directory, file) = image();
     let Some(disk) = Loop::over(&file, &["--partscan"]) else { return };
     let partition = PathBuf::from(format!("{}p1", disk.0.display()));
-    if !partition.exists() {
-        eprintln!("skipped: no partitions of loop devices");
+    // A kernel may know no partition table; it takes a partition from a program then.
+    let place = ["1", "2048", "4096"];
+    if !partition.exists() && run("addpart", &[&[disk.0.to_str().unwrap()], place.as_slice()].concat()).is_none() {
         return;
     }
     let store = open(&partition);

@@ -1,6 +1,7 @@
 //! The part of the FUSE protocol (linux/fuse.h, version 7.31) that one file needs.
 
-/// The page cache is left out (linux/fuse.h).
+/// The page cache is left out (linux/fuse.h). With it, a read that is held locks its pages, and whoever opens the file
+/// waits for them: `fuse_open` drops what is cached.
 const FOPEN_DIRECT_IO: u64 = 1 << 0;
 /// Direct writes to one file come side by side.
 const FOPEN_PARALLEL_DIRECT_WRITES: u64 = 1 << 6;
