@@ -23,6 +23,11 @@ const LOOK: Duration = Duration::from_millis(200);
 /// After this long without an answer the daemon is asked whether it is still there.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The name of the device that a process has served to it.
+pub(crate) fn temporary_name(pid: u32) -> String {
+    format!("transfer-{pid}")
+}
+
 /// A device that is there for one command. Dropping it has it removed.
 pub(crate) struct TemporaryDevice<'a> {
     client: &'a Client,
@@ -35,7 +40,7 @@ impl<'a> TemporaryDevice<'a> {
     pub(crate) fn serve(client: &'a Client, control_socket: &Path, function: NewFunction) -> Result<Self> {
         let control_socket = std::path::absolute(control_socket)?;
         let directory = control_socket.parent().unwrap_or(Path::new("/"));
-        let name = format!("transfer-{}", std::process::id());
+        let name = temporary_name(std::process::id());
         let socket: PathBuf = directory.join(format!("{name}.sock"));
         let read_only = function.read_only;
         // Who may use the control socket need not be the daemon's user, nor root.

@@ -20,6 +20,7 @@ mod terminal;
 mod top;
 mod units;
 mod volume;
+mod worker;
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
