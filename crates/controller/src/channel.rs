@@ -36,7 +36,7 @@ use crate::mail::{Answer, Line, Question, Slot};
 use crate::multiplexer::Multiplexer;
 use crate::shares::{Boards, Held, Place, TurnPlace, Turns, units};
 use crate::stats::ChannelStats;
-use slot::{Label, Parts, Slots, Stage, Whole};
+use slot::{Label, Parts, Slots, Stage};
 use stores::Outgoing;
 pub(crate) use stores::Stores;
 
@@ -194,20 +194,24 @@ impl FunctionChannel {
             }
             // The store is full: a translated request stays here, or it would be translated again.
         }
-        let translated = hits.min(batch.len());
+        self.start_rest(batch, hits.min(batch.len()), count.saturating_sub(hits));
+    }
+
+    /// The `translated` first requests of a batch go to the store with what becomes of the
+    /// `others`, which are not simply in the last extent.
+    #[inline(never)]
+    fn start_rest(&mut self, batch: &mut Batch, translated: usize, others: usize) {
         self.outgoing.extend(batch.drain(..translated));
-        if hits < count {
-            let multiplexer = Rc::clone(&self.multiplexer);
-            let multiplexer = &mut *multiplexer.borrow_mut();
-            for request in batch.drain(..count.saturating_sub(hits)) {
-                self.start(multiplexer, request);
-            }
+        let multiplexer = Rc::clone(&self.multiplexer);
+        let multiplexer = &mut *multiplexer.borrow_mut();
+        for request in batch.drain(..others) {
+            self.start(multiplexer, request);
         }
     }
 
     /// Translates requests from the front on, where they are, up to the first that
     /// does not simply lie in the last extent; how many there were.
-    #[inline]
+    #[inline(never)]
     fn translate_front(&mut self, requests: &mut [Box<BlockRequest>]) -> usize {
         if !self.last_bytes.is_valid(&self.function.root) {
             return 0;
@@ -222,15 +226,9 @@ impl FunctionChannel {
                 _ => break,
             }
             let Some(offset_bytes) = self.last_bytes.locate(request.offset_bytes, request.len_bytes) else { break };
-            let whole = Whole { tag: request.tag.take(), offset_bytes: request.offset_bytes };
-            match self.slots.insert_whole(whole) {
-                Ok(slot) => request.tag = Some(Label { slot, part: false, parity }.into_tag()),
-                Err(whole) => {
-                    request.tag = whole.tag;
-                    break;
-                }
+            if !self.slots.send_whole(request, offset_bytes, parity) {
+                break;
             }
-            request.offset_bytes = offset_bytes;
             count = count.wrapping_add(1);
         }
         self.quiescence.began(count);
@@ -286,19 +284,12 @@ impl FunctionChannel {
     /// Sends a request to a store as it is, but for its offset.
     #[inline]
     fn send_whole(&mut self, mut request: Box<BlockRequest>, offset_bytes: u64, through: bool) {
-        let whole = Whole { tag: request.tag.take(), offset_bytes: request.offset_bytes };
-        match self.slots.insert_whole(whole) {
-            Ok(slot) => {
-                request.offset_bytes = offset_bytes;
-                let parity = self.quiescence.began(1);
-                request.tag = Some(Label { slot, part: false, parity }.into_tag());
-                self.outgoing.push(request, through);
-                self.under_way = self.under_way.saturating_add(1);
-            }
-            Err(whole) => {
-                request.tag = whole.tag;
-                self.finish(request, Err(BlockError::EIO));
-            }
+        if self.slots.send_whole(&mut request, offset_bytes, self.quiescence.parity()) {
+            self.quiescence.began(1);
+            self.outgoing.push(request, through);
+            self.under_way = self.under_way.saturating_add(1);
+        } else {
+            self.finish(request, Err(BlockError::EIO));
         }
     }
 
@@ -428,13 +419,12 @@ impl FunctionChannel {
 
     /// Gives whole requests that are back from the store their front end's tags and
     /// offsets again.
-    #[inline]
+    #[inline(never)]
     fn restore(&mut self, requests: &mut [Box<BlockRequest>]) {
         let parity = self.quiescence.parity();
         let (mut before, mut since) = (0_usize, 0_usize);
         for request in &mut *requests {
-            let Some(bits) = request.tag.take().map(Tag::into_bits) else { continue };
-            let label = Label::from_bits(bits);
+            let Some(label) = self.slots.take_whole_back(request) else { continue };
             if label.parity == parity {
                 since = since.wrapping_add(1);
             } else {
@@ -443,9 +433,6 @@ impl FunctionChannel {
             if request.result.is_err() && request.operation == Operation::Flush {
                 self.line.ask(label.slot, Question::FlushFailed);
             }
-            let whole = self.slots.take_whole(label.slot);
-            request.tag = whole.tag;
-            request.offset_bytes = whole.offset_bytes;
         }
         self.under_way = self.under_way.saturating_sub(requests.len());
         self.quiescence.ended(parity, since);

@@ -4,7 +4,7 @@
 mod common;
 
 use sidecore_block::contract::{guest_memory, request};
-use sidecore_block::{Batch, BlockDevice, Operation};
+use sidecore_block::{Batch, BlockDevice, Operation, Tag};
 use sidecore_controller::{FunctionOptions, Limit, Limits};
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_units::Nanos;
@@ -47,6 +47,9 @@ fn check(function: &dyn BlockDevice) {
     let mut run = |count: usize| {
         let mut done = 0;
         while done < count {
+            for request in &mut batch {
+                request.tag.get_or_insert_with(|| Tag::from_bits(0));
+            }
             channel.submit(&mut batch);
             now = now.after(Nanos(1_000));
             channel.poll(now, &mut completed);
@@ -64,6 +67,7 @@ fn check(function: &dyn BlockDevice) {
     let before = allocations();
     run(100_000);
     assert_eq!(allocations() - before, 0);
+    batch.iter_mut().for_each(|request| assert_eq!(request.tag.take().map(Tag::into_bits), Some(0)));
 }
 
 /// A volume of 4 MiB, its first MiB mapped; in extents of one block if `fragmented`.

@@ -70,10 +70,12 @@ impl Parts {
 }
 
 /// What a request was that went to the store whole.
-#[derive(Debug, Default)]
-pub(super) struct Whole {
-    pub(super) tag: Option<Tag>,
-    pub(super) offset_bytes: u64,
+#[derive(Clone, Copy, Debug, Default)]
+struct Whole {
+    /// The bits of the front end's tag: an `Option<Tag>` would be moved as one piece of 16 bytes, which a processor cannot
+    /// forward from the two stores that have just made it.
+    tag: u64,
+    offset_bytes: u64,
 }
 
 /// As many slots as a channel's depth. A slot holds a request that went whole, or one
@@ -95,25 +97,31 @@ impl Slots {
         }
     }
 
-    /// Puts it into a free slot.
-    ///
-    /// # Errors
-    /// There is none: it comes back.
+    /// Sends a whole request to `offset_bytes`: its tag becomes a label. False, and nothing done, if it has no tag or all
+    /// slots are taken.
     #[inline]
-    pub(super) fn insert_whole(&mut self, whole: Whole) -> Result<Slot, Whole> {
-        let Some(slot) = self.free.pop() else { return Err(whole) };
-        if let Some(place) = self.wholes.get_mut(slot as usize) {
-            *place = whole;
+    pub(super) fn send_whole(&mut self, request: &mut BlockRequest, offset_bytes: u64, parity: bool) -> bool {
+        if request.tag.is_none() {
+            return false;
         }
-        Ok(slot)
+        let Some(slot) = self.free.pop() else { return false };
+        let tag = request.tag.replace(Label { slot, part: false, parity }.into_tag()).map_or(0, Tag::into_bits);
+        let offset_bytes = std::mem::replace(&mut request.offset_bytes, offset_bytes);
+        if let Some(place) = self.wholes.get_mut(slot as usize) {
+            *place = Whole { tag, offset_bytes };
+        }
+        true
     }
 
-    /// Empties a slot.
+    /// Takes a whole request back: its tag and offset are its own again. Returns its label, whose slot is free.
     #[inline]
-    pub(super) fn take_whole(&mut self, slot: Slot) -> Whole {
-        let Some(place) = self.wholes.get_mut(slot as usize) else { return Whole::default() };
-        self.free.push(slot);
-        Whole { tag: place.tag.take(), offset_bytes: place.offset_bytes }
+    pub(super) fn take_whole_back(&mut self, request: &mut BlockRequest) -> Option<Label> {
+        let label = Label::from_bits(request.tag.take()?.into_bits());
+        let whole = *self.wholes.get(label.slot as usize)?;
+        self.free.push(label.slot);
+        request.tag = Some(Tag::from_bits(whole.tag));
+        request.offset_bytes = whole.offset_bytes;
+        Some(label)
     }
 
     /// Puts it into a free slot.
