@@ -137,6 +137,7 @@ pub struct Experiment {
     /// What it has measured.
     pub records: Records,
     directory: tempfile::TempDir,
+    run: tempfile::TempDir,
     no_peer: bool,
 }
 
@@ -163,6 +164,8 @@ impl Experiment {
             gate: Gate::new(partner, patience),
             records: Records::new(name),
             directory: tempfile::Builder::new().prefix("sidecore-bench").tempdir()?,
+            // On tmpfs, as `/run` is: a controller's log is beside the control socket.
+            run: tempfile::Builder::new().prefix("sidecore-bench").tempdir_in("/dev/shm").context("no tmpfs")?,
             no_peer: programs.no_peer,
         })
     }
@@ -178,7 +181,7 @@ impl Experiment {
     /// # Errors
     /// As [`Sidecored::start`].
     pub fn start_ours(&self, name: &str, controllers: &[Controller], devices: &[Device]) -> Result<Sidecored> {
-        Sidecored::start(&self.daemon, self.directory(), name, controllers, devices)
+        Sidecored::start(&self.daemon, self.run.path(), name, controllers, devices)
     }
 
     /// Starts the peer with its best settings, each tried out for as long as `trial`.

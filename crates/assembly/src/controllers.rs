@@ -11,11 +11,12 @@ use sidecore_volume::{FormatOptions, OpenError, VolumeError, VolumeId, VolumeInf
 
 use crate::AssemblyError;
 use crate::convert;
+use crate::crash_log::answered;
 use crate::operation::{ErrorKind, OperationError};
 use crate::report::{
     CheckReport, ClosedControllerReport, ControllerReport, ControllerState, ExtentReport, ExtentsReport, VolumeReport,
 };
-use crate::spec::{ControllerSpec, FormatSpec, LimitSpec, LimitsSpec, VolumeSpec};
+use crate::spec::{ControllerSpec, FormatSpec, LimitSpec, LimitsSpec, StoreSpec, VolumeSpec};
 
 /// The controllers of the configuration, in its order.
 pub(crate) struct Controllers(RwLock<Vec<Entry>>);
@@ -142,6 +143,7 @@ fn options(spec: &ControllerSpec) -> ControllerOptions {
         format: spec.format.as_ref().map(|format| format_options(format, false)),
         commit_interval: spec.commit_interval,
         warn_used_percent: spec.warn_used_percent,
+        ..ControllerOptions::default()
     }
 }
 
@@ -210,10 +212,15 @@ pub(crate) enum VolumeChange<'a> {
 #[allow(clippy::missing_errors_doc)]
 impl ControllerHandle {
     /// Opens the controller on its store. Blocks the calling thread: it reads all metadata.
-    pub(crate) fn open(spec: ControllerSpec, store: Arc<dyn BlockDevice>) -> Result<Self, AssemblyError> {
+    pub(crate) fn open(
+        spec: ControllerSpec,
+        store: Arc<dyn BlockDevice>,
+        bottom: Option<&StoreSpec>,
+    ) -> Result<Self, AssemblyError> {
         let user = format!("controller \"{}\"", spec.name);
         let pin: sidecore_controller::PinNodes = Box::new(sidecore_linux::pin_memory);
-        let controller = Controller::open(&spec.name, store, &options(&spec), Some(pin))
+        let options = ControllerOptions { answered: answered(&spec, bottom), ..options(&spec) };
+        let controller = Controller::open(&spec.name, store, &options, Some(pin))
             .map_err(|error| AssemblyError::Controller { user, error: refused_to_open(&spec, error) })?;
         let report = controller.report();
         let begins_read_only = report.read_only.is_some() && !report.is_frozen;

@@ -36,6 +36,7 @@ mod assembly;
 mod controllers;
 mod convert;
 mod core_watch;
+mod crash_log;
 mod disk;
 mod error;
 mod flush;

@@ -125,8 +125,11 @@ impl Opening {
         controllers: &Controllers,
     ) -> Result<(), AssemblyError> {
         let store = stores.open(&spec.store, &format!("controller \"{}\"", spec.name), controllers)?;
+        let bottom = stores.bottom(&spec.store).cloned();
         let (name, spec) = (spec.name.clone(), spec.clone());
-        self.spawn(&name.clone(), move || Opened::Controller(name, ControllerHandle::open(spec, store)))
+        self.spawn(&name.clone(), move || {
+            Opened::Controller(name, ControllerHandle::open(spec, store, bottom.as_ref()))
+        })
     }
 
     fn spawn(&mut self, name: &str, open: impl FnOnce() -> Opened + Send + 'static) -> Result<(), AssemblyError> {

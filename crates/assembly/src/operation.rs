@@ -54,9 +54,10 @@ impl From<ControllerError> for OperationError {
             ControllerError::Open(OpenError::NotFormatted(_)) => ErrorKind::Invalid,
             ControllerError::Format(error) => format_kind(error),
             ControllerError::NoSuchVolume(_) => ErrorKind::NotFound,
-            ControllerError::InUse { .. } | ControllerError::NoFunction | ControllerError::NotEqual => {
-                ErrorKind::Conflict
-            }
+            ControllerError::NotMade(_)
+            | ControllerError::InUse { .. }
+            | ControllerError::NoFunction
+            | ControllerError::NotEqual => ErrorKind::Conflict,
             ControllerError::Store(_)
             | ControllerError::BadWeight(_)
             | ControllerError::BadLimit

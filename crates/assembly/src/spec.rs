@@ -71,6 +71,31 @@ pub struct ControllerSpec {
     pub warn_used_percent: u8,
     /// Whether a device may be put in front of its physical function: the whole store, metadata and all.
     pub physical_function: bool,
+    /// Where changes of the volumes' mappings are kept that were answered and are not durable yet, for the case that this
+    /// process dies and its guests do not. `None`: they are answered when they are durable, which takes longer.
+    pub crash_log: Option<CrashLogSpec>,
+}
+
+/// A log in memory that outlives the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CrashLogSpec {
+    /// A directory on tmpfs; it is made if it is not there.
+    pub directory: PathBuf,
+    /// What a store's log takes.
+    pub size_bytes: usize,
+}
+
+impl CrashLogSpec {
+    /// The size unless told otherwise: 131,008 changes between two commits.
+    pub const SIZE_BYTES: usize = 8 << 20;
+    /// The smallest size.
+    pub const SIZE_BYTES_MIN: usize = sidecore_volume::MIN_LOG_BYTES;
+
+    /// A log of the usual size in a file in `directory`.
+    #[must_use]
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into(), size_bytes: Self::SIZE_BYTES }
+    }
 }
 
 impl ControllerSpec {
@@ -97,6 +122,7 @@ impl ControllerSpec {
             commit_interval: Self::COMMIT_INTERVAL,
             warn_used_percent: Self::WARN_USED_PERCENT,
             physical_function: false,
+            crash_log: None,
         }
     }
 }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    Affected, ControllerSpec, DeviceSpec, Fault, FaultPlan, FaultRule, FileOptions, FormatSpec, IdleMode, SidecoreSpec,
-    Spec, StoreKind, StoreSpec, VolumeSpec, When,
+    Affected, ControllerSpec, CrashLogSpec, DeviceSpec, Fault, FaultPlan, FaultRule, FileOptions, FormatSpec, IdleMode,
+    SidecoreSpec, Spec, StoreKind, StoreSpec, VolumeSpec, When,
 };
 use sidecore_assembly::{Assembly, ControllerHandle, ErrorKind};
 use sidecore_driver::{NvmeClient, NvmeCommand, NvmeStatus, admin_opcode, register};
@@ -504,9 +504,15 @@ fn daemons_end_while_a_host_manages() {
 #[test]
 fn a_store_that_loses_writes_at_the_end_is_not_gone_on_with() {
     let (directory, mut spec, assembly, pf) = start(IdleMode::Poll);
+    let log = tempfile::tempdir_in("/dev/shm").unwrap();
     drop((pf, assembly));
-    // The superblocks cannot be written any more.
-    let rule = FaultRule { affected: Affected::Writes, when: When::Touching(0..4 * 4096), fault: Fault::Eio };
+    // The next generation can be written, which says that the store is in use, and the one after it cannot
+    // (docs/volume-format.md, "Superblock": a slot is four KiB, and has its generation at byte 32).
+    let bytes = std::fs::read(directory.path().join("pool.img")).unwrap();
+    let slots = bytes.chunks_exact(4096).take(4);
+    let generation = slots.map(|slot| u64::from_le_bytes(slot[32..40].try_into().unwrap())).max().unwrap();
+    let bad = (generation + 2) * 2 % 4 * 4096;
+    let rule = FaultRule { affected: Affected::Writes, when: When::Touching(bad..bad + 2 * 4096), fault: Fault::Eio };
     let kind = StoreKind::Fault { store: "below".to_owned(), plan: FaultPlan { seed: 1, rules: vec![rule] } };
     spec.stores.push(StoreSpec { name: "bad".to_owned(), kind });
     spec.controllers[0] = ControllerSpec {
@@ -516,6 +522,8 @@ fn a_store_that_loses_writes_at_the_end_is_not_gone_on_with() {
         ..spec.controllers[0].clone()
     };
     for is_written in [false, true] {
+        // Without a log, a write is answered when it is durable, and never lost.
+        spec.controllers[0].crash_log = is_written.then(|| CrashLogSpec::new(log.path()));
         let assembly = Assembly::start(&spec).unwrap();
         let mut one = connect(&spec.devices[ONE].socket);
         if is_written {

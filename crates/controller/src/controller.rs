@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sidecore_block::{BlockDevice, Geometry};
 use sidecore_extent::{Content, ExtentTree, FunctionId, NODE_BYTES, Node, NodeMemory};
-use sidecore_volume::{Disk, VolumeId, Volumes};
+use sidecore_volume::{Disk, Recovery, VolumeId, Volumes};
 
 use crate::function::{Function, Opening, Ports, VirtualFunction, VolumeState};
 use crate::hypervisor::{Hypervisor, OpenVolume, State};
@@ -15,8 +15,8 @@ use crate::physical::PhysicalDisk;
 use crate::threads::{Inbox, Mail, Threads};
 use crate::usage::LastUsage;
 use crate::{
-    ControllerError, ControllerOptions, ControllerReport, FUNCTIONS_MAX, FunctionOptions, FunctionReport, Health,
-    Limits, WEIGHT_MAX,
+    Answered, ControllerError, ControllerOptions, ControllerReport, FUNCTIONS_MAX, FunctionOptions, FunctionReport,
+    Health, Limits, WEIGHT_MAX,
 };
 
 /// Pins a chunk of the trees' memory.
@@ -98,7 +98,12 @@ impl Controller {
         {
             sidecore_volume::format(disk, format)?;
         }
-        let volumes = Volumes::open(disk)?;
+        let mut volumes = Volumes::open(disk)?;
+        let recovery = match &options.answered {
+            Answered::InLog(memory, place) => volumes.recover(disk, Arc::clone(memory), place),
+            Answered::WhenDurable(boot) => volumes.recover_without_log(boot),
+            Answered::WithTheStore => Recovery::default(),
+        };
         let block_bytes = volumes.block_bytes();
         if store.geometry().block_bytes > block_bytes {
             return Err(ControllerError::Store("its own blocks are larger than the controller's"));
@@ -109,12 +114,19 @@ impl Controller {
         for volume in volumes.list().filter(|info| info.state == sidecore_volume::VolumeState::Damaged) {
             tracing::error!(controller = name, volume = volume.name, "the volume is damaged and not served");
         }
+        if recovery.replayed > 0 {
+            tracing::info!(controller = name, changes = recovery.replayed, "the log of the last process was replayed");
+        }
         let nodes = usize::try_from(options.tree_memory_bytes).unwrap_or(usize::MAX) / NODE_BYTES;
         let memory = match pin {
             Some(pin) => NodeMemory::with_pin(nodes, pin),
             None => NodeMemory::new(nodes),
         };
-        let hypervisor = Arc::new(Hypervisor::new(name, volumes, memory, options.warn_used_percent));
+        let when_durable = matches!(options.answered, Answered::WhenDurable(_));
+        let hypervisor = Arc::new(Hypervisor::new(name, volumes, memory, when_durable, options.warn_used_percent));
+        if let Some(loss) = recovery.loss {
+            hypervisor.events.note(name, format!("writes that were answered to guests may be missing: {loss}"));
+        }
         let (mail, messages) = mpsc::channel();
         let ports = Ports {
             controller: next_controller(),
@@ -184,7 +196,10 @@ impl Controller {
         let state = &mut *state;
         let volume = state.volumes.find(&options.volume);
         let volume = volume.ok_or_else(|| ControllerError::NoSuchVolume(options.volume.clone()))?;
-        let (volume_id, blocks) = (volume.id, volume.blocks);
+        let volume_id = volume.id;
+        if !state.volumes.is_made(volume_id) {
+            return Err(ControllerError::NotMade(options.volume.clone()));
+        }
         let read_only = options.read_only || !state.volumes.takes_writes(volume_id);
         let is_frozen = state.volumes.is_frozen();
         if volume.state == sidecore_volume::VolumeState::Damaged {
@@ -193,6 +208,7 @@ impl Controller {
         }
         let id = (1_u32..).take(FUNCTIONS_MAX).find(|id| !state.functions.contains_key(id));
         let id = FunctionId(id.ok_or(ControllerError::NoFunction)?);
+        let blocks = state.served_blocks(volume_id);
         let open = self.open_volume(state, volume_id, blocks)?;
         let geometry = self.function_geometry(read_only);
         let geometry = Geometry { discard: geometry.discard && !is_frozen, ..geometry };
@@ -385,6 +401,7 @@ impl Controller {
         threads.join_servers();
         self.hypervisor.commits.stop();
         threads.join_committer();
+        self.hypervisor.state().volumes.discard_log();
     }
 }
 

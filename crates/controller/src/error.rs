@@ -34,6 +34,9 @@ pub enum ControllerError {
         /// The first damage of the store.
         what: String,
     },
+    /// The volume is not durable yet.
+    #[error("volume \"{0}\" is being made and not durable yet: try again")]
+    NotMade(String),
     /// The volume is being served.
     #[error("volume \"{volume}\" is served by function {function}: {advice}")]
     InUse {

@@ -39,6 +39,9 @@ pub(crate) struct Hypervisor {
     pub(crate) durable: Arc<AtomicU64>,
     /// Transactions made durable since the start.
     pub(crate) commit_count: AtomicU64,
+    /// Changes are answered when they are durable: nothing else keeps them if the
+    /// process dies.
+    answers_when_durable: bool,
     /// Subtrees and whole trees pruned for want of memory, and by command.
     pub(crate) prune_count: AtomicU64,
     /// The store had no space for the last commit.
@@ -62,6 +65,9 @@ pub(crate) struct State {
     /// grace period: for tree nodes, or for the end of writes.
     pub(crate) for_space: Vec<Message>,
     pub(crate) for_grace: Vec<Message>,
+    /// Volumes whose size has changed and is not durable yet: the generation that
+    /// makes it so, and the size until then.
+    pub(crate) sizes: BTreeMap<VolumeId, (u64, u64)>,
 }
 
 /// A volume that functions show. They share its tree (thesis 5.2).
@@ -78,7 +84,13 @@ pub(crate) struct OpenVolume {
 }
 
 impl Hypervisor {
-    pub(crate) fn new(name: &str, volumes: Volumes, memory: NodeMemory, warn_used_percent: u8) -> Self {
+    pub(crate) fn new(
+        name: &str,
+        volumes: Volumes,
+        memory: NodeMemory,
+        answers_when_durable: bool,
+        warn_used_percent: u8,
+    ) -> Self {
         Self {
             name: name.to_owned(),
             memory: Arc::new(memory),
@@ -91,6 +103,7 @@ impl Hypervisor {
             is_full: AtomicBool::new(false),
             warn_used_percent,
             is_nearly_full: AtomicBool::new(false),
+            answers_when_durable,
             state: Mutex::new(State {
                 volumes,
                 open: BTreeMap::new(),
@@ -99,6 +112,7 @@ impl Hypervisor {
                 transaction: 1,
                 for_space: Vec::new(),
                 for_grace: Vec::new(),
+                sizes: BTreeMap::new(),
             }),
         }
     }
@@ -157,6 +171,13 @@ impl State {
     pub(crate) fn volume_of(&mut self, function: FunctionId) -> Option<(VolumeId, &mut OpenVolume, &mut Volumes)> {
         let (id, _) = self.functions.get(&function.0)?;
         Some((*id, self.open.get_mut(id)?, &mut self.volumes))
+    }
+
+    /// The size that a volume is served with, in blocks. One that is not durable yet
+    /// is not served: the log has no entries for what lies behind the old one.
+    pub(crate) fn served_blocks(&self, id: VolumeId) -> u64 {
+        let blocks = self.volumes.get(id).map_or(0, |info| info.blocks);
+        self.sizes.get(&id).map_or(blocks, |(_, before)| blocks.min(*before))
     }
 
     /// A volume's name, for messages.

@@ -1,8 +1,9 @@
 //! What a controller and its functions are made from.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use sidecore_volume::FormatOptions;
+use sidecore_volume::{FormatOptions, LogMemory, LogPlace};
 
 use crate::Limits;
 
@@ -33,6 +34,23 @@ pub struct ControllerOptions {
     /// The share of the store in use from which on it is called nearly full; 100 is
     /// never.
     pub warn_used_percent: u8,
+    /// What keeps answered changes of the mappings if the process dies.
+    pub answered: Answered,
+}
+
+/// What keeps the mappings that guests were answered about, and that no commit
+/// has made durable yet, if this process dies and its guests live on.
+#[derive(Clone, Debug, Default)]
+pub enum Answered {
+    /// Nothing: the store dies with the process.
+    #[default]
+    WithTheStore,
+    /// A log in this memory, for the store at this place.
+    InLog(Arc<dyn LogMemory>, LogPlace),
+    /// The store itself: each change is answered when it is durable, together with
+    /// others. This is the boot, by which the log of a process that kept one is
+    /// missed.
+    WhenDurable([u8; 16]),
 }
 
 impl Default for ControllerOptions {
@@ -43,6 +61,7 @@ impl Default for ControllerOptions {
             format: None,
             commit_interval: Duration::from_secs(5),
             warn_used_percent: DEFAULT_WARN_USED_PERCENT,
+            answered: Answered::default(),
         }
     }
 }

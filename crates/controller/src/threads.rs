@@ -197,6 +197,9 @@ fn commit(hypervisor: &Hypervisor, interval: Duration, disk: &mut PhysicalDisk) 
     let mut waiting = false;
     loop {
         let next = hypervisor.commits.wait(interval, waiting.then_some(GRACE_PATIENCE));
+        if next == NextCommit::Stop {
+            hypervisor.close();
+        }
         if next != NextCommit::Later {
             // What went wrong is told to whoever asked, and to the operator.
             let _ = hypervisor.commit(disk);

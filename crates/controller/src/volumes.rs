@@ -209,13 +209,14 @@ impl Controller {
             if shrinks {
                 refuse_in_use(state, id, name, "remove its device before it shrinks")?;
             }
+            let before = state.served_blocks(id);
             state.volumes.resize(disk, id, blocks)?;
+            // Served when it is durable.
+            let generation = state.volumes.open_generation();
+            state.sizes.insert(id, (generation, before));
             let transaction = state.transaction;
             if let Some(open) = state.open.get_mut(&id) {
                 open.changed(transaction);
-                open.tree.resize(blocks);
-                let retired = open.tree.take_retired();
-                state.limbo.retire(retired, &self.hypervisor.epochs);
             }
             Ok(id)
         })
@@ -267,7 +268,9 @@ impl Controller {
         self.change(|state| {
             let id = find(state, name)?;
             refuse_in_use(state, id, name, "remove its device first")?;
-            Ok(state.volumes.delete(disk, id)?)
+            state.volumes.delete(disk, id)?;
+            state.sizes.remove(&id);
+            Ok(())
         })
     }
 

@@ -5,6 +5,7 @@
 //!   per queue.
 //! * [`HostFile`]: where the blocks of a file lie on the device below its
 //!   filesystem, for as long as nobody else opens the file.
+//! * [`MemoryFile`]: memory that outlives the process.
 //! * [`EpollSleeper`]: where a sidecore sleeps.
 //! * [`peer_event`]: waking a peer without ever waiting for it.
 //! * [`cpu`]: which cores there are, and staying on one of them.
@@ -30,6 +31,7 @@ mod file;
 mod file_size_limit;
 mod held_signals;
 mod host_file;
+mod memory_file;
 mod peer_event;
 mod pin;
 mod service_manager;
@@ -43,6 +45,7 @@ pub use file::{FileError, FileOptions, FileStore};
 pub use file_size_limit::ignore_file_size_signal;
 pub use held_signals::HeldSignals;
 pub use host_file::{ExtentFlaw, HostExtent, HostFile, HostFileError, HostFileOptions, LeaseState, lease_break_time};
+pub use memory_file::{MemoryFile, boot_id};
 pub use peer_event::peer_event;
 pub use pin::pin_memory;
 pub use service_manager::{EnvironmentError, KeptDescriptor, ServiceManager, take_kept};

@@ -51,8 +51,11 @@ impl<'a> Session<'a> {
         title: &str,
         act: impl FnOnce(&mut Session<'_>) -> Result<T>,
     ) -> Result<T> {
-        let directory =
-            tempfile::Builder::new().prefix("sidecore-demo-").tempdir().context("cannot create a directory")?;
+        // On tmpfs, as `/run` is: a controller's log is beside the control socket.
+        let directory = tempfile::Builder::new()
+            .prefix("sidecore-demo-")
+            .tempdir_in("/dev/shm")
+            .context("cannot create a directory")?;
         let pool = tempfile::Builder::new()
             .prefix("demo-pool-")
             .suffix(".img")

@@ -1,9 +1,12 @@
 //! `[[controller]]`, and the stores that are its functions, as they were written.
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sidecore_assembly::spec::{ControllerSpec, FormatSpec, LimitSpec, LimitsSpec, VOLUME_MAX_BYTES, VolumeSpec};
+use sidecore_assembly::spec::{
+    ControllerSpec, CrashLogSpec, FormatSpec, LimitSpec, LimitsSpec, VOLUME_MAX_BYTES, VolumeSpec,
+};
 use toml::Spanned;
 use toml::de::DeTable;
 
@@ -24,6 +27,9 @@ const TREE_MEMORY_LEAST: u64 = 4 << 20;
 /// An hour: metadata that is older than this was forgotten, not put off.
 const COMMIT_INTERVAL_MAX_MS: u64 = 3_600_000;
 
+/// A log is memory that is taken when the store is opened: 16 million changes are more than any commit makes durable.
+const CRASH_LOG_LIMIT: usize = 1 << 30;
+
 /// Longest label, in bytes.
 const LABEL_MAX: usize = 64;
 
@@ -40,6 +46,8 @@ pub(super) struct ControllerDraft {
     pub(super) commit_interval: Duration,
     pub(super) warn_used_percent: u8,
     pub(super) physical_function: bool,
+    pub(super) crash_log: Option<PathBuf>,
+    pub(super) crash_log_bytes: usize,
 }
 
 /// As [`VolumeSpec`], with places.
@@ -67,7 +75,12 @@ impl VolumeDraft {
     }
 }
 
-pub(super) fn controller(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>) -> ControllerDraft {
+pub(super) fn controller(
+    table: &DeTable<'_>,
+    at: Range<usize>,
+    base: &Path,
+    problems: &mut Collector<'_>,
+) -> ControllerDraft {
     let (mut section, head) = open("controller", table, at, problems);
     let store = section.string("store");
     let store = section.required("store", store, "\"the name of a [[store]]\"");
@@ -101,9 +114,27 @@ pub(super) fn controller(table: &DeTable<'_>, at: Range<usize>, problems: &mut C
             .and_then(|percent| u8::try_from(percent.into_inner()).ok())
             .unwrap_or(ControllerSpec::WARN_USED_PERCENT),
         physical_function: flag(&mut section, "physical_function", false),
+        crash_log: section.path("crash_log", base).map(Spanned::into_inner),
+        crash_log_bytes: crash_log_bytes(&mut section),
     };
     section.finish();
     draft
+}
+
+fn crash_log_bytes(section: &mut Section<'_, '_, '_>) -> usize {
+    let Some(bytes) = section.size("crash_log_size") else { return CrashLogSpec::SIZE_BYTES };
+    let (least, most) = (CrashLogSpec::SIZE_BYTES_MIN, CRASH_LOG_LIMIT);
+    let found = usize::try_from(*bytes.get_ref()).ok().filter(|bytes| (least..=most).contains(bytes));
+    found.unwrap_or_else(|| {
+        let message = format!(
+            "crash_log_size = {} is not between {} and {}",
+            size::show(*bytes.get_ref()),
+            size::show(least as u64),
+            size::show(most as u64)
+        );
+        section.complain(bytes.span(), message);
+        CrashLogSpec::SIZE_BYTES
+    })
 }
 
 fn granularity(section: &mut Section<'_, '_, '_>) -> Option<Spanned<u32>> {

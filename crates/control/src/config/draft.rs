@@ -150,7 +150,10 @@ pub(super) fn read(text: &str, base: &Path, problems: &mut Collector<'_>) -> Opt
         control_access,
         sidecores: sidecores.into_iter().map(|(at, table)| sidecore(table, at, problems)).collect(),
         stores: stores.into_iter().map(|(at, table)| store(table, at, base, problems)).collect(),
-        controllers: controllers.into_iter().map(|(at, table)| controller::controller(table, at, problems)).collect(),
+        controllers: controllers
+            .into_iter()
+            .map(|(at, table)| controller::controller(table, at, base, problems))
+            .collect(),
         devices: devices.into_iter().map(|(at, table)| device(table, at, base, problems)).collect(),
     })
 }

@@ -1,10 +1,11 @@
 //! From a draft without faults to what it means, with every default filled in.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use sidecore_assembly::spec::{
-    ControllerSpec, CoreId, DeviceSpec, FileOptions, HostFileOptions, IdleMode, Nanos, SidecoreSpec, Spec, StoreKind,
-    StoreSpec,
+    ControllerSpec, CoreId, CrashLogSpec, DeviceSpec, FileOptions, HostFileOptions, IdleMode, Nanos, SidecoreSpec,
+    Spec, StoreKind, StoreSpec,
 };
 use toml::Spanned;
 
@@ -30,13 +31,18 @@ pub(super) fn settle(draft: Draft) -> Config {
         Some(SidecoreSpec { name: sidecore.head.name?.into_inner(), cpu })
     });
     let stores = draft.stores.into_iter().filter_map(settle_store);
-    let controllers = draft.controllers.into_iter().filter_map(settle_controller).collect();
+    let controllers =
+        draft.controllers.into_iter().filter_map(|controller| settle_controller(controller, &control_socket)).collect();
     let (sidecores, stores) = (sidecores.collect(), stores.collect());
     let control_access = draft.control_access.settle();
     Config { control_socket, control_access, spec: Spec { sidecores, stores, controllers, devices } }
 }
 
-fn settle_controller(controller: ControllerDraft) -> Option<ControllerSpec> {
+/// The directory of the crash logs, next to the control socket unless told otherwise.
+const CRASH_LOG: &str = "log";
+
+fn settle_controller(controller: ControllerDraft, control_socket: &Path) -> Option<ControllerSpec> {
+    let directory = controller.crash_log.unwrap_or_else(|| control_socket.with_file_name(CRASH_LOG));
     Some(ControllerSpec {
         name: controller.head.name?.into_inner(),
         store: controller.store?.into_inner(),
@@ -46,6 +52,7 @@ fn settle_controller(controller: ControllerDraft) -> Option<ControllerSpec> {
         commit_interval: controller.commit_interval,
         warn_used_percent: controller.warn_used_percent,
         physical_function: controller.physical_function,
+        crash_log: Some(CrashLogSpec { directory, size_bytes: controller.crash_log_bytes }),
     })
 }
 

@@ -1,6 +1,7 @@
 //! From changes in memory to durable ones. Guests' flushes that come while a
 //! transaction is being written are served together by the next one.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
@@ -8,9 +9,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use sidecore_block::BlockError;
-use sidecore_volume::{Disk, Volumes};
+use sidecore_volume::{Disk, VolumeId, Volumes};
 
-use super::Hypervisor;
+use super::{Hypervisor, State};
 use crate::mail::{Answer, ReplyTo};
 
 /// Who wants a commit.
@@ -161,10 +162,16 @@ impl Hypervisor {
             state.transaction = transaction.saturating_add(1);
             transaction
         };
+        let generation = self.state().volumes.generation();
         let result = self.write_transactions(transaction, disk);
         self.note_result(&result, transaction);
-        if result.is_err() {
-            // Who waits for space would wait for ever: from now on the answer is another.
+        let has_emptied_the_log = {
+            let state = self.state();
+            state.volumes.generation() > generation && state.volumes.log_survives().is_some()
+        };
+        // Whoever waits for room in the log has it now; if the commit failed, whoever waits
+        // for space would wait for ever, and is answered otherwise from now on.
+        if result.is_err() || has_emptied_the_log {
             let waiting = std::mem::take(&mut self.state().for_space);
             for message in waiting {
                 self.serve(message, disk);
@@ -203,6 +210,7 @@ impl Hypervisor {
             let mut state = self.state();
             let freed = state.volumes.end_commit(commit, written);
             state.limbo.free_later(freed, &self.epochs);
+            self.serve_sizes(&mut state);
             drop(state);
             self.commit_count.fetch_add(1, Ordering::Relaxed);
             if told.is_err() || !is_kept {
@@ -308,6 +316,27 @@ impl Hypervisor {
                 self.events.note(&self.name, what);
             }
         }
+    }
+
+    /// Serves the sizes that have become durable.
+    fn serve_sizes(&self, state: &mut State) {
+        let durable = state.volumes.generation();
+        let changed = std::mem::take(&mut state.sizes);
+        let (due, later) = changed.into_iter().partition(|(_, (generation, _))| *generation <= durable);
+        state.sizes = later;
+        let due: BTreeMap<VolumeId, (u64, u64)> = due;
+        for id in due.into_keys() {
+            let blocks = state.served_blocks(id);
+            let Some(open) = state.open.get_mut(&id) else { continue };
+            open.tree.resize(blocks);
+            let retired = open.tree.take_retired();
+            state.limbo.retire(retired, &self.epochs);
+        }
+    }
+
+    /// The store is about to be closed in order: the next commit says so.
+    pub(crate) fn close(&self) {
+        self.state().volumes.close();
     }
 
     /// Whether a volume has changes that no commit has made durable, up to

@@ -8,6 +8,7 @@
 //! what it held for somebody else.
 
 use std::io;
+use std::sync::MutexGuard;
 
 use sidecore_block::BlockError;
 use sidecore_extent::{BlockRange, Extent, FunctionId, SetError};
@@ -15,7 +16,7 @@ use sidecore_units::{Plba, Vlba};
 use sidecore_volume::{Disk, Mapped, VolumeError};
 
 use super::{Hypervisor, State};
-use crate::mail::{Answer, GrantId, Message, Question};
+use crate::mail::{Answer, GrantId, Message, Question, ReplyTo};
 
 /// Extents that are looked up for one miss: a leaf's worth.
 const LOOKUP_EXTENTS: usize = 128;
@@ -29,7 +30,7 @@ impl Hypervisor {
             message.reply_to.reply(Answer::Failed(BlockError::EIO));
             return;
         };
-        let blocks = volumes.get(id).map_or(0, |info| info.blocks);
+        let blocks = open.tree.root().blocks();
         let range = BlockRange { first: range.first, count: blocks.saturating_sub(range.first.0).max(range.count) };
         // What is in between is not in the metadata yet.
         let range = match open.grants.conflict(range) {
@@ -217,6 +218,8 @@ impl Hypervisor {
             volumes.release(grant);
         }
         to_do.append(&mut open.blocked);
+        // Its room in the log, and its blocks, may be what others wait for.
+        to_do.append(&mut state.for_space);
     }
 
     /// The data of a grant is written: from now on it is what the volume shows.
@@ -241,6 +244,7 @@ impl Hypervisor {
         };
         if !all {
             volumes.release(grant);
+            to_do.append(&mut state.for_space);
             message.reply_to.reply(Answer::Failed(BlockError::EIO));
             return;
         }
@@ -275,9 +279,25 @@ impl Hypervisor {
                 self.refuse(&name, &error)
             }
         };
+        self.end_change(state, message.reply_to, answer);
+    }
+
+    /// Answers a question that has changed mappings: they are in the log by now, or
+    /// the answer waits for the commit.
+    fn end_change(&self, state: MutexGuard<'_, State>, reply_to: ReplyTo, answer: Answer) {
+        // Whoever waits for room in the log waits for a commit of what is in it now.
+        let is_short = state.volumes.log_wants_commit() || !state.for_space.is_empty();
         drop(state);
-        self.commits.note_change();
-        message.reply_to.reply(answer);
+        if self.answers_when_durable && matches!(answer, Answer::Done) {
+            self.commits.ask(reply_to);
+            return;
+        }
+        if is_short {
+            self.commits.want();
+        } else {
+            self.commits.note_change();
+        }
+        reply_to.reply(answer);
     }
 
     /// Blocks that the guest does not need any more.
@@ -309,9 +329,7 @@ impl Hypervisor {
                 self.refuse(&name, &error)
             }
         };
-        drop(state);
-        self.commits.note_change();
-        message.reply_to.reply(answer);
+        self.end_change(state, message.reply_to, answer);
     }
 }
 

@@ -79,7 +79,7 @@ impl Volumes {
             .as_ref()
             .map_or(MAX_PIECES, |log| usize::try_from(log.room()).map_or(MAX_PIECES, |room| room.min(MAX_PIECES)));
         if pieces == 0 {
-            return Err(VolumeError::NoSpace { after_commit: self.disk_is_full.is_none() });
+            return Err(self.no_room_in_the_log());
         }
         while at < end && extents.len() < pieces {
             let wish = Wish { volume: id.0, first: at, count: end.saturating_sub(at), behind, before, row_blocks };
@@ -136,6 +136,14 @@ impl Volumes {
         linked
     }
 
+    /// A commit makes room in the log, unless the disk has no space for one.
+    fn no_room_in_the_log(&self) -> VolumeError {
+        match &self.disk_is_full {
+            Some(why) => VolumeError::DiskFull(why.clone()),
+            None => VolumeError::NoSpace { after_commit: true },
+        }
+    }
+
     /// Maps granted blocks, which are data from now on; on an error they stay granted.
     pub(super) fn link_extents(&mut self, disk: &mut dyn Disk, grant: &Grant, need: Need) -> Result<(), VolumeError> {
         let (first, end) = inside(grant.range, self.changeable(grant.volume)?.info.blocks)?;
@@ -180,7 +188,7 @@ impl Volumes {
         let (first, end) = inside(range, volume.info.blocks)?;
         let tree = volume.tree;
         if self.log.as_ref().is_some_and(|log| log.room() == 0) {
-            return Err(VolumeError::NoSpace { after_commit: self.disk_is_full.is_none() });
+            return Err(self.no_room_in_the_log());
         }
         // A guest that discards the same again changes nothing.
         let (found, _) = self.forest.look(disk, &tree, first, end, 1).map_err(|error| self.fail(id, error))?;

@@ -1,0 +1,237 @@
+//! The daemon is killed while its guests live: what they were answered is there.
+
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use sidecore_control::Client;
+use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
+use sidecore_units::Sector;
+
+const WRITES: u64 = 100;
+const WRITE_BYTES: u32 = 4096;
+/// Fresh blocks, no two of them in a row.
+const STRIDE_SECTORS: u64 = 24;
+
+/// Where the daemon's sockets and logs are, on tmpfs, and its pool, which is not.
+struct Place {
+    run: tempfile::TempDir,
+    disk: tempfile::TempDir,
+    /// Keys of the controller.
+    keys: String,
+}
+
+impl Place {
+    fn new(keys: &str) -> Self {
+        let place = Self {
+            run: tempfile::tempdir_in("/dev/shm").unwrap(),
+            disk: tempfile::tempdir().unwrap(),
+            keys: keys.to_owned(),
+        };
+        std::fs::File::create(place.disk.path().join("pool")).unwrap().set_len(64 << 20).unwrap();
+        place
+    }
+
+    /// A pool with a device for each of these volumes. Nothing commits by itself.
+    fn config(&self, volumes: &[&str]) -> String {
+        let mut text = format!(
+            "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
+             [[store]]\nname = \"below\"\ntype = \"file\"\npath = \"{}\"\ndirect = false\n\
+             [[controller]]\nname = \"pool\"\nstore = \"below\"\nformat = \"blank\"\ncommit_interval_ms = 3600000\n{}\n",
+            self.disk.path().join("pool").display(),
+            self.keys,
+        );
+        for volume in volumes {
+            let _ = write!(
+                text,
+                "[[store]]\nname = \"{volume}\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \"{volume}\"\n\
+                 size = \"16MiB\"\n[[device]]\nname = \"{volume}\"\nstore = \"{volume}\"\nsocket = \"{volume}.sock\"\n"
+            );
+        }
+        text
+    }
+
+    fn start(&self, volumes: &[&str]) -> Daemon {
+        let file = self.run.path().join("disks.toml");
+        std::fs::write(&file, self.config(volumes)).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sidecored"));
+        command.arg("--config").arg(file).env("RUST_LOG", "warn").env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS");
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, format!("ready: {} devices\n", volumes.len()));
+        Daemon(child)
+    }
+
+    fn client(&self, volume: &str) -> BlkClient {
+        BlkClient::connect(self.run.path().join(format!("{volume}.sock")), &ClientOptions::default()).unwrap()
+    }
+
+    fn control(&self) -> Client {
+        Client::new(&self.run.path().join("control.sock")).unwrap()
+    }
+
+    fn logs(&self) -> usize {
+        std::fs::read_dir(self.run.path().join("log")).map_or(0, Iterator::count)
+    }
+}
+
+struct Daemon(Child);
+
+impl Daemon {
+    /// SIGKILL, and its end.
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    /// The end in order.
+    fn end(mut self) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::TERM)
+            .unwrap();
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn one(queue: &mut BlkQueue) {
+    queue.publish().unwrap();
+    let mut completions = Vec::new();
+    let end = Instant::now() + Duration::from_secs(60);
+    while queue.poll_completions(&mut completions).unwrap() == 0 {
+        assert!(Instant::now() < end, "no completion");
+        std::thread::yield_now();
+    }
+    assert_eq!((completions.len(), completions[0].status), (1, Status::Ok));
+}
+
+fn data(seed: u64, index: u64) -> Vec<u8> {
+    (0..WRITE_BYTES as u64).map(|at| (at / 512 + seed * 31 + index * 7 + 1) as u8).collect()
+}
+
+fn sector(index: u64) -> Sector {
+    Sector(index * STRIDE_SECTORS)
+}
+
+fn write(queue: &mut BlkQueue, slot: Slot, seed: u64, index: u64) {
+    queue.write_data(slot, 0, &data(seed, index));
+    queue.submit_write(slot, sector(index), WRITE_BYTES).unwrap();
+    one(queue);
+}
+
+fn read(queue: &mut BlkQueue, slot: Slot, index: u64) -> Vec<u8> {
+    queue.write_data(slot, 0, &[0xee; WRITE_BYTES as usize]);
+    queue.submit_read(slot, sector(index), WRITE_BYTES).unwrap();
+    one(queue);
+    let mut back = vec![0; WRITE_BYTES as usize];
+    queue.read_data(slot, 0, &mut back);
+    back
+}
+
+/// The indexes of those that do not hold what was written.
+fn missing(place: &Place, volume: &str, expected: impl Fn(u64) -> Vec<u8>) -> Vec<u64> {
+    let mut client = place.client(volume);
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    let missing = (0..WRITES).filter(|index| read(queue, slot, *index) != expected(*index)).collect();
+    // And the next flush may say that all is well.
+    queue.submit_flush(slot).unwrap();
+    one(queue);
+    missing
+}
+
+fn fill(place: &Place, volume: &str, seed: u64) {
+    let mut client = place.client(volume);
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    for index in 0..WRITES {
+        write(queue, slot, seed, index);
+    }
+    for index in 0..WRITES {
+        assert!(read(queue, slot, index) == data(seed, index));
+    }
+}
+
+#[test]
+fn answered_writes_to_fresh_blocks_are_there_after_the_daemon_was_killed() {
+    let place = Place::new("");
+    let daemon = place.start(&["a", "b"]);
+    fill(&place, "a", 1);
+    fill(&place, "b", 2);
+    daemon.kill();
+    let daemon = place.start(&["a", "b"]);
+    assert_eq!(missing(&place, "a", |index| data(1, index)), [0_u64; 0]);
+    assert_eq!(missing(&place, "b", |index| data(2, index)), [0_u64; 0]);
+    // Clients may be gone by then, and the log be of no use any more.
+    assert_eq!(place.logs(), 1);
+    daemon.end();
+    assert_eq!(place.logs(), 0);
+    let daemon = place.start(&["a", "b"]);
+    assert_eq!(missing(&place, "a", |index| data(1, index)), [0_u64; 0]);
+    assert!(place.control().check_controller("pool").unwrap().clean);
+    daemon.end();
+}
+
+/// Overwrites, discards, snapshots and clones, and one kill after the other.
+fn history(place: &Place) {
+    let zeroes = || vec![0; WRITE_BYTES as usize];
+    let mut daemon = place.start(&["a"]);
+    fill(place, "a", 1);
+    for round in 0..3_u64 {
+        let snapshot = format!("s{round}");
+        place.control().snapshot_volume("pool", "a", &snapshot).unwrap();
+        {
+            let mut client = place.client("a");
+            let queue = client.queue(0).unwrap();
+            let slot = queue.take_slot().unwrap();
+            // Copies on write, then holes, then fresh blocks in some of the holes.
+            for index in (0..WRITES).step_by(2) {
+                write(queue, slot, round + 10, index);
+            }
+            for index in (0..WRITES).step_by(3) {
+                queue.submit_discard(slot, sector(index), WRITE_BYTES / 512).unwrap();
+                one(queue);
+            }
+            for index in (0..WRITES).step_by(9) {
+                write(queue, slot, round + 20, index);
+            }
+        }
+        daemon.kill();
+        daemon = place.start(&["a"]);
+        let expected = |index: u64| match index {
+            index if index.is_multiple_of(9) => data(round + 20, index),
+            index if index.is_multiple_of(3) => zeroes(),
+            index if index.is_multiple_of(2) => data(round + 10, index),
+            index => data(1, index),
+        };
+        assert_eq!(missing(place, "a", expected), [0_u64; 0], "round {round}");
+        assert!(place.control().volume("pool", &snapshot).is_ok());
+    }
+    let report = place.control().check_controller("pool").unwrap();
+    assert!(report.clean, "{:?}", report.problems);
+    daemon.end();
+}
+
+#[test]
+fn a_history_with_snapshots_and_discards_survives_one_kill_after_the_other() {
+    history(&Place::new(""));
+}
+
+#[test]
+fn a_tiny_log_makes_room_by_committing() {
+    // 63 changes between two commits.
+    history(&Place::new("crash_log_size = \"8KiB\""));
+}
+
+#[test]
+fn without_memory_that_outlives_it_the_daemon_answers_when_it_is_durable() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    history(&Place::new(&format!("crash_log = \"{}\"", elsewhere.path().display())));
+}
