@@ -26,8 +26,9 @@ fn no_power_cut_loses_or_shows_what_it_must_not() {
     let _ = writeln!(std::io::stderr(), "power cuts in {histories} histories of volumes: {total:?}");
     // A simulation in which nothing happens would pass as well.
     if histories >= SEEDS {
-        let Outcome { cut_points, fell_back, went_ahead, refusals, most_extents, .. } = total;
+        let Outcome { cut_points, fell_back, went_ahead, refusals, most_extents, deaths, replays, .. } = total;
         assert!(cut_points >= CUT_POINTS && fell_back > 500 && went_ahead > 500, "{total:?}");
+        assert!(deaths > 500 && replays > 200, "{total:?}");
         // Full disks, and trees of more than one level.
         assert!(refusals > 100 && most_extents > 400, "{total:?}");
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
 use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Operation, Tag};
-use sidecore_controller::{FunctionOptions, VirtualFunction};
+use sidecore_controller::{ControllerError, FunctionOptions, VirtualFunction};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_units::Nanos;
 
@@ -31,7 +31,14 @@ pub(super) struct Guest {
     /// With their depths.
     channels: Vec<(Box<dyn BlockChannel>, usize)>,
     /// Dropped after its channels.
-    _function: Arc<VirtualFunction>,
+    function: Arc<VirtualFunction>,
+}
+
+impl Guest {
+    /// The size that it sees.
+    fn sectors(&self) -> u64 {
+        self.function.geometry().capacity_bytes / SECTOR_BYTES as u64
+    }
 }
 
 /// A request that a guest waits for.
@@ -88,7 +95,11 @@ impl World {
         let weight = if self.random.once_in(4) { 1 + self.random.below(1000) as u32 } else { 100 };
         let options = FunctionOptions { weight, ..FunctionOptions::new(name) };
         let function = self.controller.open_function(&options);
-        let function = function.map_err(|error| format!("a function of volume {volume}: {error}"))?;
+        let function = match function {
+            // A volume is served when it is durable.
+            Err(ControllerError::NotMade(_)) => return Ok(()),
+            function => function.map_err(|error| format!("a function of volume {volume}: {error}"))?,
+        };
         let mut channels = Vec::new();
         for _ in 0..=self.random.below(3) {
             let depth = [1, 4, 16][self.random.below(3) as usize];
@@ -96,7 +107,7 @@ impl World {
             channel.attach_memory(&self.requests.memory).map_err(|error| error.to_string())?;
             channels.push((channel, depth));
         }
-        self.guests.push(Guest { volume, read_only, channels, _function: function });
+        self.guests.push(Guest { volume, read_only, channels, function });
         Ok(())
     }
 
@@ -114,10 +125,9 @@ impl World {
     pub(super) fn ask(&mut self) -> Step {
         let index = self.random.below(self.guests.len().max(1) as u64) as usize;
         let Some(guest) = self.guests.get(index) else { return self.attach() };
-        let (volume, read_only) = (guest.volume, guest.read_only);
-        let Some(size) = self.model.volumes.get(&volume).map(|volume| volume.size) else {
-            return Err(format!("a guest on volume {volume}, which is gone"));
-        };
+        let read_only = guest.read_only;
+        // A larger size is served when it is durable.
+        let size = guest.sectors() / self.model.sectors_per_block;
         let operation = match self.random.below(if read_only { 8 } else { 24 }) {
             0..6 => Operation::Read,
             6 | 7 => Operation::Flush,
@@ -324,10 +334,9 @@ impl World {
     /// Has somebody read all that ever was written to a volume.
     pub(super) fn read_everything(&mut self) -> Step {
         for index in 0..self.guests.len() {
-            let Some(volume) = self.guests.get(index).and_then(|guest| self.model.volumes.get(&guest.volume)) else {
-                continue;
-            };
-            let end = volume.size * self.model.sectors_per_block;
+            let Some(guest) = self.guests.get(index) else { continue };
+            let Some(volume) = self.model.volumes.get(&guest.volume) else { continue };
+            let end = guest.sectors();
             let mut sectors: Vec<u64> = volume.written().filter(|sector| *sector < end).collect();
             sectors.dedup_by_key(|sector| *sector / BUFFER_SECTORS);
             for sector in sectors {

@@ -8,6 +8,7 @@ use sidecore_units::Vlba;
 use sidecore_volume::{Grant, VolumeError, VolumeId};
 
 use super::Bug;
+use super::death::Answered;
 use super::disk::SECTOR_BYTES;
 use super::find;
 use super::model::{CellId, Place, Stamp, fill, stamp_of};
@@ -54,10 +55,19 @@ impl World {
         self.tuning.sectors_per_block() as u64
     }
 
+    /// The size of a volume as guests see it, if they do: a volume, and a larger size, are served when they are durable.
+    pub(super) fn served_blocks(&self, id: u64) -> Option<u64> {
+        let mark = self.marks.last()?;
+        let durable = [Some(&mark.safe), mark.next.as_ref()].into_iter().flatten().map(|generation| &generation.state);
+        let sizes = durable.chain([&self.state]).map(|state| state.0.get(&id).map(|volume| volume.blocks));
+        sizes.collect::<Option<Vec<u64>>>()?.into_iter().min()
+    }
+
     /// Blocks of a volume that no flight concerns, in the way that this history likes them.
     pub(super) fn pick(&mut self, read_only_too: bool) -> Option<(u64, u64, u64)> {
         let candidates = self.state.0.iter().filter(|(_, volume)| read_only_too || !volume.read_only);
-        let candidates: Vec<(u64, u64)> = candidates.map(|(&id, volume)| (id, volume.blocks)).collect();
+        let candidates = candidates.filter_map(|(&id, _)| Some((id, self.served_blocks(id)?)));
+        let candidates: Vec<(u64, u64)> = candidates.collect();
         if candidates.is_empty() {
             return None;
         }
@@ -109,7 +119,8 @@ impl World {
             elsewhere = extent.first.0 + extent.count;
         }
         let end = range.first.0 + range.count;
-        self.start_flights(id, BlockRange::between(Vlba(elsewhere), Vlba(end)), sectors, &extents)
+        self.start_flights(id, BlockRange::between(Vlba(elsewhere), Vlba(end)), sectors, &extents)?;
+        if self.volumes.log_room() == Some(0) { self.commit() } else { Ok(()) }
     }
 
     /// Writes those of the sectors that lie in the extent, in place.
@@ -142,6 +153,8 @@ impl World {
                 Err(VolumeError::NoSpace { .. }) if free * u64::from(self.tuning.block_bytes) < PLENTY_BYTES => {
                     return self.refused();
                 }
+                // Not here: what was looked up is still in use.
+                Err(VolumeError::NoSpace { .. }) if self.volumes.log_room() == Some(0) => return self.refused(),
                 Err(VolumeError::QuotaExceeded { .. }) if self.has_quota(id) => return self.refused(),
                 Err(error) => return Err(format!("allocate {rest:?} of {id} with {free} blocks free: {error}")),
             };
@@ -261,8 +274,9 @@ impl World {
         let Some(grant) = flight.grant.take() else { return Ok(()) };
         let id = flight.volume;
         self.tell(format!("link {} blocks from {} on, of volume {id}", flight.range.count, flight.range.first));
+        self.log_before = self.log.to_words();
         match self.volumes.link(&mut self.disk.clone(), grant) {
-            Ok(()) => {}
+            Ok(()) => self.answered.push(Answered::Mapped { volume: id, cells: flight.cells.clone() }),
             Err(VolumeError::NoSpace { .. }) => return self.refused(),
             Err(VolumeError::NoSuchVolume(_)) if !self.state.0.contains_key(&id) => return self.refused(),
             Err(error) => return Err(format!("link {:?} of {id}: {error}", flight.range)),

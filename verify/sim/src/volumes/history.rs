@@ -49,6 +49,10 @@ pub struct Outcome {
     pub operations: u64,
     /// Of which so many were refused, because the disk or a quota was full.
     pub refusals: u64,
+    /// Deaths of the process.
+    pub deaths: u64,
+    /// Of which so many came when there was something to replay.
+    pub replays: u64,
 }
 
 impl Total for Outcome {
@@ -60,6 +64,8 @@ impl Total for Outcome {
         self.most_extents = self.most_extents.max(other.most_extents);
         self.operations += other.operations;
         self.refusals += other.refusals;
+        self.deaths += other.deaths;
+        self.replays += other.replays;
     }
 }
 
@@ -83,6 +89,8 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Violation>> {
     }
     history.outcome.operations = history.lore.operations;
     history.outcome.refusals = history.lore.refusals;
+    history.outcome.deaths = history.lore.deaths;
+    history.outcome.replays = history.lore.replays;
     Ok(history.outcome)
 }
 

@@ -131,8 +131,11 @@ impl World {
                 result => Err(format!("resize of snapshot {id}: {result:?}")),
             };
         }
-        let done =
-            self.until_there_is_space(|world| world.volumes.resize(&mut world.disk.clone(), VolumeId(id), blocks))?;
+        let done = self.until_there_is_space(|world| match world.state.0.contains_key(&id) {
+            true => world.volumes.resize(&mut world.disk.clone(), VolumeId(id), blocks),
+            // It was deleted while this waited for a commit.
+            false => Ok(()),
+        })?;
         if let (true, Some(volume)) = (done, self.state.0.get_mut(&id)) {
             volume.blocks = blocks;
             Rc::make_mut(&mut volume.cells).retain(|block, _| *block < blocks);
@@ -180,7 +183,12 @@ impl World {
         if !self.random.once_in(4) {
             self.ground(id, BlockRange::new(Vlba(0), u64::MAX));
         }
-        if self.until_there_is_space(|world| world.volumes.delete(&mut world.disk.clone(), VolumeId(id)))? {
+        let deleted = self.until_there_is_space(|world| match world.state.0.contains_key(&id) {
+            true => world.volumes.delete(&mut world.disk.clone(), VolumeId(id)),
+            // It was deleted while this waited for a commit.
+            false => Ok(()),
+        });
+        if deleted? {
             self.state.0.remove(&id);
         }
         Ok(())
@@ -211,10 +219,15 @@ impl World {
         &mut self,
         mut operation: impl FnMut(&mut Self) -> Result<(), VolumeError>,
     ) -> Result<bool, String> {
-        for _ in 0..PATIENCE {
+        for round in 0..PATIENCE {
             match operation(self) {
                 Ok(()) => return Ok(true),
                 Err(VolumeError::NoSpace { .. }) if self.is_committing() => {
+                    self.lore.refusals += 1;
+                    return Ok(false);
+                }
+                Err(VolumeError::NoSpace { .. }) if round > 0 && self.volumes.log_room() == Some(0) => {
+                    // The writes on their way have reserved all of the log.
                     self.lore.refusals += 1;
                     return Ok(false);
                 }

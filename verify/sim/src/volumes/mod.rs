@@ -11,11 +11,16 @@
 //! ([`cut`]), opened, checked, and read from one end to the other, and compared with what the [`model`] allows. One of these
 //! disks is used for the next run, so that what is recovered is recovered from again.
 //!
+//! Between steps, and between the writes of a commit, the process dies instead: what is left is the disk as reads show it and
+//! the memory of the log (`death.rs`). A copy of the two is opened, perhaps after a death in the middle of the replay, and
+//! compared: everything that was answered is there.
+//!
 //! # Does it notice anything?
 //!
 //! With a [`Bug`], some duty is neglected on purpose; tests assert that each is found.
 
 pub mod cut;
+mod death;
 pub mod disk;
 pub(crate) mod find;
 mod guest;
@@ -41,10 +46,18 @@ pub enum Bug {
     OverwriteShared,
     /// A guest that flushes is answered without a commit.
     FlushWithoutCommit,
+    /// Guests are answered before the log has the entry.
+    AnswerBeforeLog,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::LyingFlushes, Self::LinkBeforeData, Self::NoZeroes, Self::OverwriteShared, Self::FlushWithoutCommit];
+    pub const ALL: [Self; 6] = [
+        Self::LyingFlushes,
+        Self::LinkBeforeData,
+        Self::NoZeroes,
+        Self::OverwriteShared,
+        Self::FlushWithoutCommit,
+        Self::AnswerBeforeLog,
+    ];
 }

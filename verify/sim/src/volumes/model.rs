@@ -217,6 +217,8 @@ pub struct Generation {
     pub state: State,
     /// The newest of all volumes that there ever were: its id is not used again, once this is safe.
     pub newest_id: Option<u64>,
+    /// Of the changes that guests were answered about, those that are in it.
+    pub answered: usize,
 }
 
 /// What may be found after a cut from some position on.

@@ -6,6 +6,7 @@ use sidecore_extent::BlockRange;
 use sidecore_units::Vlba;
 use sidecore_volume::{VolumeError, VolumeId};
 
+use super::death::Answered;
 use super::world::{Step, World};
 
 impl World {
@@ -21,9 +22,21 @@ impl World {
     }
 
     fn unmap(&mut self, id: u64, range: BlockRange) -> Step {
-        let done =
-            self.until_there_is_space(|world| world.volumes.unmap(&mut world.disk.clone(), VolumeId(id), range))?;
-        if let (true, Some(volume)) = (done, self.state.0.get_mut(&id)) {
+        let mut is_there = true;
+        let done = self.until_there_is_space(|world| {
+            // The volume may be gone, or smaller, after a commit that this waited for.
+            is_there = world.served_blocks(id).is_some_and(|blocks| range.first.0 + range.count <= blocks);
+            if !is_there {
+                return Ok(());
+            }
+            world.log_before = world.log.to_words();
+            world.volumes.unmap(&mut world.disk.clone(), VolumeId(id), range)
+        })?;
+        if !done || !is_there {
+            return Ok(());
+        }
+        self.answered.push(Answered::Unmapped { volume: id, range });
+        if let Some(volume) = self.state.0.get_mut(&id) {
             Rc::make_mut(&mut volume.cells).retain(|block, _| !range.contains(Vlba(*block)));
         }
         Ok(())
@@ -35,7 +48,7 @@ impl World {
             return Ok(());
         };
         let spb = self.sectors_per_block();
-        let (to_block, to_blocks) = (to_sector / spb, self.state.0.get(&to).map_or(0, |volume| volume.blocks));
+        let (to_block, to_blocks) = (to_sector / spb, self.served_blocks(to).unwrap_or(0));
         let mut source = self.blocks_of(sector, count);
         source.count = source.count.min(to_blocks - to_block);
         let target = BlockRange::new(Vlba(to_block), source.count);
@@ -71,7 +84,7 @@ impl World {
     /// an order that no two of them are one extent.
     pub(super) fn comb(&mut self) -> Step {
         let (Some(from), Some((to, sector, _))) = (self.any_volume(), self.pick(false)) else { return Ok(()) };
-        let blocks = self.state.0.get(&to).map_or(0, |volume| volume.blocks);
+        let blocks = self.served_blocks(to).unwrap_or(0);
         let mut first = sector / self.sectors_per_block();
         if self.random.once_in(2) && blocks / 2 < self.tuning.longest_comb {
             first = 0;

@@ -33,6 +33,10 @@ pub(crate) struct Tuning {
     pub(crate) cache_nodes: usize,
     /// One in so many volume operations is not committed at once.
     pub(crate) operations_per_lazy: u64,
+    /// Entries that the log has room for.
+    pub(crate) log_entries: usize,
+    /// The process dies once in so many times that it could.
+    pub(crate) chances_per_death: u64,
 }
 
 impl Tuning {
@@ -53,6 +57,8 @@ impl Tuning {
             longest_comb: [2, 40, 300, 1000][random.below(4) as usize],
             cache_nodes: [1, 8, 2048][random.below(3) as usize],
             operations_per_lazy: [2, 6, 1000][random.below(3) as usize],
+            log_entries: [4, 40, 10_000][random.below(3) as usize],
+            chances_per_death: [8, 20, 50][random.below(3) as usize],
         }
     }
 

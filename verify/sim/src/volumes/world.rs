@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use sidecore_volume::{Commit, CommitError, Disk, Freed, VolumeId, Volumes};
+use sidecore_volume::{Commit, CommitError, Disk, Freed, HeapMemory, LogPlace, Recovery, VolumeId, Volumes};
 
 use super::Bug;
+use super::death::{Answered, log_memory, place};
 use super::disk::SimDisk;
 use super::find;
 use super::guest::Flight;
@@ -26,6 +28,10 @@ pub(crate) struct Lore {
     pub(crate) operations: u64,
     /// What was refused, because the disk or the quota was full.
     pub(crate) refusals: u64,
+    /// Deaths of the process.
+    pub(crate) deaths: u64,
+    /// Of which so many came when there was something to replay.
+    pub(crate) replays: u64,
 }
 
 /// Volumes from one start to the next power cut, and what they should hold.
@@ -36,6 +42,13 @@ pub(super) struct World {
     pub(super) lore: Lore,
     pub(super) disk: SimDisk,
     pub(super) volumes: Volumes,
+    /// What outlives the process.
+    pub(super) log: Arc<HeapMemory>,
+    pub(super) place: LogPlace,
+    /// The log as it was before the last change was answered.
+    pub(super) log_before: Vec<u64>,
+    /// What guests were answered, besides writes in place, in order.
+    pub(super) answered: Vec<Answered>,
     pub(super) state: State,
     /// The newest volume's id, though it may be gone: none comes twice.
     pub(super) newest_id: Option<u64>,
@@ -58,7 +71,7 @@ pub(super) type Step = Result<(), String>;
 impl World {
     /// Goes on with what was found on a disk, which holds nothing that is not safe.
     pub(super) fn new(
-        random: Random,
+        mut random: Random,
         tuning: Tuning,
         bug: Option<Bug>,
         lore: Lore,
@@ -66,13 +79,19 @@ impl World {
         found: &Found,
         newest_id: Option<u64>,
     ) -> Result<Self, String> {
-        let volumes =
+        let mut volumes =
             Volumes::open_with(&mut disk.clone(), &tuning.open_options()).map_err(|error| format!("open: {error}"))?;
+        // The power was gone: whatever the disk says, no guest is there any more.
+        let (log, place) = (log_memory(&tuning), place(random.below(u64::MAX)));
+        let recovery = volumes.recover(&mut disk.clone(), log.clone(), &place);
+        if recovery != Recovery::default() {
+            return Err(format!("after a power cut: {recovery:?}"));
+        }
         if bug == Some(Bug::LyingFlushes) {
             disk.lie_about_flushes();
         }
         let (state, cells) = adopt(found, tuning.sectors_per_block());
-        let safe = Rc::new(Generation { taken: disk.position(), state: state.clone(), newest_id });
+        let safe = Rc::new(Generation { taken: disk.position(), state: state.clone(), newest_id, answered: 0 });
         let marks = vec![Mark { from: 0, safe, next: None }];
         Ok(Self {
             random,
@@ -81,6 +100,10 @@ impl World {
             lore,
             disk,
             volumes,
+            log_before: log.to_words(),
+            log,
+            place,
+            answered: Vec::new(),
             state,
             newest_id,
             cells,
@@ -106,6 +129,7 @@ impl World {
     }
 
     fn step(&mut self) -> Step {
+        self.perhaps_die()?;
         self.steps += 1;
         self.lore.now_unix_s += self.random.below(3);
         self.end_grace();
@@ -188,7 +212,12 @@ impl World {
     }
 
     fn generation(&self) -> Rc<Generation> {
-        Rc::new(Generation { taken: self.disk.position(), state: self.state.clone(), newest_id: self.newest_id })
+        Rc::new(Generation {
+            taken: self.disk.position(),
+            state: self.state.clone(),
+            newest_id: self.newest_id,
+            answered: self.answered.len(),
+        })
     }
 
     fn mark(&mut self, safe: Rc<Generation>, next: Option<Rc<Generation>>) {
@@ -207,6 +236,7 @@ impl World {
             self.mark(generation, None);
             return Ok(());
         };
+        self.log_before = self.log.to_words();
         let Some(safe) = self.marks.last().map(|mark| Rc::clone(&mark.safe)) else {
             return Err("no generation was ever safe".to_owned());
         };
@@ -223,6 +253,7 @@ impl World {
         let succeeded = result.is_ok();
         self.tell(if succeeded { "commit is safe" } else { "commit failed" });
         let freed = self.volumes.end_commit(commit, result);
+        self.log_before = self.log.to_words();
         if !succeeded {
             return if self.volumes.read_only().is_some() {
                 Ok(())
@@ -249,7 +280,7 @@ impl World {
         find::check(&mut self.volumes, &mut self.disk.clone(), false)?;
         let found = find::find(&mut self.volumes, &mut self.disk.clone(), &mut self.random)?;
         let found = find::read(found, &self.disk.bytes(), self.tuning.block_bytes);
-        let generation = Generation { taken: usize::MAX, state: self.state.clone(), newest_id: None };
+        let generation = Generation { taken: usize::MAX, state: self.state.clone(), newest_id: None, answered: 0 };
         let when = When { taken: usize::MAX, flushed: usize::MAX, cut: usize::MAX };
         compare(&found, &generation, &self.cells, &self.lore.stamps, when, false)
             .map_err(|what| format!("in use: {what}"))
@@ -262,6 +293,12 @@ struct DuringCommit<'a> {
 }
 
 impl DuringCommit<'_> {
+    fn die(&mut self) {
+        if self.world.failed.is_none() {
+            self.world.failed = self.world.perhaps_die().err();
+        }
+    }
+
     fn meanwhile(&mut self) {
         while self.world.failed.is_none() && self.world.random.once_in(self.world.tuning.writes_per_meanwhile) {
             if let Err(what) = self.world.step() {
@@ -281,11 +318,13 @@ impl Disk for DuringCommit<'_> {
     }
 
     fn write(&mut self, offset_bytes: u64, data: &[u8]) -> io::Result<()> {
+        self.die();
         self.meanwhile();
         self.world.disk.write(offset_bytes, data)
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        self.die();
         self.meanwhile();
         self.world.disk.flush()?;
         self.meanwhile();
