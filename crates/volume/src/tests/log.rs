@@ -250,6 +250,22 @@ fn operations_on_the_catalogue_that_no_commit_answered_are_not_there() {
 }
 
 #[test]
+fn a_discard_where_something_not_durable_made_a_hole_is_there_after_a_death() {
+    let (mut disk, memory, mut volumes, id) = logged(100);
+    write(&mut volumes, &mut disk, id, 0, 10).unwrap();
+    commit(&mut volumes, &mut disk);
+    // Blocks 4 to 7 become holes; the log says nothing of it.
+    volumes.share(&mut disk, (id, range(100, 4)), (id, sidecore_units::Vlba(4))).unwrap();
+    volumes.unmap(&mut disk, id, range(4, 4)).unwrap();
+    drop(volumes);
+    let (mut volumes, recovery) = revive(&mut disk, &memory);
+    assert_eq!(recovery, replayed(1));
+    let found: Vec<_> = mapping(&mut volumes, &mut disk, id).iter().map(|found| (found.0, found.1)).collect();
+    assert_eq!(found, [(0, 4), (8, 2)]);
+    clean(&volumes, &mut disk);
+}
+
+#[test]
 fn a_full_log_waits_as_for_space_and_a_store_that_cannot_commit_fails_at_once() {
     let (mut disk, _, mut volumes, id) = logged(4);
     let grant = volumes.allocate(&mut disk, id, range(0, 1)).unwrap();

@@ -190,9 +190,10 @@ impl Volumes {
         if self.log.as_ref().is_some_and(|log| log.room() == 0) {
             return Err(self.no_room_in_the_log());
         }
-        // A guest that discards the same again changes nothing.
+        // A guest that discards the same again changes nothing. Only in a durable volume:
+        // what made the hole in another one need not be in the log.
         let (found, _) = self.forest.look(disk, &tree, first, end, 1).map_err(|error| self.fail(id, error))?;
-        if found.is_empty() {
+        if found.is_empty() && !self.is_dirty(id) {
             return Ok(());
         }
         self.unmap_for(disk, id, (first, end), Need::Shrink)?;
