@@ -28,6 +28,14 @@ enum Command {
         /// The device.
         device: String,
     },
+    /// Serve clients that are turned away because writes that were answered to them may be missing.
+    ///
+    /// After the daemon was killed and the log of what it had answered is gone, a guest that goes on would find zeroes
+    /// or old data where it wrote. Let it start anew, which needs no word, or say with this that the loss is known.
+    AcceptLoss {
+        /// The device.
+        device: String,
+    },
 }
 
 #[derive(Args)]
@@ -135,6 +143,13 @@ pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
                 return print_json(&serde_json::json!({ "removed": device }));
             }
             Ok(print(&format!("removed: \"{device}\"\n"))?)
+        }
+        Command::AcceptLoss { device } => {
+            client.accept_loss(&device)?;
+            if arguments.json {
+                return print_json(&serde_json::json!({ "loss_accepted": device }));
+            }
+            Ok(print(&format!("\"{device}\" serves clients that may miss what they have written\n"))?)
         }
     }
 }

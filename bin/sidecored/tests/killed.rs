@@ -235,3 +235,49 @@ fn without_memory_that_outlives_it_the_daemon_answers_when_it_is_durable() {
     let elsewhere = tempfile::tempdir().unwrap();
     history(&Place::new(&format!("crash_log = \"{}\"", elsewhere.path().display())));
 }
+
+#[test]
+fn a_client_that_goes_on_without_what_it_was_answered_is_turned_away_until_its_operator_says_otherwise() {
+    let place = Place::new("");
+    let daemon = place.start(&["a"]);
+    let mut client = place.client("a");
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    write(queue, slot, 1, 0);
+    daemon.kill();
+    std::fs::remove_dir_all(place.run.path().join("log")).unwrap();
+    // The next daemon's log has nothing to say of the first one's either.
+    place.start(&["a"]).kill();
+    let daemon = place.start(&["a"]);
+    let socket = place.run.path().join("a.sock");
+    // One request was used; whether the last message of the setup is answered is a matter of time.
+    let _ = client.reconnect(&socket, &ClientOptions::default(), &[1]);
+    let control = place.control();
+    let device = || control.devices().unwrap().remove(0);
+    let end = Instant::now() + Duration::from_secs(60);
+    while device().disconnect.is_none() {
+        assert!(Instant::now() < end, "it is served");
+        std::thread::yield_now();
+    }
+    let reason = device().disconnect.unwrap().reason;
+    assert!(reason.contains("writes that were answered may be missing"), "{reason}");
+    assert!(device().warnings[0].contains("accept-loss a"), "{:?}", device().warnings);
+    // A guest that begins anew relies on nothing.
+    let mut other = place.client("a");
+    let queue = other.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    assert!(read(queue, slot, 0) == vec![0; WRITE_BYTES as usize]);
+    drop(other);
+    control.accept_loss("a").unwrap();
+    client.reconnect(&socket, &ClientOptions::default(), &[1]).unwrap();
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    assert!(read(queue, slot, 0) == vec![0; WRITE_BYTES as usize]);
+    assert!(device().warnings.is_empty(), "{:?}", device().warnings);
+    // After an orderly end nothing is missing.
+    daemon.end();
+    let daemon = place.start(&["a"]);
+    let error = control.accept_loss("a").unwrap_err().to_string();
+    assert!(error.contains("no answered writes are missing"), "{error}");
+    daemon.end();
+}

@@ -266,6 +266,20 @@ impl Assembly {
         Some(pending.remove(at))
     }
 
+    /// Serves the clients that a device turns away because writes that an earlier process answered to them may be missing.
+    ///
+    /// # Errors
+    /// There is no such device, or it misses none.
+    pub fn accept_loss(&self, name: &str) -> Result<(), AssemblyError> {
+        let disk = self.disks().iter().find(|disk| disk.spec.name == name).cloned();
+        let disk = disk.ok_or_else(|| AssemblyError::NoDevice { name: name.to_owned() })?;
+        if !disk.accept_loss() {
+            return Err(AssemblyError::NothingMissing { name: name.to_owned() });
+        }
+        tracing::warn!(device = name, "its operator takes the loss of writes that were answered");
+        Ok(())
+    }
+
     /// Ends it in order: no more connections, queues stopped when what is in flight is done, controllers' metadata
     /// written, files flushed, sidecores ended. Reports go on to be answered. The second call does nothing.
     pub fn drain(&self) {

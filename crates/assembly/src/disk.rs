@@ -88,6 +88,12 @@ impl Disk {
         self.front_end.close();
     }
 
+    /// Clients that used it with an earlier process are served although answered writes may be missing. False if none
+    /// are.
+    pub(crate) fn accept_loss(&self) -> bool {
+        self.front_end.accept_loss()
+    }
+
     /// Its volume may have another size by now.
     pub(crate) fn refresh(&self) {
         self.front_end.refresh();
@@ -186,7 +192,7 @@ impl Disk {
             idle: idle_word(spec.idle).to_owned(),
             state,
             reason,
-            warnings: self.store.upgrade().and_then(|store| store.fallback()).into_iter().collect(),
+            warnings: self.warnings(),
             needs_reset,
             disconnect: self.front_end.disconnect().map(|disconnect| DisconnectReport {
                 at_unix_s: disconnect.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
@@ -194,6 +200,18 @@ impl Disk {
             }),
             counters: self.counters(),
         }
+    }
+
+    /// What its operator should know though it is served.
+    fn warnings(&self) -> Vec<String> {
+        let loss = self.front_end.loss().map(|why| {
+            format!(
+                "writes that were answered may be missing ({why}): a client that relies on them is turned away; let its \
+                 guest start anew, or take the loss with `sidecore device accept-loss {}`",
+                self.spec.name
+            )
+        });
+        self.store.upgrade().and_then(|store| store.fallback()).into_iter().chain(loss).collect()
     }
 
     /// The counters of its queues together, without the histogram.

@@ -63,6 +63,12 @@ pub enum AssemblyError {
         /// The name.
         name: String,
     },
+    /// There is no loss to accept.
+    #[error("no answered writes are missing from device \"{name}\", as far as is known")]
+    NothingMissing {
+        /// The name.
+        name: String,
+    },
     /// A controller refuses to be opened, or to open a function.
     #[error("{user}: {error}")]
     Controller {
@@ -198,7 +204,10 @@ impl AssemblyError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoDevice { .. } => ErrorKind::NotFound,
-            Self::Duplicate { .. } | Self::SocketTaken { .. } | Self::SecondWriter { .. } => ErrorKind::Conflict,
+            Self::Duplicate { .. }
+            | Self::SocketTaken { .. }
+            | Self::SecondWriter { .. }
+            | Self::NothingMissing { .. } => ErrorKind::Conflict,
             Self::Server { error: ServerError::InUse { .. } | ServerError::Ours { .. }, .. } => ErrorKind::Conflict,
             Self::File { error: FileError::Busy { .. } | FileError::Overlaps { .. }, .. } => ErrorKind::Conflict,
             Self::HostFile { error: HostFileError::InUse { .. }, .. } => ErrorKind::Conflict,

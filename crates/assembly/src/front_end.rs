@@ -69,6 +69,16 @@ pub(crate) trait FrontEnd: Send + Sync {
         None
     }
 
+    /// Why clients that used it with an earlier process are turned away, if they are: answered writes may be missing.
+    fn loss(&self) -> Option<String> {
+        None
+    }
+
+    /// Serves them all the same. False if nothing is missing.
+    fn accept_loss(&self) -> bool {
+        false
+    }
+
     /// Whether somebody has taken it offline: no reset by the guest helps.
     fn is_offline(&self) -> bool {
         false

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -32,6 +32,8 @@ pub(crate) struct ServedBlk {
     /// How many of them run: counted apart, because a queue is locked for as long as it takes to stop it.
     running_count: AtomicU16,
     pub(crate) last_start: LastStart,
+    /// Its operator has said that answered writes which are missing are to be done without.
+    loss_accepted: AtomicBool,
 }
 
 /// A request queue: where it is served, and whether it is.
@@ -72,7 +74,16 @@ impl ServedBlk {
             queues,
             running_count: AtomicU16::new(0),
             last_start: LastStart::default(),
+            loss_accepted: AtomicBool::new(false),
         }
+    }
+
+    /// Whoever has used it with an earlier process is served again, although answered writes may be missing. False if
+    /// none are.
+    pub(crate) fn accept_loss(&self) -> bool {
+        let is_missed = self.store().as_ref().is_some_and(|store| store.loss().is_some());
+        self.loss_accepted.fetch_or(is_missed, Ordering::Relaxed);
+        is_missed
     }
 
     /// Lets go of the store: no queue can be started any more.
@@ -210,6 +221,10 @@ impl VirtioDevice for ServedBlk {
 
     fn broken(&self) -> Option<String> {
         self.device.broken()
+    }
+
+    fn loss(&self) -> Option<String> {
+        if self.loss_accepted.load(Ordering::Relaxed) { None } else { self.store().as_ref()?.loss() }
     }
 }
 

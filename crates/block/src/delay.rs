@@ -55,6 +55,10 @@ impl BlockDevice for DelayStore {
     fn fallback(&self) -> Option<String> {
         self.inner.fallback()
     }
+
+    fn loss(&self) -> Option<String> {
+        self.inner.loss()
+    }
 }
 
 struct DelayChannel {

@@ -94,6 +94,12 @@ pub trait BlockDevice: Send + Sync {
     fn fallback(&self) -> Option<String> {
         None
     }
+
+    /// Why writes may be missing that an earlier process has answered, if so: whoever relies on
+    /// them must not go on as if nothing had happened. A stage answers for the store behind it.
+    fn loss(&self) -> Option<String> {
+        None
+    }
 }
 
 /// One queue's path to a store. Belongs to one sidecore.

@@ -139,6 +139,10 @@ impl BlockDevice for FaultStore {
     fn fallback(&self) -> Option<String> {
         self.inner.fallback()
     }
+
+    fn loss(&self) -> Option<String> {
+        self.inner.loss()
+    }
 }
 
 /// Sebastiano Vigna's splitmix64.

@@ -19,7 +19,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path as UrlPath, Query, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::IntoResponse;
-use axum::routing::{delete, get};
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use sidecore_assembly::report::{
@@ -216,6 +216,7 @@ fn router(source: Arc<dyn Source>) -> Router {
     Router::new()
         .route(DEVICES_PATH, get(devices).post(add_device))
         .route("/v1/devices/{device}", delete(remove_device))
+        .route("/v1/devices/{device}/accept-loss", post(accept_loss))
         .route(SIDECORES_PATH, get(sidecores))
         .route(STATS_PATH, get(stats))
         .route(METRICS_PATH, get(prometheus))
@@ -248,6 +249,13 @@ async fn remove_device(
     UrlPath(device): UrlPath<String>,
 ) -> Result<StatusCode, Refusal> {
     apart(move || source.remove_device(&device)).await.map(|()| StatusCode::NO_CONTENT)
+}
+
+async fn accept_loss(
+    State(source): State<Arc<dyn Source>>,
+    UrlPath(device): UrlPath<String>,
+) -> Result<StatusCode, Refusal> {
+    apart(move || source.accept_loss(&device)).await.map(|()| StatusCode::NO_CONTENT)
 }
 
 async fn sidecores(State(source): State<Arc<dyn Source>>) -> Json<Sidecores> {

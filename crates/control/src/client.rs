@@ -145,6 +145,15 @@ impl Client {
         self.ask(Method::DELETE, &format!("{DEVICES_PATH}/{}", escaped(name)), None, DISK_PATIENCE).map(drop)
     }
 
+    /// Has clients of a device served although writes that were answered to them may be missing.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn accept_loss(&self, name: &str) -> Result<(), ClientError> {
+        let path = format!("{DEVICES_PATH}/{}/accept-loss", escaped(name));
+        self.ask(Method::POST, &path, None, PATIENCE).map(drop)
+    }
+
     fn json<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.parse(&self.get(path)?)
     }

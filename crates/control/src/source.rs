@@ -34,6 +34,12 @@ pub trait Source: Send + Sync + 'static {
     /// # Errors
     /// There is no such device.
     fn remove_device(&self, name: &str) -> Result<(), AssemblyError>;
+
+    /// Serves clients of a device although writes that were answered to them may be missing.
+    ///
+    /// # Errors
+    /// There is no such device, or none are missing.
+    fn accept_loss(&self, name: &str) -> Result<(), AssemblyError>;
 }
 
 impl Source for Assembly {
@@ -59,5 +65,9 @@ impl Source for Assembly {
 
     fn remove_device(&self, name: &str) -> Result<(), AssemblyError> {
         Self::remove_device(self, name)
+    }
+
+    fn accept_loss(&self, name: &str) -> Result<(), AssemblyError> {
+        Self::accept_loss(self, name)
     }
 }

@@ -69,6 +69,10 @@ impl Source for StandIn {
     fn remove_device(&self, name: &str) -> Result<(), AssemblyError> {
         Err(AssemblyError::NoDevice { name: name.to_owned() })
     }
+
+    fn accept_loss(&self, name: &str) -> Result<(), AssemblyError> {
+        Err(AssemblyError::NothingMissing { name: name.to_owned() })
+    }
 }
 
 fn serve(path: &Path) -> Api {

@@ -124,7 +124,7 @@ impl Controller {
         };
         let when_durable = matches!(options.answered, Answered::WhenDurable(_));
         let hypervisor = Arc::new(Hypervisor::new(name, volumes, memory, when_durable, options.warn_used_percent));
-        if let Some(loss) = recovery.loss {
+        if let Some(loss) = &recovery.loss {
             hypervisor.events.note(name, format!("writes that were answered to guests may be missing: {loss}"));
         }
         let (mail, messages) = mpsc::channel();
@@ -137,6 +137,7 @@ impl Controller {
             units: Arc::default(),
             boards: Arc::default(),
             to_hypervisor: mail.clone(),
+            loss: recovery.loss.map(Arc::from),
         };
         let running = Running { inbox: Some(Inbox::new(messages)), ..Running::default() };
         Ok(Arc::new_cyclic(|myself| Self {

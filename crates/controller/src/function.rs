@@ -133,6 +133,8 @@ pub(crate) struct Ports {
     /// What the sidecores tell each other about shares of the store.
     pub(crate) boards: Arc<Boards>,
     pub(crate) to_hypervisor: Sender<Mail>,
+    /// Why writes that were answered by an earlier process may be missing, if so.
+    pub(crate) loss: Option<Arc<str>>,
 }
 
 /// A function's place in its controller: given back when nobody uses the function
@@ -192,5 +194,9 @@ impl BlockDevice for VirtualFunction {
         let users = (Arc::clone(&self.function), self.opening.clone());
         let channel = FunctionChannel::new(users, &self.ports, multiplexer, stores, depth)?;
         Ok(Box::new(channel))
+    }
+
+    fn loss(&self) -> Option<String> {
+        self.ports.loss.as_deref().map(str::to_owned)
     }
 }

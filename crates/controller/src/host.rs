@@ -202,6 +202,8 @@ impl HostFunction {
             units: Arc::default(),
             boards: Arc::default(),
             to_hypervisor: mail.clone(),
+            // Its filesystem has what was answered.
+            loss: None,
         };
         let shared = Arc::new(Shared {
             map,

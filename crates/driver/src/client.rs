@@ -74,27 +74,7 @@ impl BlkClient {
     /// The device hangs up, refuses or makes no sense; it has fewer queues than asked for; there is not enough memory;
     /// the options contradict themselves.
     pub fn connect(socket: impl AsRef<Path>, options: &ClientOptions) -> Result<Self, ClientError> {
-        let mut wire = Wire::connect(socket.as_ref(), options.timeout)?;
-        let offered = wire.ask_u64(Request::GET_FEATURES)?;
-        if offered & features::PROTOCOL_FEATURES == 0 {
-            return Err(ClientError::Missing { what: "protocol features" });
-        }
-        let protocol = negotiate_protocol(&mut wire, options)?;
-        wire.tell(Request::SET_OWNER, &[], &[])?;
-        let config = read_config(&mut wire, protocol)?;
-        let features = offered & wanted(options);
-        if options.queues > 1
-            && (protocol & protocol::MQ == 0 || wire.ask_u64(Request::GET_QUEUE_NUM)? < options.queues.into())
-        {
-            return Err(ClientError::Missing { what: "that many queues" });
-        }
-        if protocol & protocol::STATUS != 0 {
-            wire.tell_u64(Request::SET_STATUS, status::ACKNOWLEDGE | status::DRIVER)?;
-        }
-        wire.tell_u64(Request::SET_FEATURES, features)?;
-        if protocol & protocol::STATUS != 0 {
-            wire.tell_u64(Request::SET_STATUS, status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK)?;
-        }
+        let (wire, features, protocol, config) = agree(socket.as_ref(), options)?;
         let plan = Plan::new(options, features)?;
         let arena = Arena::new(plan.arena_bytes(options.queues), options.huge_pages)?;
         let mut client = Self { wire, features, protocol, config, arena, queues: Vec::new(), hooks: Vec::new() };
@@ -105,11 +85,41 @@ impl BlkClient {
             client.hooks.push(hooks);
             client.start_queue(index, RingState::fresh(plan.format).to_vring_base(plan.format))?;
         }
-        if protocol & protocol::STATUS != 0 {
-            let all = status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK | status::DRIVER_OK;
-            client.wire.tell_u64(Request::SET_STATUS, all)?;
-        }
+        client.say_ready()?;
         Ok(client)
+    }
+
+    /// Connects again, as a VMM does whose guest has outlived the device: with the same memory and rings, of which queue
+    /// `index` goes on at `bases[index]`.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); the device offers something else by now.
+    pub fn reconnect(
+        &mut self,
+        socket: impl AsRef<Path>,
+        options: &ClientOptions,
+        bases: &[u32],
+    ) -> Result<(), ClientError> {
+        let (wire, features, protocol, config) = agree(socket.as_ref(), options)?;
+        if (features, protocol) != (self.features, self.protocol) {
+            let why = format!("it offers {features:#x} now, and offered {:#x}", self.features);
+            return Err(ClientError::Answer { request: "GET_FEATURES", why });
+        }
+        self.wire = wire;
+        self.config = config;
+        self.share_memory(options)?;
+        for (index, base) in (0..).zip(bases) {
+            self.start_queue(index, *base)?;
+        }
+        self.say_ready()
+    }
+
+    fn say_ready(&mut self) -> Result<(), ClientError> {
+        if self.protocol & protocol::STATUS == 0 {
+            return Ok(());
+        }
+        let all = status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK | status::DRIVER_OK;
+        self.wire.tell_u64(Request::SET_STATUS, all)
     }
 
     /// The virtio features that both sides have agreed on, see [`features`](crate::features).
@@ -291,6 +301,32 @@ impl BlkClient {
         let files: Vec<BorrowedFd<'_>> = regions.iter().map(|_| self.arena.file()).collect();
         self.wire.tell(Request::SET_MEM_TABLE, &body, &files)
     }
+}
+
+/// Connects, and agrees on features: virtio's, the protocol's, and what the configuration space says.
+fn agree(socket: &Path, options: &ClientOptions) -> Result<(Wire, u64, u64, BlkConfig), ClientError> {
+    let mut wire = Wire::connect(socket, options.timeout)?;
+    let offered = wire.ask_u64(Request::GET_FEATURES)?;
+    if offered & features::PROTOCOL_FEATURES == 0 {
+        return Err(ClientError::Missing { what: "protocol features" });
+    }
+    let protocol = negotiate_protocol(&mut wire, options)?;
+    wire.tell(Request::SET_OWNER, &[], &[])?;
+    let config = read_config(&mut wire, protocol)?;
+    let features = offered & wanted(options);
+    if options.queues > 1
+        && (protocol & protocol::MQ == 0 || wire.ask_u64(Request::GET_QUEUE_NUM)? < options.queues.into())
+    {
+        return Err(ClientError::Missing { what: "that many queues" });
+    }
+    if protocol & protocol::STATUS != 0 {
+        wire.tell_u64(Request::SET_STATUS, status::ACKNOWLEDGE | status::DRIVER)?;
+    }
+    wire.tell_u64(Request::SET_FEATURES, features)?;
+    if protocol & protocol::STATUS != 0 {
+        wire.tell_u64(Request::SET_STATUS, status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK)?;
+    }
+    Ok((wire, features, protocol, config))
 }
 
 /// The sizes of a queue's parts, the same for all queues.

@@ -90,6 +90,8 @@ pub(crate) struct Ring {
     err: Option<OwnedFd>,
     enabled: Option<bool>,
     phase: Phase,
+    /// The device has served it on this connection.
+    was_served: bool,
 }
 
 impl Ring {
@@ -105,6 +107,7 @@ impl Ring {
             err: None,
             enabled: None,
             phase: Phase::Stopped,
+            was_served: false,
         }
     }
 
@@ -206,6 +209,13 @@ impl Ring {
             return Ok(());
         };
         let format = format(features);
+        let state = self.position.state(format);
+        if !self.was_served
+            && state != RingState::fresh(format)
+            && let Some(why) = self.device.loss()
+        {
+            return Err(StartError::Loss { index: self.index, why });
+        }
         let layout = RingLayout {
             format,
             size,
@@ -227,8 +237,9 @@ impl Ring {
                 call,
                 err,
             };
-            self.device.start_queue(self.index, resources, self.position.state(format))
+            self.device.start_queue(self.index, resources, state)
         });
+        self.was_served |= started.is_ok();
         self.phase = if started.is_ok() { Phase::Running(format) } else { Phase::Refused };
         started
     }
@@ -263,6 +274,7 @@ impl Ring {
         let old = std::mem::replace(self, fresh);
         self.call = old.call;
         self.err = old.err;
+        self.was_served = old.was_served;
         self.position = match old.position {
             Position::Fresh => Position::Fresh,
             Position::Base(base) | Position::Reset(base) => Position::Reset(base),

@@ -118,6 +118,12 @@ impl ProtocolError {
     const fn is_the_guests(&self) -> bool {
         matches!(self, Self::Start(StartError::Ring { .. } | StartError::Memory { .. }) | Self::Config(_))
     }
+
+    /// Whether the connection ends even if the front end asked for an
+    /// acknowledgement: it is not to go on without this ring.
+    const fn is_final(&self) -> bool {
+        matches!(self, Self::Start(StartError::Loss { .. }))
+    }
 }
 
 /// The state of one connection to a VMM: what was negotiated, the guest's
@@ -142,7 +148,9 @@ impl ProtocolError {
 /// A request that fails is acknowledged as failed if the front end asked for
 /// acknowledgements. Otherwise it ends the connection, since the front end
 /// would go on in the belief that it was served; except for what a guest can
-/// bring about by itself, which is logged.
+/// bring about by itself, which is logged. A ring that was in use before this
+/// connection, on a device that [misses](VirtioDevice::loss) answered writes,
+/// ends it in any case.
 pub struct Session {
     device: Arc<dyn VirtioDevice>,
     protocol_features: u64,
@@ -214,7 +222,7 @@ impl Session {
         match answer {
             Ok(Some(body)) => Ok(Some(Message::reply(request, body))),
             Ok(None) => Ok(acknowledged.then(|| Message::reply(request, Body::U64(0)))),
-            Err(error) if acknowledged => {
+            Err(error) if acknowledged && !error.is_final() => {
                 tracing::warn!(%request, cause = cause(&error), %error, "request refused");
                 Ok(Some(Message::reply(request, Body::U64(1))))
             }

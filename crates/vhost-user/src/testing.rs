@@ -36,6 +36,7 @@ struct State {
     events: Vec<Event>,
     queues: [Option<(QueueResources, RingState)>; QUEUES as usize],
     broken: bool,
+    loss: Option<String>,
     config_generation: u32,
     written: Vec<(u32, Vec<u8>)>,
     maps_at_stop: Vec<String>,
@@ -86,6 +87,11 @@ impl Recorder {
 
     pub fn set_broken(&self) {
         self.state().broken = true;
+    }
+
+    /// What was answered is missing from now on, or no more.
+    pub fn set_loss(&self, loss: Option<&str>) {
+        self.state().loss = loss.map(str::to_owned);
     }
 
     pub fn written(&self) -> Vec<(u32, Vec<u8>)> {
@@ -179,6 +185,10 @@ impl VirtioDevice for Recorder {
 
     fn broken(&self) -> Option<String> {
         self.state().broken.then(|| "broken by the test".to_owned())
+    }
+
+    fn loss(&self) -> Option<String> {
+        self.state().loss.clone()
     }
 }
 

@@ -59,6 +59,15 @@ pub enum StartError {
         /// What the kernel says.
         error: std::io::Error,
     },
+    /// The driver has used the queue with an earlier process, and writes that this one answered
+    /// may be missing.
+    #[error("queue {index} was in use before, and writes that were answered may be missing: {why}")]
+    Loss {
+        /// Which queue.
+        index: u16,
+        /// Why they may be missing.
+        why: String,
+    },
     /// The sidecore that serves the device is gone.
     #[error("the sidecore that serves this device has stopped")]
     SidecoreGone,
@@ -138,4 +147,10 @@ pub trait VirtioDevice: Send + Sync {
 
     /// Why the device is broken and needs a reset, if it is.
     fn broken(&self) -> Option<String>;
+
+    /// Why a driver that has used the device with an earlier process must not go on with it, if
+    /// so: writes that it relies on may be missing. A driver that begins anew is served.
+    fn loss(&self) -> Option<String> {
+        None
+    }
 }

@@ -101,6 +101,14 @@ impl FrontEnd for VirtioBlk {
         self.served.device().broken()
     }
 
+    fn loss(&self) -> Option<String> {
+        self.served.loss()
+    }
+
+    fn accept_loss(&self) -> bool {
+        self.served.accept_loss()
+    }
+
     fn lost_sidecore(&self) -> Option<String> {
         self.served.lost_sidecore()
     }

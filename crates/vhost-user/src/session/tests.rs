@@ -274,6 +274,33 @@ fn a_kick_or_an_error_eventfd_is_replaced_around_a_stop() {
 }
 
 #[test]
+fn a_ring_that_was_in_use_before_is_not_served_on_a_device_that_misses_answered_writes() {
+    for (driver_features, fresh) in [(SPLIT, 0), (PACKED, 0x8000_8000)] {
+        let mut fixture = Fixture::ready(driver_features);
+        fixture.device.set_loss(Some("the log is gone"));
+        // One that begins is, also when it is stopped and goes on.
+        fixture.all(ring_setup(0, 128, fresh));
+        fixture.device.serve(0, 3);
+        let Body::VringState(stopped) = fixture.ask(vring(Request::GetVringBase, 0, 0)) else { panic!("no base") };
+        fixture.all(ring_setup(0, 128, stopped.value));
+        fixture.ok(number(Request::SetStatus, 0));
+        fixture.ok(number(Request::SetFeatures, driver_features | features::PROTOCOL_FEATURES));
+        fixture.all(ring_setup(0, 128, stopped.value));
+        assert_eq!(fixture.device.running(), [0]);
+        // Whatever acknowledgements are asked for, the connection ends.
+        let refused = ring_setup(1, 128, fresh + 5).into_iter().find_map(|message| fixture.send(message).err());
+        let refused = refused.expect("it is served");
+        assert!(refused.to_string().contains("the log is gone"), "{refused}");
+        assert_eq!(fixture.device.running(), [0]);
+        // Until the loss is accepted.
+        let mut next = Fixture::ready(driver_features);
+        next.device.set_loss(None);
+        next.all(ring_setup(1, 128, fresh + 5));
+        assert_eq!(next.device.running(), [1]);
+    }
+}
+
+#[test]
 fn a_running_ring_is_moved_by_nothing_but_the_same_words() {
     let mut fixture = Fixture::running(SPLIT, &[0]);
     fixture.ok(vring(Request::SetVringNum, 0, 128));

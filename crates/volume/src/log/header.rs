@@ -26,6 +26,8 @@ const BASE_AT: usize = 16;
 const NEXT_AT: usize = 18;
 const HEAD_AT: usize = 24;
 const TAIL_AT: usize = 32;
+/// Not zero: answered changes are missing from the store, and no log has them.
+const LOSS_AT: usize = 40;
 /// Entries' numbers: a log with a million a second gets there in nine years, and is
 /// made anew with each boot.
 const SEQUENCE_MASK: u64 = (1 << 48) - 1;
@@ -63,6 +65,8 @@ pub(crate) enum Found {
     Log {
         /// The superblock that it builds on, or two while a commit is in flight.
         builds_on: [SuperblockId; 2],
+        /// Whether a log before this one was missing.
+        has_loss: bool,
         /// The first entry's number.
         head: u64,
         /// The entries, up to the first one that cannot be read, which is an error.
@@ -110,7 +114,7 @@ pub(crate) fn look(memory: &dyn LogMemory, uuid: &[u8; 16], place: &LogPlace) ->
         }
     }
     let builds_on = [BASE_AT, NEXT_AT].map(|at| superblock_at(memory, at));
-    Found::Log { builds_on, head, entries }
+    Found::Log { builds_on, has_loss: memory.load(LOSS_AT) != 0, head, entries }
 }
 
 fn read(memory: &dyn LogMemory, sequence: u64, capacity: u64) -> Result<Entry, String> {
@@ -119,8 +123,9 @@ fn read(memory: &dyn LogMemory, sequence: u64, capacity: u64) -> Result<Entry, S
     Entry::decode(&words, sequence)
 }
 
-/// Makes an empty log that builds on `base`. A log that was there ends first.
-pub(super) fn format(memory: &dyn LogMemory, uuid: &[u8; 16], place: &LogPlace, base: SuperblockId) {
+/// Makes an empty log that builds on `base`, and says whether answered changes are
+/// missing. A log that was there ends first.
+pub(super) fn format(memory: &dyn LogMemory, uuid: &[u8; 16], place: &LogPlace, base: SuperblockId, has_loss: bool) {
     memory.store(MAGIC_AT, 0);
     let identity = identity_of(uuid, place, capacity(memory));
     for (index, word) in identity.iter().enumerate() {
@@ -131,6 +136,7 @@ pub(super) fn format(memory: &dyn LogMemory, uuid: &[u8; 16], place: &LogPlace, 
     forget_next(memory);
     memory.store(HEAD_AT, counter(0));
     memory.store(TAIL_AT, counter(0));
+    memory.store(LOSS_AT, has_loss.into());
     memory.store(MAGIC_AT, MAGIC);
 }
 

@@ -25,9 +25,16 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Begins an empty log that builds on `base`.
-    pub(crate) fn create(memory: Arc<dyn LogMemory>, uuid: &[u8; 16], place: &LogPlace, base: SuperblockId) -> Self {
-        header::format(memory.as_ref(), uuid, place, base);
+    /// Begins an empty log that builds on `base`. `has_loss`: another log should have
+    /// been there.
+    pub(crate) fn create(
+        memory: Arc<dyn LogMemory>,
+        uuid: &[u8; 16],
+        place: &LogPlace,
+        base: SuperblockId,
+        has_loss: bool,
+    ) -> Self {
+        header::format(memory.as_ref(), uuid, place, base, has_loss);
         let capacity = header::capacity(memory.as_ref());
         Self { memory, capacity, head: 0, tail: 0, applied: 0, reserved: 0, sealed: None }
     }

@@ -348,13 +348,33 @@ fn a_store_that_was_in_use_under_this_boot_misses_its_log() {
     };
     assert!(open(&disk, &memory(100), &PLACE).unwrap().contains("its log is gone"));
     assert!(open(&disk, &copy(&log), &LogPlace { inode: 78, ..PLACE }).unwrap().contains("another store's"));
-    // Without any memory for a log as well, and once.
+    // Without any memory for a log as well, and until an orderly end.
     let mut without = disk.clone();
-    for is_lost in [true, false] {
+    for is_lost in [true, true, false] {
         let mut volumes = Volumes::open(&mut without).unwrap();
         assert_eq!(volumes.recover_without_log(&PLACE.boot).loss.is_some(), is_lost);
+        volumes
+            .create(&crate::NewVolume { name: format!("v{}", volumes.generation()), blocks: 1, quota_blocks: None }, 0)
+            .unwrap();
         commit(&mut volumes, &mut without);
+        if volumes.list().count() == 3 {
+            volumes.close();
+            commit(&mut volumes, &mut without);
+        }
     }
+    // The log that was begun without the one that is missing says so to the next process.
+    let (mut lost, begun) = (disk.clone(), memory(100));
+    for _ in 0..2 {
+        let (mut volumes, recovery) = revive(&mut lost, &begun);
+        assert!(recovery.loss.is_some() && volumes.read_only().is_none());
+        write(&mut volumes, &mut lost, id, 7, 1).unwrap();
+    }
+    let (mut volumes, recovery) = revive(&mut lost, &begun);
+    assert_eq!((recovery.replayed, recovery.loss.is_some()), (1, true));
+    volumes.close();
+    commit(&mut volumes, &mut lost);
+    drop(volumes);
+    assert_eq!(open(&lost, &begun, &PLACE), None);
     // Another boot: the guests are gone as well.
     assert_eq!(open(&disk, &memory(100), &LogPlace { boot: *b"the second boot.", ..PLACE }), None);
     assert_eq!(open(&disk, &copy(&log), &LogPlace { boot: *b"the second boot.", ..PLACE }), None);
@@ -386,7 +406,7 @@ fn entries_that_nobody_wrote_neither_panic_nor_spoil_the_store() {
             _ => random() % usual,
         };
         let memory = super::log::memory(100);
-        let mut log = Log::create(memory.clone(), &uuid, &PLACE, base);
+        let mut log = Log::create(memory.clone(), &uuid, &PLACE, base, false);
         for _ in 0..1 + number(6).min(20) {
             let (volume, first, count) = (1 + number(2).min(3), number(9000), 1 + number(20).min(u64::MAX - 1));
             let change = match number(3) {
@@ -442,7 +462,7 @@ fn nodes_of_the_replay_keep_off_blocks_that_later_entries_name() {
     let highest = volumes.forest.allocator.free_ranges().map(|(first, count)| first + count).max().unwrap() - 4;
     drop((volumes, memory));
     let memory = super::log::memory(100);
-    let mut log = Log::create(memory.clone(), &uuid, &PLACE, base);
+    let mut log = Log::create(memory.clone(), &uuid, &PLACE, base, false);
     log.publish(next, [Change::Map { volume: id.0, first: 0, count: 4, physical: 400 }]);
     log.publish(next + 1, [Change::Map { volume: id.0, first: 8, count: 4, physical: highest }]);
     drop(log);

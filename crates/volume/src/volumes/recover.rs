@@ -27,7 +27,7 @@ pub struct Recovery {
 /// What the store's log is good for.
 enum Verdict {
     /// Entries to replay, from this number on.
-    Replay { head: u64, entries: Vec<Result<Entry, String>> },
+    Replay { head: u64, entries: Vec<Result<Entry, String>>, has_loss: bool },
     /// There is nothing to replay: a new log is begun.
     Begin,
     /// Nothing to replay, and there should be: a new log is begun.
@@ -51,14 +51,15 @@ impl Volumes {
             // Mappings that are not there would be zeroes to whoever reads.
             recovery.loss = match verdict {
                 Verdict::Begin => None,
-                Verdict::Replay { entries, .. } if !self.is_outstanding(&entries) => None,
+                Verdict::Replay { entries, has_loss: false, .. } if !self.is_outstanding(&entries) => None,
                 Verdict::Replay { .. } => Some(format!("the log of what was answered cannot be replayed: {why}")),
                 Verdict::Lost(what) | Verdict::Unfit(what) => Some(what),
             };
             return recovery;
         }
         match verdict {
-            Verdict::Replay { head, entries } => {
+            Verdict::Replay { head, entries, has_loss } => {
+                recovery.loss = has_loss.then(|| LOST_BEFORE.to_owned());
                 self.log = Some(Log::resume(memory, (head, entries.len() as u64), self.durable));
                 match self.replay(disk, head, &entries) {
                     Ok(replayed) => recovery.replayed = replayed,
@@ -66,10 +67,10 @@ impl Volumes {
                 }
             }
             Verdict::Unfit(what) => return self.refuse(recovery, &what),
-            Verdict::Begin => self.log = Some(Log::create(memory, &uuid, place, self.durable)),
+            Verdict::Begin => self.log = Some(Log::create(memory, &uuid, place, self.durable, false)),
             Verdict::Lost(what) => {
                 recovery.loss = Some(what);
-                self.log = Some(Log::create(memory, &uuid, place, self.durable));
+                self.log = Some(Log::create(memory, &uuid, place, self.durable, true));
             }
         }
         if self.superblock.in_use != Some(place.boot) {
@@ -86,8 +87,11 @@ impl Volumes {
     /// missing then, unless the last process kept one.
     pub fn recover_without_log(&mut self, boot: &[u8; 16]) -> Recovery {
         let was_in_use = self.superblock.in_use == Some(*boot);
-        // There is no log now either: the next commit says so.
-        self.close();
+        // There is no log now either: the next commit says so, unless one is missing. Then
+        // it is missing until an orderly end.
+        if !was_in_use {
+            self.close();
+        }
         Recovery { replayed: 0, loss: was_in_use.then(|| "the store was in use with a log, which is gone".to_owned()) }
     }
 
@@ -154,8 +158,9 @@ impl Volumes {
             // A log of a store that was closed has nothing to say, damaged or not.
             Found::Damaged(_) if !was_in_use => Verdict::Begin,
             Found::Damaged(what) => Verdict::Unfit(what),
-            Found::Log { builds_on, head, entries } if builds_on.contains(&self.durable) => {
-                Verdict::Replay { head, entries }
+            // Who closed the store has ended the guests' connections in order.
+            Found::Log { builds_on, has_loss, head, entries } if builds_on.contains(&self.durable) => {
+                Verdict::Replay { head, entries, has_loss: has_loss && was_in_use }
             }
             // Whoever closed or repaired the store since has answered for these entries.
             Found::Log { entries, .. } if entries.is_empty() || !was_in_use => {
@@ -238,6 +243,9 @@ impl Volumes {
         }
     }
 }
+
+/// Why changes are missing though this log has all of its own.
+const LOST_BEFORE: &str = "an earlier process of this boot found the store in use, and its log gone";
 
 /// Generations that entries can be ahead of the disk: the sealed transaction and the
 /// open one.
