@@ -23,10 +23,18 @@ pub(crate) struct Arguments {
     /// A volume that gives up the blocks which another one claims, too; may be said several times.
     #[arg(long, value_name = "VOLUME")]
     lose: Vec<String>,
+    /// Carry it out although a daemon has been killed, and its log of what it answered last has not been replayed.
+    #[arg(long)]
+    accept_loss: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<ExitCode> {
-    let report = offline::repair(&arguments.path, &arguments.lose, arguments.yes)?;
+    let options = offline::RepairOptions {
+        losers: arguments.lose.clone(),
+        carry_out: arguments.yes,
+        accept_loss: arguments.accept_loss,
+    };
+    let report = offline::repair(&arguments.path, &options)?;
     let code = if report.done || !report.needed { ExitCode::SUCCESS } else { ExitCode::from(FAULTS) };
     if json {
         print_json(&report)?;

@@ -46,6 +46,17 @@ pub enum OfflineError {
         /// Why.
         error: sidecore_volume::RepairError,
     },
+    /// A repair would lose what only the log of a dead daemon has.
+    #[error(
+        "{}: its daemon has not ended in order, and what it answered last may be in its log alone, which a repair makes \
+         useless: start the daemon, which replays the log if that can be done, end it in order, and repair then; or give \
+         it up with --accept-loss",
+        path.display()
+    )]
+    Unreplayed {
+        /// The file.
+        path: PathBuf,
+    },
     /// There are no volumes that could be checked.
     #[error("{}: {error}", path.display())]
     Open {
@@ -94,17 +105,33 @@ pub fn check(path: &Path) -> Result<CheckReport, OfflineError> {
     Ok(report)
 }
 
-/// Works out how to repair a controller's store, and carries that out if `carry_out` says so and no two volumes claim
-/// the same blocks; `losers` give up what others claim too.
+/// What a repair may do.
+#[derive(Clone, Debug, Default)]
+pub struct RepairOptions {
+    /// Volumes that give up what others claim too.
+    pub losers: Vec<String>,
+    /// Write it, if no two volumes claim the same blocks.
+    pub carry_out: bool,
+    /// Also if a daemon of this boot has died, and its log has not been replayed.
+    pub accept_loss: bool,
+}
+
+/// Works out how to repair a controller's store, and carries that out if `options` say so.
 ///
 /// # Errors
-/// It is in use, no controller's store, or cannot be repaired; then nothing was written, unless writing failed.
-pub fn repair(path: &Path, losers: &[String], carry_out: bool) -> Result<RepairReport, OfflineError> {
-    let mut disk = claim(path, !carry_out)?;
-    let repair = sidecore_volume::plan_repair(&mut disk, losers)
+/// It is in use, no controller's store, cannot be repaired, or has a log to be replayed; then nothing was written,
+/// unless writing failed.
+pub fn repair(path: &Path, options: &RepairOptions) -> Result<RepairReport, OfflineError> {
+    let mut disk = claim(path, !options.carry_out)?;
+    let repair = sidecore_volume::plan_repair(&mut disk, &options.losers)
         .map_err(|error| OfflineError::Repair { path: path.to_owned(), error })?;
     let mut report = convert::repair(&repair);
-    if carry_out && report.needed && report.decided {
+    if options.carry_out && report.needed && report.decided {
+        // A boot without a name keeps no log.
+        let has_log = repair.in_use_under().is_some_and(|boot| sidecore_linux::boot_id().is_ok_and(|id| id == boot));
+        if has_log && !options.accept_loss {
+            return Err(OfflineError::Unreplayed { path: path.to_owned() });
+        }
         let written = repair.write(&mut disk);
         report.generation = written.map_err(|error| OfflineError::Disk { path: path.to_owned(), error })?;
         report.done = true;

@@ -8,9 +8,11 @@ mod guest;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
+use sidecore_assembly::offline::RepairOptions;
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, SidecoreSpec, Spec, StoreKind, StoreSpec, VolumeSpec,
+    ControllerSpec, CrashLogSpec, DeviceSpec, FileOptions, FormatSpec, SidecoreSpec, Spec, StoreKind, StoreSpec,
+    VolumeSpec,
 };
 use sidecore_assembly::{Assembly, ErrorKind, offline};
 use sidecore_driver::Status;
@@ -64,6 +66,10 @@ fn damage(directory: &Path, kind: u8, owner: u64) {
     file.write_all_at(b"damage", (index * NODE_BYTES + 70) as u64).unwrap();
 }
 
+fn carry_out() -> RepairOptions {
+    RepairOptions { carry_out: true, ..RepairOptions::default() }
+}
+
 /// A pool with volumes of these names, numbered from 1 on, with something in each.
 fn pool(directory: &Path, names: &[&str]) -> Spec {
     let spec = spec(directory, names);
@@ -115,15 +121,15 @@ fn one_damaged_volume_keeps_no_other_from_being_served_and_is_repaired() {
 
     // Without a word nothing is written.
     let before = std::fs::read(image(path)).unwrap();
-    let plan = offline::repair(&image(path), &[], false).unwrap();
+    let plan = offline::repair(&image(path), &RepairOptions::default()).unwrap();
     assert!(plan.needed && plan.decided && !plan.done);
     assert_eq!((plan.lost_volumes, plan.losses.len()), (0, 1));
     assert_eq!((plan.losses[0].volume.as_str(), plan.losses[0].size_bytes), ("bad", VOLUME_BYTES));
     assert!(std::fs::read(image(path)).unwrap() == before);
-    let repair = offline::repair(&image(path), &[], true).unwrap();
+    let repair = offline::repair(&image(path), &carry_out()).unwrap();
     assert!(repair.done && repair.generation == plan.generation + 1);
     assert!(offline::check(&image(path)).unwrap().clean);
-    assert!(!offline::repair(&image(path), &[], false).unwrap().needed);
+    assert!(!offline::repair(&image(path), &RepairOptions::default()).unwrap().needed);
 
     let assembly = Assembly::start(&spec).unwrap();
     assert!(assembly.devices().iter().all(|report| report.reason.is_none() && report.warnings.is_empty()));
@@ -150,6 +156,34 @@ fn a_damaged_catalogue_is_served_as_far_as_it_goes_and_never_written() {
         assert!(report.reason.unwrap().contains("volume repair"));
     }
     drop(assembly);
-    let plan = offline::repair(&image(path), &[], false).unwrap();
+    let plan = offline::repair(&image(path), &RepairOptions::default()).unwrap();
     assert_eq!((plan.lost_volumes, plan.lost_numbers), (2, vec![(1, 2)]));
+}
+
+#[test]
+fn a_repair_does_not_give_up_by_itself_what_only_the_log_of_a_dead_daemon_has() {
+    let (directory, log) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+    let killed = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path(), &["good", "bad"]);
+    spec.controllers[0].crash_log = Some(CrashLogSpec::new(log.path()));
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut guest = connect(&spec.devices[1].socket);
+    assert_eq!(write(&mut guest, 8, 1), Status::Ok);
+    flush(&mut guest);
+    // What a SIGKILL leaves of it.
+    let path = killed.path();
+    std::fs::copy(image(directory.path()), image(path)).unwrap();
+    drop(assembly);
+    damage(path, 2, 2);
+    let before = std::fs::read(image(path)).unwrap();
+
+    let error = offline::repair(&image(path), &carry_out()).unwrap_err().to_string();
+    assert!(error.contains("its daemon has not ended in order") && error.contains("--accept-loss"), "{error}");
+    assert!(std::fs::read(image(path)).unwrap() == before);
+    assert!(offline::repair(&image(path), &RepairOptions::default()).unwrap().needed);
+    let accepted = RepairOptions { accept_loss: true, ..carry_out() };
+    assert!(offline::repair(&image(path), &accepted).unwrap().done);
+    // After an orderly end nothing has to be said.
+    damage(directory.path(), 2, 2);
+    assert!(offline::repair(&image(directory.path()), &carry_out()).unwrap().done);
 }

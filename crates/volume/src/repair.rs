@@ -112,6 +112,13 @@ pub fn plan_repair(disk: &mut dyn Disk, losers: &[String]) -> Result<Repair, Rep
 }
 
 impl Repair {
+    /// The boot of the machine under which the store was in use with a log when its process
+    /// died: a repair makes that log useless.
+    #[must_use]
+    pub fn in_use_under(&self) -> Option<[u8; 16]> {
+        self.superblock.in_use
+    }
+
     /// Whether there is anything to repair.
     #[must_use]
     pub fn is_needed(&self) -> bool {

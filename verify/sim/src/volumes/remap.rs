@@ -108,7 +108,7 @@ impl World {
                 let source = sources[sources.len() - 1 - index % sources.len()];
                 self.share_blocks(from, BlockRange::new(Vlba(source), 1), to, block)?;
             }
-            if self.lore.refusals > refusals {
+            if self.lore.refusals > refusals || self.volumes.read_only().is_some() {
                 break;
             }
         }
