@@ -282,10 +282,10 @@ fn a_ring_that_was_in_use_before_is_not_served_on_a_device_that_misses_answered_
         fixture.all(ring_setup(0, 128, fresh));
         fixture.device.serve(0, 3);
         let Body::VringState(stopped) = fixture.ask(vring(Request::GetVringBase, 0, 0)) else { panic!("no base") };
-        fixture.all(ring_setup(0, 128, stopped.value));
+        fixture.all(ring_setup(0, 128, stopped.num));
         fixture.ok(number(Request::SetStatus, 0));
         fixture.ok(number(Request::SetFeatures, driver_features | features::PROTOCOL_FEATURES));
-        fixture.all(ring_setup(0, 128, stopped.value));
+        fixture.all(ring_setup(0, 128, stopped.num));
         assert_eq!(fixture.device.running(), [0]);
         // Whatever acknowledgements are asked for, the connection ends.
         let refused = ring_setup(1, 128, fresh + 5).into_iter().find_map(|message| fixture.send(message).err());
