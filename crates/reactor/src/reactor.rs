@@ -35,7 +35,7 @@ const MIN_PAUSE: Nanos = Nanos::from_micros(50);
 
 /// Such a sidecore sleeps for this part of the time that it has been idle: waking up costs tens of
 /// microseconds on a virtual machine, and guests that rest should not be charged for it.
-const IDLE_PER_PAUSE: u64 = 16;
+const IDLE_PER_PAUSE: u64 = 32;
 
 /// Such a sidecore sleeps between two looks for at most so long.
 const MAX_PAUSE: Nanos = Nanos::from_micros(500);

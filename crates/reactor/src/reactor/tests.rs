@@ -177,7 +177,7 @@ fn without_its_core_a_sidecore_pauses_between_looks_and_asks_for_no_kick() {
     assert_eq!(bench.turn(1), Turn::Busy);
     let work_at = bench.world.now.get();
     assert_eq!(bench.turn(MIN_PAUSE.0 - 1), Turn::Idle, "it spins for a while after its work");
-    for (idle, pause) in [(MIN_PAUSE.0, MIN_PAUSE.0), (1_600_000, 100_000), (1_000_000_000, MAX_PAUSE.0)] {
+    for (idle, pause) in [(MIN_PAUSE.0, MIN_PAUSE.0), (3_200_000, 100_000), (1_000_000_000, MAX_PAUSE.0)] {
         assert_eq!(bench.turn(work_at + idle - bench.world.now.get()), Turn::Slept);
         assert_eq!(bench.world.timeouts.borrow().last(), Some(&Some(Nanos(pause))));
     }
