@@ -15,6 +15,7 @@ pub mod cores;
 pub mod experiment;
 pub mod fill;
 pub mod floors;
+pub mod fresh_writes;
 pub mod guest_cost;
 pub mod host_disk;
 pub mod huge_pages;

@@ -10,7 +10,9 @@ use clap::{Parser, Subcommand};
 use quanta::Clock;
 use sidecore_bench::fill::{self, Order};
 use sidecore_bench::load::{self, BLOCK_BYTES, Work};
-use sidecore_bench::{cores, guest_cost, local_block, nested, nvme_vf, plot, stop, translation, verdicts};
+use sidecore_bench::{
+    cores, fresh_writes, guest_cost, local_block, nested, nvme_vf, plot, stop, translation, verdicts,
+};
 use sidecore_driver::{BlkClient, ClientOptions, Notify};
 use sidecore_units::SECTOR_BYTES;
 
@@ -35,6 +37,8 @@ enum What {
     Translation(translation::Options),
     /// What a disk costs the client that uses it.
     GuestCost(guest_cost::Options),
+    /// What the log of answered changes costs a write to fresh blocks.
+    FreshWrites(fresh_writes::Options),
     /// Put the verdicts of several experiments into docs/bench.md; fails unless every bound holds.
     Verdicts(verdicts::Options),
     /// Drive one vhost-user disk and print what it does.
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
         What::VfCost(options) => nested::vf_cost::run(&options),
         What::Translation(options) => translation::run(&options),
         What::GuestCost(options) => guest_cost::run(&options),
+        What::FreshWrites(options) => fresh_writes::run(&options),
         What::Verdicts(options) => verdicts::run(&options),
         What::Socket(options) => socket(&options).map(|()| true),
     };

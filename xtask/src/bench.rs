@@ -8,7 +8,8 @@ use anyhow::Result;
 use crate::shell;
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 6] = ["local-block", "translation", "nested", "vf-cost", "nvme-vf", "guest-cost"];
+const EXPERIMENTS: [&str; 7] =
+    ["local-block", "translation", "nested", "vf-cost", "nvme-vf", "guest-cost", "fresh-writes"];
 
 /// Where the experiments leave how their bounds fared.
 const VERDICTS: &str = "target/verdicts.jsonl";

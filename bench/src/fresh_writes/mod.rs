@@ -1,0 +1,139 @@
+//! The experiment `fresh-writes`: what the log of answered changes costs a write to blocks that a volume does not have yet.
+//!
+//! Two controllers in this process, over stores in memory, one of which keeps a log. No ring and no daemon is in between,
+//! so that as little as possible hides the difference: such a write is allocated, written, mapped, logged and answered.
+//! The two take turns; between two runs the volume is emptied and committed, which is not measured.
+
+mod volume;
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::bounds::{Bound, Limit, Of};
+use crate::experiment::{Common, Outcome, Scale};
+use crate::process::watched;
+use crate::record::{OURS, Records, params};
+use crate::rounds::Rounds;
+use crate::{cores, readme, stop, workers};
+use volume::Volume;
+
+const NAME: &str = "fresh-writes";
+/// The controller without a log.
+const WITHOUT: &str = "without-log";
+const METRIC: &str = "write";
+
+/// What to run.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Options {
+    /// What every experiment can be told.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// How long everything takes.
+struct Plan {
+    /// Writes of a run.
+    writes: u64,
+    pairs: usize,
+    /// How often a disturbed pair is repeated.
+    repeats: usize,
+}
+
+impl Plan {
+    fn of(scale: Scale) -> Self {
+        match scale {
+            Scale::Full => Self { writes: 4_000, pairs: 101, repeats: 50 },
+            Scale::Quick => Self { writes: 2_000, pairs: 41, repeats: 20 },
+            Scale::Tiny => Self { writes: 200, pairs: 1, repeats: 0 },
+        }
+    }
+}
+
+const CASES: [(&str, usize); 2] = [("write/4k/qd1", 1), ("write/4k/qd32", 32)];
+
+/// What must hold.
+const BOUNDS: [Bound<'static>; 2] = [
+    Bound { case: CASES[0].0, of: Of::Ratio(METRIC, WITHOUT), limit: Limit::AtMost(1.03) },
+    Bound { case: CASES[1].0, of: Of::Ratio(METRIC, WITHOUT), limit: Limit::AtMost(1.03) },
+];
+
+/// Runs the experiment; whether all bounds hold, or nobody asked.
+///
+/// # Errors
+/// There is no such core, or not enough memory; an interrupt.
+pub fn run(options: &Options) -> Result<bool> {
+    let begin = Instant::now();
+    stop::listen()?;
+    // Ahead of whatever else the machine does. It is a privilege.
+    let _ = rustix::process::nice(workers::AHEAD);
+    let scale = options.common.scale();
+    let plan = Plan::of(scale);
+    let mut records = Records::new(NAME);
+    eprintln!("{NAME}, {}", scale.name());
+    let mut disturbed = 0;
+    for (case, depth) in CASES {
+        disturbed += measure(&mut records, case, depth, &plan, scale)?;
+    }
+    let outcome = Outcome {
+        table: table(&records),
+        records: &records,
+        bounds: (OURS, &BOUNDS),
+        disturbed: format!("{disturbed} pairs were disturbed"),
+        publish: |records| readme::update_in("docs/bench.md", NAME, &table(records)),
+    };
+    options.common.conclude(begin, &outcome)
+}
+
+/// Pairs of runs, in turns; how many did not count.
+fn measure(records: &mut Records, case: &str, depth: usize, plan: &Plan, scale: Scale) -> Result<usize> {
+    // The controllers' own threads stay on the core where they are made.
+    cores::pin(cores::SERVER)?;
+    let mut volumes = [Volume::new(true, depth, plan.writes)?, Volume::new(false, depth, plan.writes)?];
+    cores::pin(cores::CLIENT)?;
+    let (mut with, mut without, mut ratios) = (Rounds::new(), Rounds::new(), Rounds::new());
+    let mut disturbed = 0;
+    let mut pair = 0;
+    while pair < plan.pairs {
+        stop::check()?;
+        let mut ns = [0.0; 2];
+        // Who begins changes, so that neither always comes after the other.
+        let first = (pair + disturbed) % 2;
+        let ((), waited) = watched(|| {
+            for index in [first, 1 - first] {
+                ns[index] = volumes[index].run()?;
+            }
+            Ok(())
+        })?;
+        let counts = waited < cores::UNDISTURBED_SHARE;
+        if !counts && disturbed < plan.repeats {
+            disturbed += 1;
+            continue;
+        }
+        with.add(ns[0], counts);
+        without.add(ns[1], counts);
+        ratios.add(ns[0] / ns[1], counts);
+        pair += 1;
+    }
+    let params = params([("plan", scale.name().into()), ("depth", depth.into()), ("writes", plan.writes.into())]);
+    for (system, rounds) in [(OURS, &with), (WITHOUT, &without)] {
+        let (median, params) = rounds.settle(params.clone());
+        records.measure(case, system, METRIC, median, "ns", params);
+    }
+    let (ratio, params) = ratios.settle(params);
+    eprintln!("  {case:<16} {:>8.0} ns with the log, {:>8.0} ns without: {ratio:.3}", with.median(), without.median());
+    records.ratio(case, METRIC, OURS, WITHOUT, ratio, params);
+    Ok(disturbed)
+}
+
+/// All results, in Markdown.
+fn table(records: &Records) -> String {
+    let mut page =
+        String::from("| a write to fresh blocks | with the log | without | ratio |\n| --- | --- | --- | --- |\n");
+    for (case, _) in CASES {
+        let ns = |system| records.find(case, system, METRIC).map_or(0.0, |measure| measure.value);
+        let ratio = records.find_ratio(case, METRIC, WITHOUT).map_or(0.0, |ratio| ratio.value);
+        page.push_str(&format!("| {case} | {:.0} ns | {:.0} ns | {ratio:.3} |\n", ns(OURS), ns(WITHOUT)));
+    }
+    page
+}

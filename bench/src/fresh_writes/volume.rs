@@ -1,0 +1,143 @@
+//! An empty volume of a controller in this process, to be filled.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::MemfdFlags;
+use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Operation, RamStore, Tag};
+use sidecore_controller::{Answered, Controller, ControllerOptions, FunctionOptions, VirtualFunction};
+use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
+use sidecore_units::Nanos;
+use sidecore_volume::{FormatOptions, HeapMemory, LOG_ENTRY_BYTES, LogPlace};
+
+const BLOCK_BYTES: u64 = 4096;
+/// No two writes are one extent.
+const STRIDE_BYTES: u64 = 2 * BLOCK_BYTES;
+/// Entries of the log for each write of a run: it is committed between runs, and not because it is half full.
+const ENTRIES_PER_WRITE: usize = 3;
+/// A run that takes longer has lost a request.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(super) struct Volume {
+    channel: Box<dyn BlockChannel>,
+    /// Requests at rest.
+    idle: Batch,
+    completed: Batch,
+    writes: u64,
+    depth: usize,
+    begin: Instant,
+    _function: Arc<VirtualFunction>,
+    _controller: Arc<Controller>,
+}
+
+impl Volume {
+    /// A volume with room for so many writes. Its controller commits when it is asked to.
+    pub(super) fn new(has_log: bool, depth: usize, writes: u64) -> Result<Self> {
+        let size_bytes = writes * STRIDE_BYTES;
+        // Blocks are given back when a commit is durable: half of them are on their way.
+        let store = RamStore::new(Geometry::new(4 * size_bytes + (64 << 20), 512)).context("not enough memory")?;
+        let log_bytes = (usize::try_from(writes)? * ENTRIES_PER_WRITE * LOG_ENTRY_BYTES).max(8 << 20);
+        let place = LogPlace { device: 1, inode: 1, boot: [1; 16] };
+        let options = ControllerOptions {
+            format: Some(FormatOptions { block_bytes: 4096, label: String::new(), uuid: [1; 16], force: false }),
+            commit_interval: Duration::from_secs(3600),
+            answered: match has_log {
+                true => Answered::InLog(Arc::new(HeapMemory::new(log_bytes)), place),
+                false => Answered::WithTheStore,
+            },
+            ..ControllerOptions::default()
+        };
+        let controller = Controller::open("bench", Arc::new(store), &options, None)?;
+        controller.create_volume("v", size_bytes, None)?;
+        let function = controller.open_function(&FunctionOptions::new("v"))?;
+        let mut channel = function.open_channel(None, depth)?;
+        let memory = memory(depth)?;
+        channel.attach_memory(&memory)?;
+        let idle = (0..depth).map(|index| request(&memory, index)).collect::<Result<Batch>>()?;
+        Ok(Self {
+            channel,
+            idle,
+            completed: Batch::with_capacity(depth),
+            writes,
+            depth,
+            begin: Instant::now(),
+            _function: function,
+            _controller: controller,
+        })
+    }
+
+    /// Fills it, and empties it again; nanoseconds for each write.
+    pub(super) fn run(&mut self) -> Result<f64> {
+        let start = Instant::now();
+        let (mut sent, mut done) = (0, 0);
+        let mut batch = Batch::with_capacity(self.depth);
+        while done < self.writes {
+            while sent < self.writes
+                && let Some(mut request) = self.idle.pop()
+            {
+                request.offset_bytes = sent * STRIDE_BYTES;
+                request.tag = Some(Tag::from_bits(sent));
+                batch.push(request);
+                sent += 1;
+            }
+            self.channel.submit(&mut batch);
+            done += self.collect()?;
+            ensure!(start.elapsed() < PATIENCE, "{done} of {} writes came back", self.writes);
+        }
+        let ns = start.elapsed().as_nanos() as f64 / self.writes as f64;
+        self.alone(Operation::Discard, self.writes * STRIDE_BYTES)?;
+        self.alone(Operation::Flush, 0)?;
+        Ok(ns)
+    }
+
+    /// Takes back what is done.
+    fn collect(&mut self) -> Result<u64> {
+        let now = Nanos(u64::try_from(self.begin.elapsed().as_nanos())?);
+        self.channel.poll(now, &mut self.completed);
+        let count = self.completed.len() as u64;
+        for mut request in self.completed.drain(..) {
+            request.result.context("a request failed")?;
+            request.tag.take().map(Tag::into_bits).context("a request without its tag")?;
+            self.idle.push(request);
+        }
+        Ok(count)
+    }
+
+    /// Carries out one request without data.
+    fn alone(&mut self, operation: Operation, len_bytes: u64) -> Result<()> {
+        let mut request = BlockRequest::blank(0);
+        request.operation = operation;
+        request.len_bytes = len_bytes;
+        request.tag = Some(Tag::from_bits(0));
+        let mut batch: Batch = vec![request];
+        let start = Instant::now();
+        loop {
+            self.channel.submit(&mut batch);
+            if self.collect()? > 0 {
+                // It is not one of those that write.
+                self.idle.pop();
+                return Ok(());
+            }
+            ensure!(start.elapsed() < PATIENCE, "{operation:?} does not come back");
+        }
+    }
+}
+
+fn memory(depth: usize) -> Result<GuestMemory> {
+    let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC)?;
+    let len_bytes = depth as u64 * BLOCK_BYTES;
+    rustix::fs::ftruncate(&file, len_bytes)?;
+    let (guest_address, user_address) = (GuestAddress(0), UserAddress(0));
+    Ok(GuestMemory::map(vec![RegionSpec { guest_address, user_address, len_bytes, file, file_offset_bytes: 0 }])?)
+}
+
+fn request(memory: &GuestMemory, index: usize) -> Result<Box<BlockRequest>> {
+    let mut request = BlockRequest::blank(1);
+    request.operation = Operation::Write;
+    request.segments.bind(memory);
+    let address = GuestAddress(index as u64 * BLOCK_BYTES);
+    request.segments.push(address, BLOCK_BYTES, &mut RegionHint::default())?;
+    request.len_bytes = BLOCK_BYTES;
+    Ok(request)
+}
