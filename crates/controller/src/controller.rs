@@ -244,7 +244,7 @@ impl Controller {
                 tree,
                 state: volume,
                 functions: Vec::new(),
-                grants: Default::default(),
+                grants: state.hold_withheld(id),
                 shared_at: 0,
                 blocked: Vec::new(),
             };

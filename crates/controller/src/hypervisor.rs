@@ -10,6 +10,7 @@ mod commit;
 mod grants;
 mod miss;
 mod reclaim;
+mod withheld;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -68,6 +69,8 @@ pub(crate) struct State {
     /// Volumes whose size has changed and is not durable yet: the generation that
     /// makes it so, and the size until then.
     pub(crate) sizes: BTreeMap<VolumeId, (u64, u64)>,
+    /// Changes that are shown and answered when they are durable.
+    pub(crate) withheld: Vec<withheld::Withheld>,
 }
 
 /// A volume that functions show. They share its tree (thesis 5.2).
@@ -113,6 +116,7 @@ impl Hypervisor {
                 for_space: Vec::new(),
                 for_grace: Vec::new(),
                 sizes: BTreeMap::new(),
+                withheld: Vec::new(),
             }),
         }
     }

@@ -177,6 +177,7 @@ impl Hypervisor {
                 self.serve(message, disk);
             }
         }
+        self.show_withheld(&result, disk);
         for reply_to in flushes {
             reply_to.reply(match &result {
                 Ok(()) => Answer::Done,

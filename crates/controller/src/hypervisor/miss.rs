@@ -250,6 +250,13 @@ impl Hypervisor {
         }
         let range = grant.range();
         let answer = match volumes.link(disk, grant) {
+            Ok(()) if self.answers_when_durable => {
+                open.changed(transaction);
+                self.withhold(&mut state, id, range, message.reply_to);
+                drop(state);
+                self.commits.want();
+                return;
+            }
             Ok(()) => {
                 open.changed(transaction);
                 // As the metadata says, also where it calls shared what nobody else has:
@@ -282,16 +289,11 @@ impl Hypervisor {
         self.end_change(state, message.reply_to, answer);
     }
 
-    /// Answers a question that has changed mappings: they are in the log by now, or
-    /// the answer waits for the commit.
+    /// Answers a question that has changed mappings, which are in the log by now.
     fn end_change(&self, state: MutexGuard<'_, State>, reply_to: ReplyTo, answer: Answer) {
         // Whoever waits for room in the log waits for a commit of what is in it now.
         let is_short = state.volumes.log_wants_commit() || !state.for_space.is_empty();
         drop(state);
-        if self.answers_when_durable && matches!(answer, Answer::Done) {
-            self.commits.ask(reply_to);
-            return;
-        }
         if is_short {
             self.commits.want();
         } else {
@@ -313,6 +315,14 @@ impl Hypervisor {
             return;
         }
         let answer = match volumes.unmap(disk, id, range) {
+            // What is a hole and durable already was not changed.
+            Ok(()) if self.answers_when_durable && volumes.is_dirty(id) => {
+                open.changed(transaction);
+                self.withhold(&mut state, id, range, message.reply_to);
+                drop(state);
+                self.commits.want();
+                return;
+            }
             Ok(()) => {
                 open.changed(transaction);
                 self.set_or_prune(&mut state, message.function, range, &[]);
