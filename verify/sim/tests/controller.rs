@@ -26,9 +26,10 @@ fn no_power_cut_takes_what_a_guest_was_promised() {
     let _ = writeln!(std::io::stderr(), "power cuts in {histories} histories of a controller: {total:?}");
     // A simulation in which nothing happens would pass as well.
     if histories >= SEEDS {
-        let Outcome { cut_points, requests, failures, refusals, .. } = total;
+        let Outcome { cut_points, requests, failures, refusals, deaths, replays, .. } = total;
         assert!(cut_points >= CUT_POINTS && requests > 3_000, "{total:?}");
         assert!(failures > 0 && refusals > 0, "{total:?}");
+        assert!(deaths > 100 && replays > 30, "{total:?}");
     }
 }
 

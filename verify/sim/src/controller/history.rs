@@ -48,6 +48,10 @@ pub struct Outcome {
     pub failures: u64,
     /// What was refused, because the disk or a quota was full.
     pub refusals: u64,
+    /// Deaths of the process.
+    pub deaths: u64,
+    /// Of which so many left something to replay.
+    pub replays: u64,
 }
 
 impl Total for Outcome {
@@ -58,6 +62,8 @@ impl Total for Outcome {
         self.requests += other.requests;
         self.failures += other.failures;
         self.refusals += other.refusals;
+        self.deaths += other.deaths;
+        self.replays += other.replays;
     }
 }
 
@@ -126,6 +132,8 @@ impl History {
         self.lore = world.lore.clone();
         self.outcome.requests += world.successes;
         self.outcome.failures += world.failures;
+        self.outcome.deaths += world.deaths;
+        self.outcome.replays += world.replays;
         if let Err(what) = result {
             world.abandon();
             return Err(self.violation(&format!("in use, at {}", disk.position()), what, &world.trace, usize::MAX));

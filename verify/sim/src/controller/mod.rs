@@ -13,7 +13,11 @@
 //!
 //! Then the power is cut after every write and flush, as there. What is found must be what guests and operators were told:
 //! what a flush covered is there, unless something newer is, and nothing else ever was in that place.
+//!
+//! Now and then, also in the middle of the controller's work, the process dies instead (`death.rs`): the disk as reads show it
+//! and the log are opened, and everything that guests were answered is there, flushed or not.
 
+mod death;
 mod guest;
 mod history;
 mod manage;
@@ -38,10 +42,18 @@ pub enum Bug {
     UnfilledBlocks,
     /// Operations are called done without a commit.
     NoCommit,
+    /// Guests are answered though nothing keeps their changes over the death of the process.
+    NoLog,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::LyingFlushes, Self::FlushesAnswered, Self::EarlyCompletions, Self::UnfilledBlocks, Self::NoCommit];
+    pub const ALL: [Self; 6] = [
+        Self::LyingFlushes,
+        Self::FlushesAnswered,
+        Self::EarlyCompletions,
+        Self::UnfilledBlocks,
+        Self::NoCommit,
+        Self::NoLog,
+    ];
 }

@@ -141,12 +141,14 @@ impl ModelVolume {
         if register.shown(since).any(|stamp| stamp == found) { Ok(()) } else { Err(register.shown(since).collect()) }
     }
 
+    /// Whether it may be left like this. A sector may be one of `allowed`; it is zeroes if nothing was written to it.
     fn check_left(
         &self,
         found: &FoundVolume,
         cut: usize,
         sectors_per_block: u64,
         stamps: &Stamps,
+        allowed: impl Fn(u64, &Register<Stamp>) -> Vec<Stamp>,
     ) -> Result<(), String> {
         let info = &found.info;
         if !self.exists.left_at(cut).any(|exists| exists) {
@@ -161,9 +163,9 @@ impl ModelVolume {
         }
         let check = |sector: u64, found: Stamp| match self.sectors.get(&sector) {
             None if found == 0 => Ok(()),
-            Some(register) if register.left_at(cut).any(|stamp| stamp == found) => Ok(()),
+            Some(register) if allowed(sector, register).contains(&found) => Ok(()),
             register => {
-                let left = register.into_iter().flat_map(|register| register.left_at(cut));
+                let left = register.into_iter().flat_map(|register| allowed(sector, register));
                 let left: Vec<_> = left.map(|stamp| stamps.describe(stamp)).collect();
                 Err(format!("sector {sector} is {} instead of {left:?}", stamps.describe(found)))
             }
@@ -177,6 +179,11 @@ impl ModelVolume {
         }
         let holes = self.sectors.keys().filter(|sector| !found.blocks.contains_key(&(*sector / sectors_per_block)));
         holes.copied().try_for_each(|sector| check(sector, 0))
+    }
+
+    /// Behind this sector, a size that nobody was told of yet shows or hides what was there.
+    fn settled_sectors(&self, cut: usize, sectors_per_block: u64) -> u64 {
+        self.blocks.left_at(cut).min().unwrap_or(0).saturating_mul(sectors_per_block)
     }
 }
 
@@ -221,12 +228,38 @@ impl Model {
     /// # Errors
     /// What is wrong.
     pub(super) fn check_left(&self, found: &Found, cut: usize, stamps: &Stamps) -> Result<(), String> {
+        self.check_each(found, cut, |volume, found| {
+            volume.check_left(found, cut, self.sectors_per_block, stamps, |_, register| register.left_at(cut).collect())
+        })
+    }
+
+    /// Whether the death of the process `now` may leave this: what guests were answered, and of what operators were not
+    /// told yet either what was before or what comes.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(super) fn check_died(&self, found: &Found, now: Moment, stamps: &Stamps) -> Result<(), String> {
+        let cut = now.position + 1;
+        self.check_each(found, cut, |volume, found| {
+            let settled = volume.settled_sectors(cut, self.sectors_per_block);
+            volume.check_left(found, cut, self.sectors_per_block, stamps, |sector, register| {
+                if sector < settled { register.shown(now).collect() } else { register.left_at(cut).collect() }
+            })
+        })
+    }
+
+    fn check_each(
+        &self,
+        found: &Found,
+        cut: usize,
+        check: impl Fn(&ModelVolume, &FoundVolume) -> Result<(), String>,
+    ) -> Result<(), String> {
         if let Some(id) = found.keys().find(|id| !self.volumes.contains_key(id)) {
             return Err(format!("volume {id} was never made"));
         }
         for (id, volume) in &self.volumes {
             match found.get(id) {
-                Some(found) => volume.check_left(found, cut, self.sectors_per_block, stamps),
+                Some(found) => check(volume, found),
                 None if volume.exists.left_at(cut).any(|exists| !exists) => Ok(()),
                 None => Err("is not there".to_owned()),
             }

@@ -99,7 +99,9 @@ impl World {
             }
             self.poll_all()?;
             self.serve()?;
-            if self.controller.wants_commit() && self.random.once_in(4) {
+            // A store that was full is tried again without being asked.
+            let is_full = self.controller.health(None).full.is_some();
+            if (self.controller.wants_commit() || is_full) && self.random.once_in(4) {
                 if self.has_failed {
                     // As the thread that commits does: whoever waits is told.
                     let _ = self.controller.clone().commit_on(&mut self.store.clone());

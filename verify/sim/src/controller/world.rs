@@ -7,6 +7,7 @@ use sidecore_units::Nanos;
 use sidecore_volume::OpenOptions;
 
 use super::Bug;
+use super::death::Keeping;
 use super::guest::{Guest, Requests};
 use super::model::Model;
 use super::register::Moment;
@@ -33,6 +34,8 @@ pub(super) struct Habits {
     btlb_entries: usize,
     /// One in so many steps is the hypervisor side's.
     steps_per_service: u64,
+    /// Whether there is a log of answered changes.
+    has_log: bool,
 }
 
 impl Habits {
@@ -43,6 +46,7 @@ impl Habits {
             hot_sectors: [4, 16, 64, 512][random.below(4) as usize],
             btlb_entries: [0, 1, 8][random.below(3) as usize],
             steps_per_service: [2, 4, 12][random.below(3) as usize],
+            has_log: !random.once_in(4),
         }
     }
 }
@@ -57,6 +61,7 @@ pub(super) struct World {
     pub(super) disk: SimDisk,
     pub(super) store: SimStore,
     pub(super) controller: Arc<Controller>,
+    pub(super) keeping: Keeping,
     pub(super) model: Model,
     pub(super) requests: Requests,
     pub(super) guests: Vec<Guest>,
@@ -72,6 +77,9 @@ pub(super) struct World {
     /// Requests that ended well, and those that the store's failures ended.
     pub(super) successes: u64,
     pub(super) failures: u64,
+    /// Deaths of the process, and those of them that left something to replay.
+    pub(super) deaths: u64,
+    pub(super) replays: u64,
     /// What was wrong in the middle of the controller's work.
     pub(super) wrong: Option<String>,
     /// The position of the recording before each step, and what the step was.
@@ -91,7 +99,14 @@ impl World {
         let Habits { delay, requests_per_fault, btlb_entries, .. } = habits;
         let manner = Manner { delay, requests_per_fault, bug };
         let store = SimStore::new(disk.clone(), Random::new(random.below(u64::MAX)), manner);
-        let options = ControllerOptions { btlb_entries, tree_memory_bytes: 1 << 20, ..ControllerOptions::default() };
+        // The power was gone: no guest is there any more.
+        let keeping = Keeping::draw(&mut random, &tuning, habits.has_log);
+        let options = ControllerOptions {
+            btlb_entries,
+            tree_memory_bytes: 1 << 20,
+            answered: keeping.answered(bug),
+            ..ControllerOptions::default()
+        };
         let controller =
             Controller::without_threads("simulated", Arc::new(store.clone()), &options, None, &mut store.clone());
         let controller = controller.map_err(|error| format!("open: {error}"))?;
@@ -107,6 +122,7 @@ impl World {
             disk,
             store,
             controller,
+            keeping,
             model: Model::adopt(found, tuning.sectors_per_block() as u64),
             requests: Requests::new()?,
             guests: Vec::new(),
@@ -118,6 +134,8 @@ impl World {
             first_commit: None,
             successes: 0,
             failures: 0,
+            deaths: 0,
+            replays: 0,
             wrong: None,
             trace: Vec::new(),
         })
@@ -149,6 +167,7 @@ impl World {
 
     /// Something happens.
     pub(super) fn step(&mut self) -> Step {
+        self.perhaps_die()?;
         if self.random.once_in(self.habits.steps_per_service) {
             return self.serve();
         }

@@ -26,12 +26,12 @@ pub(super) enum Answered {
 }
 
 /// Memory for a log.
-pub(super) fn log_memory(tuning: &Tuning) -> Arc<HeapMemory> {
+pub(crate) fn log_memory(tuning: &Tuning) -> Arc<HeapMemory> {
     Arc::new(HeapMemory::new(LOG_HEADER_BYTES + tuning.log_entries * LOG_ENTRY_BYTES))
 }
 
 /// Where the disk is, in the boot of this name.
-pub(super) fn place(boot: u64) -> LogPlace {
+pub(crate) fn place(boot: u64) -> LogPlace {
     let mut name = [0; 16];
     name[..8].copy_from_slice(&boot.to_le_bytes());
     LogPlace { device: 1, inode: 2, boot: name }

@@ -20,7 +20,7 @@
 //! With a [`Bug`], some duty is neglected on purpose; tests assert that each is found.
 
 pub mod cut;
-mod death;
+pub(crate) mod death;
 pub mod disk;
 pub(crate) mod find;
 mod guest;
