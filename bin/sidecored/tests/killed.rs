@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use sidecore_control::Client;
+use sidecore_control::{Client, NewDevice, NewFunction};
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
 use sidecore_units::Sector;
 
@@ -66,6 +66,20 @@ impl Place {
 
     fn client(&self, volume: &str) -> BlkClient {
         BlkClient::connect(self.run.path().join(format!("{volume}.sock")), &ClientOptions::default()).unwrap()
+    }
+
+    /// Has a volume served that the configuration does not know.
+    fn serve(&self, volume: &str) -> BlkClient {
+        let function =
+            NewFunction { controller: "pool".to_owned(), volume: volume.to_owned(), ..NewFunction::default() };
+        let device = NewDevice {
+            name: volume.to_owned(),
+            socket: self.run.path().join(format!("{volume}.sock")),
+            volume: Some(function),
+            ..NewDevice::default()
+        };
+        self.control().add_device(&device).unwrap();
+        self.client(volume)
     }
 
     fn control(&self) -> Client {
@@ -185,8 +199,20 @@ fn history(place: &Place) {
     let mut daemon = place.start(&["a"]);
     fill(place, "a", 1);
     for round in 0..3_u64 {
-        let snapshot = format!("s{round}");
+        let (snapshot, clone) = (format!("s{round}"), format!("c{round}"));
         place.control().snapshot_volume("pool", "a", &snapshot).unwrap();
+        place.control().clone_volume("pool", "a", &clone).unwrap();
+        let before: Vec<Vec<u8>> = {
+            let mut client = place.serve(&clone);
+            let queue = client.queue(0).unwrap();
+            let slot = queue.take_slot().unwrap();
+            let before = (0..WRITES).map(|index| read(queue, slot, index)).collect();
+            // Into blocks that it shares with the others.
+            for index in (0..WRITES).step_by(5) {
+                write(queue, slot, round + 30, index);
+            }
+            before
+        };
         {
             let mut client = place.client("a");
             let queue = client.queue(0).unwrap();
@@ -213,6 +239,12 @@ fn history(place: &Place) {
         };
         assert_eq!(missing(place, "a", expected), [0_u64; 0], "round {round}");
         assert!(place.control().volume("pool", &snapshot).is_ok());
+        drop(place.serve(&clone));
+        let expected = |index: u64| match index {
+            index if index.is_multiple_of(5) => data(round + 30, index),
+            index => before[index as usize].clone(),
+        };
+        assert_eq!(missing(place, &clone, expected), [0_u64; 0], "clone {round}");
     }
     let report = place.control().check_controller("pool").unwrap();
     assert!(report.clean, "{:?}", report.problems);
