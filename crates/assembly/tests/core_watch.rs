@@ -72,12 +72,14 @@ impl Neighbours {
         Self { core, times: CoreTimes::open().unwrap(), schedstat: task.join("schedstat") }
     }
 
-    /// The time used by other work, and the time that the sidecore waited, so far.
+    /// The time used by other work, and the time that the sidecore was kept from running, also by the hypervisor below this
+    /// machine, so far.
     fn read(&mut self) -> [u64; 2] {
         self.times.refresh().unwrap();
         let text = std::fs::read_to_string(&self.schedstat).unwrap();
         let fields: Vec<u64> = text.split_whitespace().map(|field| field.parse().unwrap()).collect();
-        [self.times.of(self.core).unwrap().used.0.saturating_sub(fields[0]), fields[1]]
+        let core = self.times.of(self.core).unwrap();
+        [core.used.0.saturating_sub(fields[0]), fields[1].saturating_add(core.stolen.0)]
     }
 
     /// Whether the CPU was free in the next second, with a margin to the sidecore's own rule.
