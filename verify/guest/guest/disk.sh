@@ -153,3 +153,15 @@ order_check() {
     value verdict "$verdict"
     value files "$(wc -l </mnt/sums)"
 }
+
+# fresh MIB COUNT: writes so many blocks of 4 KiB to the disk, past the file system. Each is answered, and none is flushed.
+order_fresh() {
+    must dd if=/dev/urandom of=/tmp/fresh bs=4096 count="$2"
+    must dd if=/tmp/fresh of="/dev/$dev" bs=4096 seek=$(($1 * 256)) oflag=direct
+}
+
+# answered MIB COUNT: whether they are there.
+order_answered() {
+    must dd if="/dev/$dev" of=/tmp/answered bs=4096 skip=$(($1 * 256)) count="$2" iflag=direct
+    if cmp -s /tmp/fresh /tmp/answered; then value same true; else value same false; fi
+}

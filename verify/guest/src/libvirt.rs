@@ -26,6 +26,8 @@ const NEEDED: [(&str, &str); 5] = [
     ("unshare", "util-linux"),
     ("mount", "mount"),
 ];
+/// Blocks of 4 KiB that the guest writes past its file system before the daemon ends.
+const FRESH_BLOCKS: u32 = 200;
 const DRIVER: &str = "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so";
 
 /// The first process of the PID namespace: a shell, because it collects the processes that others have left behind, for
@@ -121,9 +123,14 @@ pub fn run_inside(inside: &Inside) -> Result<()> {
     domain.order("mkfs 48")?;
     let mut digest = domain.order("keep")?.text("digest")?.to_owned();
     for (kill, how) in [(false, "restarted"), (true, "killed and started again")] {
+        // Blocks that the volume does not have yet; nothing makes their mappings durable but the daemon's own end.
+        let fresh = format!("{} {FRESH_BLOCKS}", if kill { 56 } else { 50 });
+        domain.order(&format!("fresh {fresh}"))?;
         progress.say(format!("the daemon is {how}"));
         place.stop_daemon(kill)?;
         place.start_daemon(&progress)?;
+        let answered = domain.order(&format!("answered {fresh}"))?;
+        ensure!(answered.text("same")? == "true", "what the guest was answered is not there: {answered:?}");
         domain.order("unmount")?;
         domain.order("mount")?;
         let check = domain.order(&format!("check {digest}"))?;

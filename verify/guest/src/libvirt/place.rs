@@ -47,7 +47,7 @@ impl Place {
         let user = Self::make_user()?;
         let directory = PathBuf::from("/var/lib/libvirt/sidecore");
         fs::create_dir(&directory)?;
-        fs::File::create(directory.join("disk.img"))?.set_len(DISK_MIB << 20)?;
+        fs::File::create(directory.join("disk.img"))?.set_len((2 * DISK_MIB) << 20)?;
         Ok(Self { directory, daemon: binaries.join("sidecored"), user, running: None })
     }
 
@@ -114,7 +114,10 @@ impl Place {
             format!(
                 "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
                  [[store]]\nname = \"file\"\ntype = \"file\"\npath = \"disk.img\"\ndirect = false\n\
-                 [[device]]\nname = \"{DISK}\"\nstore = \"file\"\nsocket = \"{DISK}.sock\"\nsocket_owner = \"{USER}\"\n\
+                 [[controller]]\nname = \"pool\"\nstore = \"file\"\nformat = \"blank\"\ncommit_interval_ms = 3600000\n\
+                 [[store]]\nname = \"{DISK}\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \"{DISK}\"\n\
+                 size = \"{DISK_MIB}MiB\"\n\
+                 [[device]]\nname = \"{DISK}\"\nstore = \"{DISK}\"\nsocket = \"{DISK}.sock\"\nsocket_owner = \"{USER}\"\n\
                  [[store]]\nname = \"memory\"\ntype = \"ram\"\nsize = \"1MiB\"\n\
                  [[device]]\nname = \"{OTHER}\"\nstore = \"memory\"\nsocket = \"{OTHER}.sock\"\n"
             ),
