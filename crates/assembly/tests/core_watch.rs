@@ -126,6 +126,9 @@ fn a_busy_neighbour_is_noticed_and_so_is_its_end() {
     };
     let assembly = Assembly::start(&spec).unwrap();
     let mut guest = connect(&spec.devices[0].socket);
+    // Before its queue is served, a guest is asked to kick.
+    assert_eq!(write(&mut guest, 8, 1), Status::Ok);
+    let kicks = guest.queue(0).unwrap().counters().kicks;
     let stop = AtomicBool::new(false);
     let (noticed, paused) = std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -156,5 +159,5 @@ fn a_busy_neighbour_is_noticed_and_so_is_its_end() {
     } else {
         eprintln!("skipped: the way back, because other work of this machine used the CPU all the time");
     }
-    assert_eq!(guest.queue(0).unwrap().counters().kicks, 0, "the guest of a polled disk never kicks");
+    assert_eq!(guest.queue(0).unwrap().counters().kicks, kicks, "the guest of a polled disk never kicks");
 }
