@@ -21,6 +21,9 @@ const PREFETCH_DISTANCE: u16 = 6;
 /// While polling with EVENT_IDX, avail_event is left behind the driver and
 /// moved up this often, so that the 16-bit index never comes round to it.
 const EVENT_REFRESH: u16 = 1 << 14;
+/// How far behind it is left at most. The driver looks at it after it has published entries, and
+/// the device may have taken them by then: it has to be behind all of them.
+const EVENT_LAG_MAX: u16 = 1 << 13;
 
 #[derive(Debug)]
 pub(crate) struct SplitDevice {
@@ -259,7 +262,8 @@ impl SplitDevice {
     pub(crate) fn suppress_kicks(&mut self) {
         if self.event_idx {
             self.event_at = self.next_avail;
-            self.set_avail_event(self.next_avail.wrapping_sub(1));
+            let lag = self.size.min(EVENT_LAG_MAX);
+            self.set_avail_event(self.next_avail.wrapping_sub(lag).wrapping_sub(1));
         } else if let Some(flags) = self.used.get(0) {
             flags.store(USED_NO_NOTIFY.to_le(), Ordering::Relaxed);
         }

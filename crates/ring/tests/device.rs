@@ -166,6 +166,33 @@ fn kicks_come_when_asked_for_and_only_then() {
     }
 }
 
+/// The driver looks whether a kick is wanted after it has published requests: by then the device may have done them.
+#[test]
+fn no_kick_is_wanted_for_what_a_polling_device_has_done_already() {
+    for format in FORMATS {
+        for requests in [1, 2] {
+            let mut rig = Rig::new(layout(format, 8, true, false));
+            let mut driver = rig.driver(2, 2);
+            for slot in 0..2 {
+                driver.describe(slot, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)]).unwrap();
+            }
+            rig.device.suppress_kicks();
+            for lap in 0..200_000 {
+                (0..requests).for_each(|slot| driver.push(slot).unwrap());
+                driver.publish();
+                for _ in 0..requests {
+                    let token = rig.pop().unwrap().unwrap();
+                    rig.device.complete(token, 1);
+                }
+                rig.device.publish();
+                rig.device.keep_suppressed();
+                assert!(!driver.kick_wanted(), "{format:?}, {requests} at once, lap {lap}");
+                assert!((0..requests).all(|_| driver.pop().unwrap().is_some()));
+            }
+        }
+    }
+}
+
 #[test]
 fn calls_are_raised_when_asked_for_and_only_then() {
     for format in FORMATS {
