@@ -31,13 +31,13 @@ enum What {
     Nested(nested::Options),
     /// NVMe functions beside our virtio disks and qemu-storage-daemon.
     NvmeVf(nvme_vf::Options),
-    /// What a virtual function costs over the physical one.
+    /// The cost of a virtual function over the physical one.
     VfCost(nested::vf_cost::Options),
     /// What it takes to translate an address.
     Translation(translation::Options),
     /// What a disk costs the client that uses it.
     GuestCost(guest_cost::Options),
-    /// What the log of answered changes costs a write to fresh blocks.
+    /// The cost of the log of answered changes to a write to fresh blocks.
     FreshWrites(fresh_writes::Options),
     /// Put the verdicts of several experiments into docs/bench.md; fails unless every bound holds.
     Verdicts(verdicts::Options),

@@ -23,10 +23,10 @@ const NAME: &str = "fresh-writes";
 const WITHOUT: &str = "without-log";
 const METRIC: &str = "write";
 
-/// What to run.
+/// The options of this experiment.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// What every experiment can be told.
+    /// The options that all experiments have.
     #[command(flatten)]
     pub common: Common,
 }
@@ -52,7 +52,7 @@ impl Plan {
 
 const CASES: [(&str, usize); 2] = [("write/4k/qd1", 1), ("write/4k/qd32", 32)];
 
-/// What must hold.
+/// The bounds.
 const BOUNDS: [Bound<'static>; 2] = [
     Bound { case: CASES[0].0, of: Of::Ratio(METRIC, WITHOUT), limit: Limit::AtMost(1.03) },
     Bound { case: CASES[1].0, of: Of::Ratio(METRIC, WITHOUT), limit: Limit::AtMost(1.03) },
@@ -97,7 +97,7 @@ fn measure(records: &mut Records, case: &str, depth: usize, plan: &Plan, scale: 
     while pair < plan.pairs {
         stop::check()?;
         let mut ns = [0.0; 2];
-        // Who begins changes, so that neither always comes after the other.
+        // The two begin in turn, so that neither always comes after the other.
         let first = (pair + disturbed) % 2;
         let ((), waited) = watched(|| {
             for index in [first, 1 - first] {

@@ -1,4 +1,4 @@
-//! What a polled disk costs its client while other work uses both cores.
+//! The latency of a polled disk while other work uses both cores.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

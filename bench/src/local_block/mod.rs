@@ -61,7 +61,7 @@ pub enum Part {
     IdleCpu,
     /// How fast a sleeping daemon wakes.
     WakeLatency,
-    /// What a polled disk costs while other work uses both cores.
+    /// The latency of a polled disk while other work uses both cores.
     Contended,
     /// Where the time of one request goes.
     Breakdown,

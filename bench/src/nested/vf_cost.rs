@@ -25,10 +25,10 @@ const SIZES: [u32; 5] = [512, 4 << 10, 8 << 10, 16 << 10, 32 << 10];
 /// Below this size the bound is in nanoseconds: a copy takes hardly longer than the path.
 const RATIO_FROM_BYTES: u32 = 4 << 10;
 
-/// What to run.
+/// The options of this experiment.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// What every experiment can be told.
+    /// The options that all experiments have.
     #[command(flatten)]
     pub common: Common,
     /// What is measured.

@@ -551,7 +551,7 @@ fn access(device: &DeviceSpec) -> Result<Access, AssemblyError> {
     device.access.resolve().map_err(|error| AssemblyError::Account { name: device.name.clone(), error })
 }
 
-/// What messages call a device.
+/// The name of a device in messages.
 fn subject(device: &DeviceSpec) -> String {
     format!("device \"{}\"", device.name)
 }
