@@ -15,7 +15,7 @@ use crate::image::{self, Segment, Workplace};
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::units::bytes;
-use crate::{print, print_json, qemu, volume};
+use crate::{print, print_json, qemu, volume, worker};
 
 /// What to export, into what.
 #[derive(Args)]
@@ -53,6 +53,8 @@ impl<'a> Moment<'a> {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let snapshot = format!("export-{}-{now}", std::process::id());
+        // Nothing else has that name, so that it may be said before there is one.
+        worker::say_begun(&snapshot)?;
         let report = client.snapshot_volume(controller, name, &snapshot)?;
         Ok(Self { client, report, temporary: true })
     }
@@ -69,6 +71,9 @@ impl Drop for Moment<'_> {
 }
 
 pub(crate) fn run(socket: &Path, client: &Client, controller: &str, arguments: &Arguments, json: bool) -> Result<()> {
+    if !worker::is_worker()? {
+        return worker::run(client, controller, &arguments.image);
+    }
     let interrupt = Interrupt::listen()?;
     let started = Instant::now();
     let shown = arguments.image.display();
@@ -112,10 +117,12 @@ pub(crate) fn run(socket: &Path, client: &Client, controller: &str, arguments: &
     file.sync_all()?;
     let size_bytes = report.size_bytes;
     drop(moment);
-    if raw_place.is_some() {
+    if let Some(place) = raw_place {
         let options = ["-f", "raw", "-O", &arguments.format].map(AsRef::as_ref);
         let arguments = options.into_iter().chain([raw.as_os_str(), made.as_os_str()]);
         qemu::convert(arguments, "converting", size_bytes, &interrupt)?;
+        // Removed first: the image's filesystem may not answer.
+        drop(place);
         File::open(&made)?.sync_all()?;
     }
     // Somebody may have made one meanwhile.

@@ -12,13 +12,12 @@ use sidecore_control::config::size;
 use sidecore_control::report::{ControllerReport, VolumeReport};
 use sidecore_control::{Client, CreateVolume, NewFunction};
 
-use crate::disk::{Disk, REQUEST_BYTES, TemporaryDevice, temporary_name};
+use crate::disk::{Disk, REQUEST_BYTES, TemporaryDevice};
 use crate::image::{self, Workplace};
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::units::bytes;
-use crate::worker::{self, Ended};
-use crate::{print, print_json, qemu};
+use crate::{print, print_json, qemu, worker};
 
 /// What to import, as what.
 #[derive(Args)]
@@ -62,29 +61,6 @@ impl Drop for NewVolume<'_> {
     }
 }
 
-/// Lets another process read the image, so that a signal ends the command whatever the image's filesystem does.
-fn run_in_worker(client: &Client, controller: &ControllerReport, arguments: &Arguments) -> Result<()> {
-    match worker::run()? {
-        Ended::Done(status) if status.success() => Ok(()),
-        // It has said why.
-        Ended::Done(status) => std::process::exit(status.code().unwrap_or(1)),
-        Ended::Stuck { pid, has_begun } => {
-            if has_begun {
-                // The worker may have removed it.
-                let _ = client.remove_device(&temporary_name(pid));
-                client
-                    .delete_volume(&controller.name, &arguments.volume)
-                    .with_context(|| format!("the unfinished volume \"{}\" is still there", arguments.volume))?;
-            }
-            bail!(
-                "interrupted; what was begun has been taken back, but {} does not answer, and process {pid} is gone only \
-                 when it does",
-                arguments.image.display()
-            )
-        }
-    }
-}
-
 pub(crate) fn run(
     socket: &Path,
     client: &Client,
@@ -93,7 +69,7 @@ pub(crate) fn run(
     json: bool,
 ) -> Result<()> {
     if !worker::is_worker()? {
-        return run_in_worker(client, controller, arguments);
+        return worker::run(client, &controller.name, &arguments.image);
     }
     let interrupt = Interrupt::listen()?;
     let started = Instant::now();
@@ -130,7 +106,7 @@ pub(crate) fn run(
     let new = CreateVolume { name: arguments.volume.clone(), size_bytes, quota_bytes: arguments.quota };
     let report = client.create_volume(&controller.name, &new)?;
     let mut volume = NewVolume { client, report, kept: false };
-    worker::say_begun()?;
+    worker::say_begun(&arguments.volume)?;
 
     let function =
         NewFunction { controller: controller.name.clone(), volume: arguments.volume.clone(), ..NewFunction::default() };

@@ -1,6 +1,7 @@
 //! The command line: `sidecore list|stats|top|device|volume|controller|check|keep`. See docs/sidecore.md.
 #![forbid(unsafe_code)]
 
+mod bound;
 mod controller;
 mod device;
 mod disk;
@@ -109,6 +110,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = bound::become_program() {
+        return code;
+    }
     let arguments = Arguments::parse();
     // The command of `keep` would inherit it.
     if !matches!(arguments.command, Command::Keep(_))

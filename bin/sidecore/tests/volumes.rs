@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sidecore_driver::{BlkClient, ClientOptions, Status};
-use sidecore_fuse::{Operation, SlowDisk};
 
 use common::{Daemon, command, directory, failure, stdout};
 
@@ -342,37 +341,6 @@ fn a_failed_or_interrupted_import_leaves_nothing_behind() {
     child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
     assert_eq!(status.code(), Some(1), "{message}");
     nothing_is_left();
-}
-
-/// The signal ends the command, though a read of the image never ends.
-#[test]
-fn an_import_from_a_filesystem_that_does_not_answer_is_interrupted() {
-    let Some(disk) = SlowDisk::mount(1 << 20) else { return };
-    let daemon = daemon();
-    let path = daemon.path();
-    let image = disk.path();
-    let import = ["volume", "import", image.to_str().unwrap(), "hung"];
-    // In the middle of the copy, and before anything was made.
-    for hold_from in [512 << 10, 0] {
-        disk.hold(move |request| request.operation() == Operation::Read && request.offset_bytes() >= hold_from);
-        let mut child = command(path, &import).stderr(Stdio::piped()).spawn().unwrap();
-        disk.wait_for_held(|held| !held.is_empty());
-        let volumes = json(path, &["volume", "list"])["volumes"].as_array().unwrap().len();
-        assert_eq!(volumes, usize::from(hold_from > 0));
-        rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT).unwrap();
-        let status = child.wait().unwrap();
-        // The read has not ended meanwhile.
-        assert!(!disk.held().is_empty());
-        assert_eq!(json(path, &["list"])["devices"].as_array().unwrap().len(), 0);
-        assert_eq!(json(path, &["volume", "list"])["volumes"].as_array().unwrap().len(), 0);
-        disk.hold_no_more();
-        disk.release();
-        let mut message = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
-        assert_eq!(status.code(), Some(1), "{message}");
-        assert!(message.contains("interrupted") && message.contains("does not answer"), "{message}");
-    }
-    stdout(path, &import);
 }
 
 /// What a program writes past the limit of a file's size is its own error: the signal for it would end it with all that it
