@@ -218,6 +218,7 @@ fn list(client: &Client, controller: &str, json: bool) -> Result<()> {
         ">ALLOCATED",
         ">OF SIZE",
         ">EXCLUSIVE",
+        ">SHARED",
         ">QUOTA",
         ">EXTENTS",
         "KIND",
@@ -233,6 +234,7 @@ fn list(client: &Client, controller: &str, json: bool) -> Result<()> {
             bytes(volume.allocated_bytes),
             percent(volume.allocated_bytes, volume.size_bytes),
             volume.exclusive_bytes.map_or_else(|| "?".to_owned(), bytes),
+            volume.shared_bytes.map_or_else(|| "?".to_owned(), bytes),
             volume.quota_bytes.map_or_else(|| "-".to_owned(), size::show),
             volume.extents.to_string(),
             kind(&volume).to_owned(),
@@ -282,6 +284,7 @@ fn show(client: &Client, controller: &str, volume: &str, extents: bool, json: bo
     line("allocated", format!("{} ({share} of its size)", bytes(report.allocated_bytes)));
     let exclusive = |own| format!("{}, which deleting it frees", bytes(own));
     line("exclusive", report.exclusive_bytes.map_or_else(|| "unknown".to_owned(), exclusive));
+    line("shared", report.shared_bytes.map_or_else(|| "unknown".to_owned(), bytes));
     line("quota", report.quota_bytes.map_or_else(|| "none".to_owned(), size::show));
     line("extents", report.extents.to_string());
     line("fragmentation", fragmentation(report.extents, report.allocated_bytes));

@@ -68,9 +68,10 @@ fn volumes_are_made_listed_changed_and_deleted() {
     let text = stdout(path, &["volume", "list"]);
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0][..2], ["NAME", "SIZE"]);
-    assert_eq!(rows[1][..8], ["root", "8MiB", "0B", "0.0%", "0B", "4MiB", "0", "volume"]);
-    assert_eq!(rows[2][..9], ["monday", "8MiB", "0B", "0.0%", "0B", "-", "0", "snapshot", "root"]);
-    assert_eq!(rows[3][8], "monday");
+    assert_eq!(rows[1][..8], ["root", "8MiB", "0B", "0.0%", "0B", "0B", "4MiB", "0"]);
+    assert_eq!(rows[1][8], "volume");
+    assert_eq!(rows[2][..10], ["monday", "8MiB", "0B", "0.0%", "0B", "0B", "-", "0", "snapshot", "root"]);
+    assert_eq!(rows[3][9], "monday");
     let list = json(path, &["volume", "list"]);
     assert_eq!(list["volumes"][2]["origin_name"], "monday");
 
@@ -203,6 +204,45 @@ fn a_device_is_added_used_and_removed() {
     assert_eq!(stdout(path, &["device", "remove", "vd0"]), "removed: \"vd0\"\n");
     assert!(!path.join("vd0.sock").exists());
     stdout(path, &["volume", "delete", "root"]);
+}
+
+/// Of each volume, the list says how much deleting it frees, and how much stays because others have it too.
+#[test]
+fn a_list_says_what_volumes_share() {
+    let daemon = daemon();
+    let path = daemon.path();
+    std::fs::write(path.join("in.img"), vec![7; 2 << 20]).unwrap();
+    std::fs::write(path.join("other.img"), vec![8; 1 << 20]).unwrap();
+    stdout(path, &["volume", "import", "in.img", "root"]);
+    stdout(path, &["volume", "import", "other.img", "alone"]);
+    let shared = |names: &[&str]| {
+        let text = stdout(path, &["volume", "list"]);
+        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0][..7], ["NAME", "SIZE", "ALLOCATED", "OF", "SIZE", "EXCLUSIVE", "SHARED"]);
+        let list = json(path, &["volume", "list"]);
+        for (row, name) in rows[1..].iter().zip(names) {
+            assert_eq!(row[0], *name);
+            let shown = json(path, &["volume", "show", name]);
+            assert!(list["volumes"].as_array().unwrap().contains(&shown));
+            let text = stdout(path, &["volume", "show", name]);
+            assert!(text.contains(&format!("shared         {}", row[5])), "{text}");
+        }
+        rows[1..].iter().map(|row| row[5].to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(shared(&["root", "alone"]), ["0B", "0B"]);
+    stdout(path, &["volume", "snapshot", "root", "monday"]);
+    assert_eq!(shared(&["root", "alone", "monday"]), ["2MiB", "0B", "2MiB"]);
+    stdout(path, &["volume", "clone", "monday", "copy"]);
+    stdout(path, &["volume", "delete", "root"]);
+    assert_eq!(shared(&["alone", "monday", "copy"]), ["0B", "2MiB", "2MiB"]);
+    let list = json(path, &["volume", "list"]);
+    assert_eq!(
+        (&list["volumes"][1]["shared_bytes"], &list["volumes"][0]["shared_bytes"]),
+        (&(2 << 20).into(), &0.into())
+    );
+    // The last one that has it shares it with none.
+    stdout(path, &["volume", "delete", "monday"]);
+    assert_eq!(shared(&["alone", "copy"]), ["0B", "0B"]);
 }
 
 /// A sparse file of 8 MiB with some data, and what should be in it.

@@ -304,7 +304,7 @@ impl ControllerHandle {
         Ok(volumes.iter().map(|info| self.volume_report(info, |id| names.get(&id).cloned())).collect())
     }
 
-    /// The same with what each has to itself, which takes a walk of all metadata if there was a commit since the last one.
+    /// The same with what each has to itself and what it shares, which takes a walk of all metadata if there was a commit since the last one.
     pub fn volumes_with_usage(&self) -> Result<Vec<VolumeReport>, OperationError> {
         let mut volumes = self.volumes()?;
         self.add_usage(&mut volumes);
@@ -316,19 +316,20 @@ impl ControllerHandle {
         self.controller.volume(name).map(|info| self.one(&info)).map_err(OperationError::from)
     }
 
-    /// The same with what it has to itself, as [`volumes_with_usage`](Self::volumes_with_usage).
+    /// The same with what it has to itself and what it shares, as [`volumes_with_usage`](Self::volumes_with_usage).
     pub fn volume_with_usage(&self, name: &str) -> Result<VolumeReport, OperationError> {
         let mut report = self.volume(name)?;
         self.add_usage(std::slice::from_mut(&mut report));
         Ok(report)
     }
 
-    /// Says what volumes have to themselves, as far as that is known.
+    /// Says what volumes have to themselves and what they share, as far as that is known.
     fn add_usage(&self, reports: &mut [VolumeReport]) {
         let usage = self.controller.usage().unwrap_or_default();
         for report in reports {
-            let blocks = usage.exclusive.get(&VolumeId(report.id)).copied();
-            report.exclusive_bytes = blocks.map(|blocks| blocks.saturating_mul(self.controller.block_bytes().into()));
+            let bytes = |blocks: &u64| blocks.saturating_mul(self.controller.block_bytes().into());
+            report.exclusive_bytes = usage.exclusive.get(&VolumeId(report.id)).map(bytes);
+            report.shared_bytes = usage.shared.get(&VolumeId(report.id)).map(bytes);
         }
     }
 
@@ -355,6 +356,7 @@ impl ControllerHandle {
             origin_name: info.origin.and_then(name_of),
             created_at_unix_s: info.created_at_unix_s,
             exclusive_bytes: None,
+            shared_bytes: None,
             damaged: info.state == VolumeState::Damaged,
         }
     }

@@ -499,10 +499,16 @@ fn a_nearly_full_pool_says_so_and_clones_show_what_they_share() {
     assert_eq!(events.count(), 1, "{:?}", report.events);
     let exclusive = |name: &str| pool.volume_with_usage(name).unwrap().exclusive_bytes.unwrap();
     assert_eq!((exclusive("root"), exclusive("copy")), (0, 0));
+    let shared = |name: &str| pool.volume_with_usage(name).unwrap().shared_bytes.unwrap();
+    assert_eq!((shared("root"), shared("copy")), (4 << 20, 4 << 20));
     assert_eq!(pool.check().unwrap().shared_data_blocks, 4 << 10);
     assert_eq!(write(&mut root, 0, 2), Status::Ok);
     flush(&mut root);
     assert_eq!((exclusive("root"), exclusive("copy")), (8192, 8192));
+    // The block that was written is shared again, with the snapshot.
+    pool.snapshot_volume("copy", "monday").unwrap();
+    assert_eq!((shared("root"), shared("copy"), shared("monday")), ((4 << 20) - 4096, 4 << 20, 4 << 20));
+    pool.delete_volume("monday").unwrap();
     let listed: Vec<_> = pool.volumes_with_usage().unwrap().iter().map(|volume| volume.exclusive_bytes).collect();
     assert_eq!(listed, [Some(8192), Some(8192)]);
 }

@@ -127,7 +127,7 @@ fn the_client_speaks_all_of_it() {
     let new = |name: &str| CreateVolume { name: name.to_owned(), size_bytes: 1 << 20, quota_bytes: Some(1 << 19) };
     let made = client.create_volume("pool", &new("a")).unwrap();
     // What it has to itself is only looked up where it is asked for.
-    let made = sidecore_control::report::VolumeReport { exclusive_bytes: Some(0), ..made };
+    let made = sidecore_control::report::VolumeReport { exclusive_bytes: Some(0), shared_bytes: Some(0), ..made };
     assert_eq!(client.volume("pool", "a").unwrap(), made);
     assert_eq!(client.volumes("pool").unwrap(), [made]);
     client.snapshot_volume("pool", "a", "s").unwrap();

@@ -1,4 +1,4 @@
-//! What each volume has to itself: what deleting it would free.
+//! What each volume has to itself, which deleting it would free, and what it shares.
 //!
 //! There are no counts of references on the disk, so this walks the trees of the durable
 //! generation. It works from the disk alone and holds nothing up: the store may go on
@@ -12,6 +12,7 @@ use crate::geometry::Geometry;
 use crate::info::VolumeId;
 use crate::node::{Kind, Node, Pointer};
 use crate::nodes::{TreeError, read_node};
+use crate::record::Record;
 use crate::superblock::Superblock;
 use crate::volumes::Volumes;
 
@@ -27,6 +28,9 @@ pub struct Usage {
     /// Of each volume: blocks of data and of metadata that only it refers to. Deleting it
     /// frees them.
     pub exclusive: BTreeMap<VolumeId, u64>,
+    /// Of each volume: its blocks that are mapped to blocks of data which other volumes
+    /// refer to as well. Its other mapped blocks it has to itself.
+    pub shared: BTreeMap<VolumeId, u64>,
     /// Blocks of data that two or more volumes refer to.
     pub shared_data: u64,
 }
@@ -86,10 +90,12 @@ impl Walk<'_> {
             self.catalogue(root.pointer, root.level, &mut roots)?;
         }
         let mut usage = Usage { generation: superblock.generation, ..Usage::default() };
-        for (id, root) in &roots {
-            usage.exclusive.insert(VolumeId(*id), 0);
-            if let Some(root) = root {
-                self.visit(root.pointer, root.level, Owner::One(*id))?;
+        for record in &roots {
+            usage.exclusive.insert(VolumeId(record.id), 0);
+            // What it has to itself is taken off below.
+            usage.shared.insert(VolumeId(record.id), record.allocated_blocks);
+            if let Some(root) = record.root {
+                self.visit(root.pointer, root.level, Owner::One(record.id))?;
             }
         }
         let node_blocks = self.geometry.node_blocks();
@@ -101,8 +107,17 @@ impl Walk<'_> {
             let owner = self.owners.get(address).copied().unwrap_or(Owner::Many);
             claims.extend(extents.iter().map(|(first, count)| (*first, first.saturating_add(*count), owner)));
         }
-        for (first, end, owner) in owned(claims) {
-            add(&mut usage, owner, end.saturating_sub(first), true);
+        let owned = owned(&mut claims);
+        for (first, end, owner) in &owned {
+            add(&mut usage, *owner, end.saturating_sub(*first), true);
+        }
+        let own = Own::new(&owned);
+        for (first, end, owner) in claims {
+            if let Owner::One(id) = owner
+                && let Some(shared) = usage.shared.get_mut(&VolumeId(id))
+            {
+                *shared = shared.saturating_sub(own.between(id, first, end));
+            }
         }
         Ok(usage)
     }
@@ -111,15 +126,10 @@ impl Walk<'_> {
         read_node(self.disk, &self.geometry, pointer, kind, level)
     }
 
-    fn catalogue(
-        &mut self,
-        pointer: Pointer,
-        level: u8,
-        roots: &mut Vec<(u64, Option<crate::node::Root>)>,
-    ) -> Result<(), TreeError> {
+    fn catalogue(&mut self, pointer: Pointer, level: u8, roots: &mut Vec<Record>) -> Result<(), TreeError> {
         let node = self.node(pointer, Kind::Catalogue, level)?;
         if let crate::node::Body::Records(records) = &node.body {
-            roots.extend(records.iter().map(|record| (record.id, record.root)));
+            roots.extend(records.iter().cloned());
         }
         for child in node.body.children() {
             self.catalogue(child.pointer, level.saturating_sub(1), roots)?;
@@ -164,14 +174,44 @@ fn add(usage: &mut Usage, owner: Owner, blocks: u64, is_data: bool) {
     }
 }
 
+/// The blocks that are a volume's alone, in order, with the number of those before.
+struct Own(HashMap<u64, Vec<(u64, u64, u64)>>);
+
+impl Own {
+    fn new(owned: &[(u64, u64, Owner)]) -> Self {
+        let mut own: HashMap<u64, Vec<(u64, u64, u64)>> = HashMap::new();
+        for (first, end, owner) in owned {
+            if let Owner::One(id) = owner {
+                let ranges = own.entry(*id).or_default();
+                let before =
+                    ranges.last().map_or(0, |(first, end, before)| before.saturating_add(end.saturating_sub(*first)));
+                ranges.push((*first, *end, before));
+            }
+        }
+        Self(own)
+    }
+
+    /// How many of a volume's own blocks are in this range.
+    fn between(&self, id: u64, first: u64, end: u64) -> u64 {
+        self.before(id, end).saturating_sub(self.before(id, first))
+    }
+
+    fn before(&self, id: u64, at: u64) -> u64 {
+        let Some(ranges) = self.0.get(&id) else { return 0 };
+        let begun = ranges.partition_point(|(first, ..)| *first < at);
+        let last = begun.checked_sub(1).and_then(|last| ranges.get(last));
+        last.map_or(0, |(first, end, before)| before.saturating_add(at.min(*end).saturating_sub(*first)))
+    }
+}
+
 /// Claims (first block, end, owner) that may overlap, as disjoint ones: what two owners
 /// claim is many's.
-pub(crate) fn owned(mut claims: Vec<(u64, u64, Owner)>) -> Vec<(u64, u64, Owner)> {
+pub(crate) fn owned(claims: &mut [(u64, u64, Owner)]) -> Vec<(u64, u64, Owner)> {
     claims.sort_unstable();
     let mut owned: Vec<(u64, u64, Owner)> = Vec::new();
     let mut ends: BTreeMap<(u64, Owner), u64> = BTreeMap::new();
     let mut at = 0;
-    let mut claims = claims.into_iter().peekable();
+    let mut claims = claims.iter().copied().peekable();
     loop {
         // Up to where the next claim begins, or the first of the present ones ends.
         let begins = claims.peek().map(|(first, ..)| *first);
@@ -207,8 +247,21 @@ mod tests {
         let (a, b) = (Owner::One(1), Owner::One(2));
         let claims = vec![(0, 10, a), (5, 15, b), (20, 30, a), (22, 24, a), (40, 41, Owner::Many)];
         let expected = [(0, 5, a), (5, 10, Owner::Many), (10, 15, b), (20, 30, a), (40, 41, Owner::Many)];
-        assert_eq!(owned(claims), expected);
-        assert_eq!(owned(Vec::new()), []);
-        assert_eq!(owned(vec![(0, 4, a), (4, 8, a)]), [(0, 8, a)]);
+        let mut claims = claims;
+        assert_eq!(owned(&mut claims), expected);
+        assert_eq!(owned(&mut []), []);
+        assert_eq!(owned(&mut [(0, 4, a), (4, 8, a)]), [(0, 8, a)]);
+        let own = Own::new(&expected);
+        for (id, first, end, blocks) in [
+            (1, 0, 10, 5),
+            (1, 5, 10, 0),
+            (1, 3, 25, 7),
+            (1, 0, u64::MAX, 15),
+            (2, 0, 12, 2),
+            (3, 0, 9, 0),
+            (1, 7, 3, 0),
+        ] {
+            assert_eq!(own.between(id, first, end), blocks, "{id} {first} {end}");
+        }
     }
 }

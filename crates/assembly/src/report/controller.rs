@@ -189,6 +189,10 @@ pub struct VolumeReport {
     /// that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclusive_bytes: Option<u64>,
+    /// The part of `allocated_bytes` that other volumes or snapshots refer to as well. Of the last commit; none if
+    /// that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_bytes: Option<u64>,
     /// The extents that map it.
     pub extents: u64,
     /// Whether nothing may be written to it, as with snapshots.

@@ -36,13 +36,17 @@ fn a_clone_shares_everything_until_it_is_written() {
     assert_eq!((usage.shared_data, usage.generation), (400, volumes.generation()));
     assert_eq!((usage.exclusive[&a], usage.exclusive[&copy]), (0, 0));
     assert_eq!(usage.exclusive[&b], 70 + 4);
+    assert_eq!((usage.shared[&a], usage.shared[&copy], usage.shared[&b]), (400, 400, 0));
     // Equal blocks of one volume are its own, and those of two are not.
     volumes.share(&mut disk, (b, range(0, 10)), (b, Vlba(100))).unwrap();
     commit(&mut volumes, &mut disk);
     assert_eq!(exclusive(&volumes, &mut disk, b), 70 + 4);
+    assert_eq!(volumes.durable().usage(&mut disk).unwrap().shared[&b], 0);
     volumes.share(&mut disk, (b, range(0, 10)), (copy, Vlba(2000))).unwrap();
     commit(&mut volumes, &mut disk);
-    assert_eq!(volumes.durable().usage(&mut disk).unwrap().shared_data, 410);
+    let usage = volumes.durable().usage(&mut disk).unwrap();
+    // Ten blocks that one volume maps twice, and the other once.
+    assert_eq!((usage.shared_data, usage.shared[&b], usage.shared[&copy], usage.shared[&a]), (410, 20, 410, 400));
     assert_eq!(exclusive(&volumes, &mut disk, b), 60 + 4);
     clean(&volumes, &mut disk);
 }
