@@ -1,0 +1,10 @@
+//! The session against a function that remembers, without a socket.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod device;
+mod fixture;
+mod interrupts;
+mod later;
+mod memory;
+mod negotiation;
