@@ -11,7 +11,7 @@ use sidecore_control::report::VolumeReport;
 use sidecore_control::{Client, NewFunction};
 
 use crate::disk::{Disk, REQUEST_BYTES, TemporaryDevice};
-use crate::image::{self, Segment, Workplace};
+use crate::image::{self, Segment};
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::units::bytes;
@@ -83,12 +83,13 @@ pub(crate) fn run(socket: &Path, client: &Client, controller: &str, arguments: &
         _ => Path::new("."),
     };
     // Made where it is to be, so that it takes its place at once, and whole.
-    let place = Workplace::new(beside)?;
+    let place = worker::workplace(beside)?;
     let made = place.file("image");
     let (raw_place, raw) = if arguments.format == "raw" {
         (None, made.clone())
     } else {
-        let elsewhere = Workplace::new(&image::temporary_directory(arguments.temporary.as_deref(), &arguments.image))?;
+        let elsewhere =
+            worker::workplace(&image::temporary_directory(arguments.temporary.as_deref(), &arguments.image))?;
         let raw = elsewhere.file("image.raw");
         (Some(elsewhere), raw)
     };

@@ -127,6 +127,10 @@ impl Workplace {
         bail!("{} is full of temporary directories; remove those named .sidecore-*", directory.display())
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// A file in it.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)

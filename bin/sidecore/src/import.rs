@@ -13,7 +13,7 @@ use sidecore_control::report::{ControllerReport, VolumeReport};
 use sidecore_control::{Client, CreateVolume, NewFunction};
 
 use crate::disk::{Disk, REQUEST_BYTES, TemporaryDevice};
-use crate::image::{self, Workplace};
+use crate::image;
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::units::bytes;
@@ -84,7 +84,7 @@ pub(crate) fn run(
         source
     } else {
         let directory = image::temporary_directory(arguments.temporary.as_deref(), &arguments.image);
-        let place = workplace.insert(Workplace::new(&directory)?);
+        let place = workplace.insert(worker::workplace(&directory)?);
         convert(&arguments.image, &format, &place.file("image.raw"), &interrupt)?
     };
     let image_bytes = image::size(&raw)?;

@@ -1,14 +1,16 @@
 //! A command in a process of its own: that process may wait where no signal reaches it, for instance for a file whose
 //! filesystem does not answer.
 
-use std::env;
-use std::io::Read as _;
+use std::ffi::OsStr;
+use std::io::{ErrorKind, Read as _};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,6 +18,7 @@ use sidecore_control::{Client, ClientError};
 
 use crate::bound;
 use crate::disk::temporary_name;
+use crate::image::Workplace;
 use crate::interrupt::Interrupt;
 
 /// Set in the environment of a worker: the number of the process that started it.
@@ -24,8 +27,11 @@ const WORKER: &str = "SIDECORE_WORKER";
 const GRACE: Duration = Duration::from_secs(2);
 /// How often the worker and signals are looked for.
 const LOOK: Duration = Duration::from_millis(50);
-/// More than the name of a volume has.
-const NAME_MAX_BYTES: usize = 256;
+/// Before the name of a volume that was made, and before the path of a directory.
+const VOLUME: u8 = b'v';
+const DIRECTORY: u8 = b'd';
+/// Behind each of them: neither contains it.
+const END: u8 = 0;
 
 /// Whether this process is a worker. It ends with the process that started it.
 pub(crate) fn is_worker() -> Result<bool> {
@@ -34,17 +40,52 @@ pub(crate) fn is_worker() -> Result<bool> {
     Ok(true)
 }
 
+/// What a worker has made for the time that it runs.
+enum Made {
+    Volume(String),
+    Directory(PathBuf),
+}
+
 /// Names a volume to the process that started this one: it deletes that volume if this process can not.
 pub(crate) fn say_begun(volume: &str) -> Result<()> {
-    rustix::io::write(rustix::stdio::stdin(), volume.as_bytes())?;
+    say(VOLUME, volume.as_bytes())
+}
+
+/// A directory for this command alone, of which the process that started this one knows as well.
+pub(crate) fn workplace(directory: &Path) -> Result<Workplace> {
+    let place = Workplace::new(directory)?;
+    say(DIRECTORY, place.path().as_os_str().as_bytes())?;
+    Ok(place)
+}
+
+fn say(kind: u8, name: &[u8]) -> Result<()> {
+    let message = [&[kind], name, &[END]].concat();
+    let mut rest = message.as_slice();
+    while !rest.is_empty() {
+        let count = rustix::io::write(rustix::stdio::stdin(), rest)?;
+        rest = rest.get(count..).unwrap_or_default();
+    }
     Ok(())
+}
+
+/// What a worker has said, as far as it has come.
+fn hear(mut from: UnixStream) -> Result<Vec<Made>> {
+    from.set_nonblocking(true)?;
+    let mut said = Vec::new();
+    // An error is that there is no more, from a worker that is not gone.
+    let _ = from.read_to_end(&mut said);
+    let made = said.split(|byte| *byte == END).filter_map(|message| match message.split_first()? {
+        (&VOLUME, name) => Some(Made::Volume(String::from_utf8_lossy(name).into_owned())),
+        (_, name) => Some(Made::Directory(OsStr::from_bytes(name).into())),
+    });
+    Ok(made.collect())
 }
 
 /// Runs this command in a worker, and passes a signal on to it. If the worker is killed, or does not end in time after a
 /// signal because the filesystem of `image` does not answer, this process takes back what the worker has begun.
 pub(crate) fn run(client: &Client, controller: &str, image: &Path) -> Result<()> {
     let interrupt = Interrupt::listen()?;
-    let (mut ours, theirs) = UnixStream::pair()?;
+    let (ours, theirs) = UnixStream::pair()?;
     let mut command = Command::new(env::current_exe()?);
     command.args(env::args_os().skip(1)).env(WORKER, std::process::id().to_string()).stdin(OwnedFd::from(theirs));
     let mut child = command.spawn()?;
@@ -54,22 +95,33 @@ pub(crate) fn run(client: &Client, controller: &str, image: &Path) -> Result<()>
         return if code == 0 { Ok(()) } else { std::process::exit(code) };
     }
     child.kill()?;
-    ours.set_nonblocking(true)?;
-    let mut name = [0; NAME_MAX_BYTES];
-    let length = ours.read(&mut name).unwrap_or(0);
-    let pid = child.id();
-    take_back(client, controller, pid, &String::from_utf8_lossy(&name[..length]))?;
-    let left = format!("a directory .sidecore-{pid}-* may be left");
+    let (pid, made) = (child.id(), hear(ours)?);
+    take_back(client, controller, pid, &made)?;
+    let directories = made.iter().filter_map(|made| if let Made::Directory(path) = made { Some(path) } else { None });
     if let Some(signal) = ended.and_then(|status| status.signal()) {
+        for path in directories {
+            remove(path);
+        }
         bail!(
-            "process {pid}, which had the image open, was ended by signal {signal}; what was begun has been taken back, but {left}"
+            "process {pid}, which had the image open, was ended by signal {signal}; what was begun has been taken back"
         );
     }
+    // The filesystem that does not answer may be theirs.
+    let left: String = directories.map(|path| format!("; {} may be left", path.display())).collect();
     bail!(
-        "interrupted; what was begun has been taken back, but {} does not answer: process {pid} is gone only when it \
-         does, and {left}",
+        "interrupted; what was begun has been taken back, but {} does not answer, and process {pid} is gone only when it \
+         does{left}",
         image.display()
     )
+}
+
+fn remove(directory: &Path) {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            eprintln!("sidecore: {} is still there: {error}", directory.display());
+        }
+        _ => {}
+    }
 }
 
 /// Waits for the worker; `None` if it does not end in time after a signal.
@@ -91,14 +143,16 @@ fn wait(child: &mut Child, interrupt: &Interrupt) -> Result<Option<ExitStatus>> 
     }
 }
 
-/// Removes a worker's device and the volume that it [named](say_begun), unless the worker has done so.
-fn take_back(client: &Client, controller: &str, pid: u32, volume: &str) -> Result<()> {
+/// Removes a worker's device and its volumes, unless the worker has done so.
+fn take_back(client: &Client, controller: &str, pid: u32, made: &[Made]) -> Result<()> {
     let _ = client.remove_device(&temporary_name(pid));
-    if volume.is_empty() {
-        return Ok(());
+    for volume in made.iter().filter_map(|made| if let Made::Volume(name) = made { Some(name) } else { None }) {
+        match client.delete_volume(controller, volume) {
+            Ok(()) | Err(ClientError::Denied { status: 404, .. }) => {}
+            Err(error) => {
+                return Err(error).with_context(|| format!("the unfinished volume \"{volume}\" is still there"));
+            }
+        }
     }
-    match client.delete_volume(controller, volume) {
-        Err(ClientError::Denied { status: 404, .. }) => Ok(()),
-        result => result.with_context(|| format!("the unfinished volume \"{volume}\" is still there")),
-    }
+    Ok(())
 }

@@ -194,6 +194,7 @@ fn an_export_into_a_filesystem_that_does_not_answer_is_interrupted() {
         let message = complaint(&mut child);
         assert_eq!(status.code(), Some(1), "{message}");
         assert!(message.contains("interrupted") && message.contains("does not answer"), "{message}");
+        assert_eq!(message.contains("/.sidecore-"), held == Operation::Write, "{message}");
     }
     let image = mounted.place.path().join("out.img");
     stdout(path, &["volume", "export", "v", image.to_str().unwrap()]);
@@ -286,6 +287,10 @@ fn qemu_img_does_not_outlive_the_command() {
         }
         assert_eq!(counts(path), (0, 0));
         fs::remove_file(&said).unwrap();
+        wait_until("the worker has ended", || is_gone(worker));
+        let names = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let left: Vec<String> = names.filter(|name| name.starts_with(".sidecore")).collect();
+        assert!(left.is_empty(), "{left:?} without the {killed}: {message}");
     }
 }
 
