@@ -1,6 +1,6 @@
 //! Random operations, against a model that is too simple to be wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use sidecore_units::Vlba;
@@ -281,6 +281,7 @@ impl World {
     fn compare(&mut self) {
         let mut references: BTreeMap<u64, u64> = BTreeMap::new();
         let mut mapped_shared: BTreeMap<u64, bool> = BTreeMap::new();
+        let mut mappings: Vec<(VolumeId, u64)> = Vec::new();
         assert_eq!(
             self.volumes.list().map(|info| info.id).collect::<Vec<_>>(),
             self.wanted.keys().copied().collect::<Vec<_>>()
@@ -294,6 +295,7 @@ impl World {
                     found.insert(extent.first.0 + block, self.store[&physical]);
                     *references.entry(physical).or_default() += 1;
                     *mapped_shared.entry(physical).or_default() |= extent.shared;
+                    mappings.push((*id, physical));
                 }
             }
             assert_eq!(found, wanted.contents, "volume {id}");
@@ -307,6 +309,24 @@ impl World {
             assert!(shared || count == 1, "block {physical} has {count} references");
             assert!(count > 1 || !shared || !is_exact, "block {physical} has one reference");
         }
+        if is_exact {
+            self.compare_usage(&mappings);
+        }
+    }
+
+    /// What volumes are said to share is what others map, too.
+    fn compare_usage(&mut self, mappings: &[(VolumeId, u64)]) {
+        let mut users: BTreeMap<u64, BTreeSet<VolumeId>> = BTreeMap::new();
+        for (id, physical) in mappings {
+            users.entry(*physical).or_default().insert(*id);
+        }
+        let usage = self.volumes.durable().usage(&mut self.disk).unwrap();
+        let mut shared: BTreeMap<VolumeId, u64> = self.wanted.keys().map(|id| (*id, 0)).collect();
+        for (id, _) in mappings.iter().filter(|(_, physical)| users[physical].len() > 1) {
+            *shared.get_mut(id).unwrap() += 1;
+        }
+        assert_eq!(usage.shared, shared);
+        assert_eq!(usage.shared_data, users.values().filter(|users| users.len() > 1).count() as u64);
     }
 }
 
