@@ -146,6 +146,8 @@ pub struct Harness {
     now: Nanos,
     next_tag: u64,
     completed: Batch,
+    /// Whether the last turn was an exchange: every other one is.
+    exchanged: bool,
 }
 
 /// The longest that any device may take for a few requests.
@@ -169,6 +171,7 @@ impl Harness {
             now: Nanos::ZERO,
             next_tag: 1,
             completed: Batch::new(),
+            exchanged: false,
         }
     }
 
@@ -210,10 +213,16 @@ impl Harness {
         let mut results = vec![Err(BlockError::EIO); batch.len()];
         let start = Instant::now();
         while !pending.is_empty() {
-            self.channel.submit(&mut batch);
             let now = self.now();
             let before = self.completed.len();
-            self.channel.poll(now, &mut self.completed);
+            self.exchanged = !self.exchanged;
+            if self.exchanged {
+                self.channel.exchange(now, &mut batch, &mut self.completed);
+            } else {
+                self.channel.submit(&mut batch);
+                let now = self.now();
+                self.channel.poll(now, &mut self.completed);
+            }
             let came_back = self.completed.len() > before;
             for mut request in self.completed.drain(..) {
                 let bits = request.tag.take().expect("a request came back without its tag").into_bits();
@@ -568,8 +577,8 @@ pub fn refuses_to_write(open: Open<'_>, options: &Options) {
     assert!(harness.load(0, before.len()) == before, "a read-only store has changed");
 }
 
-/// Every request comes back once, as it was apart from its result; `poll`
-/// appends, and an empty batch is nothing.
+/// Every request comes back once, as it was apart from its result; `poll` and
+/// `exchange` append, and an empty batch is nothing.
 pub fn comes_back_exactly_once(open: Open<'_>, options: &Options) {
     let mut harness = Harness::new(&open(), options.depth);
     let block = harness.block();
@@ -591,15 +600,33 @@ pub fn comes_back_exactly_once(open: Open<'_>, options: &Options) {
         harness.channel.poll(now, &mut completed);
     }
     assert!(completed[0].tag.is_none(), "poll must append to what the caller has");
-    let request = &mut completed[1];
-    assert!(request.tag.take().map(Tag::into_bits).is_some(), "the tag is gone");
-    assert_eq!(request.result, Ok(()), "the result of a read");
-    assert_eq!(
-        (request.operation, request.offset_bytes, request.len_bytes, request.taken_at),
-        (Operation::Read, block, 2 * block, taken_at),
-        "the request was changed"
-    );
-    assert_eq!(request.segments.pieces().len(), pieces, "the segments were changed");
+    let untouched = |request: &mut BlockRequest| {
+        assert!(request.tag.take().map(Tag::into_bits).is_some(), "the tag is gone");
+        assert_eq!(request.result, Ok(()), "the result of a read");
+        assert_eq!(
+            (request.operation, request.offset_bytes, request.len_bytes, request.taken_at),
+            (Operation::Read, block, 2 * block, taken_at),
+            "the request was changed"
+        );
+        assert_eq!(request.segments.pieces().len(), pieces, "the segments were changed");
+    };
+    untouched(&mut completed[1]);
+
+    // The same request on a detour of a stage above: what that stage put there is left alone.
+    let mut request = completed.pop().unwrap();
+    request.offset_bytes = 0;
+    request.tag = Some(Tag::from_bits(1));
+    assert!(request.send_on(block, 7));
+    let mut batch = vec![request];
+    while completed.len() < 2 {
+        assert!(start.elapsed() < PATIENCE, "the request never came back");
+        let now = harness.now();
+        harness.channel.exchange(now, &mut batch, &mut completed);
+        harness.wait(Duration::from_millis(1));
+    }
+    assert!(completed[0].tag.is_none(), "exchange must append to what the caller has");
+    untouched(&mut completed[1]);
+    assert_eq!((completed[1].come_back(), completed[1].offset_bytes), (7, 0), "a detour of somebody else's");
 
     // Many more than the depth, of every kind that harms nothing.
     let requests = (0..20 * options.depth as u64).map(|index| {

@@ -124,6 +124,15 @@ pub trait BlockChannel {
     /// Appends what has completed by `now`.
     fn poll(&mut self, now: Nanos, completed: &mut Batch);
 
+    /// [`submit`](Self::submit), if there is anything in `batch`, and [`poll`](Self::poll) in one: what a queue does in
+    /// each turn. A store that carries requests out at once needs no list of what it has to hand back.
+    fn exchange(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
+        if !batch.is_empty() {
+            self.submit(batch);
+        }
+        self.poll(now, completed);
+    }
+
     /// How many requests were submitted and not yet handed back.
     fn in_flight(&self) -> usize;
 

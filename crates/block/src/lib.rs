@@ -66,4 +66,4 @@ pub use error::{BlockError, BoundsError};
 pub use fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 pub use null::NullStore;
 pub use ram::RamStore;
-pub use request::{Batch, BlockRequest, Operation, Tag, dropped_tags};
+pub use request::{Batch, BlockRequest, Detour, Operation, Tag, dropped_tags};

@@ -4,7 +4,7 @@ use std::io;
 
 use sidecore_units::{CoreId, Nanos};
 
-use crate::{Batch, BlockChannel, BlockDevice, Geometry};
+use crate::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry};
 
 /// Completes everything and touches nothing: a read leaves the guest's memory
 /// as it is, a write is forgotten.
@@ -40,17 +40,27 @@ struct NullChannel {
 impl BlockChannel for NullChannel {
     fn submit(&mut self, batch: &mut Batch) {
         let room = self.depth.saturating_sub(self.done.len()).min(batch.len());
-        self.done.extend(batch.drain(..room).map(|mut request| {
-            request.result = Ok(());
-            request
-        }));
+        self.done.extend(batch.drain(..room).map(end));
     }
 
     fn poll(&mut self, _now: Nanos, completed: &mut Batch) {
         completed.append(&mut self.done);
     }
 
+    fn exchange(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
+        let room = self.depth.saturating_sub(self.done.len()).min(batch.len());
+        completed.extend(batch.drain(..room).map(end));
+        if !self.done.is_empty() {
+            self.poll(now, completed);
+        }
+    }
+
     fn in_flight(&self) -> usize {
         self.done.len()
     }
+}
+
+fn end(mut request: Box<BlockRequest>) -> Box<BlockRequest> {
+    request.result = Ok(());
+    request
 }

@@ -93,6 +93,29 @@ impl RamChannel {
         if in_bounds { Ok(()) } else { Err(BlockError::OutOfBounds) }
     }
 
+    /// Carries requests out, as many as there is room for beside those `waiting` to be handed back; `done` gets all
+    /// but the large ones.
+    #[inline]
+    fn carry_out_all(&mut self, batch: &mut Batch, waiting: usize, done: &mut Batch) {
+        let room = self.depth.saturating_sub(self.large.len()).saturating_sub(waiting).min(batch.len());
+        let mut wrote = false;
+        let mut requests = batch.drain(..room).peekable();
+        while let Some(mut request) = requests.next() {
+            let len_bytes = usize::try_from(request.len_bytes).unwrap_or(usize::MAX);
+            if len_bytes > SLICE_BYTES {
+                self.large.push_back((request, 0));
+                continue;
+            }
+            let next = requests.peek().map_or(std::ptr::null(), |next| self.source(next));
+            request.result = self.carry_out(&request, Part { skip_bytes: 0, len_bytes }, next);
+            wrote |= request.operation.is_write();
+            done.push(request);
+        }
+        if wrote {
+            self.arena.settle();
+        }
+    }
+
     /// Carries the first large request on by a slice.
     fn continue_large(&mut self) {
         let Some((mut request, done_bytes)) = self.large.pop_front() else {
@@ -115,28 +138,23 @@ impl RamChannel {
 
 impl BlockChannel for RamChannel {
     fn submit(&mut self, batch: &mut Batch) {
-        let room = self.depth.saturating_sub(self.in_flight()).min(batch.len());
-        let mut wrote = false;
-        let mut requests = batch.drain(..room).peekable();
-        while let Some(mut request) = requests.next() {
-            let len_bytes = usize::try_from(request.len_bytes).unwrap_or(usize::MAX);
-            if len_bytes > SLICE_BYTES {
-                self.large.push_back((request, 0));
-                continue;
-            }
-            let next = requests.peek().map_or(std::ptr::null(), |next| self.source(next));
-            request.result = self.carry_out(&request, Part { skip_bytes: 0, len_bytes }, next);
-            wrote |= request.operation.is_write();
-            self.done.push(request);
-        }
-        if wrote {
-            self.arena.settle();
-        }
+        let mut done = std::mem::take(&mut self.done);
+        self.carry_out_all(batch, done.len(), &mut done);
+        self.done = done;
     }
 
     fn poll(&mut self, _now: Nanos, completed: &mut Batch) {
         self.continue_large();
         completed.append(&mut self.done);
+    }
+
+    fn exchange(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
+        if !batch.is_empty() {
+            self.carry_out_all(batch, self.done.len(), completed);
+        }
+        if self.in_flight() > 0 {
+            self.poll(now, completed);
+        }
     }
 
     fn in_flight(&self) -> usize {

@@ -84,6 +84,16 @@ impl Drop for Tag {
     }
 }
 
+/// What a stage remembers of a request that it sent on to another offset. It lies in the request, so that the way back
+/// takes no look into a table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Detour {
+    /// The stage's own word; zero if no stage has sent the request on.
+    mark: u32,
+    /// The offset that it came with.
+    from_bytes: u64,
+}
+
 /// A block request: what, where, with which memory, and how it ended.
 #[derive(Debug)]
 pub struct BlockRequest {
@@ -100,6 +110,8 @@ pub struct BlockRequest {
     pub tag: Option<Tag>,
     /// A word of the front end's own; stores and stages leave it alone.
     pub private: u64,
+    /// Where a stage has sent it on from; see [`BlockRequest::send_on`].
+    pub detour: Detour,
     /// How it ended. Set by the store before `poll` hands the request back.
     pub result: Result<(), BlockError>,
     /// When the front end took it from the guest.
@@ -118,8 +130,58 @@ impl BlockRequest {
             segments: Segments::with_capacity(max_segments),
             tag: None,
             private: 0,
+            detour: Detour::default(),
             result: Ok(()),
             taken_at: Nanos::ZERO,
         })
+    }
+
+    /// Sends it on to `offset_bytes`, until [`come_back`](Self::come_back). False, and nothing done, if another stage has
+    /// sent it on already, or `mark` is zero: such a request goes with a tag of the stage's own.
+    #[inline]
+    pub fn send_on(&mut self, offset_bytes: u64, mark: u32) -> bool {
+        if self.detour.mark != 0 || mark == 0 {
+            return false;
+        }
+        self.detour = Detour { mark, from_bytes: self.offset_bytes };
+        self.offset_bytes = offset_bytes;
+        true
+    }
+
+    /// Whether a stage has sent it on and not taken it back.
+    #[must_use]
+    #[inline]
+    pub const fn is_on_detour(&self) -> bool {
+        self.detour.mark != 0
+    }
+
+    /// Ends a detour: the offset is again the one that it came with. Returns the mark that it was sent on with; zero, and
+    /// nothing done, if it was not.
+    #[inline]
+    pub fn come_back(&mut self) -> u32 {
+        let Detour { mark, from_bytes } = self.detour;
+        if mark != 0 {
+            self.offset_bytes = from_bytes;
+            self.detour.mark = 0;
+        }
+        mark
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_stage_at_a_time_sends_a_request_on() {
+        let mut request = BlockRequest::blank(0);
+        request.offset_bytes = 5;
+        assert!(!request.send_on(9, 0), "zero is no mark");
+        assert_eq!((request.come_back(), request.offset_bytes), (0, 5));
+        assert!(request.send_on(9, 3));
+        assert!(!request.send_on(11, 4));
+        assert_eq!((request.offset_bytes, request.is_on_detour()), (9, true));
+        assert_eq!((request.come_back(), request.offset_bytes), (3, 5));
+        assert!(!request.is_on_detour());
     }
 }

@@ -9,6 +9,7 @@
 //!
 //! The vLBA queue of thesis 6.3 is `queued`, the pLBA queue is `outgoing`.
 
+mod detour;
 mod parts;
 mod slot;
 mod stores;
@@ -55,6 +56,8 @@ pub(crate) struct FunctionChannel {
     last: LastExtent,
     /// The same in bytes, as of the last translation that was not in it.
     last_bytes: LastBytes,
+    /// Writes may go to that extent as they are.
+    takes_writes: bool,
     quiescence: Quiescence,
     line: Line,
     /// Readable when the store or the hypervisor side has something for us.
@@ -74,12 +77,15 @@ pub(crate) struct FunctionChannel {
     announced: u64,
     /// Translated, not yet taken by the store.
     outgoing: Outgoing,
-    /// Of the outgoing and of those in the store.
-    under_way: usize,
-    /// Those of them that are parts of requests.
-    parts_in_flight: usize,
-    /// As many of them as the shares know of.
+    /// Requests on a detour, of the outgoing and of those in the store.
+    detours: usize,
+    /// Those that have tags of ours: parts of requests, and what takes no detour.
+    tagged: usize,
+    /// As many of both as the shares know of.
     shown: usize,
+    /// All that is under way is on a detour, nothing waits, and nothing limits the function: what is to be done for
+    /// other cases needs no look.
+    is_plain: bool,
     /// Why requests are queued that limits do not hold up, as the shares know it.
     held: Option<Held>,
     /// Which direction is served first: the one that was held up last.
@@ -134,6 +140,7 @@ impl FunctionChannel {
             stores,
             last: LastExtent::default(),
             last_bytes: LastBytes::default(),
+            takes_writes: false,
             quiescence: Quiescence::new(&ports.epochs),
             line,
             wake,
@@ -145,9 +152,10 @@ impl FunctionChannel {
             asked: 0,
             announced: 0,
             outgoing: Outgoing::with_capacity(depth.saturating_add(Multiplexer::PARTS)),
-            under_way: 0,
-            parts_in_flight: 0,
+            detours: 0,
+            tagged: 0,
             shown: 0,
+            is_plain: false,
             held: None,
             first: READS,
             returned: Batch::with_capacity(depth.saturating_add(Multiplexer::PARTS)),
@@ -183,24 +191,9 @@ impl FunctionChannel {
     }
 
     /// Starts the first `count` requests of `batch`, which neither limits nor others'
-    /// shares hold back.
-    #[inline]
-    fn start_all(&mut self, batch: &mut Batch, count: usize) {
-        let hits = self.translate_front(batch.get_mut(..count).unwrap_or_default());
-        if hits == batch.len() && self.outgoing.is_empty() {
-            self.stores.physical.submit(batch);
-            if batch.is_empty() {
-                return;
-            }
-            // The store is full: a translated request stays here, or it would be translated again.
-        }
-        self.start_rest(batch, hits.min(batch.len()), count.saturating_sub(hits));
-    }
-
-    /// The `translated` first requests of a batch go to the store with what becomes of the
-    /// `others`, which are not simply in the last extent.
-    #[inline(never)]
-    fn start_rest(&mut self, batch: &mut Batch, translated: usize, others: usize) {
+    /// shares hold back: the first `translated` of them are on their detours already.
+    fn start_all(&mut self, batch: &mut Batch, translated: usize, count: usize) {
+        let others = count.saturating_sub(translated);
         self.outgoing.extend(batch.drain(..translated));
         let multiplexer = Rc::clone(&self.multiplexer);
         let multiplexer = &mut *multiplexer.borrow_mut();
@@ -209,37 +202,10 @@ impl FunctionChannel {
         }
     }
 
-    /// Translates requests from the front on, where they are, up to the first that
-    /// does not simply lie in the last extent; how many there were.
-    #[inline(never)]
-    fn translate_front(&mut self, requests: &mut [Box<BlockRequest>]) -> usize {
-        if !self.last_bytes.is_valid(&self.function.root) {
-            return 0;
-        }
-        let takes_writes = !self.last_bytes.is_shared() && !self.function.geometry.read_only;
-        let parity = self.quiescence.parity();
-        let mut count = 0_usize;
-        for request in requests {
-            match request.operation {
-                Operation::Read => {}
-                Operation::Write if takes_writes => {}
-                _ => break,
-            }
-            let Some(offset_bytes) = self.last_bytes.locate(request.offset_bytes, request.len_bytes) else { break };
-            if !self.slots.send_whole(request, offset_bytes, parity) {
-                break;
-            }
-            count = count.wrapping_add(1);
-        }
-        self.quiescence.began(count);
-        self.under_way = self.under_way.saturating_add(count);
-        self.stats.last_hits.add(count as u64);
-        count
-    }
-
     /// Starts a request that neither limits nor others' shares hold back.
     fn start(&mut self, multiplexer: &mut Multiplexer, mut request: Box<BlockRequest>) {
         if self.translate_front(std::slice::from_mut(&mut request)) == 1 {
+            self.sent_on(1);
             return self.outgoing.push(request, false);
         }
         if matches!(request.operation, Operation::Read | Operation::Write) {
@@ -277,20 +243,23 @@ impl FunctionChannel {
         if whole.is_some() {
             self.stats.translations.add(1);
             self.last_bytes = self.last.in_bytes(self.function.block_shift);
+            self.takes_writes = !self.last_bytes.is_shared() && !self.function.geometry.read_only;
         }
         whole
     }
 
     /// Sends a request to a store as it is, but for its offset.
-    #[inline]
     fn send_whole(&mut self, mut request: Box<BlockRequest>, offset_bytes: u64, through: bool) {
-        if self.slots.send_whole(&mut request, offset_bytes, self.quiescence.parity()) {
+        let moves_data = matches!(request.operation, Operation::Read | Operation::Write);
+        if moves_data && !through && request.send_on(offset_bytes, self.mark()) {
+            self.sent_on(1);
+        } else if self.slots.send_whole(&mut request, offset_bytes, self.quiescence.parity()) {
+            self.tagged = self.tagged.saturating_add(1);
             self.quiescence.began(1);
-            self.outgoing.push(request, through);
-            self.under_way = self.under_way.saturating_add(1);
         } else {
-            self.finish(request, Err(BlockError::EIO));
+            return self.finish(request, Err(BlockError::EIO));
         }
+        self.outgoing.push(request, through);
     }
 
     fn finish(&mut self, mut request: Box<BlockRequest>, result: Result<(), BlockError>) {
@@ -406,61 +375,42 @@ impl FunctionChannel {
         }
     }
 
-    /// Takes what the store has completed; whole requests go to `completed`.
-    #[inline]
+    /// Takes what the store has completed, of whatever kind; whole requests go to `completed`.
     fn take_back(&mut self, now: Nanos, completed: &mut Batch) {
-        if self.parts_in_flight > 0 {
-            return self.take_back_parts(now, completed);
-        }
-        let before = completed.len();
-        self.stores.poll(now, completed);
-        self.restore(completed.get_mut(before..).unwrap_or_default());
-    }
-
-    /// Gives whole requests that are back from the store their front end's tags and
-    /// offsets again.
-    #[inline(never)]
-    fn restore(&mut self, requests: &mut [Box<BlockRequest>]) {
-        let parity = self.quiescence.parity();
-        let (mut before, mut since) = (0_usize, 0_usize);
-        for request in &mut *requests {
-            let Some(label) = self.slots.take_whole_back(request) else { continue };
-            if label.parity == parity {
-                since = since.wrapping_add(1);
-            } else {
-                before = before.wrapping_add(1);
-            }
-            if request.result.is_err() && request.operation == Operation::Flush {
-                self.line.ask(label.slot, Question::FlushFailed);
-            }
-        }
-        self.under_way = self.under_way.saturating_sub(requests.len());
-        self.quiescence.ended(parity, since);
-        self.quiescence.ended(!parity, before);
-    }
-
-    /// The same while parts of requests are among what comes back.
-    #[inline(never)]
-    fn take_back_parts(&mut self, now: Nanos, completed: &mut Batch) {
         let multiplexer = Rc::clone(&self.multiplexer);
         let multiplexer = &mut *multiplexer.borrow_mut();
         let mut returned = std::mem::take(&mut self.returned);
         self.stores.poll(now, &mut returned);
         for mut request in returned.drain(..) {
-            let Some(bits) = request.tag.take().map(Tag::into_bits) else { continue };
-            let label = Label::from_bits(bits);
-            if !label.part {
-                request.tag = Some(label.into_tag());
-                self.restore(std::slice::from_mut(&mut request));
+            if request.is_on_detour() {
+                self.end_detours(0, std::slice::from_mut(&mut request));
                 completed.push(request);
-                continue;
+            } else {
+                self.take_tagged_back(multiplexer, request, completed);
             }
-            self.under_way = self.under_way.saturating_sub(1);
-            self.parts_in_flight = self.parts_in_flight.saturating_sub(1);
-            self.quiescence.ended(label.parity, 1);
-            self.take_back_part(multiplexer, label.slot, request);
         }
         self.returned = returned;
+    }
+
+    /// Takes a request back that has a tag of ours.
+    fn take_tagged_back(
+        &mut self,
+        multiplexer: &mut Multiplexer,
+        mut request: Box<BlockRequest>,
+        completed: &mut Batch,
+    ) {
+        let Some(bits) = request.tag.take().map(Tag::into_bits) else { return };
+        let label = Label::from_bits(bits);
+        self.tagged = self.tagged.saturating_sub(1);
+        self.quiescence.ended(label.parity, 1);
+        if label.part {
+            return self.take_back_part(multiplexer, label.slot, request);
+        }
+        self.slots.take_whole_back(label.slot, &mut request);
+        if request.result.is_err() && request.operation == Operation::Flush {
+            self.line.ask(label.slot, Question::FlushFailed);
+        }
+        completed.push(request);
     }
 
     /// Starts what is queued, as far as limits and shares allow.
@@ -524,7 +474,7 @@ impl FunctionChannel {
     /// Tells the shares how many requests are in the store; a function alone tells nothing.
     #[inline]
     fn show(&mut self, multiplexer: &mut Multiplexer) {
-        let now = if self.is_shared() { self.under_way } else { 0 };
+        let now = if self.is_shared() { self.under_way() } else { 0 };
         if now != self.shown {
             multiplexer.shares.moved(self.place, self.shown, now);
             self.shown = now;
@@ -567,6 +517,12 @@ impl FunctionChannel {
         until
     }
 
+    /// Of the outgoing and of those in the store.
+    #[inline]
+    fn under_way(&self) -> usize {
+        self.detours.saturating_add(self.tagged)
+    }
+
     /// Whether anything waits that a poll could carry on.
     #[inline]
     fn has_more_to_start(&self) -> bool {
@@ -588,7 +544,7 @@ impl FunctionChannel {
         if wanted <= left {
             self.charge(&mut multiplexer, wanted);
             drop(multiplexer);
-            return self.start_all(batch, count);
+            return self.start_all(batch, 0, count);
         }
         let multiplexer = &mut *multiplexer;
         let mut used = 0_i64;
@@ -631,7 +587,6 @@ impl FunctionChannel {
         }
     }
 
-    #[inline]
     fn hand_over(&mut self) {
         self.stores.submit(&mut self.outgoing);
     }
@@ -643,39 +598,49 @@ impl BlockChannel for FunctionChannel {
     }
 
     fn submit(&mut self, batch: &mut Batch) {
-        let room = self.depth.saturating_sub(self.in_flight()).min(batch.len());
-        if room == 0 {
+        let count = self.depth.saturating_sub(self.in_flight()).min(batch.len());
+        if count == 0 {
             return;
         }
         self.quiescence.enter();
         let at_once = self.is_unlimited && self.queued.iter().all(VecDeque::is_empty);
         if at_once && !self.is_shared() {
-            self.start_all(batch, room);
+            self.start_all(batch, 0, count);
         } else {
-            self.submit_shared(batch, room, at_once);
+            self.submit_shared(batch, count, at_once);
         }
         self.hand_over();
         self.quiescence.leave();
+        self.is_plain = false;
     }
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
         self.now = self.now.max(now);
-        let before = self.under_way;
+        let before = self.under_way();
         if before > 0 {
             self.take_back(now, completed);
         }
         if self.is_shared() || self.shown > 0 || self.has_more_to_start() {
-            self.go_on_with_others(before.saturating_sub(self.under_way));
+            self.go_on_with_others(before.saturating_sub(self.under_way()));
         }
         self.quiescence.leave();
-        if !self.done.is_empty() {
-            completed.append(&mut self.done);
+        completed.append(&mut self.done);
+        self.is_plain = self.is_unlimited && self.tagged == 0 && self.shown == 0 && !self.has_more_to_start();
+    }
+
+    /// The plain case in one go, and whatever else there is by [`submit`](Self::submit) and [`poll`](Self::poll).
+    fn exchange(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
+        let room = self.depth.saturating_sub(self.detours);
+        if !self.is_plain || self.is_shared() || batch.len() > room {
+            self.submit(batch);
+            return self.poll(now, completed);
         }
+        self.exchange_plain(now, batch, completed);
     }
 
     fn in_flight(&self) -> usize {
         let queued = self.queued.iter().map(VecDeque::len).fold(0, usize::saturating_add);
-        queued.saturating_add(self.slots.len()).saturating_add(self.done.len())
+        queued.saturating_add(self.slots.len()).saturating_add(self.detours).saturating_add(self.done.len())
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {

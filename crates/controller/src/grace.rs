@@ -141,6 +141,15 @@ impl Quiescence {
         }
     }
 
+    /// So much I/O was translated in this epoch, and so much completed, of this epoch's and of that before it.
+    #[inline]
+    pub(crate) fn exchanged(&mut self, began: usize, since: usize, before: usize) {
+        self.since = self.since.saturating_add(began).saturating_sub(since);
+        if before > 0 {
+            self.ended(!self.parity, before);
+        }
+    }
+
     /// To be called when nothing is going to be translated for now.
     #[inline]
     pub(crate) fn leave(&mut self) {

@@ -129,8 +129,7 @@ impl FunctionChannel {
             multiplexer.unit.translate(function.id, &function.root, last, range, visit);
         }
         let sent = sender.sent;
-        self.parts_in_flight = self.parts_in_flight.saturating_add(sent);
-        self.under_way = self.under_way.saturating_add(sent);
+        self.tagged = self.tagged.saturating_add(sent);
         if sent > 0 {
             self.stats.splits.add(1);
         }
@@ -224,8 +223,7 @@ impl FunctionChannel {
         }
         let sent = sender.sent;
         parts.grant = Some(grant);
-        self.parts_in_flight = self.parts_in_flight.saturating_add(sent);
-        self.under_way = self.under_way.saturating_add(sent);
+        self.tagged = self.tagged.saturating_add(sent);
         if starved {
             self.starved.push_back(slot);
         } else {

@@ -1,6 +1,6 @@
 //! The requests that a channel has under way.
 
-use sidecore_block::{BlockError, BlockRequest, Tag};
+use sidecore_block::{BlockError, BlockRequest, Detour, Tag};
 
 use sidecore_extent::Extent;
 use sidecore_units::Nanos;
@@ -69,17 +69,17 @@ impl Parts {
     }
 }
 
-/// What a request was that went to the store whole.
+/// What a request was that went to the store whole, with a tag of ours.
 #[derive(Clone, Copy, Debug, Default)]
 struct Whole {
-    /// The bits of the front end's tag: an `Option<Tag>` would be moved as one piece of 16 bytes, which a processor cannot
-    /// forward from the two stores that have just made it.
+    /// The bits of the front end's tag.
     tag: u64,
     offset_bytes: u64,
+    detour: Detour,
 }
 
-/// As many slots as a channel's depth. A slot holds a request that went whole, or one
-/// that goes in parts: apart, because the first kind is small and frequent.
+/// As many slots as a channel's depth, for requests that need more than a detour. A slot holds one that went whole, or
+/// one that goes in parts: apart, because the first kind is small.
 #[derive(Debug)]
 pub(super) struct Slots {
     wholes: Vec<Whole>,
@@ -99,7 +99,6 @@ impl Slots {
 
     /// Sends a whole request to `offset_bytes`: its tag becomes a label. False, and nothing done, if it has no tag or all
     /// slots are taken.
-    #[inline]
     pub(super) fn send_whole(&mut self, request: &mut BlockRequest, offset_bytes: u64, parity: bool) -> bool {
         if request.tag.is_none() {
             return false;
@@ -107,21 +106,20 @@ impl Slots {
         let Some(slot) = self.free.pop() else { return false };
         let tag = request.tag.replace(Label { slot, part: false, parity }.into_tag()).map_or(0, Tag::into_bits);
         let offset_bytes = std::mem::replace(&mut request.offset_bytes, offset_bytes);
+        let detour = std::mem::take(&mut request.detour);
         if let Some(place) = self.wholes.get_mut(slot as usize) {
-            *place = Whole { tag, offset_bytes };
+            *place = Whole { tag, offset_bytes, detour };
         }
         true
     }
 
-    /// Takes a whole request back: its tag and offset are its own again. Returns its label, whose slot is free.
-    #[inline]
-    pub(super) fn take_whole_back(&mut self, request: &mut BlockRequest) -> Option<Label> {
-        let label = Label::from_bits(request.tag.take()?.into_bits());
-        let whole = *self.wholes.get(label.slot as usize)?;
-        self.free.push(label.slot);
+    /// Takes the whole request of `slot` back: its tag and offset are its own again, and the slot is free.
+    pub(super) fn take_whole_back(&mut self, slot: Slot, request: &mut BlockRequest) {
+        let Some(whole) = self.wholes.get(slot as usize) else { return };
+        self.free.push(slot);
         request.tag = Some(Tag::from_bits(whole.tag));
         request.offset_bytes = whole.offset_bytes;
-        Some(label)
+        request.detour = whole.detour;
     }
 
     /// Puts it into a free slot.

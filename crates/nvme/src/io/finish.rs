@@ -24,10 +24,7 @@ impl IoQueue {
         let mut reaped = 0_usize;
         for _ in 0..ROUNDS {
             let Some(channel) = &mut self.channel else { break };
-            if !self.waiting.is_empty() {
-                channel.submit(&mut self.waiting);
-            }
-            channel.poll(now, &mut self.completed);
+            channel.exchange(now, &mut self.waiting, &mut self.completed);
             let count = self.completed.len();
             self.out = self.out.saturating_sub(count);
             reaped = reaped.saturating_add(count);

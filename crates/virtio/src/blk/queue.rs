@@ -240,17 +240,6 @@ impl BlkQueue {
         if operation.is_write() && self.rules.geometry.volatile_cache && !cached { FLUSH_AFTER } else { 0 }
     }
 
-    /// Takes what the store has completed; how many there were.
-    #[inline]
-    fn reap(&mut self, now: Nanos) -> usize {
-        self.channel.poll(now, &mut self.completed);
-        let count = self.completed.len();
-        while let Some(request) = self.completed.pop() {
-            self.finish_request(now, request);
-        }
-        count
-    }
-
     #[inline]
     fn finish_request(&mut self, now: Nanos, mut request: Box<BlockRequest>) {
         let Some(bits) = request.tag.take().map(Tag::into_bits) else {
@@ -347,10 +336,11 @@ impl BlkQueue {
     /// Submits what waits, takes what is done, shows the guest.
     #[inline]
     fn exchange(&mut self, now: Nanos) -> usize {
-        if !self.waiting.is_empty() {
-            self.channel.submit(&mut self.waiting);
+        self.channel.exchange(now, &mut self.waiting, &mut self.completed);
+        let reaped = self.completed.len();
+        while let Some(request) = self.completed.pop() {
+            self.finish_request(now, request);
         }
-        let reaped = self.reap(now);
         if std::mem::take(&mut self.unpublished) {
             self.ring.publish();
         }
