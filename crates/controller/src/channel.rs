@@ -448,6 +448,8 @@ impl FunctionChannel {
             }
         }
         self.charge(multiplexer, used);
+        // The next queue of this sidecore is to see what this one has started.
+        self.show(multiplexer);
         if held != self.held {
             self.held = held;
             multiplexer.shares.set_waiting(self.place, held.is_some(), held == Some(Held::ByStore));

@@ -17,7 +17,7 @@ const LEAD: f64 = 130.0;
 fn cases(store: Store, placement: Placement, depth: u16) -> impl Iterator<Item = Case> {
     let of = move |weights: (u32, u32), queues| {
         let weights = (weights.0, Some(weights.1));
-        Case { weights, queues, depth, store, placement }
+        Case { weights, queues, depths: (depth, depth), store, placement }
     };
     WEIGHTS.into_iter().flat_map(move |weights| QUEUES.into_iter().map(move |queues| of(weights, queues)))
 }
@@ -48,7 +48,8 @@ fn check(store: Store, placement: Placement, depth: u16, total_per_s: f64) {
 
 /// What a function gets that is alone there.
 fn alone(store: Store, queues: usize, depth: u16) -> f64 {
-    let case = Case { weights: (100, None), queues: (queues, 0), depth, store, placement: Placement::Together };
+    let case =
+        Case { weights: (100, None), queues: (queues, 0), depths: (depth, 0), store, placement: Placement::Together };
     run(&case, 0).total()
 }
 
@@ -77,7 +78,7 @@ fn two_sidecores_with_one_function_each_lose_nothing() {
     let each = alone(Store::Ram, 4, 128);
     for weights in [(100, 100), (100, 400), (1, 1000)] {
         let weights = (weights.0, Some(weights.1));
-        let case = Case { weights, queues: (4, 4), depth: 128, store: Store::Ram, placement: Placement::Apart };
+        let case = Case { weights, queues: (4, 4), depths: (128, 128), store: Store::Ram, placement: Placement::Apart };
         let served = run(&case, 0);
         assert!(served.per_s.iter().all(|per_s| *per_s >= 0.99 * each), "{weights:?}: {served:?}, alone {each}");
     }
@@ -88,7 +89,7 @@ fn nobody_is_held_back_while_the_store_has_room() {
     // Together they have no more in flight than the store has slots.
     for placement in [Placement::Together, Placement::Apart] {
         let weights = (1, Some(1000));
-        let case = Case { weights, queues: (1, 1), depth: 24, store: Store::Slots(64), placement };
+        let case = Case { weights, queues: (1, 1), depths: (24, 24), store: Store::Slots(64), placement };
         let served = run(&case, 0);
         let each = alone(Store::Slots(64), 1, 24);
         assert!(served.per_s.iter().all(|per_s| *per_s >= 0.97 * each), "{placement:?}: {served:?}, alone {each}");
@@ -99,14 +100,34 @@ fn nobody_is_held_back_while_the_store_has_room() {
 fn a_function_that_wants_little_keeps_no_slot_from_the_others() {
     // The second wants a few slots, far less than its weight would give it: the first gets all others.
     let weights = (100, Some(1000));
-    let little = Case { weights, queues: (8, 1), depth: 4, store: Store::Slots(16), placement: Placement::Apart };
+    let little = Case { weights, queues: (8, 1), depths: (4, 4), store: Store::Slots(16), placement: Placement::Apart };
     let served = run(&little, 0);
     assert!(served.total() >= 0.97 * 16_000.0, "{served:?}");
 }
 
 #[test]
+fn a_function_that_wants_little_gets_most_of_it() {
+    // The second's share is more than it wants; the first wants all there is.
+    let cases = [(16, (1, 1), (32, 4)), (16, (8, 1), (4, 4)), (64, (4, 1), (128, 8))];
+    for seed in common::seeds(1) {
+        for ((slots, queues, depths), placement) in cases
+            .into_iter()
+            .flat_map(|case| [Placement::Together, Placement::Apart].map(|placement| (case, placement)))
+        {
+            let store = Store::Slots(slots);
+            let served = run(&Case { weights: (100, Some(100)), queues, depths, store, placement }, seed);
+            let part = served.per_s[1] / alone(store, queues.1, depths.1);
+            let case = format!("{slots} slots, {queues:?} queues of {depths:?}, {placement:?}: {part:.3}, {served:?}");
+            println!("{case}");
+            assert!(part >= 0.6, "{case}, seed {seed}");
+            assert!(served.total() >= 0.97 * 1_000.0 * slots as f64, "{case}, seed {seed}");
+        }
+    }
+}
+
+#[test]
 fn a_seed_gives_the_same_history_again() {
     let weights = (100, Some(400));
-    let case = Case { weights, queues: (4, 1), depth: 64, store: Store::Slots(64), placement: Placement::Apart };
+    let case = Case { weights, queues: (4, 1), depths: (64, 64), store: Store::Slots(64), placement: Placement::Apart };
     assert_eq!(run(&case, 42), run(&case, 42));
 }

@@ -55,8 +55,8 @@ pub struct Case {
     pub weights: (u32, Option<u32>),
     /// How many queues each has.
     pub queues: (usize, usize),
-    /// Requests in flight in each queue.
-    pub depth: u16,
+    /// Requests in flight in each queue of each.
+    pub depths: (u16, u16),
     /// The store.
     pub store: Store,
     /// Where the queues are served.
@@ -119,7 +119,7 @@ pub fn run(case: &Case, seed: u64) -> Served {
     let sidecore_count = if case.placement == Placement::Together { 1 } else { 2 };
     let mut sidecores: Vec<Sidecore> = (0..sidecore_count).map(|_| Sidecore::start(case.store)).collect();
     for (index, function) in functions.iter().enumerate() {
-        let queues = if index == 0 { case.queues.0 } else { case.queues.1 };
+        let (queues, depth) = if index == 0 { (case.queues.0, case.depths.0) } else { (case.queues.1, case.depths.1) };
         for queue in 0..queues {
             let sidecore = match case.placement {
                 Placement::Together => 0,
@@ -127,7 +127,7 @@ pub fn run(case: &Case, seed: u64) -> Served {
                 Placement::Spread => (queue + index) % 2,
             };
             let device: Arc<dyn BlockDevice> = Arc::clone(function) as _;
-            sidecores[sidecore].serve(index, device, case.depth);
+            sidecores[sidecore].serve(index, device, depth);
         }
     }
     let Span { warm_up, measured } = case.store.span();
