@@ -2,7 +2,7 @@
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 use sidecore_ring::driver::{Buffer, DriverRing, IndirectTables, RawDescriptor, RawRing, RingAreas, flags};
-use sidecore_ring::{Chain, DeviceRing, RingError, RingFormat, RingLayout, RingState};
+use sidecore_ring::{Chain, DeviceRing, RingError, RingFormat, RingLayout, RingState, was_used};
 
 const MEMORY_BYTES: u64 = 1 << 20;
 /// Where buffers and indirect tables of the tests lie.
@@ -130,6 +130,52 @@ fn a_stopped_ring_goes_on_where_it_stood() {
             rig.device = DeviceRing::new(&rig.memory, &rig.layout, state).unwrap();
         }
     }
+}
+
+/// A ring that is back at the position where it began is told from one that begins.
+#[test]
+fn a_ring_that_was_used_shows_it_when_its_position_is_the_first_again() {
+    for (format, indirect) in FORMATS.into_iter().flat_map(|format| [(format, false), (format, true)]) {
+        let mut rig = Rig::new(layout(format, 8, true, indirect));
+        let mut driver = rig.driver(8 / if indirect { 1 } else { 2 }, 2);
+        let slots = driver_slots(&mut driver, if indirect { 8 } else { 4 });
+        let was_used = |rig: &Rig| was_used(&rig.memory, &rig.layout).unwrap();
+        assert!(!was_used(&rig), "{format:?}");
+        slots.iter().for_each(|slot| driver.push(*slot).unwrap());
+        driver.publish();
+        assert!(!was_used(&rig), "{format:?}: made available before the device begins");
+        let mut rounds = 0;
+        loop {
+            while let Some(token) = rig.pop().unwrap() {
+                rig.device.complete(token, 1);
+            }
+            rig.device.publish();
+            rounds += 1;
+            assert!(was_used(&rig), "{format:?} {indirect}, round {rounds}");
+            if rig.device.state() == RingState::fresh(format) {
+                break;
+            }
+            while driver.pop().unwrap().is_some() {}
+            slots.iter().for_each(|slot| driver.push(*slot).unwrap());
+            driver.publish();
+        }
+        assert!(rounds * slots.len() >= if format == RingFormat::Split { 65_536 } else { 8 }, "{format:?}");
+        // Also when the driver has made all of it available again.
+        while driver.pop().unwrap().is_some() {}
+        slots.iter().for_each(|slot| driver.push(*slot).unwrap());
+        driver.publish();
+        if format == RingFormat::Packed {
+            rig.device.suppress_kicks();
+        }
+        assert!(was_used(&rig), "{format:?} {indirect}");
+    }
+}
+
+/// Slots with a request of two buffers each.
+fn driver_slots(driver: &mut DriverRing, count: u16) -> Vec<u16> {
+    let buffers = [Buffer::to_device(DATA + 0x1_0000, 16), Buffer::from_device(DATA + 0x1_0010, 1)];
+    (0..count).for_each(|slot| driver.describe(slot, &buffers).unwrap());
+    (0..count).collect()
 }
 
 /// Suppressed kicks stay suppressed over laps of the 16-bit index; armed ones come, once.

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use sidecore_memory::{GuestMemory, UserAddress};
-use sidecore_ring::{RingFormat, RingLayout, RingState};
+use sidecore_ring::{RingFormat, RingLayout, RingState, was_used};
 use sidecore_virtio::features::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
 use sidecore_virtio::{QueueResources, StartError, VirtioDevice};
 
@@ -210,12 +210,6 @@ impl Ring {
         };
         let format = format(features);
         let state = self.position.state(format);
-        if !self.was_served
-            && state != RingState::fresh(format)
-            && let Some(why) = self.device.loss()
-        {
-            return Err(StartError::Loss { index: self.index, why });
-        }
         let layout = RingLayout {
             format,
             size,
@@ -225,6 +219,13 @@ impl Ring {
             event_idx: features & EVENT_IDX != 0,
             indirect: features & INDIRECT_DESC != 0,
         };
+        if !self.was_served
+            && let Some(why) = self.device.loss()
+            // An area outside of the guest's memory is an error of the start below.
+            && (state != RingState::fresh(format) || was_used(memory, &layout).unwrap_or(false))
+        {
+            return Err(StartError::Loss { index: self.index, why });
+        }
         let eventfds = duplicate(kick)
             .and_then(|kick| Ok((kick, duplicate(self.call.as_ref())?, duplicate(self.err.as_ref())?)))
             .map_err(|error| StartError::Io { index: self.index, error });

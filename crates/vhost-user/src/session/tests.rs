@@ -4,6 +4,7 @@ use std::os::unix::net::UnixStream;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use sidecore_memory::reaper::wait_until_reaped;
+use sidecore_memory::{GuestAddress, RegionHint};
 use sidecore_ring::{RingFormat, RingState};
 
 use super::*;
@@ -297,6 +298,24 @@ fn a_ring_that_was_in_use_before_is_not_served_on_a_device_that_misses_answered_
         next.device.set_loss(None);
         next.all(ring_setup(1, 128, fresh + 5));
         assert_eq!(next.device.running(), [1]);
+    }
+}
+
+#[test]
+fn a_ring_whose_position_came_round_to_the_first_was_in_use_before() {
+    // What a device that has gone has written last: a split ring's last used element, a packed ring's last descriptor.
+    let split = (SPLIT, 0, 2048 + 4 + 127 * 8, [0; 4]);
+    let packed = (PACKED, 0x8000_8000, 127 * 16 + 8, [3, 0, 0, 0]);
+    for (driver_features, fresh, offset_bytes, id_and_flags) in [split, packed] {
+        let mut fixture = Fixture::ready(driver_features);
+        fixture.device.set_loss(Some("the log is gone"));
+        let written = [1_u32.to_le_bytes(), id_and_flags].concat();
+        let at = GuestAddress(4096 + offset_bytes + if driver_features == SPLIT { 4 } else { 0 });
+        fixture.session.memory.write_slice(at, &written, &mut RegionHint::default()).unwrap();
+        fixture.all(ring_setup(0, 128, fresh));
+        let refused = ring_setup(1, 128, fresh).into_iter().find_map(|message| fixture.send(message).err());
+        assert!(refused.expect("it is served").to_string().contains("the log is gone"));
+        assert_eq!(fixture.device.running(), [0]);
     }
 }
 
