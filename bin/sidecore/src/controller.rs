@@ -65,6 +65,9 @@ enum Command {
         /// Even if there is something on it: that is lost.
         #[arg(long)]
         force: bool,
+        /// Even if a daemon has been killed, and its log of what it answered last has not been replayed.
+        #[arg(long, requires = "force")]
+        accept_loss: bool,
     },
 }
 
@@ -85,9 +88,14 @@ fn block_size(text: &str) -> Result<u32, String> {
 
 pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<()> {
     let Arguments { controller, json, command } = arguments;
-    if let Command::Format { path, block_size, label, force } = &command {
+    if let Command::Format { path, block_size, label, force, accept_loss } = &command {
         let spec = offline::FormatSpec { block_bytes: *block_size, label: label.clone() };
-        offline::format(path, &spec, *force)?;
+        let give_up = match (force, accept_loss) {
+            (false, _) => offline::GiveUp::Nothing,
+            (true, false) => offline::GiveUp::Contents,
+            (true, true) => offline::GiveUp::Unreplayed,
+        };
+        offline::format(path, &spec, give_up)?;
         return if json {
             print_json(&serde_json::json!({ "formatted": path, "block_bytes": block_size, "label": label }))
         } else {

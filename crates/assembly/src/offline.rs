@@ -57,6 +57,17 @@ pub enum OfflineError {
         /// The file.
         path: PathBuf,
     },
+    /// Formatting would lose what only the log of a dead daemon has.
+    #[error(
+        "{}: its daemon has not ended in order, and formatting it gives up what the daemon answered last, which may be in \
+         its log alone: start the daemon, which replays the log, and end it in order; or give that up too with \
+         --accept-loss",
+        path.display()
+    )]
+    UnreplayedFormat {
+        /// The file.
+        path: PathBuf,
+    },
     /// There are no volumes that could be checked.
     #[error("{}: {error}", path.display())]
     Open {
@@ -74,12 +85,31 @@ fn remedy(error: &FormatError) -> &'static str {
     }
 }
 
-/// Makes an empty controller's store of a file or block device. What is on it is refused unless `force`; then it is lost.
+/// What formatting gives up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GiveUp {
+    /// Nothing: only a blank store is formatted.
+    #[default]
+    Nothing,
+    /// What is on the store, unless a daemon of this boot has died and its log has not been replayed.
+    Contents,
+    /// That as well.
+    Unreplayed,
+}
+
+/// Makes an empty controller's store of a file or block device.
 ///
 /// # Errors
-/// It is in use, holds something, or cannot be formatted like that.
-pub fn format(path: &Path, spec: &FormatSpec, force: bool) -> Result<(), OfflineError> {
+/// It is in use, holds something that is not given up, or cannot be formatted like that.
+pub fn format(path: &Path, spec: &FormatSpec, give_up: GiveUp) -> Result<(), OfflineError> {
     let mut disk = claim(path, false)?;
+    if give_up == GiveUp::Contents {
+        let boot = sidecore_volume::in_use_under(&mut disk);
+        if has_log(boot.map_err(|error| OfflineError::Disk { path: path.to_owned(), error })?) {
+            return Err(OfflineError::UnreplayedFormat { path: path.to_owned() });
+        }
+    }
+    let force = give_up != GiveUp::Nothing;
     sidecore_volume::format(&mut disk, &format_options(spec, force))
         .map_err(|error| OfflineError::Format { path: path.to_owned(), error })
 }
@@ -127,9 +157,7 @@ pub fn repair(path: &Path, options: &RepairOptions) -> Result<RepairReport, Offl
         .map_err(|error| OfflineError::Repair { path: path.to_owned(), error })?;
     let mut report = convert::repair(&repair);
     if options.carry_out && report.needed && report.decided {
-        // A boot without a name keeps no log.
-        let has_log = repair.in_use_under().is_some_and(|boot| sidecore_linux::boot_id().is_ok_and(|id| id == boot));
-        if has_log && !options.accept_loss {
+        if has_log(repair.in_use_under()) && !options.accept_loss {
             return Err(OfflineError::Unreplayed { path: path.to_owned() });
         }
         let written = repair.write(&mut disk);
@@ -137,6 +165,11 @@ pub fn repair(path: &Path, options: &RepairOptions) -> Result<RepairReport, Offl
         report.done = true;
     }
     Ok(report)
+}
+
+/// Whether there may be a log of the daemon that had a store in use `under` this boot. A boot without a name keeps none.
+fn has_log(under: Option<[u8; 16]>) -> bool {
+    under.is_some_and(|boot| sidecore_linux::boot_id().is_ok_and(|id| id == boot))
 }
 
 fn claim(path: &Path, read_only: bool) -> Result<PhysicalDisk, OfflineError> {

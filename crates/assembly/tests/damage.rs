@@ -8,7 +8,7 @@ mod guest;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use sidecore_assembly::offline::RepairOptions;
+use sidecore_assembly::offline::{GiveUp, RepairOptions};
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
     ControllerSpec, CrashLogSpec, DeviceSpec, FileOptions, FormatSpec, SidecoreSpec, Spec, StoreKind, StoreSpec,
@@ -183,7 +183,13 @@ fn a_repair_does_not_give_up_by_itself_what_only_the_log_of_a_dead_daemon_has() 
     assert!(offline::repair(&image(path), &RepairOptions::default()).unwrap().needed);
     let accepted = RepairOptions { accept_loss: true, ..carry_out() };
     assert!(offline::repair(&image(path), &accepted).unwrap().done);
+    std::fs::write(image(path), &before).unwrap();
+    let error = offline::format(&image(path), &FormatSpec::default(), GiveUp::Contents).unwrap_err().to_string();
+    assert!(error.contains("its daemon has not ended in order") && error.contains("--accept-loss"), "{error}");
+    assert!(std::fs::read(image(path)).unwrap() == before);
+    offline::format(&image(path), &FormatSpec::default(), GiveUp::Unreplayed).unwrap();
     // After an orderly end nothing has to be said.
     damage(directory.path(), 2, 2);
     assert!(offline::repair(&image(directory.path()), &carry_out()).unwrap().done);
+    offline::format(&image(directory.path()), &FormatSpec::default(), GiveUp::Contents).unwrap();
 }

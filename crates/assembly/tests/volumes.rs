@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use sidecore_assembly::offline::GiveUp;
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
     ControllerSpec, DeviceSpec, FileOptions, FormatSpec, LimitSpec, LimitsSpec, SidecoreSpec, Spec, StoreKind,
@@ -166,7 +167,7 @@ fn a_restart_keeps_everything_and_nobody_else_gets_the_file_meanwhile() {
         assert!(error.to_string().contains("in use"), "{error}");
         let error = offline::check(&image(path)).unwrap_err();
         assert!(error.to_string().contains("in use"), "{error}");
-        let error = offline::format(&image(path), &FormatSpec::default(), true).unwrap_err();
+        let error = offline::format(&image(path), &FormatSpec::default(), GiveUp::Contents).unwrap_err();
         assert!(error.to_string().contains("in use"), "{error}");
         // Without a flush by the guest: the end makes durable what completed.
     }
@@ -212,12 +213,13 @@ fn what_is_on_a_store_is_not_formatted_away() {
     spec.controllers[0].format = Some(FormatSpec::default());
     let said = message(&spec);
     assert!(said.contains("ext") && said.contains("--force"), "{said}");
-    let error = offline::format(&image(path), &FormatSpec::default(), false).unwrap_err();
+    let error = offline::format(&image(path), &FormatSpec::default(), GiveUp::Nothing).unwrap_err();
     assert!(error.to_string().contains("--force"), "{error}");
     let error = offline::check(&image(path)).unwrap_err();
     assert!(error.to_string().contains("not formatted"), "{error}");
 
-    offline::format(&image(path), &FormatSpec { block_bytes: 4096, ..FormatSpec::default() }, true).unwrap();
+    offline::format(&image(path), &FormatSpec { block_bytes: 4096, ..FormatSpec::default() }, GiveUp::Contents)
+        .unwrap();
     spec.controllers[0].format = None;
     let assembly = Assembly::start(&spec).unwrap();
     assert_eq!(pool(&assembly).report().block_bytes, 4096);

@@ -71,7 +71,8 @@ fn directory() -> TempDir {
     for (name, bytes) in [("disk.img", 1 << 20), ("empty.img", 0), ("odd.img", 1000)] {
         std::fs::File::create(directory.path().join(name)).unwrap().set_len(bytes).unwrap();
     }
-    offline::format(&directory.path().join("disk.img"), &offline::FormatSpec::default(), false).unwrap();
+    offline::format(&directory.path().join("disk.img"), &offline::FormatSpec::default(), offline::GiveUp::Nothing)
+        .unwrap();
     std::fs::File::create(directory.path().join("blank.img")).unwrap().set_len(1 << 20).unwrap();
     std::fs::write(directory.path().join("used.img"), vec![1; 1 << 20]).unwrap();
     std::os::unix::fs::symlink("disk.img", directory.path().join("alias.img")).unwrap();

@@ -1,6 +1,7 @@
 //! Opening a store: finding the newest generation, and looking at all of it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
 use std::sync::Arc;
 
 use crate::allocator::Allocator;
@@ -147,6 +148,18 @@ fn describe(error: &SlotError) -> String {
 pub fn probe_size(disk: &mut dyn Disk) -> Result<(), OpenError> {
     let superblock = newest(disk)?.superblock;
     blocks_on(disk, &superblock).map(drop)
+}
+
+/// The boot under which the store on the disk was in use with a log when its daemon died; none if there is no such store.
+///
+/// # Errors
+/// The disk cannot be read.
+pub fn in_use_under(disk: &mut dyn Disk) -> io::Result<Option<[u8; 16]>> {
+    match newest(disk) {
+        Ok(newest) => Ok(newest.superblock.in_use),
+        Err(OpenError::Io(error)) => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 /// The blocks of a disk, which must not be fewer than those of the store.
