@@ -1,4 +1,4 @@
-//! Nothing is allocated for a request, anywhere in the process: reactor, queue, store, and completion.
+//! Nothing is allocated for a request, anywhere on the data path: reactor, queue, store, and completion.
 
 mod common;
 #[path = "common/no_allocations.rs"]

@@ -1,4 +1,4 @@
-//! Nothing is allocated for a command of an NVMe function, anywhere in the process: reactor, queue, store, and completion.
+//! Nothing is allocated for a command of an NVMe function, anywhere on the data path: reactor, queue, store, and completion.
 
 mod common;
 #[path = "common/host.rs"]

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use sidecore_counting_alloc::{CountingAllocator, allocations, process_allocations};
+use sidecore_counting_alloc::{CountingAllocator, allocations, allocations_of};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -26,22 +26,26 @@ fn growing_counts_and_room_reserved_in_advance_does_not() {
 }
 
 #[test]
-fn another_threads_allocations_count_for_the_process_only() {
+fn another_threads_allocations_count_for_that_thread_only() {
+    let me = || rustix::thread::gettid().as_raw_pid().unsigned_abs();
     std::thread::scope(|scope| {
         let (ready, wait) = std::sync::mpsc::sync_channel::<()>(1);
-        let (done, finished) = std::sync::mpsc::sync_channel::<()>(1);
+        let (done, finished) = std::sync::mpsc::sync_channel::<u32>(1);
         scope.spawn(move || {
+            done.send(me()).unwrap();
             wait.recv().unwrap();
             for _ in 0..100 {
                 drop(black_box(Box::new([0_u8; 32])));
             }
-            done.send(()).unwrap();
+            done.send(me()).unwrap();
         });
-        let (mine, all) = (allocations(), process_allocations());
+        let other = finished.recv().unwrap();
+        let (mine, its) = (allocations(), allocations_of(other));
         ready.send(()).unwrap();
         finished.recv().unwrap();
         // Blocking on a channel may itself allocate a few times; a hundred it does not.
         assert!(allocations() - mine < 100);
-        assert!(process_allocations() - all >= 100);
+        assert!(allocations_of(other) - its >= 100);
+        assert_eq!(allocations_of(me()), allocations());
     });
 }
