@@ -11,7 +11,7 @@ use quanta::Clock;
 use sidecore_bench::fill::{self, Order};
 use sidecore_bench::load::{self, BLOCK_BYTES, Work};
 use sidecore_bench::{
-    cores, fresh_writes, guest_cost, local_block, nested, nvme_vf, plot, stop, translation, verdicts,
+    cores, fresh_writes, guest_cost, local_block, nested, nvme_vf, plot, shares, stop, translation, verdicts,
 };
 use sidecore_driver::{BlkClient, ClientOptions, Notify};
 use sidecore_units::SECTOR_BYTES;
@@ -39,6 +39,8 @@ enum What {
     GuestCost(guest_cost::Options),
     /// The cost of the log of answered changes to a write to fresh blocks.
     FreshWrites(fresh_writes::Options),
+    /// The cost of weights where nothing is short.
+    Shares(shares::Options),
     /// Put the verdicts of several experiments into docs/bench.md; fails unless every bound holds.
     Verdicts(verdicts::Options),
     /// Drive one vhost-user disk and print what it does.
@@ -90,6 +92,7 @@ fn main() -> ExitCode {
         What::Translation(options) => translation::run(&options),
         What::GuestCost(options) => guest_cost::run(&options),
         What::FreshWrites(options) => fresh_writes::run(&options),
+        What::Shares(options) => shares::run(&options),
         What::Verdicts(options) => verdicts::run(&options),
         What::Socket(options) => socket(&options).map(|()| true),
     };

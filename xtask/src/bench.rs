@@ -8,8 +8,8 @@ use anyhow::Result;
 use crate::shell;
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 7] =
-    ["local-block", "translation", "nested", "vf-cost", "nvme-vf", "guest-cost", "fresh-writes"];
+const EXPERIMENTS: [&str; 8] =
+    ["local-block", "translation", "nested", "vf-cost", "nvme-vf", "guest-cost", "fresh-writes", "shares"];
 
 /// Where the experiments leave how their bounds fared.
 const VERDICTS: &str = "target/verdicts.jsonl";

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::fs::MemfdFlags;
 use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Operation, RamStore, Tag};
 use sidecore_controller::{Answered, Controller, ControllerOptions, FunctionOptions, VirtualFunction};
-use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_units::Nanos;
 use sidecore_volume::{FormatOptions, HeapMemory, LOG_ENTRY_BYTES, LogPlace};
+
+use crate::requests;
 
 const BLOCK_BYTES: u64 = 4096;
 /// No two writes are one extent.
@@ -52,9 +52,10 @@ impl Volume {
         controller.create_volume("v", size_bytes, None)?;
         let function = controller.open_function(&FunctionOptions::new("v"))?;
         let mut channel = function.open_channel(None, depth)?;
-        let memory = memory(depth)?;
+        let memory = requests::memory(depth as u64 * BLOCK_BYTES)?;
         channel.attach_memory(&memory)?;
-        let idle = (0..depth).map(|index| request(&memory, index)).collect::<Result<Batch>>()?;
+        let request = |index| requests::request(&memory, Operation::Write, index, BLOCK_BYTES);
+        let idle = (0..depth as u64).map(request).collect::<Result<Batch>>()?;
         Ok(Self {
             channel,
             idle,
@@ -122,22 +123,4 @@ impl Volume {
             ensure!(start.elapsed() < PATIENCE, "{operation:?} does not come back");
         }
     }
-}
-
-fn memory(depth: usize) -> Result<GuestMemory> {
-    let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC)?;
-    let len_bytes = depth as u64 * BLOCK_BYTES;
-    rustix::fs::ftruncate(&file, len_bytes)?;
-    let (guest_address, user_address) = (GuestAddress(0), UserAddress(0));
-    Ok(GuestMemory::map(vec![RegionSpec { guest_address, user_address, len_bytes, file, file_offset_bytes: 0 }])?)
-}
-
-fn request(memory: &GuestMemory, index: usize) -> Result<Box<BlockRequest>> {
-    let mut request = BlockRequest::blank(1);
-    request.operation = Operation::Write;
-    request.segments.bind(memory);
-    let address = GuestAddress(index as u64 * BLOCK_BYTES);
-    request.segments.push(address, BLOCK_BYTES, &mut RegionHint::default())?;
-    request.len_bytes = BLOCK_BYTES;
-    Ok(request)
 }

@@ -1,0 +1,193 @@
+//! The experiment `shares`: what weights cost where nothing is short.
+//!
+//! Two functions are served by two sidecores from stores in memory, as fast as the sidecores can. If both belong to one
+//! controller, the sidecores account for them and look at each other's accounts; if each has a controller of its own, no
+//! function has another beside it, and nothing is accounted for. The two arrangements take turns. Each sidecore makes its
+//! own requests, so that two cores are enough, and no ring or client hides a difference.
+
+mod arrangement;
+mod sidecore;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::bounds::{Bound, Limit, Of};
+use crate::cores::{self, Partner};
+use crate::experiment::{Common, Outcome, Scale};
+use crate::record::{OURS, Records, params};
+use crate::rounds::Rounds;
+use crate::{readme, stop, workers};
+use arrangement::Arrangement;
+
+const NAME: &str = "shares";
+/// Each function has a controller of its own.
+const APART: &str = "two-controllers";
+const METRIC: &str = "iops";
+/// Requests in flight in each queue.
+const DEPTH: usize = 32;
+
+/// The options of this experiment.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Options {
+    /// The options that all experiments have.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Which sidecore serves which function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Placement {
+    /// Each serves one of the functions.
+    Apart,
+    /// Each serves half of the queues of both functions.
+    Spread,
+    /// As [`Placement::Apart`], and the second function rests: the first is the only one with requests.
+    Resting,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    name: &'static str,
+    placement: Placement,
+    /// Queues of each function.
+    queues: usize,
+    /// Size of each request.
+    bytes: u64,
+}
+
+const fn case(name: &'static str, placement: Placement, queues: usize, bytes: u64) -> Case {
+    Case { name, placement, queues, bytes }
+}
+
+const CASES: [Case; 5] = [
+    case("apart/4KiB/q1", Placement::Apart, 1, 4096),
+    case("apart/4KiB/q4", Placement::Apart, 4, 4096),
+    case("apart/512B/q4", Placement::Apart, 4, 512),
+    case("spread/4KiB/q4", Placement::Spread, 4, 4096),
+    case("resting/4KiB/q4", Placement::Resting, 4, 4096),
+];
+
+/// How long everything takes.
+struct Plan {
+    warm_up: Duration,
+    /// In full, the store's window is measured again within a run (every two seconds).
+    measured: Duration,
+    pairs: usize,
+    /// How often a disturbed pair is repeated.
+    repeats: usize,
+}
+
+impl Plan {
+    fn of(scale: Scale) -> Self {
+        let (warm_up, measured, pairs, repeats) = match scale {
+            Scale::Full => (20, 2_500, 15, 15),
+            Scale::Quick => (10, 50, 61, 30),
+            Scale::Tiny => (1, 5, 1, 0),
+        };
+        let (warm_up, measured) = (Duration::from_millis(warm_up), Duration::from_millis(measured));
+        Self { warm_up, measured, pairs, repeats }
+    }
+}
+
+/// Runs the experiment; whether all bounds hold, or nobody asked.
+///
+/// # Errors
+/// There are no two cores, or not enough memory; an interrupt.
+pub fn run(options: &Options) -> Result<bool> {
+    let begin = Instant::now();
+    stop::listen()?;
+    // Ahead of whatever else the machine does. It is a privilege.
+    let _ = rustix::process::nice(workers::AHEAD);
+    let scale = options.common.scale();
+    let plan = Plan::of(scale);
+    cores::pin(cores::CLIENT).context("the experiment needs two cores")?;
+    let partner = Partner::start(cores::SERVER).context("the experiment needs two cores")?;
+    let arrangements = [Arrangement::new(true)?, Arrangement::new(false)?];
+    let mut records = Records::new(NAME);
+    eprintln!("{NAME}, {}: a sidecore on core {}, another on core {}", scale.name(), cores::CLIENT, cores::SERVER);
+    let mut disturbed = 0;
+    for case in CASES {
+        disturbed += measure(&mut records, case, &arrangements, &partner, &plan, scale)?;
+    }
+    let bounds = CASES.map(|case| Bound { case: case.name, of: Of::Ratio(METRIC, APART), limit: Limit::AtLeast(0.97) });
+    let outcome = Outcome {
+        table: table(&records),
+        records: &records,
+        bounds: (OURS, &bounds),
+        disturbed: format!("{disturbed} pairs were disturbed"),
+        publish: |records| readme::update_in("docs/bench.md", NAME, &table(records)),
+    };
+    options.common.conclude(begin, &outcome)
+}
+
+/// Pairs of runs, in turns; how many were disturbed.
+fn measure(
+    records: &mut Records,
+    case: Case,
+    arrangements: &[Arrangement; 2],
+    partner: &Partner,
+    plan: &Plan,
+    scale: Scale,
+) -> Result<usize> {
+    let (mut together, mut apart, mut ratios) = (Rounds::new(), Rounds::new(), Rounds::new());
+    let mut disturbed = 0;
+    let mut pair = 0;
+    while pair < plan.pairs {
+        stop::check()?;
+        let mut per_s = [0.0; 2];
+        let mut waited = 0.0_f64;
+        // The two begin in turn, so that neither always comes after the other.
+        let first = (pair + disturbed) % 2;
+        for index in [first, 1 - first] {
+            let run = arrangements[index].run(case, partner, plan)?;
+            per_s[index] = run.per_s;
+            waited = waited.max(run.waited_share);
+        }
+        let counts = waited < cores::UNDISTURBED_SHARE;
+        if !counts && disturbed < plan.repeats {
+            disturbed += 1;
+            continue;
+        }
+        together.add(per_s[0], counts);
+        apart.add(per_s[1], counts);
+        ratios.add(per_s[0] / per_s[1], counts);
+        pair += 1;
+    }
+    let params = params([
+        ("plan", scale.name().into()),
+        ("depth", DEPTH.into()),
+        ("queues", case.queues.into()),
+        ("request_bytes", case.bytes.into()),
+    ]);
+    for (system, rounds) in [(OURS, &together), (APART, &apart)] {
+        let (median, params) = rounds.settle(params.clone());
+        records.measure(case.name, system, METRIC, median, "1/s", params);
+    }
+    let (ratio, params) = ratios.settle(params);
+    let (ours, theirs) = (together.median(), apart.median());
+    eprintln!("  {:<16} {ours:>12.0}/s on one controller, {theirs:>12.0}/s on two: {ratio:.3}", case.name);
+    records.ratio(case.name, METRIC, OURS, APART, ratio, params);
+    Ok(disturbed)
+}
+
+/// All results, in Markdown.
+fn table(records: &Records) -> String {
+    let mut page = String::from(
+        "| requests a second | one controller | two controllers | ratio | least to greatest |\n\
+         | --- | --- | --- | --- | --- |\n",
+    );
+    for Case { name, .. } in CASES {
+        let per_s = |system| records.find(name, system, METRIC).map_or(0.0, |measure| measure.value / 1e6);
+        let ratio = records.find_ratio(name, METRIC, APART);
+        let value = ratio.map_or(0.0, |ratio| ratio.value);
+        let of_spread = |end| ratio.and_then(|ratio| ratio.params.get(end)?.as_f64()).unwrap_or(0.0);
+        let (least, greatest) = (of_spread("min"), of_spread("max"));
+        page.push_str(&format!(
+            "| {name} | {:.2} M | {:.2} M | {value:.3} | {least:.3} to {greatest:.3} |\n",
+            per_s(OURS),
+            per_s(APART)
+        ));
+    }
+    page
+}

@@ -1,0 +1,149 @@
+//! A sidecore that makes its own requests.
+
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use sidecore_block::{Batch, BlockChannel, BlockDevice, Operation, Tag};
+use sidecore_controller::VirtualFunction;
+use sidecore_units::Nanos;
+
+use crate::load::Places;
+use crate::process::watched;
+use crate::requests;
+
+/// A request that takes so long is lost; no run is so long.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How many places lie between those of two queues.
+const PLACES_APART: usize = 10_000;
+
+/// The queues of one function on this sidecore.
+pub(super) struct Queues {
+    pub(super) function: Arc<VirtualFunction>,
+    pub(super) count: usize,
+    /// They are polled, and have no requests.
+    pub(super) rests: bool,
+}
+
+/// What a sidecore does in a run.
+pub(super) struct Work {
+    pub(super) queues: Vec<Queues>,
+    /// Size of each request.
+    pub(super) bytes: u64,
+    /// Where a function's requests lie.
+    pub(super) span_bytes: u64,
+    /// Requests in flight in each queue.
+    pub(super) depth: usize,
+    pub(super) warm_up: Duration,
+    pub(super) measured: Duration,
+    /// All sidecores begin at a time, and none ends its queues before the others are done.
+    pub(super) barrier: Arc<Barrier>,
+}
+
+struct Queue {
+    channel: Box<dyn BlockChannel>,
+    /// Requests at rest.
+    idle: Batch,
+    places: Places,
+}
+
+/// Reads at random places, as many as the sidecore can; how many there were in the time measured, and the share of the
+/// time that this thread waited for its core.
+pub(super) fn serve(work: &Work) -> Result<(u64, f64)> {
+    let mut queues = open(work);
+    work.barrier.wait();
+    let served = match &mut queues {
+        Ok(queues) => watched(|| turns(queues, work)),
+        Err(_) => Ok((0, 0.0)),
+    };
+    // Both end at a time: a function without queues is none to share with.
+    work.barrier.wait();
+    drain(&mut queues?)?;
+    served
+}
+
+fn open(work: &Work) -> Result<Vec<Queue>> {
+    let mut queues = Vec::new();
+    for of in &work.queues {
+        for number in 0..of.count {
+            let mut channel = of.function.open_channel(None, work.depth)?;
+            let memory = requests::memory(work.depth as u64 * work.bytes)?;
+            channel.attach_memory(&memory)?;
+            let count = if of.rests { 0 } else { work.depth as u64 };
+            let request = |index| requests::request(&memory, Operation::Read, index, work.bytes);
+            let idle = (0..count).map(request).collect::<Result<Batch>>()?;
+            let mut places = Places::new(work.span_bytes / work.bytes);
+            // No two queues read the same.
+            (0..number * PLACES_APART).for_each(|_| _ = places.next_block());
+            queues.push(Queue { channel, idle, places });
+        }
+    }
+    Ok(queues)
+}
+
+/// A turn polls every queue, and sends each request that is completed again.
+fn turns(queues: &mut [Queue], work: &Work) -> Result<u64> {
+    let begin = Instant::now();
+    let end = work.warm_up + work.measured;
+    let (mut completed, mut batch) = (Batch::with_capacity(work.depth), Batch::with_capacity(work.depth));
+    let (mut served, mut before) = (0_u64, None);
+    loop {
+        let elapsed = begin.elapsed();
+        if before.is_none() && elapsed >= work.warm_up {
+            before = Some(served);
+        }
+        if elapsed >= end {
+            return Ok(served - before.unwrap_or(0));
+        }
+        let now = Nanos(u64::try_from(elapsed.as_nanos())?);
+        for queue in &mut *queues {
+            queue.send(work.bytes, &mut batch)?;
+            // A front end polls what it has just submitted, too.
+            served += queue.take_back(now, &mut completed)?;
+        }
+    }
+}
+
+impl Queue {
+    /// Sends what is at rest.
+    fn send(&mut self, bytes: u64, batch: &mut Batch) -> Result<()> {
+        if self.idle.is_empty() {
+            return Ok(());
+        }
+        for mut request in self.idle.drain(..) {
+            request.offset_bytes = self.places.next_block() * bytes;
+            request.tag = Some(Tag::from_bits(0));
+            batch.push(request);
+        }
+        self.channel.submit(batch);
+        ensure!(batch.is_empty(), "a channel takes less than its depth");
+        Ok(())
+    }
+
+    /// Takes what is completed to rest; how many it were.
+    fn take_back(&mut self, now: Nanos, completed: &mut Batch) -> Result<u64> {
+        self.channel.poll(now, completed);
+        let count = completed.len() as u64;
+        for mut request in completed.drain(..) {
+            request.result.context("a read failed")?;
+            request.tag.take().map(Tag::into_bits).context("a request without its tag")?;
+            self.idle.push(request);
+        }
+        Ok(count)
+    }
+}
+
+/// Polls all queues until none has a request in flight: one that is not polled may have others wait for it.
+fn drain(queues: &mut [Queue]) -> Result<()> {
+    let begin = Instant::now();
+    let mut completed = Batch::new();
+    while queues.iter().any(|queue| queue.channel.in_flight() > 0) {
+        ensure!(begin.elapsed() < PATIENCE, "a read does not come back");
+        let now = Nanos(u64::try_from((PATIENCE + begin.elapsed()).as_nanos())?);
+        for queue in &mut *queues {
+            queue.take_back(now, &mut completed)?;
+        }
+    }
+    Ok(())
+}
