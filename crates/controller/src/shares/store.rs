@@ -80,7 +80,7 @@ struct Elsewhere {
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     waiting: bool,
-    /// It waits, and has credit left.
+    /// It waits, has credit left, and may use it here.
     due: bool,
 }
 
@@ -135,7 +135,7 @@ pub(crate) struct StoreShares {
     /// Whether several functions have requests in the store.
     contended: bool,
     contended_until: Nanos,
-    /// Members that wait for the store, and those of them that have credit left.
+    /// Members that wait for the store, and those of them that have credit left to use here.
     waiting: usize,
     due: usize,
     heaviest: u32,
@@ -213,7 +213,8 @@ impl StoreShares {
     fn recount(&mut self, index: usize) {
         let Some(Some(member)) = self.members.get_mut(index) else { return };
         let waiting = member.is_waiting();
-        let now = Counted { waiting, due: waiting && member.credit > 0 };
+        // A function that is ahead here cannot use its credit here: to wait for it would be to wait for another sidecore.
+        let now = Counted { waiting, due: waiting && member.credit > 0 && member.lead() > 0 };
         let before = std::mem::replace(&mut member.counted, now);
         let count = |sum: usize, before: bool, now: bool| {
             sum.saturating_add(usize::from(now)).saturating_sub(usize::from(before))

@@ -134,6 +134,43 @@ fn a_function_with_nothing_in_the_store_may_always_start_one() {
     assert_eq!(shares.allowance(third), Ok(1));
 }
 
+/// On each of two sidecores another function is ahead of its part on the other: neither waits there for the other one's credit.
+#[test]
+fn functions_that_are_ahead_on_one_sidecore_each_do_not_stop_each_other() {
+    let boards = Arc::new(Boards::default());
+    let mut sidecores = [StoreShares::new(&boards), StoreShares::new(&boards)];
+    let places = sidecores.each_mut().map(|shares| [shares.join(1, 100), shares.join(2, 100)]);
+    let wait = |shares: &mut StoreShares, places: [Place; 2]| {
+        places.iter().for_each(|place| shares.set_waiting(*place, true, true));
+    };
+    for (shares, places) in sidecores.iter_mut().zip(places) {
+        places.iter().for_each(|place| shares.moved(*place, 0, 1));
+        shares.look(Nanos(1));
+    }
+    let [first, second] = &mut sidecores;
+    // As long as none waits, what is started is no debt.
+    assert!(first.allowance(places[0][1]).is_ok() && second.allowance(places[1][0]).is_ok());
+    wait(second, places[1]);
+    second.look(Nanos(100_000));
+    first.charge(places[0][1], 300);
+    wait(first, places[0]);
+    first.look(Nanos(200_000));
+    second.charge(places[1][0], 300);
+    second.look(Nanos(300_000));
+    let mut started = [[0; 2]; 2];
+    for step in 0..1_000 {
+        for (sidecore, shares) in sidecores.iter_mut().enumerate() {
+            for (function, place) in places[sidecore].into_iter().enumerate() {
+                let units = shares.allowance(place).map_or(0, |units| units.min(8));
+                shares.charge(place, units);
+                started[sidecore][function] += units;
+            }
+            shares.look(Nanos(400_000 + step * 100_000));
+        }
+    }
+    assert!(started.as_flattened().iter().all(|units| *units > 1_000), "{started:?}");
+}
+
 #[test]
 fn nobody_waits_for_a_sidecore_that_is_gone() {
     let [(mut shares, place), (mut gone, other)] = two_sidecores(200);
