@@ -86,7 +86,7 @@ fn open(work: &Work) -> Result<Vec<Queue>> {
 fn turns(queues: &mut [Queue], work: &Work) -> Result<u64> {
     let begin = Instant::now();
     let end = work.warm_up + work.measured;
-    let (mut completed, mut batch) = (Batch::with_capacity(work.depth), Batch::with_capacity(work.depth));
+    let mut completed = Batch::with_capacity(work.depth);
     let (mut served, mut before) = (0_u64, None);
     loop {
         let elapsed = begin.elapsed();
@@ -98,32 +98,25 @@ fn turns(queues: &mut [Queue], work: &Work) -> Result<u64> {
         }
         let now = Nanos(u64::try_from(elapsed.as_nanos())?);
         for queue in &mut *queues {
-            queue.send(work.bytes, &mut batch)?;
-            // A front end polls what it has just submitted, too.
-            served += queue.take_back(now, &mut completed)?;
+            served += queue.turn(work.bytes, now, &mut completed)?;
         }
     }
 }
 
 impl Queue {
-    /// Sends what is at rest.
-    fn send(&mut self, bytes: u64, batch: &mut Batch) -> Result<()> {
-        if self.idle.is_empty() {
-            return Ok(());
-        }
-        for mut request in self.idle.drain(..) {
+    /// Sends what is at rest, as a front end does; how many requests were completed.
+    fn turn(&mut self, bytes: u64, now: Nanos, completed: &mut Batch) -> Result<u64> {
+        for request in &mut self.idle {
             request.offset_bytes = self.places.next_block() * bytes;
             request.tag = Some(Tag::from_bits(0));
-            batch.push(request);
         }
-        self.channel.submit(batch);
-        ensure!(batch.is_empty(), "a channel takes less than its depth");
-        Ok(())
+        self.channel.exchange(now, &mut self.idle, completed);
+        ensure!(self.idle.is_empty(), "a channel takes less than its depth");
+        self.rest(completed)
     }
 
-    /// Takes what is completed to rest; how many it were.
-    fn take_back(&mut self, now: Nanos, completed: &mut Batch) -> Result<u64> {
-        self.channel.poll(now, completed);
+    /// Takes what is completed to rest; how many requests that are.
+    fn rest(&mut self, completed: &mut Batch) -> Result<u64> {
         let count = completed.len() as u64;
         for mut request in completed.drain(..) {
             request.result.context("a read failed")?;
@@ -142,7 +135,8 @@ fn drain(queues: &mut [Queue]) -> Result<()> {
         ensure!(begin.elapsed() < PATIENCE, "a read does not come back");
         let now = Nanos(u64::try_from((PATIENCE + begin.elapsed()).as_nanos())?);
         for queue in &mut *queues {
-            queue.take_back(now, &mut completed)?;
+            queue.channel.poll(now, &mut completed);
+            queue.rest(&mut completed)?;
         }
     }
     Ok(())
