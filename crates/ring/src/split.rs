@@ -167,6 +167,8 @@ impl SplitDevice {
         let word = usize::from(self.head(self.next_avail.wrapping_add(ahead))).wrapping_mul(2);
         if let Some(address) = self.descriptors.get(word) {
             let address = GuestAddress(u64::from_le(address.load(Ordering::Relaxed)));
+            // The rest of the chain is mostly next to its head, and its third descriptor on another line.
+            copy::prefetch_for_read(self.descriptors.address_of(word.wrapping_add(4)));
             // For writing, because the status byte is mostly on the header's
             // line (Linux' struct virtblk_req).
             memory.prefetch_for_write(address, hint);
