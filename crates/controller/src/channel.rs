@@ -191,14 +191,23 @@ impl FunctionChannel {
     }
 
     /// Starts the first `count` requests of `batch`, which neither limits nor others'
-    /// shares hold back: the first `translated` of them are on their detours already.
-    fn start_all(&mut self, batch: &mut Batch, translated: usize, count: usize) {
-        let others = count.saturating_sub(translated);
+    /// shares hold back.
+    fn start_all(&mut self, batch: &mut Batch, count: usize) {
+        let translated = self.translate_front(batch.get_mut(..count).unwrap_or_default());
+        self.sent_on(translated);
+        self.start_behind(batch, translated, count);
+    }
+
+    /// The same when the first `translated` of them are on their detours already.
+    fn start_behind(&mut self, batch: &mut Batch, translated: usize, count: usize) {
         self.outgoing.extend(batch.drain(..translated));
-        let multiplexer = Rc::clone(&self.multiplexer);
-        let multiplexer = &mut *multiplexer.borrow_mut();
-        for request in batch.drain(..others) {
-            self.start(multiplexer, request);
+        let others = count.saturating_sub(translated);
+        if others > 0 {
+            let multiplexer = Rc::clone(&self.multiplexer);
+            let multiplexer = &mut *multiplexer.borrow_mut();
+            for request in batch.drain(..others) {
+                self.start(multiplexer, request);
+            }
         }
     }
 
@@ -546,7 +555,7 @@ impl FunctionChannel {
         if wanted <= left {
             self.charge(&mut multiplexer, wanted);
             drop(multiplexer);
-            return self.start_all(batch, 0, count);
+            return self.start_all(batch, count);
         }
         let multiplexer = &mut *multiplexer;
         let mut used = 0_i64;
@@ -576,9 +585,7 @@ impl FunctionChannel {
         let multiplexer = Rc::clone(&self.multiplexer);
         let multiplexer = &mut *multiplexer.borrow_mut();
         if self.is_shared() || self.shown > 0 {
-            self.show(multiplexer);
-            multiplexer.shares.completed(completed);
-            multiplexer.shares.look(self.now);
+            self.tell_others(multiplexer, completed);
         }
         if self.has_more_to_start() {
             self.quiescence.enter();
@@ -587,6 +594,13 @@ impl FunctionChannel {
             self.start_queued(multiplexer);
             self.hand_over();
         }
+    }
+
+    /// Tells the shares what is in the store and that so many requests were `completed`, and looks at what others tell.
+    fn tell_others(&mut self, multiplexer: &mut Multiplexer, completed: usize) {
+        self.show(multiplexer);
+        multiplexer.shares.completed(completed);
+        multiplexer.shares.look(self.now);
     }
 
     fn hand_over(&mut self) {
@@ -607,7 +621,7 @@ impl BlockChannel for FunctionChannel {
         self.quiescence.enter();
         let at_once = self.is_unlimited && self.queued.iter().all(VecDeque::is_empty);
         if at_once && !self.is_shared() {
-            self.start_all(batch, 0, count);
+            self.start_all(batch, count);
         } else {
             self.submit_shared(batch, count, at_once);
         }
@@ -619,7 +633,11 @@ impl BlockChannel for FunctionChannel {
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
         self.now = self.now.max(now);
         let before = self.under_way();
-        if before > 0 {
+        if before > 0 && self.tagged == 0 {
+            let already = completed.len();
+            self.stores.physical.poll(now, completed);
+            self.end_detours(0, completed.get_mut(already..).unwrap_or_default());
+        } else if before > 0 {
             self.take_back(now, completed);
         }
         if self.is_shared() || self.shown > 0 || self.has_more_to_start() {
@@ -627,15 +645,17 @@ impl BlockChannel for FunctionChannel {
         }
         self.quiescence.leave();
         completed.append(&mut self.done);
-        self.is_plain = self.is_unlimited && self.tagged == 0 && self.shown == 0 && !self.has_more_to_start();
+        self.is_plain = self.is_unlimited && self.tagged == 0 && !self.has_more_to_start();
     }
 
     /// The plain case in one go, and whatever else there is by [`submit`](Self::submit) and [`poll`](Self::poll).
     fn exchange(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
-        let room = self.depth.saturating_sub(self.detours);
-        if !self.is_plain || self.is_shared() || batch.len() > room {
+        if !self.is_plain || batch.len() > self.depth.saturating_sub(self.detours) {
             self.submit(batch);
             return self.poll(now, completed);
+        }
+        if self.is_shared() || self.shown > 0 {
+            return self.exchange_beside_others(now, batch, completed);
         }
         self.exchange_plain(now, batch, completed);
     }

@@ -3,21 +3,26 @@
 //! Such a request carries what has to be remembered of it, so that neither way takes a look into a table; a batch of them
 //! goes there and, from a store that carries it out at once, comes back in one call.
 
+use std::rc::Rc;
+
 use sidecore_block::{Batch, BlockChannel, BlockRequest, Operation};
 use sidecore_units::Nanos;
 
 use super::FunctionChannel;
+use crate::shares::units;
 
 impl FunctionChannel {
-    /// Sends a batch that fits, and takes back what is done, while all that is under way is on a detour.
+    /// Sends a batch that fits, and takes back what is done, while all that is under way is on a detour. False if that
+    /// was not all there was to do, and [`poll`](BlockChannel::poll) did it.
     #[inline]
-    pub(super) fn exchange_plain(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
+    pub(super) fn exchange_plain(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) -> bool {
         self.quiescence.enter();
         let translated = self.translate_front(batch);
         if translated < batch.len() {
             self.sent_on(translated);
             self.start_rest(batch, translated);
-            return self.poll(now, completed);
+            self.poll(now, completed);
+            return false;
         }
         let already = completed.len();
         self.stores.physical.exchange(now, batch, completed);
@@ -27,6 +32,31 @@ impl FunctionChannel {
             self.start_rest(batch, batch.len());
         }
         self.quiescence.leave();
+        true
+    }
+
+    /// The same while other functions are served here, or from the same store: if the shares have room for all of it.
+    #[inline(never)]
+    pub(super) fn exchange_beside_others(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
+        self.now = self.now.max(now);
+        let multiplexer = Rc::clone(&self.multiplexer);
+        let wanted = batch.iter().map(|request| units(request.len_bytes)).fold(0, i64::saturating_add);
+        if wanted > 0 {
+            let multiplexer = &mut *multiplexer.borrow_mut();
+            if self.allowance(multiplexer).is_ok_and(|allowed| wanted <= allowed) {
+                self.charge(multiplexer, wanted);
+            } else {
+                self.is_plain = false;
+            }
+        }
+        if !self.is_plain {
+            self.submit(batch);
+            return self.poll(now, completed);
+        }
+        let already = completed.len();
+        if self.exchange_plain(now, batch, completed) {
+            self.tell_others(&mut multiplexer.borrow_mut(), completed.len().saturating_sub(already));
+        }
     }
 
     /// What a request is sent on with: what the grace period wants to know of it, and never zero.
@@ -84,7 +114,7 @@ impl FunctionChannel {
     /// comes one that is not simply in the last extent; or the store takes no more.
     #[inline(never)]
     fn start_rest(&mut self, batch: &mut Batch, translated: usize) {
-        self.start_all(batch, translated, batch.len());
+        self.start_behind(batch, translated, batch.len());
         self.hand_over();
         self.is_plain = false;
     }

@@ -194,7 +194,9 @@ impl World {
         let mut batch = Batch::new();
         batch.push(request);
         batch.iter_mut().for_each(|request| request.tag = Some(Tag::from_bits(tag)));
-        if let Some((channel, _)) = self.guests.get_mut(index).and_then(|guest| guest.channels.get_mut(queue)) {
+        if self.random.once_in(2) {
+            self.exchange(index, queue, &mut batch)?;
+        } else if let Some((channel, _)) = self.guests.get_mut(index).and_then(|guest| guest.channels.get_mut(queue)) {
             channel.submit(&mut batch);
         }
         let is_taken = batch.is_empty();
@@ -258,10 +260,20 @@ impl World {
     }
 
     fn poll(&mut self, guest: usize, queue: usize) -> Step {
+        self.exchange(guest, queue, &mut Batch::new())
+    }
+
+    /// Hands a queue what is in `batch`, and deals with what comes back.
+    fn exchange(&mut self, guest: usize, queue: usize, batch: &mut Batch) -> Step {
         self.time = Nanos(self.time.0 + 1 + self.random.below(2000));
+        let only_polls = batch.is_empty() && self.random.once_in(2);
         let mut completed = Batch::new();
         if let Some((channel, _)) = self.guests.get_mut(guest).and_then(|guest| guest.channels.get_mut(queue)) {
-            channel.poll(self.time, &mut completed);
+            if only_polls {
+                channel.poll(self.time, &mut completed);
+            } else {
+                channel.exchange(self.time, batch, &mut completed);
+            }
         }
         let tags: Vec<_> = completed.iter_mut().map(|request| request.tag.take().map(Tag::into_bits)).collect();
         for (request, tag) in completed.iter().zip(tags) {
