@@ -8,7 +8,7 @@ use sidecore_sim::controller::{Bug, Options, Outcome, run};
 use sidecore_sim::run_many;
 
 /// More than enough for `CUT_POINTS`.
-const SEEDS: u64 = 12;
+const SEEDS: u64 = 24;
 /// What must have been tried, to say something.
 const CUT_POINTS: u64 = 3_000;
 /// Histories in which every neglected duty shows.
