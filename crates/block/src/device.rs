@@ -124,8 +124,8 @@ pub trait BlockChannel {
     /// Appends what has completed by `now`.
     fn poll(&mut self, now: Nanos, completed: &mut Batch);
 
-    /// [`submit`](Self::submit), if there is anything in `batch`, and [`poll`](Self::poll) in one: what a queue does in
-    /// each turn. A store that carries requests out at once needs no list of what it has to hand back.
+    /// [`submit`](Self::submit), unless `batch` is empty, and [`poll`](Self::poll) in one call, as each turn of a queue
+    /// needs them. A store that carries requests out at once completes them here without a list of its own.
     fn exchange(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
         if !batch.is_empty() {
             self.submit(batch);

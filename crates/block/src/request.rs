@@ -84,13 +84,13 @@ impl Drop for Tag {
     }
 }
 
-/// What a stage remembers of a request that it sent on to another offset. It lies in the request, so that the way back
-/// takes no look into a table.
+/// State of a stage that redirects a request to another offset. It lies in the request, so that its completion needs
+/// no look into a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Detour {
-    /// The stage's own word; zero if no stage has sent the request on.
+    /// The stage's own word; zero if no stage has redirected the request.
     mark: u32,
-    /// The offset that it came with.
+    /// The offset before the redirection.
     from_bytes: u64,
 }
 
@@ -110,7 +110,7 @@ pub struct BlockRequest {
     pub tag: Option<Tag>,
     /// A word of the front end's own; stores and stages leave it alone.
     pub private: u64,
-    /// Where a stage has sent it on from; see [`BlockRequest::send_on`].
+    /// Set by [`BlockRequest::send_on`], cleared by [`BlockRequest::come_back`].
     pub detour: Detour,
     /// How it ended. Set by the store before `poll` hands the request back.
     pub result: Result<(), BlockError>,
@@ -136,8 +136,8 @@ impl BlockRequest {
         })
     }
 
-    /// Sends it on to `offset_bytes`, until [`come_back`](Self::come_back). False, and nothing done, if another stage has
-    /// sent it on already, or `mark` is zero: such a request goes with a tag of the stage's own.
+    /// Redirects the request to `offset_bytes`, until [`come_back`](Self::come_back). Returns false and changes nothing
+    /// if another stage has redirected it already, or if `mark` is zero: such a request needs a tag of the stage's own.
     #[inline]
     pub fn send_on(&mut self, offset_bytes: u64, mark: u32) -> bool {
         if self.detour.mark != 0 || mark == 0 {
@@ -148,15 +148,15 @@ impl BlockRequest {
         true
     }
 
-    /// Whether a stage has sent it on and not taken it back.
+    /// Whether a stage has redirected the request and not yet taken it back.
     #[must_use]
     #[inline]
     pub const fn is_on_detour(&self) -> bool {
         self.detour.mark != 0
     }
 
-    /// Ends a detour: the offset is again the one that it came with. Returns the mark that it was sent on with; zero, and
-    /// nothing done, if it was not.
+    /// Ends a detour: restores the offset from before. Returns the mark given to [`send_on`](Self::send_on); zero, with
+    /// nothing changed, if the request is on no detour.
     #[inline]
     pub fn come_back(&mut self) -> u32 {
         let Detour { mark, from_bytes } = self.detour;

@@ -79,12 +79,12 @@ pub(crate) struct FunctionChannel {
     outgoing: Outgoing,
     /// Requests on a detour, of the outgoing and of those in the store.
     detours: usize,
-    /// Those that have tags of ours: parts of requests, and what takes no detour.
+    /// Requests with tags of the channel: parts, flushes, and those that go through the filesystem.
     tagged: usize,
-    /// As many of both as the shares know of.
+    /// The number of both that the shares were told.
     shown: usize,
-    /// All that is under way is on a detour, nothing waits, and nothing limits the function: what is to be done for
-    /// other cases needs no look.
+    /// Every request in flight is on a detour, none is queued, and the function has no limits: the fast path needs no
+    /// further checks.
     is_plain: bool,
     /// Why requests are queued that limits do not hold up, as the shares know it.
     held: Option<Held>,
@@ -648,7 +648,7 @@ impl BlockChannel for FunctionChannel {
         self.is_plain = self.is_unlimited && self.tagged == 0 && !self.has_more_to_start();
     }
 
-    /// The plain case in one go, and whatever else there is by [`submit`](Self::submit) and [`poll`](Self::poll).
+    /// The fast path if it applies, else [`submit`](Self::submit) and [`poll`](Self::poll).
     fn exchange(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
         if !self.is_plain || batch.len() > self.depth.saturating_sub(self.detours) {
             self.submit(batch);

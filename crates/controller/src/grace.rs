@@ -141,7 +141,7 @@ impl Quiescence {
         }
     }
 
-    /// So much I/O was translated in this epoch, and so much completed, of this epoch's and of that before it.
+    /// Accounts for `began` requests of the present epoch, and for completions `since` it was seen and from `before`.
     #[inline]
     pub(crate) fn exchanged(&mut self, began: usize, since: usize, before: usize) {
         self.since = self.since.saturating_add(began).saturating_sub(since);

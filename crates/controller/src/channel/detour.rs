@@ -1,7 +1,7 @@
-//! Requests that go to the store as they are, but to another offset: nearly all.
+//! The fast path: whole requests in the queue's last extent, which only need another offset.
 //!
-//! Such a request carries what has to be remembered of it, so that neither way takes a look into a table; a batch of them
-//! goes there and, from a store that carries it out at once, comes back in one call.
+//! Such a request carries its own state (`Detour`), so that neither direction looks into a table. A store that carries
+//! requests out at once returns the batch from the same call.
 
 use std::rc::Rc;
 
@@ -12,8 +12,8 @@ use super::FunctionChannel;
 use crate::shares::units;
 
 impl FunctionChannel {
-    /// Sends a batch that fits, and takes back what is done, while all that is under way is on a detour. False if that
-    /// was not all there was to do, and [`poll`](BlockChannel::poll) did it.
+    /// Exchanges a batch that fits the depth while every request in flight is on a detour. Returns false if a request
+    /// needed the slow path, in which case [`poll`](BlockChannel::poll) has run already.
     #[inline]
     pub(super) fn exchange_plain(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) -> bool {
         self.quiescence.enter();
@@ -28,14 +28,16 @@ impl FunctionChannel {
         self.stores.physical.exchange(now, batch, completed);
         self.end_detours(translated, completed.get_mut(already..).unwrap_or_default());
         if !batch.is_empty() {
-            // A translated request stays here, or it would be translated again.
+            // The store is full. Translated requests stay in this channel: the front end would offer them again, and
+            // they would be translated twice.
             self.start_rest(batch, batch.len());
         }
         self.quiescence.leave();
         true
     }
 
-    /// The same while other functions are served here, or from the same store: if the shares have room for all of it.
+    /// [`exchange_plain`](Self::exchange_plain) while other functions share the sidecore or the store, if the shares
+    /// admit the whole batch.
     #[inline(never)]
     pub(super) fn exchange_beside_others(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
         self.now = self.now.max(now);
@@ -59,14 +61,14 @@ impl FunctionChannel {
         }
     }
 
-    /// What a request is sent on with: what the grace period wants to know of it, and never zero.
+    /// The mark of requests translated now: one plus the parity of the present epoch, so never zero.
     #[inline]
     pub(super) fn mark(&self) -> u32 {
         1_u32.wrapping_add(self.quiescence.parity().into())
     }
 
-    /// Sends requests from the front on to where they lie, up to the first that does not simply lie in the last extent;
-    /// how many there were. They are not accounted for yet.
+    /// Redirects requests from the front on, up to the first that is not a whole request in the last extent. Returns
+    /// their number; the caller accounts for them with [`sent_on`](Self::sent_on).
     #[inline]
     pub(super) fn translate_front(&self, requests: &mut [Box<BlockRequest>]) -> usize {
         if !self.last_bytes.is_valid(&self.function.root) {
@@ -90,14 +92,14 @@ impl FunctionChannel {
         count
     }
 
-    /// So many requests were sent on.
+    /// Accounts for `count` requests that were redirected.
     #[inline]
     pub(super) fn sent_on(&mut self, count: usize) {
         self.quiescence.began(count);
         self.detours = self.detours.wrapping_add(count);
     }
 
-    /// Takes requests back that were on detours, and accounts for those that were `sent_on` in the same breath.
+    /// Ends the detours of `returned`, and accounts for them and for those `sent_on` in the same call.
     #[inline]
     pub(super) fn end_detours(&mut self, sent_on: usize, returned: &mut [Box<BlockRequest>]) {
         let count = returned.len();
@@ -110,8 +112,8 @@ impl FunctionChannel {
         self.quiescence.exchanged(sent_on, since, count.wrapping_sub(since));
     }
 
-    /// Starts what a batch of the plain kind has left: behind `translated` requests that are on their detours already
-    /// comes one that is not simply in the last extent; or the store takes no more.
+    /// Starts the rest of a batch on the slow path: the first `translated` requests are on their detours already; the
+    /// next one is not in the last extent, or the store is full.
     #[inline(never)]
     fn start_rest(&mut self, batch: &mut Batch, translated: usize) {
         self.start_behind(batch, translated, batch.len());
