@@ -14,7 +14,7 @@ use crate::cores::Partner;
 
 /// Size of a function's volume.
 const VOLUME_BYTES: u64 = 64 << 20;
-/// What a controller needs for itself, and more.
+/// Space for a controller's metadata and reserve, with a margin.
 const SPARE_BYTES: u64 = 32 << 20;
 const PIECE_BYTES: u64 = 1 << 20;
 
@@ -26,7 +26,7 @@ pub(super) struct Arrangement {
     _controllers: Vec<Arc<Controller>>,
 }
 
-/// What came of a run.
+/// The result of a run.
 pub(super) struct Run {
     /// Requests of both functions.
     pub(super) per_s: f64,
@@ -63,7 +63,7 @@ impl Arrangement {
         Ok(Run { per_s, waited_share: runs[0].1.max(runs[1].1) })
     }
 
-    /// What a sidecore serves.
+    /// The queues that a sidecore serves.
     fn queues(&self, case: Case, sidecore: usize) -> Vec<Queues> {
         let here = |function: usize| match case.placement {
             Placement::Apart | Placement::Resting if function != sidecore => 0,

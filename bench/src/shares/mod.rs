@@ -1,4 +1,4 @@
-//! The experiment `shares`: what weights cost where nothing is short.
+//! The experiment `shares`: the cost of weights where nothing is short.
 //!
 //! Two functions are served by two sidecores from stores in memory, as fast as the sidecores can. If both belong to one
 //! controller, the sidecores account for them and look at each other's accounts; if each has a controller of its own, no

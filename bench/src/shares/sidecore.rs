@@ -26,7 +26,7 @@ pub(super) struct Queues {
     pub(super) rests: bool,
 }
 
-/// What a sidecore does in a run.
+/// The load of a sidecore in a run.
 pub(super) struct Work {
     pub(super) queues: Vec<Queues>,
     /// Size of each request.

@@ -40,7 +40,7 @@ pub(crate) fn is_worker() -> Result<bool> {
     Ok(true)
 }
 
-/// What a worker has made for the time that it runs.
+/// Things that a worker creates and removes again at its end.
 enum Made {
     Volume(String),
     Directory(PathBuf),
@@ -68,7 +68,7 @@ fn say(kind: u8, name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// What a worker has said, as far as it has come.
+/// Reads the messages that a worker has sent so far.
 fn hear(mut from: UnixStream) -> Result<Vec<Made>> {
     from.set_nonblocking(true)?;
     let mut said = Vec::new();

@@ -54,7 +54,7 @@ fn send(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
 }
 
-/// What a command has complained about, once all processes that share its standard error have ended.
+/// The standard error of a command, once all processes that share it have ended.
 fn complaint(child: &mut Child) -> String {
     let mut message = String::new();
     child.stderr.take().unwrap().read_to_string(&mut message).unwrap();

@@ -85,7 +85,7 @@ fn remedy(error: &FormatError) -> &'static str {
     }
 }
 
-/// What formatting gives up.
+/// Losses that the operator accepts when formatting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GiveUp {
     /// Nothing: only a blank store is formatted.

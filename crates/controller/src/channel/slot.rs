@@ -69,7 +69,7 @@ impl Parts {
     }
 }
 
-/// What a request was that went to the store whole, with a tag of ours.
+/// The front end's part of a whole request that went to the store with a tag of the channel.
 #[derive(Clone, Copy, Debug, Default)]
 struct Whole {
     /// The bits of the front end's tag.
