@@ -129,7 +129,7 @@ macro_rules! counters {
             bytes_read,
             bytes_written,
             bytes: bytes_read.saturating_add(bytes_written),
-            latency_ns: $crate::report::Latency::of($stats.latency.counts()),
+            latency_ns: $stats.latency.summary(),
         }
     }};
 }

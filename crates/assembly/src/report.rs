@@ -5,7 +5,6 @@
 
 mod closed;
 mod controller;
-mod latency;
 mod repair;
 
 use serde::{Deserialize, Serialize};
@@ -15,9 +14,8 @@ pub use controller::{
     CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport, SpaceReport,
     TranslationReport, TreeMemoryReport, TreeReport, VolumeReport,
 };
-pub use latency::Latency;
 pub use repair::{LossReport, RepairReport, RivalsReport};
-pub use sidecore_reactor::LatencyCounts;
+pub use sidecore_telemetry::{Latency, LatencyCounts};
 
 /// All counters, read without stopping anything: two of them may be a few requests apart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -192,7 +190,7 @@ impl QueueCounters {
         for (sum, count) in pairs {
             *sum = sum.saturating_add(count);
         }
-        self.latency_ns.add(&other.latency_ns);
+        self.latency_ns.add(&other.latency_ns.counts());
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_extent::{TranslationCounts, TranslationStats};
-use sidecore_reactor::Counter;
+use sidecore_telemetry::Counter;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {

@@ -1,6 +1,6 @@
 //! What a translation unit counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use sidecore_telemetry::Counter;
 
 /// Counters that one sidecore writes and anybody may read.
 #[derive(Debug, Default)]
@@ -11,21 +11,6 @@ pub struct TranslationStats {
     pub(crate) nodes_visited: Counter,
     pub(crate) holes: Counter,
     pub(crate) pruned: Counter,
-}
-
-/// A counter with one writer: no atomic addition is needed.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    #[inline]
-    pub(crate) fn add(&self, count: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
-    }
-
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 /// The counters at one moment.

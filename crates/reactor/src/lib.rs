@@ -14,7 +14,6 @@
 
 mod contention;
 mod eventfd;
-mod histogram;
 mod idle;
 mod mailbox;
 mod pollable;
@@ -25,11 +24,10 @@ mod stats;
 
 pub use contention::{Contention, CoreChange, CoreSample};
 pub use eventfd::EventFd;
-pub use histogram::{Histogram, LatencyCounts, LatencySummary};
 pub use idle::IdleMode;
 pub use mailbox::{Closed, Mail, Mailbox, Post, mailbox};
 pub use pollable::{Arm, Pollable, PollableId, Polled};
 pub use reactor::{GLANCE_INTERVAL, PATIENCE, Reactor, Turn, YIELD};
 pub use signal::{MakeSignal, Signal};
 pub use sleeper::{Sleeper, WakeKey};
-pub use stats::{Counter, ReactorStats};
+pub use stats::ReactorStats;

@@ -1,6 +1,6 @@
 //! What a sidecore counts about itself.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use sidecore_telemetry::Counter;
 
 /// Counters that the reactor alone writes and anybody may read.
 #[derive(Debug, Default)]
@@ -22,23 +22,4 @@ pub struct ReactorStats {
     pub yields: Counter,
     /// Messages delivered.
     pub mails: Counter,
-}
-
-/// A counter with one writer: adding is a plain load and store, not a locked
-/// instruction.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    /// Adds `count`. Only the owning sidecore may call it.
-    #[inline]
-    pub fn add(&self, count: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
-    }
-
-    /// The count so far.
-    #[must_use]
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
 }

@@ -27,4 +27,3 @@ mod device;
 pub mod features;
 
 pub use device::{ConfigError, QueueResources, StartError, VirtioDevice};
-pub use sidecore_reactor::{Histogram, LatencySummary};

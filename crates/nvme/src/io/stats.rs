@@ -1,6 +1,6 @@
 //! What a queue counts.
 
-use sidecore_reactor::{Counter, Histogram};
+use sidecore_telemetry::{Counter, Histogram};
 
 /// One completion queue's counters, with those of the submission queues that complete into it. Its sidecore alone
 /// writes them; anybody may read.

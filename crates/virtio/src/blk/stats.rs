@@ -1,8 +1,6 @@
 //! What a queue counts.
 
-use sidecore_reactor::Counter;
-
-use crate::Histogram;
+use sidecore_telemetry::{Counter, Histogram};
 
 /// One queue's counters. Its sidecore alone writes them; anybody may read.
 ///
