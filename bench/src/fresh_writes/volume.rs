@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Operation, RamStore, Tag};
 use sidecore_controller::{Answered, Controller, ControllerOptions, FunctionOptions, VirtualFunction};
+use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 use sidecore_volume::{FormatOptions, HeapMemory, LOG_ENTRY_BYTES, LogPlace};
 
@@ -51,7 +52,7 @@ impl Volume {
         let controller = Controller::open("bench", Arc::new(store), &options, None)?;
         controller.create_volume("v", size_bytes, None)?;
         let function = controller.open_function(&FunctionOptions::new("v"))?;
-        let mut channel = function.open_channel(None, depth)?;
+        let mut channel = function.open_channel(&CoreContext::default(), depth)?;
         let memory = requests::memory(depth as u64 * BLOCK_BYTES)?;
         channel.attach_memory(&memory)?;
         let request = |index| requests::request(&memory, Operation::Write, index, BLOCK_BYTES);

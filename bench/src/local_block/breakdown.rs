@@ -18,7 +18,7 @@ use quanta::Clock;
 use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, NullStore};
 use sidecore_driver::{ClientOptions, Loopback};
 use sidecore_memory::RegionHint;
-use sidecore_reactor::{IdleMode, Pollable, Polled};
+use sidecore_reactor::{CoreContext, IdleMode, Pollable, Polled};
 use sidecore_ring::{Chain, DeviceRing, RingState};
 use sidecore_units::{Nanos, Sector};
 use sidecore_virtio::QueueResources;
@@ -158,7 +158,7 @@ fn serve(
 ) -> Result<Vec<Seen>> {
     let depth = usize::from(resources.layout.size);
     let fresh = RingState::fresh(resources.layout.format);
-    let inner = NullStore::new(device.geometry()).open_channel(None, depth)?;
+    let inner = NullStore::new(device.geometry()).open_channel(&CoreContext::default(), depth)?;
     let stamps = Rc::new(Stamps::default());
     let channel = Box::new(Stamped { inner, clock: clock.clone(), stamps: Rc::clone(&stamps) });
     let mut queue = BlkQueue::new(device, 0, resources, fresh, channel, IdleMode::Poll, sidecore_linux::peer_event)?;

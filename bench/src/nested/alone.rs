@@ -12,6 +12,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use sidecore_block::{Batch, BlockDevice, BlockRequest, Operation, Tag};
 use sidecore_linux::{FileOptions, FileStore};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
+use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
 use crate::cores::Partner;
@@ -33,7 +34,7 @@ impl Alone {
         // As the clients have: the buffers of the largest requests in flight.
         let memory = memory(64 << 20)?;
         let alone = Self { store, memory };
-        let mut channel = alone.store.open_channel(None, 1)?;
+        let mut channel = alone.store.open_channel(&CoreContext::default(), 1)?;
         let write = Request { operation: Operation::Write, bytes: 1 << 20, slot: 0 };
         for offset_bytes in (0..bytes).step_by(1 << 20) {
             let mut request = write.make(&alone.memory)?;
@@ -76,7 +77,7 @@ impl Request {
 
 fn load(store: &FileStore, memory: &GuestMemory, work: &Work) -> Result<Sample> {
     let operation = if work.write { Operation::Write } else { Operation::Read };
-    let mut channel = store.open_channel(None, usize::from(work.depth))?;
+    let mut channel = store.open_channel(&CoreContext::default(), usize::from(work.depth))?;
     channel.attach_memory(memory)?;
     let mut places = Places::new(work.blocks);
     let bytes = u64::from(work.bytes);

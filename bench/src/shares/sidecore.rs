@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use sidecore_block::{Batch, BlockChannel, BlockDevice, Operation, Tag};
 use sidecore_controller::VirtualFunction;
+use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
 use crate::load::Places;
@@ -64,10 +65,10 @@ pub(super) fn serve(work: &Work) -> Result<(u64, f64)> {
 }
 
 fn open(work: &Work) -> Result<Vec<Queue>> {
-    let mut queues = Vec::new();
+    let (core, mut queues) = (CoreContext::default(), Vec::new());
     for of in &work.queues {
         for number in 0..of.count {
-            let mut channel = of.function.open_channel(None, work.depth)?;
+            let mut channel = of.function.open_channel(&core, work.depth)?;
             let memory = requests::memory(work.depth as u64 * work.bytes)?;
             channel.attach_memory(&memory)?;
             let count = if of.rests { 0 } else { work.depth as u64 };

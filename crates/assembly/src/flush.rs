@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use sidecore_block::{Batch, BlockDevice, BlockRequest, Operation, Tag};
 use sidecore_linux::Clock;
+use sidecore_reactor::CoreContext;
 
 /// Longer than any disk takes for a flush that it will ever finish.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -26,7 +27,7 @@ pub(crate) fn flush(name: &str, device: &dyn BlockDevice) -> bool {
 /// # Errors
 /// The store's, or it took longer than any disk does.
 pub(crate) fn flush_and_wait(device: &dyn BlockDevice) -> io::Result<()> {
-    let mut channel = device.open_channel(None, 1)?;
+    let mut channel = device.open_channel(&CoreContext::default(), 1)?;
     let mut request = BlockRequest::blank(0);
     request.operation = Operation::Flush;
     request.tag = Some(Tag::from_bits(0));

@@ -165,10 +165,10 @@ impl VirtioDevice for ServedBlk {
             return refuse("it is running already".to_owned());
         }
         let Some(store) = self.store().clone() else { return refuse("the device is gone".to_owned()) };
-        let (device, idle, cpu) = (Arc::clone(&self.device), self.idle, queue.sidecore.cpu());
+        let (device, idle) = (Arc::clone(&self.device), self.idle);
         let started = queue.sidecore.ask(move |reactor| {
             let io_error = |error| StartError::Io { index, error };
-            let channel = store.open_channel(cpu, usize::from(size)).map_err(io_error)?;
+            let channel = store.open_channel(reactor.context(), usize::from(size)).map_err(io_error)?;
             let queue = BlkQueue::new(&device, index, resources, state, channel, idle, peer_event)?;
             reactor.add(crate::queue::Queue::VirtioBlk(Box::new(queue))).map_err(io_error)
         });

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use sidecore_linux::core_time::ThreadTime;
 use sidecore_linux::{Clock, EpollSleeper, cpu};
-use sidecore_reactor::{Closed, Mailbox, Post, Reactor, ReactorStats, mailbox};
+use sidecore_reactor::{Closed, CoreContext, Mailbox, Post, Reactor, ReactorStats, mailbox};
 use sidecore_units::{CoreId, Nanos};
 
 use crate::AssemblyError;
@@ -259,7 +259,7 @@ fn set_up(spec: &SidecoreSpec, mailbox: Mailbox<Queue, EpollSleeper>) -> Result<
     let failed = |error| AssemblyError::Sidecore { name: spec.name.clone(), error };
     // Delays and timeouts are in microseconds, and the kernel's usual slack is fifty of them.
     cpu::set_timer_slack(Nanos(1)).map_err(failed)?;
-    Reactor::new(EpollSleeper::new().map_err(failed)?, mailbox).map_err(failed)
+    Reactor::new(CoreContext::new(spec.cpu), EpollSleeper::new().map_err(failed)?, mailbox).map_err(failed)
 }
 
 fn poll(name: &str, mut reactor: DiskReactor, clock: &Clock, stop: &AtomicBool) {

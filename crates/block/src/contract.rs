@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
+use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
 use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Tag};
@@ -161,7 +162,7 @@ impl Harness {
     #[must_use]
     pub fn new(device: &Arc<dyn BlockDevice>, depth: usize) -> Self {
         let memory = guest_memory();
-        let mut channel = device.open_channel(None, depth).unwrap();
+        let mut channel = device.open_channel(&CoreContext::default(), depth).unwrap();
         channel.attach_memory(&memory).unwrap();
         Self {
             geometry: device.geometry(),

@@ -9,7 +9,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use sidecore_memory::GuestMemory;
-use sidecore_units::{CoreId, Nanos};
+use sidecore_reactor::CoreContext;
+use sidecore_units::Nanos;
 
 use crate::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry};
 
@@ -37,7 +38,7 @@ impl BlockDevice for DelayStore {
         self.inner.geometry()
     }
 
-    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         Ok(Box::new(DelayChannel {
             inner: self.inner.open_channel(core, depth)?,
             delay: self.delay,
@@ -132,7 +133,7 @@ mod tests {
 
     fn channel(depth: usize) -> Box<dyn BlockChannel> {
         let null = Arc::new(NullStore::new(Geometry::new(1 << 20, 512)));
-        DelayStore::new(null, Nanos(100)).open_channel(None, depth).unwrap()
+        DelayStore::new(null, Nanos(100)).open_channel(&CoreContext::default(), depth).unwrap()
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use sidecore_memory::GuestMemory;
-use sidecore_units::{CoreId, Nanos};
+use sidecore_reactor::CoreContext;
+use sidecore_units::Nanos;
 
 use crate::{Batch, BoundsError};
 
@@ -70,13 +71,12 @@ pub trait BlockDevice: Send + Sync {
     /// What it looks like.
     fn geometry(&self) -> Geometry;
 
-    /// Opens a path to it for one queue served by the sidecore on `core`
-    /// (`None` if that sidecore is not pinned), with at most `depth` requests
-    /// in flight. Called on the sidecore's own thread.
+    /// Opens a path to it for one queue, with at most `depth` requests in flight. Called on the
+    /// thread of the sidecore that serves the queue; `core` is what that sidecore's units share.
     ///
     /// # Errors
     /// The kernel refuses what the channel needs.
-    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>>;
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>>;
 
     /// Makes sure that writes to these bytes find space, without changing what they hold:
     /// a file with holes gets blocks there. The call waits for the kernel. The default

@@ -24,7 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sidecore_memory::GuestMemory;
-use sidecore_units::{CoreId, Nanos};
+use sidecore_reactor::CoreContext;
+use sidecore_units::Nanos;
 
 use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation};
 
@@ -118,7 +119,7 @@ impl BlockDevice for FaultStore {
         self.inner.geometry()
     }
 
-    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         let inner = self.inner.open_channel(core, depth)?;
         let channel = self.channels_opened.fetch_add(1, Ordering::Relaxed);
         let random = Random(self.plan.seed.wrapping_add(channel.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
@@ -266,7 +267,7 @@ mod tests {
     fn results(rules: Vec<FaultRule>, operation: Operation, count: u64) -> Vec<Result<(), BlockError>> {
         let null = Arc::new(NullStore::new(Geometry::new(1 << 30, 512)));
         let store = FaultStore::new(null, FaultPlan { seed: 42, rules });
-        let mut channel = store.open_channel(None, 1).unwrap();
+        let mut channel = store.open_channel(&CoreContext::default(), 1).unwrap();
         let mut completed = Batch::new();
         for sector in 0..count {
             let mut request = BlockRequest::blank(0);

@@ -2,7 +2,8 @@
 
 use std::io;
 
-use sidecore_units::{CoreId, Nanos};
+use sidecore_reactor::CoreContext;
+use sidecore_units::Nanos;
 
 use crate::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry};
 
@@ -27,7 +28,7 @@ impl BlockDevice for NullStore {
         Geometry { discard_zeroes: false, ..self.geometry }
     }
 
-    fn open_channel(&self, _core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+    fn open_channel(&self, _core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         Ok(Box::new(NullChannel { depth, done: Batch::with_capacity(depth) }))
     }
 }

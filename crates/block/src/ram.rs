@@ -5,7 +5,8 @@ use std::io;
 use std::sync::Arc;
 
 use sidecore_memory::{Arena, PageKind, Part};
-use sidecore_units::{CoreId, Nanos};
+use sidecore_reactor::CoreContext;
+use sidecore_units::Nanos;
 
 use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation};
 
@@ -44,7 +45,7 @@ impl BlockDevice for RamStore {
         self.geometry
     }
 
-    fn open_channel(&self, _core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+    fn open_channel(&self, _core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         Ok(Box::new(RamChannel {
             arena: Arc::clone(&self.arena),
             read_only: self.geometry.read_only,

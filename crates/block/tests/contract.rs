@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sidecore_block::{
     BlockDevice, DelayStore, FaultPlan, FaultStore, Geometry, NullStore, RamStore, Tag, contract, dropped_tags,
 };
+use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
 const GEOMETRY: Geometry = Geometry::new(4 << 20, 512);
@@ -45,7 +46,7 @@ fn ram_serves_small_requests_while_a_large_one_is_under_way() {
     let (at, cut) = (0x10_0000, 699_900);
     harness.poke(at, &bytes);
     let pieces = [(at, cut), (at + cut, (1 << 20) - cut)];
-    let mut channel = device.open_channel(None, 8).unwrap();
+    let mut channel = device.open_channel(&CoreContext::default(), 8).unwrap();
     let mut large = harness.request(sidecore_block::Operation::Write, 4096, &pieces);
     large.private = 1;
     let mut small = harness.range_request(sidecore_block::Operation::Discard, 0, 4096);

@@ -8,6 +8,7 @@ use sidecore_block::{
     RamStore, When,
 };
 use sidecore_counting_alloc::{CountingAllocator, allocations};
+use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
 #[global_allocator]
@@ -21,7 +22,7 @@ const ADDRESS: u64 = 0x1_0000_0000;
 /// allocation.
 fn check(device: &dyn BlockDevice) {
     let memory = guest_memory();
-    let mut channel = device.open_channel(None, DEPTH).unwrap();
+    let mut channel = device.open_channel(&CoreContext::default(), DEPTH).unwrap();
     channel.attach_memory(&memory).unwrap();
     let mut batch: Batch = (0..DEPTH as u64)
         .map(|index| match index % 8 {

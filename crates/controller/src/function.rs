@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 
 use sidecore_block::{BlockChannel, BlockDevice, Geometry};
 use sidecore_extent::{FunctionId, TreeRoot};
-use sidecore_units::CoreId;
+use sidecore_reactor::CoreContext;
 
 use crate::channel::{FunctionChannel, Stores};
 use crate::grace::Epochs;
@@ -185,8 +185,8 @@ impl BlockDevice for VirtualFunction {
         Geometry { capacity_bytes: capacity_bytes.unwrap_or(0), ..self.function.geometry }
     }
 
-    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
-        let multiplexer = Multiplexer::of_this_thread(&self.ports);
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        let multiplexer = Multiplexer::of_core(core, &self.ports);
         let below = depth.saturating_add(Multiplexer::PARTS);
         let physical = self.ports.store.open_channel(core, below)?;
         let through = self.function.through.as_ref().map(|file| file.open_channel(core, below)).transpose()?;

@@ -18,8 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use sidecore_block::{BlockChannel, BlockDevice, BlockError, Geometry};
 use sidecore_extent::{BlockRange, Content, Extent, ExtentTree, FunctionId, NodeMemory, Retired};
-use sidecore_reactor::EventFd;
-use sidecore_units::CoreId;
+use sidecore_reactor::{CoreContext, EventFd};
 
 use crate::controller::next_controller;
 use crate::function::{Function, Path, Ports, VirtualFunction, VolumeState};
@@ -243,7 +242,7 @@ impl BlockDevice for HostFunction {
         self.function.geometry()
     }
 
-    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         self.function.open_channel(core, depth)
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use sidecore_block::{Batch, BlockRequest};
 use sidecore_extent::TranslationUnit;
+use sidecore_reactor::CoreContext;
 
 use crate::function::Ports;
 use crate::shares::{StoreShares, Turns};
@@ -25,38 +26,33 @@ pub(crate) struct Multiplexer {
     pub(crate) parts: Batch,
 }
 
-thread_local! {
-    /// This sidecore's multiplexers, by controller. They live as long as the
-    /// channels that use them.
-    static MULTIPLEXERS: RefCell<Vec<(u64, Weak<RefCell<Multiplexer>>)>> = const { RefCell::new(Vec::new()) };
-
-    static TURNS: Rc<Turns> = Rc::default();
-}
+/// A sidecore's multiplexers, by controller. They live as long as the channels that use them.
+#[derive(Default)]
+struct Multiplexers(RefCell<Vec<(u64, Weak<RefCell<Multiplexer>>)>>);
 
 impl Multiplexer {
     /// How many parts of split requests may be under way on one sidecore.
     pub(crate) const PARTS: usize = 64;
 
-    /// The multiplexer of the controller on the calling thread, made if it is the
-    /// first channel here.
-    pub(crate) fn of_this_thread(ports: &Ports) -> Rc<RefCell<Self>> {
-        MULTIPLEXERS.with_borrow_mut(|multiplexers| {
-            multiplexers.retain(|(_, multiplexer)| multiplexer.strong_count() > 0);
-            let found = multiplexers.iter().find(|(controller, _)| *controller == ports.controller);
-            if let Some(multiplexer) = found.and_then(|(_, multiplexer)| multiplexer.upgrade()) {
-                return multiplexer;
-            }
-            let unit = TranslationUnit::new(Arc::clone(&ports.memory), ports.btlb_entries);
-            ports.units.add(unit.stats());
-            let multiplexer = Rc::new(RefCell::new(Self {
-                unit,
-                shares: StoreShares::new(&ports.boards),
-                turns: TURNS.with(Rc::clone),
-                parts: (0..Self::PARTS).map(|_| BlockRequest::blank(PART_SEGMENTS)).collect(),
-            }));
-            multiplexers.push((ports.controller, Rc::downgrade(&multiplexer)));
-            multiplexer
-        })
+    /// The controller's multiplexer on this sidecore. The first channel makes it.
+    pub(crate) fn of_core(core: &CoreContext, ports: &Ports) -> Rc<RefCell<Self>> {
+        let multiplexers = core.shared::<Multiplexers>();
+        let mut multiplexers = multiplexers.0.borrow_mut();
+        multiplexers.retain(|(_, multiplexer)| multiplexer.strong_count() > 0);
+        let found = multiplexers.iter().find(|(controller, _)| *controller == ports.controller);
+        if let Some(multiplexer) = found.and_then(|(_, multiplexer)| multiplexer.upgrade()) {
+            return multiplexer;
+        }
+        let unit = TranslationUnit::new(Arc::clone(&ports.memory), ports.btlb_entries);
+        ports.units.add(unit.stats());
+        let multiplexer = Rc::new(RefCell::new(Self {
+            unit,
+            shares: StoreShares::new(&ports.boards),
+            turns: core.shared(),
+            parts: (0..Self::PARTS).map(|_| BlockRequest::blank(PART_SEGMENTS)).collect(),
+        }));
+        multiplexers.push((ports.controller, Rc::downgrade(&multiplexer)));
+        multiplexer
     }
 
     /// Gives a part's box back, and lets go of the guest's memory.

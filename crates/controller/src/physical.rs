@@ -10,6 +10,7 @@ use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Operation, Tag};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
+use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 use sidecore_volume::Disk;
 
@@ -47,7 +48,7 @@ impl PhysicalDisk {
             file_offset_bytes: 0,
         };
         let buffer = GuestMemory::map(vec![region]).map_err(io::Error::other)?;
-        let mut channel = store.open_channel(None, 1)?;
+        let mut channel = store.open_channel(&CoreContext::default(), 1)?;
         channel.attach_memory(&buffer)?;
         let geometry = store.geometry();
         Ok(Self {

@@ -7,7 +7,8 @@ use std::io;
 use std::sync::Arc;
 
 use sidecore_block::{Batch, BlockChannel, BlockDevice, Geometry, Operation, RamStore};
-use sidecore_units::{CoreId, Nanos};
+use sidecore_reactor::CoreContext;
+use sidecore_units::Nanos;
 
 const MIB: u64 = 1 << 20;
 const BLOCK_BYTES: u64 = 1024;
@@ -23,7 +24,7 @@ impl BlockDevice for Narrow {
         self.0.geometry()
     }
 
-    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         Ok(Box::new(NarrowChannel(self.0.open_channel(core, depth)?)))
     }
 }

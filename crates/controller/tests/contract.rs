@@ -25,7 +25,7 @@ impl BlockDevice for Served {
 
     fn open_channel(
         &self,
-        core: Option<sidecore_units::CoreId>,
+        core: &sidecore_reactor::CoreContext,
         depth: usize,
     ) -> std::io::Result<Box<dyn sidecore_block::BlockChannel>> {
         self.function.open_channel(core, depth)

@@ -7,6 +7,7 @@ use sidecore_block::contract::{guest_memory, request};
 use sidecore_block::{Batch, BlockDevice, Operation, Tag};
 use sidecore_controller::{FunctionOptions, Limit, Limits};
 use sidecore_counting_alloc::{CountingAllocator, allocations};
+use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
 #[global_allocator]
@@ -18,9 +19,9 @@ const ADDRESS: u64 = 0x1_0000_0000;
 
 /// Carries out 100,000 requests after a warm-up, and sees no allocation on this
 /// thread.
-fn check(function: &dyn BlockDevice) {
+fn check(core: &CoreContext, function: &dyn BlockDevice) {
     let memory = guest_memory();
-    let mut channel = function.open_channel(None, DEPTH).unwrap();
+    let mut channel = function.open_channel(core, DEPTH).unwrap();
     channel.attach_memory(&memory).unwrap();
     let mut batch: Batch = (0..DEPTH as u64)
         .map(|index| match index % 8 {
@@ -103,24 +104,24 @@ impl Flush for sidecore_block::contract::Harness {
 #[test]
 fn whole_requests() {
     let controller = volume(false);
-    check(&*common::function(&controller, "v"));
+    check(&CoreContext::default(), &*common::function(&controller, "v"));
 }
 
 #[test]
 fn requests_in_parts() {
     let controller = volume(true);
-    check(&*common::function(&controller, "v"));
+    check(&CoreContext::default(), &*common::function(&controller, "v"));
 }
 
 #[test]
 fn with_limits_and_weights() {
-    let controller = volume(true);
+    let (core, controller) = (CoreContext::default(), volume(true));
     let limit = Some(Limit { per_s: 3_000_000, burst: 1_000 });
     let bytes = Some(Limit { per_s: 1 << 40, burst: 1 << 30 });
     let limits = Limits { read_iops: limit, write_iops: limit, read_bytes_per_s: bytes, write_bytes_per_s: bytes };
     let other = controller.open_function(&FunctionOptions { weight: 1000, ..FunctionOptions::new("v") }).unwrap();
     // It wants nothing, but it is there: from here on, shares are counted.
-    let _queue = other.open_channel(None, DEPTH).unwrap();
+    let _queue = other.open_channel(&core, DEPTH).unwrap();
     let options = FunctionOptions { limits, weight: 50, ..FunctionOptions::new("v") };
-    check(&*controller.open_function(&options).unwrap());
+    check(&core, &*controller.open_function(&options).unwrap());
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sidecore_block::{BlockDevice, Geometry, RamStore};
 use sidecore_driver::{BlkQueue, ClientOptions, Completion, Loopback, Notify, Operation, Piece, Slot, Status};
-use sidecore_reactor::{EventFd, IdleMode, Pollable};
+use sidecore_reactor::{CoreContext, EventFd, IdleMode, Pollable};
 use sidecore_ring::{RingFormat, RingState};
 use sidecore_units::{Nanos, Sector};
 use sidecore_virtio::QueueResources;
@@ -33,7 +33,7 @@ impl Pair {
             call: Some(call),
             err: Some(error),
         };
-        let channel = store.open_channel(None, usize::from(layout.size)).unwrap();
+        let channel = store.open_channel(&CoreContext::default(), usize::from(layout.size)).unwrap();
         let fresh = RingState::fresh(layout.format);
         let device =
             blk::BlkQueue::new(&device, 0, resources, fresh, channel, IdleMode::Poll, EventFd::peer_signal).unwrap();

@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sidecore_block::{BlockChannel, BlockDevice, Geometry};
-use sidecore_units::CoreId;
+use sidecore_reactor::CoreContext;
 
 pub use error::FileError;
 
@@ -124,7 +124,7 @@ impl BlockDevice for FileStore {
         self.target.geometry
     }
 
-    fn open_channel(&self, _core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+    fn open_channel(&self, _core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         Ok(Box::new(FileChannel::open(Arc::clone(&self.target), depth)?))
     }
 

@@ -7,6 +7,7 @@ use sidecore_block::contract::{guest_memory, request};
 use sidecore_block::{Batch, BlockDevice, Operation};
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_linux::{Clock, FileOptions, FileStore, peer_event};
+use sidecore_reactor::CoreContext;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -18,7 +19,7 @@ const ADDRESS: u64 = 0x1_0000_0000;
 fn allocations_in(device: &Arc<dyn BlockDevice>, total: usize) -> u64 {
     let memory = guest_memory();
     let clock = Clock::new();
-    let mut channel = device.open_channel(None, DEPTH).unwrap();
+    let mut channel = device.open_channel(&CoreContext::default(), DEPTH).unwrap();
     channel.attach_memory(&memory).unwrap();
     let mut batch: Batch = (0..DEPTH as u64)
         .map(|index| match index % 8 {

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod contention;
+mod context;
 mod eventfd;
 mod idle;
 mod mailbox;
@@ -23,6 +24,7 @@ mod sleeper;
 mod stats;
 
 pub use contention::{Contention, CoreChange, CoreSample};
+pub use context::CoreContext;
 pub use eventfd::EventFd;
 pub use idle::IdleMode;
 pub use mailbox::{Closed, Mail, Mailbox, Post, mailbox};

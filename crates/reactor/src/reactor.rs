@@ -1,11 +1,12 @@
 //! The loop itself.
 
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use sidecore_units::Nanos;
 
-use crate::{Arm, Mailbox, Pollable, PollableId, Polled, ReactorStats, Sleeper, WakeKey};
+use crate::{Arm, CoreContext, Mailbox, Pollable, PollableId, Polled, ReactorStats, Sleeper, WakeKey};
 
 /// How often a sidecore that cannot sleep looks whether an armed pollable was
 /// woken: one system call in this time.
@@ -68,6 +69,7 @@ struct Entry<P> {
 
 /// Owns and polls everything that one sidecore serves.
 pub struct Reactor<P, S> {
+    context: Rc<CoreContext>,
     entries: Vec<Option<Entry<P>>>,
     /// Who is awake, in polling order.
     awake: Vec<usize>,
@@ -89,13 +91,14 @@ pub struct Reactor<P, S> {
 }
 
 impl<P: Pollable, S: Sleeper> Reactor<P, S> {
-    /// A reactor with nothing to poll.
+    /// A reactor with nothing to poll, whose pollables share `context`.
     ///
     /// # Errors
     /// The sleeper cannot watch the mailbox.
-    pub fn new(mut sleeper: S, mailbox: Mailbox<P, S>) -> io::Result<Self> {
+    pub fn new(context: CoreContext, mut sleeper: S, mailbox: Mailbox<P, S>) -> io::Result<Self> {
         sleeper.watch(mailbox.wake_fd(), MAIL_KEY)?;
         Ok(Self {
+            context: Rc::new(context),
             entries: Vec::new(),
             awake: Vec::new(),
             armed_count: 0,
@@ -109,6 +112,12 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
             woken: Vec::with_capacity(64),
             stats: Arc::new(ReactorStats::default()),
         })
+    }
+
+    /// What the pollables here share.
+    #[must_use]
+    pub fn context(&self) -> &Rc<CoreContext> {
+        &self.context
     }
 
     /// The counters, for other threads to read.

@@ -6,10 +6,10 @@ use std::sync::mpsc;
 
 use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, Geometry, Operation, RamStore, dropped_tags};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
-use sidecore_reactor::{Arm, EventFd, IdleMode, Pollable, Polled};
+use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled};
 use sidecore_ring::driver::{Buffer, DriverRing, RawDescriptor, RawRing, RingAreas, flags};
 use sidecore_ring::{RingFormat, RingLayout, RingState};
-use sidecore_units::{CoreId, Nanos};
+use sidecore_units::Nanos;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions, BlkQueue, feature};
 use sidecore_virtio::{QueueResources, StartError, features};
 
@@ -107,7 +107,7 @@ impl Rig {
         };
         let layout_for_driver = RingLayout { indirect: false, ..layout };
         let driver = DriverRing::new(&memory, &layout_for_driver, 2, 4, None).unwrap();
-        let channel = setup.store.open_channel(None, SIZE.into()).unwrap();
+        let channel = setup.store.open_channel(&CoreContext::default(), SIZE.into()).unwrap();
         let state = RingState::fresh(setup.format);
         let queue = BlkQueue::new(&device, 0, resources, state, channel, setup.mode, EventFd::peer_signal).unwrap();
         Self { memory, file, device, queue, driver, layout, kick, call, err, now: 0, answered: 0 }
@@ -392,7 +392,7 @@ impl BlockDevice for SlowStore {
     fn geometry(&self) -> Geometry {
         Geometry { volatile_cache: true, ..Geometry::new(DISK_BYTES, 512) }
     }
-    fn open_channel(&self, _core: Option<CoreId>, _depth: usize) -> std::io::Result<Box<dyn BlockChannel>> {
+    fn open_channel(&self, _core: &CoreContext, _depth: usize) -> std::io::Result<Box<dyn BlockChannel>> {
         Ok(Box::new(SlowDisk { held: vec![], log: self.0.clone(), open: self.1.clone(), error: self.2 }))
     }
 }
@@ -526,7 +526,7 @@ fn a_queue_that_cannot_be_started_says_why() {
             call: None,
             err: None,
         };
-        let channel = store.open_channel(None, size.into()).unwrap();
+        let channel = store.open_channel(&CoreContext::default(), size.into()).unwrap();
         let state = RingState::fresh(RingFormat::Split);
         BlkQueue::new(&device, index, resources, state, channel, IdleMode::Poll, EventFd::peer_signal).err()
     };

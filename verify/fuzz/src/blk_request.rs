@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use sidecore_block::{BlockDevice, Geometry, RamStore, dropped_tags};
 use sidecore_fuzz::{Poker, guest_memory, ring_layout};
 use sidecore_memory::RegionHint;
-use sidecore_reactor::{EventFd, IdleMode, Pollable, Polled};
+use sidecore_reactor::{CoreContext, EventFd, IdleMode, Pollable, Polled};
 use sidecore_ring::RingState;
 use sidecore_units::Nanos;
 use sidecore_virtio::QueueResources;
@@ -40,7 +40,7 @@ fuzz_target!(|input: &[u8]| {
         call: None,
         err: None,
     };
-    let Ok(channel) = store.open_channel(None, layout.size.into()) else { return };
+    let Ok(channel) = store.open_channel(&CoreContext::default(), layout.size.into()) else { return };
     let state = RingState::fresh(layout.format);
     let Ok(mut queue) = BlkQueue::new(&device, 0, resources, state, channel, IdleMode::Poll, EventFd::peer_signal)
     else {

@@ -16,9 +16,9 @@ use sidecore_fuzz::{Input, guest_memory};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_nvme::io::{IoOptions, IoQueue, MakeQueue, QueueRunner, QueueSet, Task};
 use sidecore_nvme::{Command, CompletionQueueSetup, Done, Namespace, QueueHost, StartError, SubmissionQueueSetup};
-use sidecore_reactor::{EventFd, IdleMode, PollableId, Reactor, Sleeper, WakeKey, mailbox};
+use sidecore_reactor::{CoreContext, EventFd, IdleMode, PollableId, Reactor, Sleeper, WakeKey, mailbox};
 use sidecore_ring::nvme::Doorbells;
-use sidecore_units::{CoreId, Nanos};
+use sidecore_units::Nanos;
 
 const COMPLETIONS: u64 = 0;
 const SUBMISSIONS: [u64; 2] = [0x1000, 0x2000];
@@ -54,13 +54,12 @@ thread_local! {
 struct Runner;
 
 impl QueueRunner for Runner {
-    fn core(&self) -> Option<CoreId> {
-        None
-    }
-
     fn start(&self, make: MakeQueue) -> Result<PollableId, StartError> {
-        let queue = make()?;
-        SIDECORE.with_borrow_mut(|sidecore| Ok(sidecore.as_mut().expect("a sidecore").add(queue).expect("watched")))
+        SIDECORE.with_borrow_mut(|sidecore| {
+            let sidecore = sidecore.as_mut().expect("a sidecore");
+            let queue = make(sidecore.context())?;
+            Ok(sidecore.add(queue).expect("watched"))
+        })
     }
 
     fn tell(&self, queue: PollableId, task: Task) {
@@ -163,7 +162,7 @@ fuzz_target!(|input: &[u8]| {
     let delay = Nanos(if setup & 2 == 0 { 0 } else { 2_500 });
     let store = Arc::new(DelayStore::new(Arc::new(ram), delay));
     let (_post, mailbox) = mailbox().expect("a mailbox");
-    SIDECORE.set(Some(Reactor::new(Restless, mailbox).expect("a reactor")));
+    SIDECORE.set(Some(Reactor::new(CoreContext::default(), Restless, mailbox).expect("a reactor")));
     let doorbells = Arc::new(Doorbells::new(2).expect("doorbells"));
     let options = IoOptions {
         name: "fuzz".to_owned(),

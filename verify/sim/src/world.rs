@@ -11,7 +11,7 @@ use sidecore_block::{
     Affected, BlockDevice, DelayStore, Fault, FaultPlan, FaultRule, FaultStore, Geometry, RamStore, When, dropped_tags,
 };
 use sidecore_linux::EpollSleeper;
-use sidecore_reactor::{EventFd, IdleMode, PollableId, Reactor, Sleeper, WakeKey, mailbox};
+use sidecore_reactor::{CoreContext, EventFd, IdleMode, PollableId, Reactor, Sleeper, WakeKey, mailbox};
 use sidecore_ring::RingState;
 use sidecore_units::Nanos;
 use sidecore_virtio::blk::BlkQueue;
@@ -107,7 +107,7 @@ fn start(reactor: &mut Sidecore, random: &mut Random, guest: &Guest, state: Ring
         1 => IdleMode::Adaptive { spin: Nanos(random.below(20_000)) },
         _ => IdleMode::Interrupt,
     };
-    let channel = guest.store.open_channel(None, 16).expect("a channel");
+    let channel = guest.store.open_channel(reactor.context(), 16).expect("a channel");
     let queue = BlkQueue::new(&guest.device, 0, guest.resources(), state, channel, mode, EventFd::peer_signal)
         .expect("a queue");
     Queue::Running(reactor.add(queue).expect("room"))
@@ -146,7 +146,7 @@ pub fn run(seed: u64, guests: usize, requests: u64) -> Outcome {
     let world = Rc::new(RefCell::new(World { now: Nanos(1), random: random.clone(), guests, stopping: 0 }));
     let (_post, mail) = mailbox().expect("a mailbox");
     let sleep = SimulatedSleep { world: Rc::clone(&world), epoll: EpollSleeper::new().expect("an epoll") };
-    let mut reactor: Sidecore = Reactor::new(sleep, mail).expect("a reactor");
+    let mut reactor: Sidecore = Reactor::new(CoreContext::default(), sleep, mail).expect("a reactor");
     let mut outcome = Outcome::default();
     let mut queues: Vec<Queue> = Vec::new();
     for guest in &world.borrow().guests {

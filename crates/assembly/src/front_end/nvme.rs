@@ -16,9 +16,8 @@ use sidecore_nvme::io::{IoOptions, QueueSet};
 use sidecore_nvme::{
     Activity, Attendant, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction, QueueHost, Statistics,
 };
-use sidecore_reactor::IdleMode;
+use sidecore_reactor::{CoreContext, IdleMode};
 use sidecore_ring::nvme::Doorbells;
-use sidecore_units::CoreId;
 use sidecore_vfio_user::{Service, Socket};
 use sidecore_vhost_user::{Access, Disconnect};
 
@@ -374,7 +373,7 @@ impl BlockDevice for ReadOnly {
         Geometry { read_only: true, ..self.0.geometry() }
     }
 
-    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         self.0.open_channel(core, depth)
     }
 

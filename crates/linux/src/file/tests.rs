@@ -8,7 +8,7 @@ use sidecore_block::{
     Affected, Batch, BlockError, BlockRequest, Fault, FaultPlan, FaultRule, FaultStore, Operation, When, dropped_tags,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
-use sidecore_reactor::{Sleeper, WakeKey};
+use sidecore_reactor::{CoreContext, Sleeper, WakeKey};
 use sidecore_units::Nanos;
 use tempfile::TempDir;
 
@@ -415,7 +415,7 @@ fn memory_that_cannot_be_pinned_is_used_as_it_is() {
     file.set_len(4096).unwrap();
     let disk = image(&directory, "disk", MIB);
     std::fs::write(&disk, contract::pattern(5, MIB as usize)).unwrap();
-    let mut channel = open(&disk).open_channel(None, 1).unwrap();
+    let mut channel = open(&disk).open_channel(&CoreContext::default(), 1).unwrap();
     channel.attach_memory(&memory).unwrap();
     let mut completed = Batch::new();
     channel.submit(&mut vec![contract::request(&memory, Operation::Read, 0, &[(0, 4096)])]);
@@ -432,7 +432,7 @@ fn memory_that_cannot_be_pinned_is_used_as_it_is() {
 fn a_sidecore_that_sleeps_in_epoll_is_woken() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(&image(&directory, "disk", MIB));
-    let mut channel = store.open_channel(None, 4).unwrap();
+    let mut channel = store.open_channel(&CoreContext::default(), 4).unwrap();
     let mut sleeper = EpollSleeper::new().unwrap();
     sleeper.watch(channel.wake_fd().unwrap(), WakeKey(1)).unwrap();
     for _ in 0..20 {
@@ -459,7 +459,7 @@ fn a_channel_says_since_when_it_waits_for_the_kernel_through_a_stage_too() {
     let store: Arc<dyn BlockDevice> = Arc::new(open(&image(&directory, "disk", MIB)));
     let stage: Arc<dyn BlockDevice> = Arc::new(FaultStore::new(Arc::clone(&store), FaultPlan::default()));
     for device in [store, stage] {
-        let mut channel = device.open_channel(None, 4).unwrap();
+        let mut channel = device.open_channel(&CoreContext::default(), 4).unwrap();
         assert_eq!(channel.waits_since(), None);
         let flush = |taken_at| {
             let mut flush = BlockRequest::blank(0);
@@ -485,7 +485,7 @@ fn a_channel_dropped_with_requests_in_flight_waits_for_the_kernel() {
     let store = open(&image(&directory, "disk", 16 * MIB));
     let memory = contract::guest_memory();
     for _ in 0..10 {
-        let mut channel = store.open_channel(None, 64).unwrap();
+        let mut channel = store.open_channel(&CoreContext::default(), 64).unwrap();
         channel.attach_memory(&memory).unwrap();
         let requests = (0..64).map(|index| {
             let operation = if index % 8 == 0 { Operation::Flush } else { Operation::Write };

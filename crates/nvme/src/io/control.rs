@@ -171,7 +171,7 @@ impl IoQueue {
         self.rules = Rules::new(None, namespaces);
         if let Some(namespace) = namespace {
             let depth = STEP_COUNT.saturating_mul(STEP_REQUESTS).saturating_add(self.depth as usize);
-            let mut channel = namespace.store.open_channel(self.core, depth)?;
+            let mut channel = namespace.store.open_channel(&self.core, depth)?;
             channel.attach_memory(&self.memory)?;
             if let Some(fd) = channel.wake_fd() {
                 self.wake.watch(fd)?;

@@ -3,14 +3,15 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use sidecore_block::{Batch, BlockChannel, BlockRequest};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
-use sidecore_reactor::{Arm, EventFd, IdleMode, Pollable, Polled, Signal};
+use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled, Signal};
 use sidecore_ring::nvme::Doorbells;
-use sidecore_units::{CoreId, Nanos};
+use sidecore_units::Nanos;
 
 use super::QueueStats;
 use super::command::Rules;
@@ -47,7 +48,6 @@ pub(super) struct Start {
     pub(super) setup: CompletionQueueSetup,
     /// What another process has left of it; `None` for a new one.
     pub(super) from: Option<CompletionQueueState>,
-    pub(super) core: Option<CoreId>,
     pub(super) kick: Arc<EventFd>,
     pub(super) event: Option<Box<dyn Signal>>,
     pub(super) coalescing: Option<Coalescing>,
@@ -60,7 +60,7 @@ pub(super) struct Start {
 pub struct IoQueue {
     pub(super) shared: Arc<Shared>,
     pub(super) id: u16,
-    pub(super) core: Option<CoreId>,
+    pub(super) core: Rc<CoreContext>,
     pub(super) memory: GuestMemory,
     pub(super) hint: RegionHint,
     pub(super) rules: Rules,
@@ -119,8 +119,8 @@ impl IoQueue {
     ///
     /// # Errors
     /// Its memory or the store's channel is unusable, or the kernel has no descriptor for it.
-    pub(super) fn new(start: Start) -> Result<Self, StartError> {
-        let Start { shared, setup, from, core, kick, event, coalescing, namespace, shadow, doorbells } = start;
+    pub(super) fn new(start: Start, core: &Rc<CoreContext>) -> Result<Self, StartError> {
+        let Start { shared, setup, from, kick, event, coalescing, namespace, shadow, doorbells } = start;
         let id = setup.id;
         let io = |error| StartError::Io { id, error };
         let entries = usize::try_from(setup.entries).unwrap_or(usize::MAX);
@@ -132,7 +132,7 @@ impl IoQueue {
         }
         let mut queue = Self {
             id,
-            core,
+            core: Rc::clone(core),
             hint: RegionHint::default(),
             rules: Rules::new(None, shared.options.namespaces),
             channel: None,

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use sidecore_memory::{GuestAddress, GuestMemory};
-use sidecore_reactor::{EventFd, PollableId, Signal};
+use sidecore_reactor::{CoreContext, EventFd, PollableId, Signal};
 use sidecore_ring::nvme::Doorbells;
-use sidecore_units::{CoreId, Nanos};
+use sidecore_units::Nanos;
 
 use super::completions::Coalescing;
 use super::queue::{IoQueue, Start};
@@ -21,16 +22,13 @@ use crate::{
 };
 
 /// Makes a queue, on its sidecore.
-pub type MakeQueue = Box<dyn FnOnce() -> Result<IoQueue, StartError> + Send>;
+pub type MakeQueue = Box<dyn FnOnce(&Rc<CoreContext>) -> Result<IoQueue, StartError> + Send>;
 
 /// Does something to a queue, on its sidecore.
 pub type Task = Box<dyn FnOnce(&mut IoQueue) + Send>;
 
 /// A sidecore as queues see it: a reactor and the way to send it mail.
 pub trait QueueRunner: Send + Sync {
-    /// The CPU that it is pinned to.
-    fn core(&self) -> Option<CoreId>;
-
     /// Makes a queue there and starts to poll it. Waits for that: a turn at most.
     ///
     /// # Errors
@@ -221,7 +219,6 @@ impl QueueSet {
         let vector = setup.vector;
         let start = Start {
             shared: Arc::clone(&self.shared),
-            core: runner.core(),
             kick: Arc::clone(&kick),
             event: self.event(state, vector),
             coalescing: state.coalescing_of(vector),
@@ -231,7 +228,7 @@ impl QueueSet {
             setup,
             from,
         };
-        let pollable = runner.start(Box::new(move || IoQueue::new(start)))?;
+        let pollable = runner.start(Box::new(move |core| IoQueue::new(start, core)))?;
         state.queues.insert(id, Running { runner: index, id: pollable, kick, vector });
         Ok(())
     }

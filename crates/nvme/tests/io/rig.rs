@@ -15,10 +15,10 @@ use sidecore_nvme::{
     Command, CompletionQueueSetup, Done, Namespace, QueueEvent, QueueHost, QueuesState, StartError, Status,
     SubmissionQueueSetup,
 };
-use sidecore_reactor::{EventFd, IdleMode, PollableId, Reactor, Sleeper, Turn, WakeKey, mailbox};
+use sidecore_reactor::{CoreContext, EventFd, IdleMode, PollableId, Reactor, Sleeper, Turn, WakeKey, mailbox};
 use sidecore_ring::driver::nvme::{CompletionRing, SubmissionRing};
 use sidecore_ring::nvme::{Completion, Doorbells};
-use sidecore_units::{CoreId, Nanos};
+use sidecore_units::Nanos;
 
 pub const MEMORY_BYTES: u64 = 32 << 20;
 pub const DISK_BYTES: u64 = 8 << 20;
@@ -72,13 +72,12 @@ thread_local! {
 struct Runner(usize);
 
 impl QueueRunner for Runner {
-    fn core(&self) -> Option<CoreId> {
-        None
-    }
-
     fn start(&self, make: MakeQueue) -> Result<PollableId, StartError> {
-        let queue = make()?;
-        SIDECORES.with_borrow_mut(|sidecores| Ok(sidecores[self.0].add(queue).unwrap()))
+        SIDECORES.with_borrow_mut(|sidecores| {
+            let sidecore = &mut sidecores[self.0];
+            let queue = make(sidecore.context())?;
+            Ok(sidecore.add(queue).unwrap())
+        })
     }
 
     fn tell(&self, queue: PollableId, task: Task) {
@@ -183,7 +182,9 @@ impl Rig {
             let first = sidecores.len();
             for _ in 0..options.sidecores {
                 let (_, mailbox) = mailbox().unwrap();
-                sidecores.push(Reactor::new(Restless(EpollSleeper::new().unwrap()), mailbox).unwrap());
+                sidecores.push(
+                    Reactor::new(CoreContext::default(), Restless(EpollSleeper::new().unwrap()), mailbox).unwrap(),
+                );
             }
             first
         });
@@ -439,7 +440,7 @@ pub fn status(completion: &Completion) -> Status {
 
 /// Flushes a store, in a time of its own.
 pub fn flush(store: &dyn BlockDevice) -> io::Result<()> {
-    let mut channel = store.open_channel(None, 1)?;
+    let mut channel = store.open_channel(&CoreContext::default(), 1)?;
     let mut request = BlockRequest::blank(0);
     request.operation = Operation::Flush;
     request.tag = Some(Tag::from_bits(0));

@@ -8,10 +8,10 @@ use sidecore_linux::{Clock, EpollSleeper};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_nvme::io::{IoOptions, IoQueue, MakeQueue, QueueRunner, QueueSet, Task};
 use sidecore_nvme::{Command, CompletionQueueSetup, Done, QueueHost, StartError, Status, SubmissionQueueSetup};
-use sidecore_reactor::{EventFd, IdleMode, PollableId, Post, Reactor, mailbox};
+use sidecore_reactor::{CoreContext, EventFd, IdleMode, PollableId, Post, Reactor, mailbox};
 use sidecore_ring::driver::nvme::{CompletionRing, SubmissionRing};
 use sidecore_ring::nvme::Doorbells;
-use sidecore_units::{CoreId, Nanos};
+use sidecore_units::Nanos;
 
 use crate::rig::{MEMORY_BYTES, flush, map, memory_file, namespace, op, or, ram, ranged, status};
 
@@ -23,14 +23,11 @@ struct Sidecore {
 }
 
 impl QueueRunner for Sidecore {
-    fn core(&self) -> Option<CoreId> {
-        None
-    }
-
     fn start(&self, make: MakeQueue) -> Result<PollableId, StartError> {
         let (reply, answer) = std::sync::mpsc::sync_channel(1);
         let mail = Box::new(move |reactor: &mut Reactor<IoQueue, EpollSleeper>| {
-            let _ = reply.send(make().map(|queue| reactor.add(queue).unwrap()));
+            let queue = make(reactor.context());
+            let _ = reply.send(queue.map(|queue| reactor.add(queue).unwrap()));
         });
         self.post.send(mail).map_err(|_| StartError::SidecoreGone)?;
         answer.recv().map_err(|_| StartError::SidecoreGone)?
@@ -50,7 +47,7 @@ fn start(stop: &Arc<AtomicBool>) -> (Sidecore, JoinHandle<()>) {
     let stop = Arc::clone(stop);
     let thread = std::thread::spawn(move || {
         let clock = Clock::new();
-        let mut reactor = Reactor::new(EpollSleeper::new().unwrap(), mailbox).unwrap();
+        let mut reactor = Reactor::new(CoreContext::default(), EpollSleeper::new().unwrap(), mailbox).unwrap();
         while !stop.load(Ordering::Relaxed) || !reactor.is_empty() {
             reactor.turn(&mut || clock.now()).unwrap();
             yield_now();

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use super::*;
-use crate::{IdleMode, Mail, mailbox};
+use crate::{CoreContext, IdleMode, Mail, mailbox};
 
 #[derive(Default)]
 struct World {
@@ -131,7 +131,7 @@ impl Bench {
     fn new() -> Self {
         let world = Rc::new(World::default());
         let (post, mailbox) = mailbox().unwrap();
-        let reactor = Reactor::new(Script(Rc::clone(&world)), mailbox).unwrap();
+        let reactor = Reactor::new(CoreContext::default(), Script(Rc::clone(&world)), mailbox).unwrap();
         Self { world, reactor, post }
     }
     fn turn(&mut self, passes_ns: u64) -> Turn {

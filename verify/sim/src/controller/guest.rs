@@ -103,7 +103,7 @@ impl World {
         let mut channels = Vec::new();
         for _ in 0..=self.random.below(3) {
             let depth = [1, 4, 16][self.random.below(3) as usize];
-            let mut channel = function.open_channel(None, depth).map_err(|error| error.to_string())?;
+            let mut channel = function.open_channel(&self.core, depth).map_err(|error| error.to_string())?;
             channel.attach_memory(&self.requests.memory).map_err(|error| error.to_string())?;
             channels.push((channel, depth));
         }

@@ -4,7 +4,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation};
-use sidecore_units::{CoreId, Nanos};
+use sidecore_reactor::CoreContext;
+use sidecore_units::Nanos;
 use sidecore_volume::Disk;
 
 use super::Bug;
@@ -70,7 +71,7 @@ impl BlockDevice for SimStore {
         Geometry { volatile_cache: true, ..Geometry::new(self.disk.size_bytes(), SECTOR_BYTES as u32) }
     }
 
-    fn open_channel(&self, _core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+    fn open_channel(&self, _core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         Ok(Box::new(Channel { store: self.clone(), depth, under_way: Vec::new() }))
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sidecore_controller::{Controller, ControllerOptions};
+use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 use sidecore_volume::OpenOptions;
 
@@ -64,6 +65,8 @@ pub(super) struct World {
     pub(super) keeping: Keeping,
     pub(super) model: Model,
     pub(super) requests: Requests,
+    /// All guests are on one sidecore.
+    pub(super) core: CoreContext,
     pub(super) guests: Vec<Guest>,
     pub(super) settling: Vec<Settling>,
     pub(super) time: Nanos,
@@ -125,6 +128,7 @@ impl World {
             keeping,
             model: Model::adopt(found, tuning.sectors_per_block() as u64),
             requests: Requests::new()?,
+            core: CoreContext::default(),
             guests: Vec::new(),
             settling: Vec::new(),
             time: Nanos(1),

@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
 use sidecore_block::BlockDevice;
-use sidecore_reactor::{EventFd, IdleMode, Reactor, Sleeper, WakeKey, mailbox};
+use sidecore_reactor::{CoreContext, EventFd, IdleMode, Reactor, Sleeper, WakeKey, mailbox};
 use sidecore_ring::{RingFormat, RingState};
 use sidecore_units::Nanos;
 use sidecore_virtio::blk::BlkQueue;
@@ -108,13 +108,14 @@ impl Sleeper for Sleepless {
 
 fn obey(orders: &Receiver<Order>, answers: &Sender<Answer>) {
     let (_post, mail) = mailbox().expect("a mailbox");
-    let mut reactor: Reactor<BlkQueue, Sleepless> = Reactor::new(Sleepless, mail).expect("a reactor");
+    let mut reactor: Reactor<BlkQueue, Sleepless> =
+        Reactor::new(CoreContext::default(), Sleepless, mail).expect("a reactor");
     let mut guests: Vec<(usize, Greedy)> = Vec::new();
     for order in orders {
         let answer = match order {
             Order::Serve(function, device, depth) => {
                 let mut guest = Greedy::new(&*device, depth);
-                let channel = device.open_channel(None, usize::from(depth) * 4).expect("a channel");
+                let channel = device.open_channel(reactor.context(), usize::from(depth) * 4).expect("a channel");
                 let (resources, fresh) = (guest.resources(), RingState::fresh(RingFormat::Split));
                 let (mode, signal) = (IdleMode::Poll, EventFd::peer_signal);
                 let queue = BlkQueue::new(&guest.device, 0, resources, fresh, channel, mode, signal);

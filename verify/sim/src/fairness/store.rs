@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry};
 use sidecore_memory::GuestMemory;
-use sidecore_units::{CoreId, Nanos};
+use sidecore_reactor::CoreContext;
+use sidecore_units::Nanos;
 
 /// How long a request is in its slot.
 const SERVICE: Nanos = Nanos::from_millis(1);
@@ -39,7 +40,7 @@ impl BlockDevice for SlotStore {
         self.inner.geometry()
     }
 
-    fn open_channel(&self, core: Option<CoreId>, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         let inner = self.inner.open_channel(core, depth)?;
         if !self.begun.load(Ordering::Relaxed) || self.slots.lock().is_ok_and(|slots| slots.is_empty()) {
             return Ok(inner);

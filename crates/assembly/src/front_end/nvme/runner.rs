@@ -5,7 +5,6 @@ use std::sync::Arc;
 use sidecore_nvme::StartError;
 use sidecore_nvme::io::{MakeQueue, QueueRunner, Task};
 use sidecore_reactor::PollableId;
-use sidecore_units::CoreId;
 
 use super::super::LastStart;
 use crate::queue::Queue;
@@ -23,14 +22,10 @@ impl Runner {
 }
 
 impl QueueRunner for Runner {
-    fn core(&self) -> Option<CoreId> {
-        self.sidecore.cpu()
-    }
-
     fn start(&self, make: MakeQueue) -> Result<PollableId, StartError> {
         let counted = self.sidecore.count_queue();
         let started = self.sidecore.ask(move |reactor| {
-            let queue = make()?;
+            let queue = make(reactor.context())?;
             let id = queue.id();
             reactor
                 .add(Queue::Nvme { queue: Box::new(queue), _counted: counted })
