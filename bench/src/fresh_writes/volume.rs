@@ -83,7 +83,7 @@ impl Volume {
                 batch.push(request);
                 sent += 1;
             }
-            self.channel.submit(&mut batch);
+            self.channel.submit(self.now()?, &mut batch);
             done += self.collect()?;
             ensure!(start.elapsed() < PATIENCE, "{done} of {} writes came back", self.writes);
         }
@@ -93,9 +93,13 @@ impl Volume {
         Ok(ns)
     }
 
+    fn now(&self) -> Result<Nanos> {
+        Ok(Nanos(u64::try_from(self.begin.elapsed().as_nanos())?))
+    }
+
     /// Takes back what is done.
     fn collect(&mut self) -> Result<u64> {
-        let now = Nanos(u64::try_from(self.begin.elapsed().as_nanos())?);
+        let now = self.now()?;
         self.channel.poll(now, &mut self.completed);
         let count = self.completed.len() as u64;
         for mut request in self.completed.drain(..) {
@@ -115,7 +119,7 @@ impl Volume {
         let mut batch: Batch = vec![request];
         let start = Instant::now();
         loop {
-            self.channel.submit(&mut batch);
+            self.channel.submit(self.now()?, &mut batch);
             if self.collect()? > 0 {
                 // It is not one of those that write.
                 self.idle.pop();

@@ -9,13 +9,14 @@
 //! numbers.
 
 use std::cell::Cell;
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use quanta::Clock;
-use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, NullStore};
+use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, NullStore, Readiness};
 use sidecore_driver::{ClientOptions, Loopback};
 use sidecore_memory::RegionHint;
 use sidecore_reactor::{CoreContext, IdleMode, Pollable, Polled};
@@ -188,9 +189,9 @@ struct Stamped {
 }
 
 impl BlockChannel for Stamped {
-    fn submit(&mut self, batch: &mut Batch) {
+    fn submit(&mut self, now: Nanos, batch: &mut Batch) {
         self.stamps.submitted.set(self.clock.raw());
-        self.inner.submit(batch);
+        self.inner.submit(now, batch);
     }
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
@@ -200,8 +201,16 @@ impl BlockChannel for Stamped {
         }
     }
 
-    fn in_flight(&self) -> usize {
-        self.inner.in_flight()
+    fn readiness(&self) -> Readiness {
+        self.inner.readiness()
+    }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        self.inner.waits_since()
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wake_fd()
     }
 }
 

@@ -91,9 +91,9 @@ fn load(store: &FileStore, memory: &GuestMemory, work: &Work) -> Result<Sample> 
     let mut completed = Batch::with_capacity(batch.len());
     let start = Instant::now();
     let mut began = start;
-    channel.submit(&mut batch);
+    channel.submit(Nanos::ZERO, &mut batch);
     let mut ended = false;
-    while channel.in_flight() > 0 {
+    while channel.readiness().in_flight > 0 {
         channel.poll(Nanos::ZERO, &mut completed);
         if completed.is_empty() {
             std::hint::spin_loop();
@@ -115,7 +115,7 @@ fn load(store: &FileStore, memory: &GuestMemory, work: &Work) -> Result<Sample> 
                 batch.push(request);
             }
         }
-        channel.submit(&mut batch);
+        channel.submit(Nanos::ZERO, &mut batch);
     }
     let seconds = start.elapsed().as_secs_f64();
     let (p50, p99) = (latency.quantile(0.5), latency.quantile(0.99));
@@ -131,7 +131,7 @@ fn load(store: &FileStore, memory: &GuestMemory, work: &Work) -> Result<Sample> 
 fn run_one(channel: &mut dyn sidecore_block::BlockChannel, request: Box<BlockRequest>) -> Result<()> {
     let (mut batch, mut completed) = (vec![request], Batch::new());
     while completed.is_empty() {
-        channel.submit(&mut batch);
+        channel.submit(Nanos::ZERO, &mut batch);
         channel.poll(Nanos::ZERO, &mut completed);
     }
     for mut request in completed {

@@ -132,7 +132,7 @@ impl Queue {
 fn drain(queues: &mut [Queue]) -> Result<()> {
     let begin = Instant::now();
     let mut completed = Batch::new();
-    while queues.iter().any(|queue| queue.channel.in_flight() > 0) {
+    while queues.iter().any(|queue| queue.channel.readiness().in_flight > 0) {
         ensure!(begin.elapsed() < PATIENCE, "a read does not come back");
         let now = Nanos(u64::try_from((PATIENCE + begin.elapsed()).as_nanos())?);
         for queue in &mut *queues {

@@ -35,8 +35,7 @@ pub(crate) fn flush_and_wait(device: &dyn BlockDevice) -> io::Result<()> {
     let (clock, started) = (Clock::new(), Instant::now());
     let mut result = Ok(());
     loop {
-        channel.submit(&mut batch);
-        channel.poll(clock.now(), &mut completed);
+        channel.exchange(clock.now(), &mut batch, &mut completed);
         if let Some(mut request) = completed.pop() {
             request.tag.take().map(Tag::into_bits);
             return result.and(request.result.map_err(io::Error::other));

@@ -35,7 +35,7 @@ use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAdd
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Tag};
+use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Next, Operation, Readiness, Tag};
 
 /// What is expected of a device.
 #[derive(Clone, Copy, Debug)]
@@ -220,7 +220,7 @@ impl Harness {
             if self.exchanged {
                 self.channel.exchange(now, &mut batch, &mut self.completed);
             } else {
-                self.channel.submit(&mut batch);
+                self.channel.submit(now, &mut batch);
                 let now = self.now();
                 self.channel.poll(now, &mut self.completed);
             }
@@ -235,8 +235,20 @@ impl Harness {
                 self.wait(Duration::from_millis(1));
             }
         }
-        assert_eq!(self.channel.in_flight(), 0, "all came back, yet the channel says some are in flight");
+        assert_eq!(self.in_flight(), 0, "all came back, yet the channel says some are in flight");
         results
+    }
+
+    /// Gives requests to the channel, as many as it takes.
+    pub fn submit(&mut self, batch: &mut Batch) {
+        let now = self.now();
+        self.channel.submit(now, batch);
+    }
+
+    /// Requests in the channel.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.channel.readiness().in_flight
     }
 
     /// Carries out one request.
@@ -250,11 +262,14 @@ impl Harness {
     /// Waits until the channel has something to do, at most `patience`; says
     /// whether it has.
     pub fn wait(&mut self, patience: Duration) -> bool {
-        if let Some(deadline) = self.channel.deadline() {
+        if let Some(deadline) = self.channel.readiness().next.deadline() {
             self.now = self.now().max(deadline);
             return true;
         }
-        let Some(fd) = self.channel.wake_fd() else { return true };
+        let Some(fd) = self.channel.wake_fd() else {
+            assert_eq!(self.in_flight(), 0, "nothing wakes for what is in flight");
+            return true;
+        };
         let timeout = Timespec {
             tv_sec: i64::try_from(patience.as_secs()).unwrap(),
             tv_nsec: i64::from(patience.subsec_nanos()),
@@ -583,16 +598,16 @@ pub fn refuses_to_write(open: Open<'_>, options: &Options) {
 pub fn comes_back_exactly_once(open: Open<'_>, options: &Options) {
     let mut harness = Harness::new(&open(), options.depth);
     let block = harness.block();
-    harness.channel.submit(&mut Batch::new());
+    harness.submit(&mut Batch::new());
     let mut completed = vec![BlockRequest::blank(0)];
     let now = harness.now();
     harness.channel.poll(now, &mut completed);
-    assert_eq!((completed.len(), harness.channel.in_flight()), (1, 0), "nothing was submitted");
+    assert_eq!((completed.len(), harness.in_flight()), (1, 0), "nothing was submitted");
 
     let mut request = harness.request(Operation::Read, block, &[(SCRATCH, block), (SCRATCH + 2 * block, block)]);
     let (taken_at, pieces) = (request.taken_at, request.segments.pieces().len());
     request.result = Err(BlockError::NoSpace);
-    harness.channel.submit(&mut vec![request]);
+    harness.submit(&mut vec![request]);
     let start = Instant::now();
     while completed.len() < 2 {
         assert!(start.elapsed() < PATIENCE, "the request never came back");
@@ -651,10 +666,10 @@ pub fn leaves_what_does_not_fit(open: Open<'_>, options: &Options) {
     let mut batch: Batch = requests.collect();
     let addresses = |batch: &Batch| -> Vec<_> { batch.iter().map(|request| std::ptr::from_ref(&**request)).collect() };
     let offered = addresses(&batch);
-    harness.channel.submit(&mut batch);
+    harness.submit(&mut batch);
     assert_eq!(addresses(&batch), offered[options.depth..], "a channel takes exactly its depth, from the front");
-    assert_eq!(harness.channel.in_flight(), options.depth);
-    harness.channel.submit(&mut batch);
+    assert_eq!(harness.in_flight(), options.depth);
+    harness.submit(&mut batch);
     assert_eq!(batch.len(), surplus, "a full channel takes nothing");
     // What came back makes room again.
     let mut completed = Batch::new();
@@ -664,7 +679,7 @@ pub fn leaves_what_does_not_fit(open: Open<'_>, options: &Options) {
         harness.wait(Duration::from_millis(1));
         let now = harness.now();
         harness.channel.poll(now, &mut completed);
-        harness.channel.submit(&mut batch);
+        harness.submit(&mut batch);
     }
     assert!(batch.is_empty());
     retire(completed);
@@ -677,10 +692,10 @@ pub fn drains(open: Open<'_>, options: &Options) {
     let requests =
         (0..options.depth as u64).map(|index| harness.request(Operation::Read, index * block, &[(SCRATCH, block)]));
     let mut batch: Batch = requests.collect();
-    harness.channel.submit(&mut batch);
+    harness.submit(&mut batch);
     let mut completed = Batch::new();
     let start = Instant::now();
-    while harness.channel.in_flight() > 0 {
+    while harness.in_flight() > 0 {
         assert!(start.elapsed() < PATIENCE, "the channel does not drain");
         harness.wait(Duration::from_millis(1));
         let now = harness.now();
@@ -689,7 +704,8 @@ pub fn drains(open: Open<'_>, options: &Options) {
     assert_eq!(completed.len(), options.depth, "drained, yet not all came back");
     harness.channel.poll(Nanos::MAX, &mut completed);
     assert_eq!(completed.len(), options.depth, "a request came back twice");
-    assert_eq!(harness.channel.deadline(), None, "nothing is in flight, yet there is a deadline");
+    let idle = Readiness { in_flight: 0, next: Next::OnWake };
+    assert_eq!(harness.channel.readiness(), idle, "nothing is in flight");
     retire(completed);
 }
 
@@ -700,10 +716,10 @@ pub fn keeps_channels_apart(open: Open<'_>, options: &Options) {
     let mut other = Harness::new(&device, options.depth);
     let block = one.block();
     let request = one.request(Operation::Read, 0, &[(SCRATCH, block)]);
-    one.channel.submit(&mut vec![request]);
+    one.submit(&mut vec![request]);
     let flush = other.range_request(Operation::Flush, 0, 0);
     assert_eq!(other.run_one(flush), Ok(()));
-    assert_eq!((one.channel.in_flight(), other.channel.in_flight()), (1, 0));
+    assert_eq!((one.in_flight(), other.in_flight()), (1, 0));
     let mut completed = Batch::new();
     let start = Instant::now();
     while completed.is_empty() {
@@ -725,7 +741,7 @@ pub fn wakes_when_something_is_done(open: Open<'_>, options: &Options) {
             0 => harness.request(Operation::Read, 0, &[(SCRATCH, block)]),
             _ => harness.range_request(Operation::Flush, 0, 0),
         };
-        harness.channel.submit(&mut vec![request]);
+        harness.submit(&mut vec![request]);
         let mut completed = Batch::new();
         let start = Instant::now();
         while completed.is_empty() {

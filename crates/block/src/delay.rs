@@ -12,7 +12,7 @@ use sidecore_memory::GuestMemory;
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use crate::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry};
+use crate::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Next, Readiness};
 
 /// Gives each request to the device below `delay` after its submission.
 ///
@@ -45,7 +45,6 @@ impl BlockDevice for DelayStore {
             depth,
             waiting: VecDeque::with_capacity(depth),
             due: Batch::with_capacity(depth),
-            polled_at: Nanos::ZERO,
         }))
     }
 
@@ -70,7 +69,6 @@ struct DelayChannel {
     waiting: VecDeque<(Nanos, Box<BlockRequest>)>,
     /// What the device below did not have room for.
     due: Batch,
-    polled_at: Nanos,
 }
 
 impl BlockChannel for DelayChannel {
@@ -78,39 +76,34 @@ impl BlockChannel for DelayChannel {
         self.inner.attach_memory(memory)
     }
 
-    fn submit(&mut self, batch: &mut Batch) {
-        let room = self.depth.saturating_sub(self.in_flight());
+    fn submit(&mut self, now: Nanos, batch: &mut Batch) {
+        let room = self.depth.saturating_sub(self.readiness().in_flight);
         for request in batch.drain(..room.min(batch.len())) {
-            let due = request.taken_at.max(self.polled_at).after(self.delay);
+            let due = request.taken_at.max(now).after(self.delay);
             self.waiting.push_back((due, request));
         }
     }
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
-        self.polled_at = now;
         let count = self.waiting.iter().take_while(|(due, _)| *due <= now).count();
         self.due.extend(self.waiting.drain(..count).map(|(_, request)| request));
         if !self.due.is_empty() {
-            self.inner.submit(&mut self.due);
+            self.inner.submit(now, &mut self.due);
         }
         self.inner.poll(now, completed);
     }
 
-    fn in_flight(&self) -> usize {
-        self.waiting.len().saturating_add(self.due.len()).saturating_add(self.inner.in_flight())
-    }
-
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.wake_fd()
-    }
-
-    fn deadline(&self) -> Option<Nanos> {
-        let ours = self.waiting.front().map(|(due, _)| *due);
-        ours.into_iter().chain(self.inner.deadline()).min()
+    fn readiness(&self) -> Readiness {
+        let next = self.waiting.front().map_or(Next::OnWake, |(due, _)| Next::At(*due));
+        self.inner.readiness().behind(self.waiting.len().saturating_add(self.due.len()), next)
     }
 
     fn waits_since(&self) -> Option<Nanos> {
         self.inner.waits_since()
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wake_fd()
     }
 }
 
@@ -140,27 +133,26 @@ mod tests {
     fn a_request_comes_back_at_its_time_and_not_before() {
         let mut channel = channel(4);
         let mut completed = Batch::new();
-        assert_eq!(channel.deadline(), None);
-        channel.submit(&mut vec![request(Nanos(1_000)), request(Nanos(1_050))]);
-        assert_eq!(channel.deadline(), Some(Nanos(1_100)));
+        assert_eq!(channel.readiness().next, Next::OnWake);
+        channel.submit(Nanos::ZERO, &mut vec![request(Nanos(1_000)), request(Nanos(1_050))]);
+        assert_eq!(channel.readiness().next, Next::At(Nanos(1_100)));
         channel.poll(Nanos(1_099), &mut completed);
         assert!(completed.is_empty());
         channel.poll(Nanos(1_100), &mut completed);
         assert_eq!(tags(&mut completed), [1_000]);
-        assert_eq!(channel.deadline(), Some(Nanos(1_150)));
-        assert_eq!(channel.in_flight(), 1);
+        assert_eq!(channel.readiness().next, Next::At(Nanos(1_150)));
+        assert_eq!(channel.readiness().in_flight, 1);
         channel.poll(Nanos(9_000), &mut completed);
         assert_eq!(tags(&mut completed), [1_050]);
-        assert_eq!(channel.deadline(), None);
+        assert_eq!(channel.readiness().next, Next::OnWake);
     }
 
     #[test]
-    fn without_a_time_of_its_own_a_request_counts_from_the_last_poll() {
+    fn without_a_time_of_its_own_a_request_counts_from_its_submission() {
         let mut channel = channel(4);
         let mut completed = Batch::new();
-        channel.poll(Nanos(5_000), &mut completed);
-        channel.submit(&mut vec![request(Nanos::ZERO)]);
-        assert_eq!(channel.deadline(), Some(Nanos(5_100)));
+        channel.submit(Nanos(5_000), &mut vec![request(Nanos::ZERO)]);
+        assert_eq!(channel.readiness().next, Next::At(Nanos(5_100)));
         channel.poll(Nanos(5_100), &mut completed);
         assert_eq!(tags(&mut completed), [0]);
     }
@@ -169,8 +161,8 @@ mod tests {
     fn waiting_requests_count_against_the_depth() {
         let mut channel = channel(2);
         let mut batch = vec![request(Nanos(1)), request(Nanos(2)), request(Nanos(3))];
-        channel.submit(&mut batch);
-        assert_eq!((channel.in_flight(), tags(&mut batch)), (2, vec![3]));
+        channel.submit(Nanos::ZERO, &mut batch);
+        assert_eq!((channel.readiness().in_flight, tags(&mut batch)), (2, vec![3]));
         let mut completed = Batch::new();
         channel.poll(Nanos::MAX, &mut completed);
         assert_eq!(tags(&mut completed), [1, 2]);

@@ -116,10 +116,10 @@ pub trait BlockChannel {
         Ok(())
     }
 
-    /// Takes requests from the front of `batch`, in order, as many as it has
-    /// room for; what is left there did not fit, and is offered again after
-    /// the next `poll`. A channel always takes as many as its depth allows.
-    fn submit(&mut self, batch: &mut Batch);
+    /// Takes requests from the front of `batch`, in order, as many as it has room for at `now`; the
+    /// rest did not fit, and is offered again after the next `poll`. A channel always takes as many
+    /// as its depth allows.
+    fn submit(&mut self, now: Nanos, batch: &mut Batch);
 
     /// Appends what has completed by `now`.
     fn poll(&mut self, now: Nanos, completed: &mut Batch);
@@ -128,30 +128,67 @@ pub trait BlockChannel {
     /// needs them. A store that carries requests out at once completes them here without a list of its own.
     fn exchange(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
         if !batch.is_empty() {
-            self.submit(batch);
+            self.submit(now, batch);
         }
         self.poll(now, completed);
     }
 
-    /// How many requests were submitted and not yet handed back.
-    fn in_flight(&self) -> usize;
+    /// What is in flight and when to poll next. Asked when a turn found nothing: constant time.
+    fn readiness(&self) -> Readiness;
 
-    /// A file descriptor that is readable (level-triggered) when `poll` has
-    /// something to hand back; `None` if only submission and time complete
-    /// requests here.
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+    /// When the oldest request was taken that waits for another thread, which needs a CPU: a worker
+    /// of the kernel, or of the daemon. `None` if no request does. Asked about once a millisecond,
+    /// so it may look through all requests.
+    fn waits_since(&self) -> Option<Nanos>;
+
+    /// A file descriptor that is readable (level-triggered) when `poll` has something to hand back.
+    /// `None` if only submission and time complete requests here. It stays the same for the
+    /// channel's life.
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// When a channel makes progress again. The order is that of urgency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Next {
+    /// In each poll: nothing wakes its queue.
+    Now,
+    /// At this time, or when its descriptor wakes the queue.
+    At(Nanos),
+    /// When its descriptor wakes the queue, or more is submitted.
+    OnWake,
+}
+
+impl Next {
+    /// The time until which the queue may sleep; `None` if a descriptor wakes it.
+    #[must_use]
+    pub fn deadline(self) -> Option<Nanos> {
+        match self {
+            Self::Now => Some(Nanos::ZERO),
+            Self::At(at) => Some(at),
+            Self::OnWake => None,
+        }
+    }
+}
+
+/// A channel's answer to [`BlockChannel::readiness`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Readiness {
+    /// Requests that were submitted and not yet handed back.
+    pub in_flight: usize,
+    /// When to poll next. [`Next::OnWake`] with requests in flight promises a descriptor.
+    pub next: Next,
+}
+
+impl Readiness {
+    /// Of a channel that needs to be polled for each of its `in_flight` requests.
+    #[must_use]
+    pub fn polled(in_flight: usize) -> Self {
+        Self { in_flight, next: if in_flight > 0 { Next::Now } else { Next::OnWake } }
     }
 
-    /// When `poll` should be called next though nothing wakes it.
-    fn deadline(&self) -> Option<Nanos> {
-        None
-    }
-
-    /// When the oldest request was taken that waits for others who need a CPU: the
-    /// kernel's workers, or another thread. `None` if there is none. Asked about once
-    /// a millisecond: it may look through all of them.
-    fn waits_since(&self) -> Option<Nanos> {
-        None
+    /// Of this channel and of a stage before it, which holds `in_flight` more requests until `next`.
+    #[must_use]
+    pub fn behind(self, in_flight: usize, next: Next) -> Self {
+        Self { in_flight: self.in_flight.saturating_add(in_flight), next: self.next.min(next) }
     }
 }

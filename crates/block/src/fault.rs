@@ -27,7 +27,7 @@ use sidecore_memory::GuestMemory;
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation};
+use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Next, Operation, Readiness};
 
 /// How a request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,9 +205,9 @@ impl FaultChannel {
         first
     }
 
-    fn pass_on(&mut self) {
+    fn pass_on(&mut self, now: Nanos) {
         if !self.passed.is_empty() {
-            self.inner.submit(&mut self.passed);
+            self.inner.submit(now, &mut self.passed);
         }
     }
 }
@@ -217,8 +217,8 @@ impl BlockChannel for FaultChannel {
         self.inner.attach_memory(memory)
     }
 
-    fn submit(&mut self, batch: &mut Batch) {
-        let room = self.depth.saturating_sub(self.in_flight());
+    fn submit(&mut self, now: Nanos, batch: &mut Batch) {
+        let room = self.depth.saturating_sub(self.readiness().in_flight);
         for mut request in batch.drain(..room.min(batch.len())) {
             let Some(fault) = self.fault_for(&request) else {
                 self.passed.push(request);
@@ -231,30 +231,27 @@ impl BlockChannel for FaultChannel {
             });
             self.failed.push(request);
         }
-        self.pass_on();
+        self.pass_on(now);
     }
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
         completed.append(&mut self.failed);
         self.inner.poll(now, completed);
-        self.pass_on();
+        self.pass_on(now);
     }
 
-    fn in_flight(&self) -> usize {
-        self.failed.len().saturating_add(self.passed.len()).saturating_add(self.inner.in_flight())
-    }
-
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.wake_fd()
-    }
-
-    fn deadline(&self) -> Option<Nanos> {
+    fn readiness(&self) -> Readiness {
         // A failure needs no event to be handed back.
-        if self.failed.is_empty() { self.inner.deadline() } else { Some(Nanos::ZERO) }
+        let next = if self.failed.is_empty() { Next::OnWake } else { Next::Now };
+        self.inner.readiness().behind(self.failed.len().saturating_add(self.passed.len()), next)
     }
 
     fn waits_since(&self) -> Option<Nanos> {
         self.inner.waits_since()
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wake_fd()
     }
 }
 
@@ -275,10 +272,10 @@ mod tests {
             request.offset_bytes = sector * 512;
             request.len_bytes = 512;
             request.tag = Some(Tag::from_bits(sector));
-            channel.submit(&mut vec![request]);
+            channel.submit(Nanos::ZERO, &mut vec![request]);
             channel.poll(Nanos::ZERO, &mut completed);
         }
-        assert_eq!(channel.in_flight(), 0);
+        assert_eq!(channel.readiness().in_flight, 0);
         completed
             .drain(..)
             .enumerate()

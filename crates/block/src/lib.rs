@@ -61,7 +61,7 @@ mod ram;
 mod request;
 
 pub use delay::DelayStore;
-pub use device::{BlockChannel, BlockDevice, Geometry};
+pub use device::{BlockChannel, BlockDevice, Geometry, Next, Readiness};
 pub use error::{BlockError, BoundsError};
 pub use fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 pub use null::NullStore;

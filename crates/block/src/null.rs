@@ -1,11 +1,12 @@
 //! A store that does nothing, at once: what the path itself costs.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use crate::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry};
+use crate::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Readiness};
 
 /// Completes everything and touches nothing: a read leaves the guest's memory
 /// as it is, a write is forgotten.
@@ -39,7 +40,7 @@ struct NullChannel {
 }
 
 impl BlockChannel for NullChannel {
-    fn submit(&mut self, batch: &mut Batch) {
+    fn submit(&mut self, _now: Nanos, batch: &mut Batch) {
         let room = self.depth.saturating_sub(self.done.len()).min(batch.len());
         self.done.extend(batch.drain(..room).map(end));
     }
@@ -56,8 +57,16 @@ impl BlockChannel for NullChannel {
         }
     }
 
-    fn in_flight(&self) -> usize {
-        self.done.len()
+    fn readiness(&self) -> Readiness {
+        Readiness::polled(self.done.len())
+    }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 }
 

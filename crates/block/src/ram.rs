@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use sidecore_memory::{Arena, PageKind, Part};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation};
+use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Readiness};
 
 /// How much of one request is done in one go: some tens of microseconds. A
 /// larger one is continued from poll to poll, and neighbours are served in
@@ -138,7 +139,7 @@ impl RamChannel {
 }
 
 impl BlockChannel for RamChannel {
-    fn submit(&mut self, batch: &mut Batch) {
+    fn submit(&mut self, _now: Nanos, batch: &mut Batch) {
         let mut done = std::mem::take(&mut self.done);
         self.carry_out_all(batch, done.len(), &mut done);
         self.done = done;
@@ -153,17 +154,20 @@ impl BlockChannel for RamChannel {
         if !batch.is_empty() {
             self.carry_out_all(batch, self.done.len(), completed);
         }
-        if self.in_flight() > 0 {
+        if !self.done.is_empty() || !self.large.is_empty() {
             self.poll(now, completed);
         }
     }
 
-    fn in_flight(&self) -> usize {
-        self.done.len().saturating_add(self.large.len())
+    fn readiness(&self) -> Readiness {
+        Readiness::polled(self.done.len().saturating_add(self.large.len()))
     }
 
-    fn deadline(&self) -> Option<Nanos> {
-        // As soon as possible: nothing but polling carries it on.
-        (!self.large.is_empty()).then_some(Nanos::ZERO)
+    fn waits_since(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 }

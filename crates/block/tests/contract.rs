@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use sidecore_block::{
-    BlockDevice, DelayStore, FaultPlan, FaultStore, Geometry, NullStore, RamStore, Tag, contract, dropped_tags,
+    BlockDevice, DelayStore, FaultPlan, FaultStore, Geometry, NullStore, RamStore, Readiness, Tag, contract,
+    dropped_tags,
 };
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
@@ -51,9 +52,9 @@ fn ram_serves_small_requests_while_a_large_one_is_under_way() {
     large.private = 1;
     let mut small = harness.range_request(sidecore_block::Operation::Discard, 0, 4096);
     small.private = 2;
-    channel.submit(&mut vec![large, small]);
+    channel.submit(Nanos::ZERO, &mut vec![large, small]);
     let (mut order, mut polls) = (Vec::new(), 0);
-    while channel.in_flight() > 0 {
+    while channel.readiness().in_flight > 0 {
         assert!(polls < 100);
         polls += 1;
         let mut completed = Vec::new();
@@ -63,7 +64,7 @@ fn ram_serves_small_requests_while_a_large_one_is_under_way() {
             order.push((request.private, polls));
             request.tag.take().map(Tag::into_bits);
         }
-        assert_eq!(channel.deadline().is_some(), channel.in_flight() > 0, "it has to be polled on");
+        assert_eq!(channel.readiness(), Readiness::polled(channel.readiness().in_flight));
     }
     assert_eq!(order, [(2, 1), (1, 4)], "a slice is 256 KiB");
     assert_eq!(harness.load(4096, 1 << 20), bytes);

@@ -40,7 +40,7 @@ fn check(device: &dyn BlockDevice) {
     let mut run = |count: usize| {
         let mut done = 0;
         while done < count {
-            channel.submit(&mut batch);
+            channel.submit(now, &mut batch);
             now = now.after(Nanos(7));
             channel.poll(now, &mut completed);
             done += completed.len();

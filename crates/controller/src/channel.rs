@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 
 use rustix::event::epoll;
-use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Operation, Tag};
+use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, Readiness, Tag};
 use sidecore_extent::{BlockRange, LastBytes, LastExtent, Mapping, Piece};
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::EventFd;
@@ -546,8 +546,6 @@ impl FunctionChannel {
     /// Takes requests of a function that has limits, or shares something with others.
     #[inline(never)]
     fn submit_shared(&mut self, batch: &mut Batch, count: usize, at_once: bool) {
-        let taken_at = batch.first().map_or(Nanos::ZERO, |request| request.taken_at);
-        self.now = self.now.max(taken_at);
         let multiplexer = Rc::clone(&self.multiplexer);
         let mut multiplexer = multiplexer.borrow_mut();
         let mut left = if at_once { self.allowance(&mut multiplexer).unwrap_or(0) } else { 0 };
@@ -603,8 +601,27 @@ impl FunctionChannel {
         multiplexer.shares.look(self.now);
     }
 
+    /// Requests taken and not handed back, wherever they are.
+    fn in_flight(&self) -> usize {
+        let queued = self.queued.iter().map(VecDeque::len).fold(0, usize::saturating_add);
+        queued.saturating_add(self.slots.len()).saturating_add(self.detours).saturating_add(self.done.len())
+    }
+
+    /// When to poll next: what waits here needs a poll, what is limited waits for its time, and the
+    /// rest for the stores or the hypervisor side.
+    fn next(&self) -> Next {
+        if !self.done.is_empty() || !self.outgoing.is_empty() || !self.starved.is_empty() || self.announced > 0 {
+            return Next::Now;
+        }
+        let stores = self.stores.next();
+        if self.queued.iter().all(VecDeque::is_empty) {
+            return stores;
+        }
+        self.throttled_until().map_or(Next::Now, |until| stores.min(Next::At(until)))
+    }
+
     fn hand_over(&mut self) {
-        self.stores.submit(&mut self.outgoing);
+        self.stores.submit(self.now, &mut self.outgoing);
     }
 }
 
@@ -613,7 +630,8 @@ impl BlockChannel for FunctionChannel {
         self.stores.attach_memory(memory)
     }
 
-    fn submit(&mut self, batch: &mut Batch) {
+    fn submit(&mut self, now: Nanos, batch: &mut Batch) {
+        self.now = self.now.max(now);
         let count = self.depth.saturating_sub(self.in_flight()).min(batch.len());
         if count == 0 {
             return;
@@ -651,7 +669,7 @@ impl BlockChannel for FunctionChannel {
     /// The fast path if it applies, else [`submit`](Self::submit) and [`poll`](Self::poll).
     fn exchange(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
         if !self.is_plain || batch.len() > self.depth.saturating_sub(self.detours) {
-            self.submit(batch);
+            self.submit(now, batch);
             return self.poll(now, completed);
         }
         if self.is_shared() || self.shown > 0 {
@@ -660,23 +678,12 @@ impl BlockChannel for FunctionChannel {
         self.exchange_plain(now, batch, completed);
     }
 
-    fn in_flight(&self) -> usize {
-        let queued = self.queued.iter().map(VecDeque::len).fold(0, usize::saturating_add);
-        queued.saturating_add(self.slots.len()).saturating_add(self.detours).saturating_add(self.done.len())
+    fn readiness(&self) -> Readiness {
+        Readiness { in_flight: self.in_flight(), next: self.next() }
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.wake.as_fd())
-    }
-
-    fn deadline(&self) -> Option<Nanos> {
-        let queued = self.queued.iter().any(|queue| !queue.is_empty());
-        let stores = self.stores.deadline();
-        if !self.done.is_empty() || !self.outgoing.is_empty() || !self.starved.is_empty() || self.announced > 0 {
-            return Some(Nanos::ZERO);
-        }
-        let throttled = if queued { Some(self.throttled_until().unwrap_or(Nanos::ZERO)) } else { None };
-        stores.into_iter().chain(throttled).min()
     }
 
     fn waits_since(&self) -> Option<Nanos> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
-use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Operation, Tag};
+use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Next, Operation, Tag};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
@@ -81,11 +81,8 @@ impl PhysicalDisk {
         self.batch.push(request);
         let mut completed = Batch::new();
         loop {
-            if !self.batch.is_empty() {
-                self.channel.submit(&mut self.batch);
-            }
             let now = self.now();
-            self.channel.poll(now, &mut completed);
+            self.channel.exchange(now, &mut self.batch, &mut completed);
             if let Some(mut request) = completed.pop() {
                 request.tag.take().map(Tag::into_bits);
                 let result = request.result;
@@ -99,12 +96,13 @@ impl PhysicalDisk {
     /// Sleeps until the channel may have something: it owns the request until then,
     /// so there is no giving up.
     fn wait(&self) -> io::Result<()> {
-        let timeout = match self.channel.deadline() {
-            Some(deadline) => Duration::from(deadline.since(self.now())),
-            None => Duration::from_secs(1),
+        let timeout = match self.channel.readiness().next {
+            Next::Now => return Ok(()),
+            Next::At(at) => Duration::from(at.since(self.now())),
+            Next::OnWake => Duration::from_secs(1),
         };
         let Some(wake) = self.channel.wake_fd() else {
-            std::thread::sleep(timeout.min(Duration::from_millis(1)));
+            std::thread::sleep(timeout);
             return Ok(());
         };
         let timeout = Timespec {

@@ -4,9 +4,10 @@
 mod common;
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use sidecore_block::{Batch, BlockChannel, BlockDevice, Geometry, Operation, RamStore};
+use sidecore_block::{Batch, BlockChannel, BlockDevice, Geometry, Operation, RamStore, Readiness};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
@@ -30,17 +31,25 @@ impl BlockDevice for Narrow {
 }
 
 impl BlockChannel for NarrowChannel {
-    fn submit(&mut self, batch: &mut Batch) {
+    fn submit(&mut self, now: Nanos, batch: &mut Batch) {
         let mut one: Batch = batch.drain(..batch.len().min(1)).collect();
-        self.0.submit(&mut one);
+        self.0.submit(now, &mut one);
     }
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
         self.0.poll(now, completed);
     }
 
-    fn in_flight(&self) -> usize {
-        self.0.in_flight()
+    fn readiness(&self) -> Readiness {
+        self.0.readiness()
+    }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        self.0.waits_since()
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.wake_fd()
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{function, guest, in_memory, over};
 use sidecore_block::contract::{Harness, pattern};
 use sidecore_block::{
-    Affected, Batch, BlockDevice, BlockError, BlockRequest, Fault, FaultPlan, FaultRule, FaultStore, Geometry,
+    Affected, Batch, BlockDevice, BlockError, BlockRequest, Fault, FaultPlan, FaultRule, FaultStore, Geometry, Next,
     Operation, RamStore, When,
 };
 use sidecore_controller::{
@@ -63,7 +63,7 @@ fn only_the_request_that_misses_waits() {
     // What is mapped has to be looked up first: nobody has done that yet.
     let mut warm = |guest: &mut Harness| {
         let read = guest.request(Operation::Read, 0, &[(0x1_0000_0000, PAGE)]);
-        guest.channel.submit(&mut vec![read]);
+        guest.submit(&mut vec![read]);
         guest.channel.poll(Nanos(1), &mut completed);
         assert!(completed.is_empty());
         assert!(controller.step(&mut disk));
@@ -79,9 +79,9 @@ fn only_the_request_that_misses_waits() {
 
     // The hypervisor side does not answer this one for now.
     let miss = a.request(Operation::Write, MIB, &[(0x1_0000_0000, PAGE)]);
-    a.channel.submit(&mut vec![miss]);
+    a.submit(&mut vec![miss]);
     a.channel.poll(Nanos(4), &mut completed);
-    assert_eq!(a.channel.in_flight(), 1);
+    assert_eq!(a.in_flight(), 1);
     assert!(a.channel.waits_since().is_some() && b.channel.waits_since().is_none(), "it waits for another thread");
     assert_eq!(controller.report().functions[0].stats.stalled, 1);
     assert_eq!((controller.report().functions[0].miss_address, controller.report().functions[0].miss_size), (1024, 4));
@@ -99,7 +99,7 @@ fn only_the_request_that_misses_waits() {
         if guest.geometry.capacity_bytes > 4 * MIB {
             batch.iter_mut().for_each(|request| request.offset_bytes = read_only_place);
         }
-        guest.channel.submit(&mut batch);
+        guest.submit(&mut batch);
         guest.channel.poll(Nanos(5), &mut completed);
         assert_eq!(completed.len(), 2);
         for mut request in completed.drain(..) {
@@ -108,7 +108,7 @@ fn only_the_request_that_misses_waits() {
         }
     }
     // And then it is served: allocated, written, mapped.
-    while a.channel.in_flight() > 0 {
+    while a.in_flight() > 0 {
         controller.step(&mut disk);
         a.channel.poll(Nanos(6), &mut completed);
     }
@@ -136,7 +136,7 @@ fn a_write_that_fails_half_sent_leaves_nothing_behind() {
         let mut now = 0;
         let mut answers = |guest: &mut Harness, pieces: &[(u64, u64)]| {
             let mut writes: Vec<_> = (0..5).map(|at| guest.request(Operation::Write, at * BYTES, pieces)).collect();
-            guest.channel.submit(&mut writes);
+            guest.submit(&mut writes);
             let (mut completed, mut good, mut bad) = (Batch::new(), 0, 0);
             for _ in 0..1000 {
                 now += 1;
@@ -150,7 +150,7 @@ fn a_write_that_fails_half_sent_leaves_nothing_behind() {
                     bad += 1;
                     // The guest tries again, before the hypervisor side has heard of it.
                     let again = guest.request(Operation::Write, request.offset_bytes, &[(0x1_0000_0000, 1024)]);
-                    guest.channel.submit(&mut vec![again]);
+                    guest.submit(&mut vec![again]);
                 }
                 while controller.step(&mut disk) {}
             }
@@ -388,9 +388,9 @@ fn reads_and_writes_are_limited_apart() {
         }
         counts
     };
-    guest.channel.submit(&mut batch);
+    guest.submit(&mut batch);
     assert_eq!(done(&mut guest, start), (8, 4));
-    let next = guest.channel.deadline().unwrap();
+    let next = guest.channel.readiness().next.deadline().unwrap();
     assert_eq!(next, start.after(Nanos::from_millis(10)));
     assert_eq!(done(&mut guest, next), (0, 1));
     assert_eq!(done(&mut guest, start.after(Nanos::from_millis(40))), (0, 3));
@@ -431,7 +431,7 @@ fn until_commit(
     request: Option<Box<BlockRequest>>,
 ) -> Option<Result<(), BlockError>> {
     let mut completed = Batch::new();
-    guest.channel.submit(&mut request.into_iter().collect());
+    guest.submit(&mut request.into_iter().collect());
     for now in 0..100 {
         guest.channel.poll(Nanos(now), &mut completed);
         if let Some(mut request) = completed.pop() {
@@ -554,7 +554,7 @@ fn nothing_keeps_a_sidecore_awake_once_all_is_answered() {
         });
         let requests: Vec<_> = requests.collect();
         assert!(guest.run(requests).iter().all(Result::is_ok));
-        assert_eq!(guest.channel.deadline(), None);
+        assert_eq!(guest.channel.readiness().next, Next::OnWake);
         assert!(!guest.wait(std::time::Duration::ZERO), "round {round}: there is nothing to wake up for");
     }
 }

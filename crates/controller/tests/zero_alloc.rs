@@ -51,14 +51,14 @@ fn check(core: &CoreContext, function: &dyn BlockDevice) {
             for request in &mut batch {
                 request.tag.get_or_insert_with(|| Tag::from_bits(0));
             }
-            channel.submit(&mut batch);
+            channel.submit(now, &mut batch);
             now = now.after(Nanos(1_000));
             channel.poll(now, &mut completed);
             done += completed.len();
             assert!(completed.iter().all(|request| request.result.is_ok()));
             batch.append(&mut completed);
         }
-        while channel.in_flight() > 0 {
+        while channel.readiness().in_flight > 0 {
             now = now.after(Nanos(1_000));
             channel.poll(now, &mut completed);
             batch.append(&mut completed);

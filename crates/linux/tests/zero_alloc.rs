@@ -34,7 +34,7 @@ fn allocations_in(device: &Arc<dyn BlockDevice>, total: usize) -> u64 {
     let mut run = |count: usize| {
         let mut done = 0;
         while done < count {
-            channel.submit(&mut batch);
+            channel.submit(clock.now(), &mut batch);
             channel.poll(clock.now(), &mut completed);
             done += completed.len();
             assert!(completed.iter().all(|request| request.result.is_ok()));
@@ -45,7 +45,7 @@ fn allocations_in(device: &Arc<dyn BlockDevice>, total: usize) -> u64 {
     let before = allocations();
     run(total);
     let during = allocations() - before;
-    while channel.in_flight() > 0 {
+    while channel.readiness().in_flight > 0 {
         channel.poll(clock.now(), &mut completed);
     }
     during

@@ -57,15 +57,11 @@ pub trait Pollable {
     fn on_wake(&mut self);
 
     /// When it must be polled next though nothing wakes it.
-    fn deadline(&self) -> Option<Nanos> {
-        None
-    }
+    fn deadline(&self) -> Option<Nanos>;
 
     /// Since when it has waited for something that others need a CPU for: the
     /// kernel's workers, or another thread. Asked about once a millisecond.
-    fn waits_since(&self) -> Option<Nanos> {
-        None
-    }
+    fn waits_since(&self) -> Option<Nanos>;
 
     /// Ends it after [`Polled::Finished`]: the place to hand its state back.
     fn finish(self);

@@ -1,10 +1,13 @@
 //! A block queue from ring to store and back: every request type, both ring formats, and drivers that lie.
 
+use std::os::fd::BorrowedFd;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, Geometry, Operation, RamStore, dropped_tags};
+use sidecore_block::{
+    Batch, BlockChannel, BlockDevice, BlockError, Geometry, Operation, RamStore, Readiness, dropped_tags,
+};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled};
 use sidecore_ring::driver::{Buffer, DriverRing, RawDescriptor, RawRing, RingAreas, flags};
@@ -398,7 +401,7 @@ impl BlockDevice for SlowStore {
 }
 
 impl BlockChannel for SlowDisk {
-    fn submit(&mut self, batch: &mut Batch) {
+    fn submit(&mut self, _now: Nanos, batch: &mut Batch) {
         for request in batch.iter() {
             self.log.lock().unwrap().push(request.operation);
         }
@@ -412,8 +415,16 @@ impl BlockChannel for SlowDisk {
             }
         }
     }
-    fn in_flight(&self) -> usize {
-        self.held.len()
+    fn readiness(&self) -> Readiness {
+        Readiness::polled(self.held.len())
+    }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 }
 

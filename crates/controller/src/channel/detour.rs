@@ -52,7 +52,7 @@ impl FunctionChannel {
             }
         }
         if !self.is_plain {
-            self.submit(batch);
+            self.submit(now, batch);
             return self.poll(now, completed);
         }
         let already = completed.len();

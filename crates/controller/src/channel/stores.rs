@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::event::epoll;
-use sidecore_block::{Batch, BlockChannel, BlockRequest};
+use sidecore_block::{Batch, BlockChannel, BlockRequest, Next};
 use sidecore_memory::GuestMemory;
 use sidecore_units::Nanos;
 
@@ -73,14 +73,14 @@ impl Stores {
     }
 
     #[inline]
-    pub(super) fn submit(&mut self, outgoing: &mut Outgoing) {
+    pub(super) fn submit(&mut self, now: Nanos, outgoing: &mut Outgoing) {
         if !outgoing.physical.is_empty() {
-            self.physical.submit(&mut outgoing.physical);
+            self.physical.submit(now, &mut outgoing.physical);
         }
         if let Some(through) = &mut self.through
             && !outgoing.through.is_empty()
         {
-            through.submit(&mut outgoing.through);
+            through.submit(now, &mut outgoing.through);
         }
     }
 
@@ -92,13 +92,9 @@ impl Stores {
         }
     }
 
-    /// When one of them must be polled next though nothing wakes it.
-    pub(super) fn deadline(&self) -> Option<Nanos> {
-        let of = |store: &dyn BlockChannel| {
-            let unwoken = store.in_flight() > 0 && store.wake_fd().is_none();
-            store.deadline().or(unwoken.then_some(Nanos::ZERO))
-        };
-        self.all().filter_map(of).min()
+    /// When to poll them next.
+    pub(super) fn next(&self) -> Next {
+        self.all().map(|store| store.readiness().next).min().unwrap_or(Next::OnWake)
     }
 
     /// When the oldest request that one of them waits for was taken.

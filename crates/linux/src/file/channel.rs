@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use io_uring::{opcode, squeue, types};
 use rustix::fs::FallocateFlags;
-use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Operation};
+use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, Readiness};
 use sidecore_memory::GuestMemory;
 use sidecore_units::{Nanos, PAGE_BYTES};
 
@@ -344,9 +344,9 @@ impl BlockChannel for FileChannel {
         Ok(())
     }
 
-    fn submit(&mut self, batch: &mut Batch) {
+    fn submit(&mut self, _now: Nanos, batch: &mut Batch) {
         self.buffers.begin_round();
-        let room = self.requests.depth() - self.in_flight();
+        let room = self.requests.depth() - self.readiness().in_flight;
         for request in batch.drain(..room.min(batch.len())) {
             self.start(request);
         }
@@ -361,21 +361,18 @@ impl BlockChannel for FileChannel {
         completed.append(&mut self.done);
     }
 
-    fn in_flight(&self) -> usize {
-        self.in_kernel() + self.done.len()
-    }
-
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.ring.as_fd())
-    }
-
-    fn deadline(&self) -> Option<Nanos> {
-        // Nothing wakes for what the kernel was never given.
-        (self.stalled || !self.done.is_empty()).then_some(Nanos::ZERO)
+    fn readiness(&self) -> Readiness {
+        // The kernel wakes for nothing that it was not given.
+        let next = if self.stalled || !self.done.is_empty() { Next::Now } else { Next::OnWake };
+        Readiness { in_flight: self.in_kernel() + self.done.len(), next }
     }
 
     fn waits_since(&self) -> Option<Nanos> {
         self.requests.oldest()
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.ring.as_fd())
     }
 }
 

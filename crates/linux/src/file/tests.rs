@@ -418,7 +418,7 @@ fn memory_that_cannot_be_pinned_is_used_as_it_is() {
     let mut channel = open(&disk).open_channel(&CoreContext::default(), 1).unwrap();
     channel.attach_memory(&memory).unwrap();
     let mut completed = Batch::new();
-    channel.submit(&mut vec![contract::request(&memory, Operation::Read, 0, &[(0, 4096)])]);
+    channel.submit(Nanos::ZERO, &mut vec![contract::request(&memory, Operation::Read, 0, &[(0, 4096)])]);
     while completed.is_empty() {
         channel.poll(Nanos::ZERO, &mut completed);
     }
@@ -439,7 +439,7 @@ fn a_sidecore_that_sleeps_in_epoll_is_woken() {
         // A flush goes through a worker thread of the kernel's.
         let mut flush = BlockRequest::blank(0);
         flush.operation = Operation::Flush;
-        channel.submit(&mut vec![flush]);
+        channel.submit(Nanos::ZERO, &mut vec![flush]);
         let (mut woken, mut completed) = (Vec::new(), Batch::new());
         let start = std::time::Instant::now();
         while completed.is_empty() {
@@ -467,7 +467,7 @@ fn a_channel_says_since_when_it_waits_for_the_kernel_through_a_stage_too() {
             flush.taken_at = taken_at;
             flush
         };
-        channel.submit(&mut vec![flush(Nanos(7)), flush(Nanos(5))]);
+        channel.submit(Nanos::ZERO, &mut vec![flush(Nanos(7)), flush(Nanos(5))]);
         // Whatever the kernel has done by now, nothing is back before the next poll.
         assert_eq!(channel.waits_since(), Some(Nanos(5)));
         let mut completed = Batch::new();
@@ -493,8 +493,8 @@ fn a_channel_dropped_with_requests_in_flight_waits_for_the_kernel() {
             contract::request(&memory, operation, index * 65536, &[(ALIGNED, 65536)])
         });
         let mut batch: Vec<Box<BlockRequest>> = requests.collect();
-        channel.submit(&mut batch);
-        assert_eq!(channel.in_flight(), 64);
+        channel.submit(Nanos::ZERO, &mut batch);
+        assert_eq!(channel.readiness().in_flight, 64);
         drop(channel);
     }
 }

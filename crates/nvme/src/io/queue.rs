@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use sidecore_block::{Batch, BlockChannel, BlockRequest};
+use sidecore_block::{Batch, BlockChannel, BlockRequest, Next};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled, Signal};
 use sidecore_ring::nvme::Doorbells;
@@ -212,9 +212,9 @@ impl IoQueue {
         }
     }
 
-    /// Whether the store, or time, wakes this queue for what it has out.
-    fn is_woken_by_store(&self) -> bool {
-        self.channel.as_ref().is_some_and(|channel| channel.wake_fd().is_some() || channel.deadline().is_some())
+    /// When the store is to be polled next.
+    fn store_next(&self) -> Next {
+        self.channel.as_ref().map_or(Next::OnWake, |channel| channel.readiness().next)
     }
 
     /// Whether there is something to take or to post, at another look.
@@ -301,7 +301,7 @@ impl Pollable for IoQueue {
             || self.fused.is_some()
             || !self.waiting.is_empty()
             || (self.out == 0 && !self.steps.held.is_empty())
-            || (self.out > 0 && !self.is_woken_by_store());
+            || self.store_next() == Next::Now;
         if stuck {
             return Arm::CannotSleep;
         }
@@ -336,8 +336,7 @@ impl Pollable for IoQueue {
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        let store = self.channel.as_ref().and_then(|channel| channel.deadline());
-        store.into_iter().chain(self.completions.deadline()).min()
+        self.store_next().deadline().into_iter().chain(self.completions.deadline()).min()
     }
 
     fn waits_since(&self) -> Option<Nanos> {

@@ -444,7 +444,7 @@ pub fn flush(store: &dyn BlockDevice) -> io::Result<()> {
     let mut request = BlockRequest::blank(0);
     request.operation = Operation::Flush;
     request.tag = Some(Tag::from_bits(0));
-    channel.submit(&mut vec![request]);
+    channel.submit(Nanos::ZERO, &mut vec![request]);
     let mut completed = Batch::new();
     for now in 0.. {
         channel.poll(Nanos(now * TURN), &mut completed);

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Operation, Tag};
+use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, Tag};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, EventFd, IdleMode, MakeSignal, Pollable, Polled, Signal};
 use sidecore_ring::{Chain, DeviceRing, RingError, RingState, Token};
@@ -430,8 +430,7 @@ impl Pollable for BlkQueue {
             self.consider_call();
         }
         self.halted |= self.device.is_broken();
-        let woken_by_store = self.channel.wake_fd().is_some() || self.channel.deadline().is_some();
-        if !self.waiting.is_empty() || (self.in_flight() && !woken_by_store) {
+        if !self.waiting.is_empty() || self.channel.readiness().next == Next::Now {
             return Arm::CannotSleep;
         }
         if self.halted {
@@ -475,7 +474,7 @@ impl Pollable for BlkQueue {
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        self.channel.deadline()
+        self.channel.readiness().next.deadline()
     }
 
     fn waits_since(&self) -> Option<Nanos> {

@@ -113,7 +113,7 @@ impl World {
 
     /// A guest stops, if it waits for nothing.
     pub(super) fn detach(&mut self) {
-        let idle = |guest: &Guest| guest.channels.iter().all(|(channel, _)| channel.in_flight() == 0);
+        let idle = |guest: &Guest| guest.channels.iter().all(|(channel, _)| channel.readiness().in_flight == 0);
         let index = self.random.below(self.guests.len().max(1) as u64) as usize;
         if self.guests.get(index).is_some_and(idle) {
             let guest = self.guests.swap_remove(index);
@@ -163,7 +163,7 @@ impl World {
         let Some(guest) = self.guests.get(index) else { return Ok(()) };
         let volume = guest.volume;
         let queue = self.random.below(guest.channels.len() as u64) as usize;
-        if guest.channels.get(queue).is_none_or(|(channel, depth)| channel.in_flight() >= *depth) {
+        if guest.channels.get(queue).is_none_or(|(channel, depth)| channel.readiness().in_flight >= *depth) {
             return self.poll(index, queue);
         }
         if operation == Operation::Flush && self.bug == Some(Bug::FlushesAnswered) {
@@ -197,7 +197,7 @@ impl World {
         if self.random.once_in(2) {
             self.exchange(index, queue, &mut batch)?;
         } else if let Some((channel, _)) = self.guests.get_mut(index).and_then(|guest| guest.channels.get_mut(queue)) {
-            channel.submit(&mut batch);
+            channel.submit(self.time, &mut batch);
         }
         let is_taken = batch.is_empty();
         batch.iter_mut().filter_map(|request| request.tag.take()).for_each(|tag| {

@@ -1,9 +1,10 @@
 //! The store below a controller: it takes its time, does things in another order, and fails now and then.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation};
+use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Readiness};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 use sidecore_volume::Disk;
@@ -153,7 +154,7 @@ impl UnderWay {
 }
 
 impl BlockChannel for Channel {
-    fn submit(&mut self, batch: &mut Batch) {
+    fn submit(&mut self, _now: Nanos, batch: &mut Batch) {
         let room = self.depth.saturating_sub(self.under_way.len()).min(batch.len());
         for request in batch.drain(..room) {
             let mut request = UnderWay { request, done_bytes: 0, is_done: false };
@@ -187,7 +188,15 @@ impl BlockChannel for Channel {
         }
     }
 
-    fn in_flight(&self) -> usize {
-        self.under_way.len()
+    fn readiness(&self) -> Readiness {
+        Readiness::polled(self.under_way.len())
+    }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 }

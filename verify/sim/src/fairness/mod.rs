@@ -16,7 +16,6 @@ mod sidecore;
 mod store;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use sidecore_block::{BlockDevice, Geometry, RamStore};
 use sidecore_controller::{Controller, ControllerOptions, FunctionOptions, PhysicalDisk, VirtualFunction};
@@ -108,10 +107,9 @@ impl Store {
 #[must_use]
 pub fn run(case: &Case, seed: u64) -> Served {
     let mut random = Random::new(seed);
-    let clock = Arc::new(AtomicU64::new(0));
     let ram = Arc::new(RamStore::new(Geometry::new(8 << 20, 512)).expect("8 MiB"));
     let slots = if let Store::Slots(slots) = case.store { slots } else { 0 };
-    let store = Arc::new(SlotStore::new(ram, slots, Arc::clone(&clock)));
+    let store = Arc::new(SlotStore::new(ram, slots));
     let controller = controller(&store);
     let functions = functions(case, &controller);
     // From here on, channels have to wait for a slot.
@@ -142,7 +140,6 @@ pub fn run(case: &Case, seed: u64) -> Served {
         if now >= warm_up.after(measured) {
             break;
         }
-        clock.store(now.0, Ordering::Relaxed);
         next.turn(&mut random);
     }
     let mut queues: Vec<(usize, u64)> = Vec::new();

@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry};
+use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Next, Readiness};
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
@@ -21,13 +22,12 @@ pub(super) struct SlotStore {
     /// When each slot is free.
     slots: Arc<Mutex<BinaryHeap<Reverse<u64>>>>,
     begun: AtomicBool,
-    clock: Arc<AtomicU64>,
 }
 
 impl SlotStore {
-    pub(super) fn new(inner: Arc<dyn BlockDevice>, slots: usize, clock: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(inner: Arc<dyn BlockDevice>, slots: usize) -> Self {
         let slots = Arc::new(Mutex::new((0..slots).map(|_| Reverse(0)).collect()));
-        Self { inner, slots, begun: AtomicBool::new(false), clock }
+        Self { inner, slots, begun: AtomicBool::new(false) }
     }
 
     pub(super) fn begin(&self) {
@@ -45,15 +45,14 @@ impl BlockDevice for SlotStore {
         if !self.begun.load(Ordering::Relaxed) || self.slots.lock().is_ok_and(|slots| slots.is_empty()) {
             return Ok(inner);
         }
-        let (slots, clock) = (Arc::clone(&self.slots), Arc::clone(&self.clock));
-        Ok(Box::new(SlotChannel { inner, slots, clock, depth, in_slots: VecDeque::new() }))
+        let slots = Arc::clone(&self.slots);
+        Ok(Box::new(SlotChannel { inner, slots, depth, in_slots: VecDeque::new() }))
     }
 }
 
 struct SlotChannel {
     inner: Box<dyn BlockChannel>,
     slots: Arc<Mutex<BinaryHeap<Reverse<u64>>>>,
-    clock: Arc<AtomicU64>,
     depth: usize,
     /// With the time of their end; in that order, because slots are given in the order of submission.
     in_slots: VecDeque<(Nanos, Box<BlockRequest>)>,
@@ -64,13 +63,12 @@ impl BlockChannel for SlotChannel {
         self.inner.attach_memory(memory)
     }
 
-    fn submit(&mut self, batch: &mut Batch) {
-        let now = self.clock.load(Ordering::Relaxed);
+    fn submit(&mut self, now: Nanos, batch: &mut Batch) {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let room = self.depth.saturating_sub(self.in_slots.len()).min(batch.len());
         for request in batch.drain(..room) {
             let Reverse(free_at) = slots.pop().expect("there are slots");
-            let end = free_at.max(now) + SERVICE.0;
+            let end = free_at.max(now.0) + SERVICE.0;
             slots.push(Reverse(end));
             self.in_slots.push_back((Nanos(end), request));
         }
@@ -79,15 +77,20 @@ impl BlockChannel for SlotChannel {
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
         let count = self.in_slots.iter().take_while(|(end, _)| *end <= now).count();
         let mut ended: Batch = self.in_slots.drain(..count).map(|(_, request)| request).collect();
-        self.inner.submit(&mut ended);
+        self.inner.submit(now, &mut ended);
         self.inner.poll(now, completed);
     }
 
-    fn in_flight(&self) -> usize {
-        self.in_slots.len()
+    fn readiness(&self) -> Readiness {
+        let next = self.in_slots.front().map_or(Next::OnWake, |(end, _)| Next::At(*end));
+        Readiness { in_flight: self.in_slots.len(), next }
     }
 
-    fn deadline(&self) -> Option<Nanos> {
-        self.in_slots.front().map(|(end, _)| *end)
+    fn waits_since(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 }
