@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask demo|libvirt|test|bench|lint|fuzz|arrows`.
+//! The project's own commands: `cargo xtask demo|libvirt|test|bench|lint|fuzz|arrows|metrics`.
 //!
 //! Everything that `make`, CI and a developer run is here, in the language of the project, so that there is one way to
 //! do each thing. A command says what it does and how long it took, stops at the first failure, and says what to do.
@@ -58,6 +58,8 @@ enum Task {
     Fuzz(fuzz::Options),
     /// Print the table of which room may depend on which, as ARCHITECTURE.md shows it.
     Arrows,
+    /// Rewrite the tables of docs/metrics.md.
+    Metrics,
 }
 
 fn main() -> ExitCode {
@@ -89,5 +91,11 @@ fn run(task: Task) -> Result<()> {
             print!("{}", arrows::as_markdown());
             Ok(())
         }
+        // A test holds the page to the declarations; here it writes the page instead.
+        Task::Metrics => shell::run(
+            shell::cargo()
+                .args(["test", "--quiet", "--package", "sidecore-control", "--lib", "metrics::tests::manual"])
+                .env("SIDECORE_WRITE_DOCS", "1"),
+        ),
     }
 }

@@ -9,6 +9,7 @@ use sidecore_extent::{
     BlockRange, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NodeMemory, Shape, TranslationCounts,
     TranslationUnit, TreeRoot,
 };
+use sidecore_telemetry::CounterSet;
 use sidecore_units::{Plba, Vlba};
 
 use super::EXTENT_BLOCKS;

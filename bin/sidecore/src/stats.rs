@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use sidecore_control::Client;
-use sidecore_control::report::{DeviceStats, QueueCounters, SidecoreReport, Stats};
+use sidecore_control::report::{Counts, DeviceStats, Latency, QueueCounts, SidecoreReport, Stats};
 
 use crate::print;
 use crate::table::Table;
@@ -91,42 +91,35 @@ fn counters(device: &DeviceStats, each_queue: bool) -> Table {
         columns.extend(device.queues.iter().cloned());
     }
     let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
-    for (name, value) in ROWS {
-        table.row(std::iter::once((*name).to_owned()).chain(columns.iter().map(value)));
+    for metric in QueueCounts::METRICS {
+        let values = columns.iter().map(|queue| (metric.value)(&queue.counts).to_string());
+        table.row(std::iter::once(metric.field.replace('_', " ")).chain(values));
+    }
+    for (name, value) in LATENCIES {
+        table.row(
+            std::iter::once((*name).to_owned()).chain(columns.iter().map(|queue| micros(value(&queue.latency_ns)))),
+        );
     }
     table
 }
 
-/// How a line's number is read off the counters.
-type Row = (&'static str, fn(&QueueCounters) -> String);
+/// A line's name, and its number in nanoseconds.
+type Row = (&'static str, fn(&Latency) -> f64);
 
-const ROWS: &[Row] = &[
-    ("requests", |q| q.requests.to_string()),
-    ("reads", |q| q.reads.to_string()),
-    ("writes", |q| q.writes.to_string()),
-    ("flushes", |q| q.flushes.to_string()),
-    ("discards", |q| q.discards.to_string()),
-    ("write zeroes", |q| q.write_zeroes.to_string()),
-    ("bytes read", |q| q.bytes_read.to_string()),
-    ("bytes written", |q| q.bytes_written.to_string()),
-    ("errors", |q| q.errors.to_string()),
-    ("rejected", |q| q.rejected.to_string()),
-    ("kicks", |q| q.kicks.to_string()),
-    ("calls", |q| q.calls.to_string()),
-    ("batches", |q| q.batches.to_string()),
-    ("polls", |q| q.polls.to_string()),
-    ("empty polls", |q| q.empty_polls.to_string()),
-    ("latency mean us", |q| micros(q.latency_ns.mean)),
-    ("latency p50 us", |q| micros(q.latency_ns.p50 as f64)),
-    ("latency p90 us", |q| micros(q.latency_ns.p90 as f64)),
-    ("latency p99 us", |q| micros(q.latency_ns.p99 as f64)),
-    ("latency p99.9 us", |q| micros(q.latency_ns.p99_9 as f64)),
-    ("latency p99.99 us", |q| micros(q.latency_ns.p99_99 as f64)),
-    ("latency max us", |q| micros(q.latency_ns.max as f64)),
+const LATENCIES: &[Row] = &[
+    ("latency mean us", |l| l.mean),
+    ("latency p50 us", |l| l.p50 as f64),
+    ("latency p90 us", |l| l.p90 as f64),
+    ("latency p99 us", |l| l.p99 as f64),
+    ("latency p99.9 us", |l| l.p99_9 as f64),
+    ("latency p99.99 us", |l| l.p99_99 as f64),
+    ("latency max us", |l| l.max as f64),
 ];
 
 #[cfg(test)]
 mod tests {
+    use sidecore_control::report::QueueCounters;
+
     use super::*;
 
     #[test]
@@ -138,7 +131,8 @@ mod tests {
 
     #[test]
     fn each_queue_has_a_column_on_request() {
-        let queue = |index| QueueCounters { index, requests: 7, ..QueueCounters::default() };
+        let counts = QueueCounts { requests: 7, ..QueueCounts::default() };
+        let queue = |index| QueueCounters { index, counts: counts.clone(), bytes: 0 };
         let device = DeviceStats { name: "vd0".to_owned(), queues: vec![queue(0), queue(1)] };
         let one = counters(&device, false).render();
         let each = counters(&device, true).render();

@@ -109,12 +109,14 @@ fn share(part: u64, whole: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sidecore_control::report::{DeviceStats, Latency, LatencyCounts};
+    use sidecore_control::report::{DeviceStats, Latency, LatencyCounts, QueueCounts, ReactorCounts};
 
     fn look(uptime_ns: u64, turns: u64, busy_ns: u64, latencies: &[(u64, u64)]) -> Stats {
         let latency_ns = Latency::of(LatencyCounts { buckets: latencies.to_vec(), sum_ns: 0 });
-        let queue = QueueCounters { requests: latency_ns.count, latency_ns, ..QueueCounters::default() };
-        let sidecore = SidecoreReport { name: "sc0".to_owned(), turns, busy_ns, ..SidecoreReport::default() };
+        let counts = QueueCounts { requests: latency_ns.count, latency_ns, ..QueueCounts::default() };
+        let queue = QueueCounters { counts, ..QueueCounters::default() };
+        let counts = ReactorCounts { turns, busy_ns, ..ReactorCounts::default() };
+        let sidecore = SidecoreReport { name: "sc0".to_owned(), counts, ..SidecoreReport::default() };
         Stats {
             uptime_ns,
             interval_ns: None,

@@ -5,7 +5,7 @@ use sidecore_volume::{Loss, Repair, Report, Space, VolumeInfo};
 
 use crate::report::{
     CheckReport, ControllerReport, EventReport, FunctionReport, LossReport, RepairReport, RivalsReport, SpaceReport,
-    TranslationReport, TreeMemoryReport, TreeReport,
+    TreeMemoryReport, TreeReport,
 };
 
 /// A controller and its volumes, at one moment.
@@ -35,16 +35,8 @@ pub(crate) fn controller(
         volumes: volumes.len() as u64,
         extents: volumes.iter().map(|volume| volume.extents).fold(0, u64::saturating_add),
         tree_memory: TreeMemoryReport { used_bytes: report.tree_bytes, max_bytes: report.tree_bytes_max },
-        translation: TranslationReport {
-            last_hits: report.translation.last_hits,
-            btlb_hits: report.translation.btlb_hits,
-            walks: report.translation.walks,
-            nodes_visited: report.translation.nodes_visited,
-            holes: report.translation.holes,
-            pruned: report.translation.pruned,
-        },
-        commits: report.commits,
-        pruned_nodes: report.pruned_nodes,
+        translation: report.translation,
+        counts: report.counts,
         functions: report.functions.into_iter().map(|report| function(report, block_bytes)).collect(),
         events: report.events.into_iter().map(event).collect(),
     }
@@ -66,7 +58,7 @@ fn space(space: &Space, block_bytes: u32) -> SpaceReport {
 fn function(report: controller::FunctionReport, block_bytes: u32) -> FunctionReport {
     let bytes = |blocks: u64| blocks.saturating_mul(block_bytes.into());
     let per_s = |limit: Option<controller::Limit>| limit.map(|limit| limit.per_s);
-    let (limits, stats, tree) = (report.limits, report.stats, report.tree);
+    let (limits, tree) = (report.limits, report.tree);
     FunctionReport {
         id: report.id,
         volume: report.volume,
@@ -76,7 +68,7 @@ fn function(report: controller::FunctionReport, block_bytes: u32) -> FunctionRep
         write_iops: per_s(limits.write_iops),
         read_bps: per_s(limits.read_bytes_per_s),
         write_bps: per_s(limits.write_bytes_per_s),
-        channels: stats.channels,
+        channels: report.channels,
         tree: TreeReport {
             depth: u32::try_from(tree.depth).unwrap_or(u32::MAX),
             nodes: tree.nodes as u64,
@@ -85,14 +77,7 @@ fn function(report: controller::FunctionReport, block_bytes: u32) -> FunctionRep
             pruned_ranges: tree.pruned_ranges,
             pruned_bytes: bytes(tree.pruned_blocks),
         },
-        last_hits: stats.last_hits,
-        translations: stats.translations,
-        splits: stats.splits,
-        misses: stats.misses,
-        prune_misses: stats.prune_misses,
-        rewalks: stats.rewalks,
-        throttled: stats.throttled,
-        stalled: stats.stalled,
+        stats: report.stats,
         miss_address: report.miss_address,
         miss_size: report.miss_size,
     }

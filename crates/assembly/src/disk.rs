@@ -217,7 +217,7 @@ impl Disk {
     /// The counters of its queues together, without the histogram.
     fn counters(&self) -> QueueCounters {
         let mut total = self.stats().total();
-        total.latency_ns.buckets = Vec::new();
+        total.counts.latency_ns.buckets = Vec::new();
         total
     }
 }

@@ -107,34 +107,6 @@ impl LastStart {
     }
 }
 
-/// A queue's counters, which those of both device models have by the same names.
-macro_rules! counters {
-    ($index:ident, $stats:ident) => {{
-        let (bytes_read, bytes_written) = ($stats.bytes_read.get(), $stats.bytes_written.get());
-        $crate::report::QueueCounters {
-            index: $index,
-            kicks: $stats.kicks.get(),
-            calls: $stats.calls.get(),
-            polls: $stats.polls.get(),
-            empty_polls: $stats.empty_polls.get(),
-            batches: $stats.batches.get(),
-            requests: $stats.requests.get(),
-            reads: $stats.reads.get(),
-            writes: $stats.writes.get(),
-            flushes: $stats.flushes.get(),
-            discards: $stats.discards.get(),
-            write_zeroes: $stats.write_zeroes.get(),
-            errors: $stats.errors.get(),
-            rejected: $stats.rejected.get(),
-            bytes_read,
-            bytes_written,
-            bytes: bytes_read.saturating_add(bytes_written),
-            latency_ns: $stats.latency.summary(),
-        }
-    }};
-}
-use counters;
-
 /// A sidecore that has ended by itself.
 pub(crate) fn lost<'a>(mut sidecores: impl Iterator<Item = &'a Sidecore>) -> Option<String> {
     sidecores.find(|sidecore| sidecore.is_lost()).map(|sidecore| sidecore.name().to_owned())

@@ -7,15 +7,23 @@ mod closed;
 mod controller;
 mod repair;
 
+use std::ops::Deref;
+
 use serde::{Deserialize, Serialize};
+use sidecore_block::QueueStats;
+use sidecore_telemetry::CounterSet;
 
 pub use closed::{ClosedControllerReport, ControllerState};
 pub use controller::{
     CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport, SpaceReport,
-    TranslationReport, TreeMemoryReport, TreeReport, VolumeReport,
+    TreeMemoryReport, TreeReport, VolumeReport,
 };
 pub use repair::{LossReport, RepairReport, RivalsReport};
-pub use sidecore_telemetry::{Latency, LatencyCounts};
+pub use sidecore_block::QueueCounts;
+pub use sidecore_controller::{FunctionStats, HypervisorCounts};
+pub use sidecore_extent::TranslationCounts;
+pub use sidecore_reactor::ReactorCounts;
+pub use sidecore_telemetry::{Counts, Latency, LatencyCounts};
 
 /// All counters, read without stopping anything: two of them may be a few requests apart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -46,7 +54,7 @@ impl Stats {
             };
             for queue in &mut device.queues {
                 if let Some(old) = old.queues.iter().find(|old| old.index == queue.index) {
-                    queue.latency_ns = queue.latency_ns.since(&old.latency_ns);
+                    queue.counts.latency_ns = queue.latency_ns.since(&old.latency_ns);
                 }
             }
         }
@@ -62,21 +70,9 @@ pub struct SidecoreReport {
     pub name: String,
     /// The CPU that it is pinned to, if it is.
     pub cpu: Option<u32>,
-    /// Rounds of its loop.
-    pub turns: u64,
-    /// Rounds in which something was done.
-    pub busy_turns: u64,
-    /// Nanoseconds that those rounds took.
-    #[serde(default)]
-    pub busy_ns: u64,
-    /// Times that it went to sleep.
-    pub sleeps: u64,
-    /// Nanoseconds that it slept.
-    pub asleep_ns: u64,
-    /// Times that it gave way to the kernel's workers, or to another thread, because a request waited for them.
-    pub yields: u64,
-    /// Messages that it was sent: queues started and stopped, and the like.
-    pub mails: u64,
+    /// The counters of its loop.
+    #[serde(flatten)]
+    pub counts: ReactorCounts,
     /// The share of the time, 0 to 1, that rounds took in which something was done.
     pub utilisation: f64,
     /// The queues that it polls right now.
@@ -124,74 +120,52 @@ impl DeviceStats {
 pub struct QueueCounters {
     /// Its number.
     pub index: u16,
-    /// Kicks by the guest that arrived: exits, on hardware.
-    pub kicks: u64,
-    /// Calls to the guest that were sent: interrupts, on hardware.
-    pub calls: u64,
-    /// Looks at the ring.
-    pub polls: u64,
-    /// Looks that found nothing.
-    pub empty_polls: u64,
-    /// Batches that went to the store.
-    pub batches: u64,
-    /// Requests completed, of every kind.
-    pub requests: u64,
-    /// Reads completed.
-    pub reads: u64,
-    /// Writes completed.
-    pub writes: u64,
-    /// Flushes completed.
-    pub flushes: u64,
-    /// Discards completed.
-    pub discards: u64,
-    /// Writes of zeros completed.
-    pub write_zeroes: u64,
-    /// Requests that the store failed.
-    pub errors: u64,
-    /// Requests refused before they reached the store: malformed, out of bounds, unsupported.
-    pub rejected: u64,
-    /// Bytes that guests read.
-    pub bytes_read: u64,
-    /// Bytes that guests wrote.
-    pub bytes_written: u64,
-    /// Both together.
+    /// What it counted.
+    #[serde(flatten)]
+    pub counts: QueueCounts,
+    /// Bytes that guests read and wrote.
     pub bytes: u64,
-    /// From taking a request off the ring to completing it, in nanoseconds.
-    pub latency_ns: Latency,
 }
 
 impl QueueCounters {
+    /// The counters of a queue with this number as of now.
+    pub(crate) fn of(index: u16, stats: &QueueStats) -> Self {
+        let mut counters = Self { index, ..Self::default() };
+        counters.add(&stats.counts());
+        counters
+    }
+
     /// Whether the guest has ever used the queue.
     #[must_use]
     pub fn is_used(&self) -> bool {
-        *self != Self { index: self.index, ..Self::default() }
+        self.counts != QueueCounts::default()
     }
 
     /// Adds another queue's counters.
-    pub fn add(&mut self, other: &Self) {
-        let pairs = [
-            (&mut self.kicks, other.kicks),
-            (&mut self.calls, other.calls),
-            (&mut self.polls, other.polls),
-            (&mut self.empty_polls, other.empty_polls),
-            (&mut self.batches, other.batches),
-            (&mut self.requests, other.requests),
-            (&mut self.reads, other.reads),
-            (&mut self.writes, other.writes),
-            (&mut self.flushes, other.flushes),
-            (&mut self.discards, other.discards),
-            (&mut self.write_zeroes, other.write_zeroes),
-            (&mut self.errors, other.errors),
-            (&mut self.rejected, other.rejected),
-            (&mut self.bytes_read, other.bytes_read),
-            (&mut self.bytes_written, other.bytes_written),
-            (&mut self.bytes, other.bytes),
-        ];
-        for (sum, count) in pairs {
-            *sum = sum.saturating_add(count);
-        }
-        self.latency_ns.add(&other.latency_ns.counts());
+    pub fn add(&mut self, counts: &QueueCounts) {
+        self.counts.add(counts);
+        self.bytes = self.bytes_read.saturating_add(self.bytes_written);
     }
+}
+
+/// A report shows its counters as if they were its own, as its JSON does.
+macro_rules! show_counts {
+    ($($Report:ident: $field:ident of $Counts:ty,)+) => {$(
+        impl Deref for $Report {
+            type Target = $Counts;
+
+            fn deref(&self) -> &$Counts {
+                &self.$field
+            }
+        }
+    )+};
+}
+
+show_counts! {
+    SidecoreReport: counts of ReactorCounts,
+    QueueCounters: counts of QueueCounts,
+    ControllerReport: counts of HypervisorCounts,
+    FunctionReport: stats of FunctionStats,
 }
 
 /// What a disk is and how it fares.
@@ -298,11 +272,13 @@ mod tests {
         let buckets = latencies.to_vec();
         let sum_ns = buckets.iter().map(|(ns, count)| ns * count).sum();
         let latency_ns = Latency::of(LatencyCounts { buckets, sum_ns });
-        QueueCounters { index, requests: latency_ns.count, latency_ns, ..QueueCounters::default() }
+        let counts = QueueCounts { requests: latency_ns.count, latency_ns, ..QueueCounts::default() };
+        QueueCounters { index, counts, bytes: 0 }
     }
 
     fn stats(uptime_ns: u64, busy_ns: u64, queues: Vec<QueueCounters>) -> Stats {
-        let sidecore = SidecoreReport { name: "sc0".to_owned(), busy_ns, ..SidecoreReport::default() };
+        let counts = ReactorCounts { busy_ns, ..ReactorCounts::default() };
+        let sidecore = SidecoreReport { name: "sc0".to_owned(), counts, ..SidecoreReport::default() };
         Stats {
             uptime_ns,
             sidecores: vec![sidecore],
@@ -334,7 +310,66 @@ mod tests {
     #[test]
     fn a_queue_without_a_count_is_unused() {
         assert!(!queue(7, &[]).is_used());
-        assert!(QueueCounters { kicks: 1, ..queue(7, &[]) }.is_used());
+        let counts = QueueCounts { kicks: 1, ..QueueCounts::default() };
+        assert!(QueueCounters { counts, ..queue(7, &[]) }.is_used());
+    }
+
+    #[test]
+    fn counters_are_fields_of_their_report_in_json() {
+        let latency_ns = serde_json::json!({
+            "count": 0, "mean": 0.0, "p50": 0, "p90": 0, "p99": 0, "p99_9": 0, "p99_99": 0, "max": 0, "sum": 0,
+        });
+        let mut queue = serde_json::json!({ "index": 7, "bytes": 3, "latency_ns": latency_ns });
+        for name in [
+            "kicks",
+            "calls",
+            "polls",
+            "empty_polls",
+            "batches",
+            "requests",
+            "reads",
+            "writes",
+            "flushes",
+            "discards",
+            "write_zeroes",
+            "errors",
+            "rejected",
+            "bytes_read",
+            "bytes_written",
+        ] {
+            queue[name] = 0.into();
+        }
+        queue["bytes_read"] = 2.into();
+        queue["bytes_written"] = 1.into();
+        let mut counters = QueueCounters { index: 7, ..QueueCounters::default() };
+        counters.add(&QueueCounts { bytes_read: 2, bytes_written: 1, ..QueueCounts::default() });
+        assert_eq!(serde_json::to_value(&counters).unwrap(), queue);
+        assert_eq!(serde_json::from_value::<QueueCounters>(queue).unwrap(), counters);
+        let sidecore = serde_json::to_value(SidecoreReport::default()).unwrap();
+        for name in ["name", "turns", "busy_turns", "busy_ns", "sleeps", "asleep_ns", "yields", "mails", "utilisation"]
+        {
+            assert!(sidecore.get(name).is_some(), "{name}: {sidecore}");
+        }
+        let function = serde_json::to_value(FunctionReport::default()).unwrap();
+        for name in [
+            "id",
+            "channels",
+            "last_hits",
+            "translations",
+            "splits",
+            "misses",
+            "prune_misses",
+            "rewalks",
+            "throttled",
+            "stalled",
+        ] {
+            assert!(function.get(name).is_some(), "{name}: {function}");
+        }
+        let controller = serde_json::to_value(ControllerReport::default()).unwrap();
+        assert!(controller["commits"] == 0 && controller["pruned_nodes"] == 0, "{controller}");
+        for name in ["last_hits", "btlb_hits", "walks", "nodes_visited", "holes", "pruned"] {
+            assert_eq!(controller["translation"][name], 0, "{name}: {controller}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use sidecore_linux::core_time::ThreadTime;
 use sidecore_linux::{Clock, EpollSleeper, cpu};
 use sidecore_reactor::{Closed, CoreContext, Mailbox, Post, Reactor, ReactorStats, mailbox};
+use sidecore_telemetry::CounterSet;
 use sidecore_units::{CoreId, Nanos};
 
 use crate::AssemblyError;
@@ -174,17 +175,10 @@ impl Sidecore {
 
     /// What it does with its time, as of `now`.
     pub(crate) fn report(&self, now: Nanos) -> SidecoreReport {
-        let stats = &self.stats;
         let mut report = SidecoreReport {
             name: self.name.clone(),
             cpu: self.cpu.map(|cpu| cpu.0),
-            turns: stats.turns.get(),
-            busy_turns: stats.busy_turns.get(),
-            busy_ns: stats.busy_ns.get(),
-            sleeps: stats.sleeps.get(),
-            asleep_ns: stats.asleep_ns.get(),
-            yields: stats.yields.get(),
-            mails: stats.mails.get(),
+            counts: self.stats.counts(),
             utilisation: 0.0,
             queues: self.queues.load(Ordering::Relaxed),
             warning: self.core_warning().map(|warning| warning.to_string()),

@@ -59,6 +59,7 @@ mod fault;
 mod null;
 mod ram;
 mod request;
+mod stats;
 
 pub use delay::DelayStore;
 pub use device::{BlockChannel, BlockDevice, Geometry, Next, Readiness};
@@ -67,3 +68,4 @@ pub use fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 pub use null::NullStore;
 pub use ram::RamStore;
 pub use request::{Batch, BlockRequest, Detour, Operation, Tag, dropped_tags};
+pub use stats::{QueueCounts, QueueStats};

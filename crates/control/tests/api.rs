@@ -8,19 +8,22 @@ use std::sync::Arc;
 use sidecore_assembly::spec::{DeviceSpec, SocketAccess, StoreSpec};
 use sidecore_assembly::{AssemblyError, ControllerHandle};
 use sidecore_control::report::{
-    ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, SidecoreReport, Stats,
+    ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, QueueCounts, ReactorCounts,
+    SidecoreReport, Stats,
 };
 use sidecore_control::{Api, BindError, Client, ClientError, Socket, Source};
 
 struct StandIn;
 
 fn queue() -> QueueCounters {
-    QueueCounters { index: 1, kicks: 3, requests: 30, ..QueueCounters::default() }
+    let counts = QueueCounts { kicks: 3, requests: 30, ..QueueCounts::default() };
+    QueueCounters { index: 1, counts, bytes: 0 }
 }
 
 impl Source for StandIn {
     fn stats(&self) -> Stats {
-        let sidecore = SidecoreReport { name: "sc0".to_owned(), cpu: Some(1), turns: 5, ..SidecoreReport::default() };
+        let counts = ReactorCounts { turns: 5, ..ReactorCounts::default() };
+        let sidecore = SidecoreReport { name: "sc0".to_owned(), cpu: Some(1), counts, ..SidecoreReport::default() };
         Stats {
             uptime_ns: 9,
             interval_ns: None,

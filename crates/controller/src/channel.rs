@@ -319,7 +319,7 @@ impl FunctionChannel {
         }
         if self.line.ask(slot, question) {
             self.asked = self.asked.saturating_add(1);
-            self.stats.stalled.store(self.asked as u64, Ordering::Relaxed);
+            self.stats.stalled.set(self.asked as u64);
             if let Some(parts) = self.slots.parts(slot)
                 && parts.stage != Stage::Linking
             {
@@ -356,7 +356,7 @@ impl FunctionChannel {
         while let Ok(reply) = self.line.replies.try_recv() {
             heard = heard.saturating_add(1);
             self.asked = self.asked.saturating_sub(1);
-            self.stats.stalled.store(self.asked as u64, Ordering::Relaxed);
+            self.stats.stalled.set(self.asked as u64);
             self.hear(multiplexer, reply.slot, reply.answer);
         }
         if heard > 0 {

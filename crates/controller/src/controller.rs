@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use sidecore_block::{BlockDevice, Geometry};
 use sidecore_extent::{Content, ExtentTree, FunctionId, NODE_BYTES, Node, NodeMemory};
+use sidecore_telemetry::CounterSet;
 use sidecore_volume::{Disk, Recovery, VolumeId, Volumes};
 
 use crate::function::{Function, Opening, Ports, VirtualFunction, VolumeState};
@@ -340,7 +341,8 @@ impl Controller {
     pub fn report(&self) -> ControllerReport {
         let state = self.hypervisor.state();
         let functions = state.functions.values().map(|(volume, function)| {
-            let (stats, tree) = (&function.stats, state.open.get(volume).map(|open| open.tree.shape()));
+            let (book, tree) = (&function.stats, state.open.get(volume).map(|open| open.tree.shape()));
+            let (stats, channels) = book.total();
             FunctionReport {
                 id: function.id.0,
                 volume: state.name_of(*volume),
@@ -348,9 +350,10 @@ impl Controller {
                 limits: function.limits,
                 read_only: function.geometry.read_only,
                 tree: tree.unwrap_or_default(),
-                stats: stats.total(),
-                miss_address: stats.miss_address.load(Ordering::Relaxed),
-                miss_size: stats.miss_size.load(Ordering::Relaxed),
+                channels,
+                stats,
+                miss_address: book.miss_address.load(Ordering::Relaxed),
+                miss_size: book.miss_size.load(Ordering::Relaxed),
             }
         });
         let memory = &self.hypervisor.memory;
@@ -369,8 +372,7 @@ impl Controller {
             translation: self.ports.units.total(),
             tree_bytes: memory.used_nodes().saturating_mul(NODE_BYTES) as u64,
             tree_bytes_max: memory.max_nodes().saturating_mul(NODE_BYTES) as u64,
-            commits: self.hypervisor.commit_count.load(Ordering::Relaxed),
-            pruned_nodes: self.hypervisor.prune_count.load(Ordering::Relaxed),
+            counts: self.hypervisor.stats.counts(),
             events: self.hypervisor.events.list(),
         }
     }

@@ -28,6 +28,7 @@ use crate::events::Events;
 use crate::function::{Function, VolumeState};
 use crate::grace::{Epoch, Epochs};
 use crate::mail::{Answer, Message, Question};
+use crate::stats::HypervisorStats;
 
 /// What the trees, the volumes and the functions are.
 pub(crate) struct Hypervisor {
@@ -38,13 +39,10 @@ pub(crate) struct Hypervisor {
     pub(crate) commits: CommitQueue,
     /// The transaction whose changes, and all before, are durable.
     pub(crate) durable: Arc<AtomicU64>,
-    /// Transactions made durable since the start.
-    pub(crate) commit_count: AtomicU64,
+    pub(crate) stats: HypervisorStats,
     /// Changes are answered when they are durable: nothing else keeps them if the
     /// process dies.
     answers_when_durable: bool,
-    /// Subtrees and whole trees pruned for want of memory, and by command.
-    pub(crate) prune_count: AtomicU64,
     /// The store had no space for the last commit.
     is_full: AtomicBool,
     /// The share in use from which on the store is nearly full, and whether it is.
@@ -101,8 +99,7 @@ impl Hypervisor {
             events: Events::default(),
             commits: CommitQueue::default(),
             durable: Arc::new(AtomicU64::new(0)),
-            commit_count: AtomicU64::new(0),
-            prune_count: AtomicU64::new(0),
+            stats: HypervisorStats::default(),
             is_full: AtomicBool::new(false),
             warn_used_percent,
             is_nearly_full: AtomicBool::new(false),

@@ -86,5 +86,5 @@ pub use options::{
 };
 pub use physical::PhysicalDisk;
 pub use report::{ControllerReport, FunctionReport, Health};
-pub use stats::FunctionStats;
+pub use stats::{FunctionStats, HypervisorCounts};
 pub use volumes::Change;

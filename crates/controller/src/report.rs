@@ -4,7 +4,7 @@ use sidecore_block::Geometry;
 use sidecore_extent::{Shape, TranslationCounts};
 use sidecore_volume::{Damage, Space};
 
-use crate::{Event, FunctionStats, Limits};
+use crate::{Event, FunctionStats, HypervisorCounts, Limits};
 
 /// A controller as of one moment.
 #[derive(Clone, Debug)]
@@ -39,10 +39,8 @@ pub struct ControllerReport {
     pub tree_bytes: u64,
     /// See `tree_bytes`.
     pub tree_bytes_max: u64,
-    /// Transactions made durable since the start.
-    pub commits: u64,
-    /// Tree nodes pruned since the start.
-    pub pruned_nodes: u64,
+    /// The counters of the hypervisor side.
+    pub counts: HypervisorCounts,
     /// The last events, oldest first.
     pub events: Vec<Event>,
 }
@@ -77,6 +75,8 @@ pub struct FunctionReport {
     pub read_only: bool,
     /// Its extent tree, which all functions of one volume share.
     pub tree: Shape,
+    /// Queues open right now.
+    pub channels: u64,
     /// What became of its requests.
     pub stats: FunctionStats,
     /// MissAddress and MissSize of its last miss (thesis 6.1), in blocks.

@@ -1,55 +1,49 @@
-//! What became of a function's requests.
+//! The counters of functions, and of the hypervisor side.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_extent::{TranslationCounts, TranslationStats};
-use sidecore_telemetry::Counter;
+use sidecore_telemetry::{CounterSet, counters};
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// A queue's counters: written by its sidecore, read anywhere.
-        #[derive(Debug, Default)]
-        pub(crate) struct ChannelStats {
-            $($(#[$doc])* pub(crate) $name: Counter,)*
-            /// Requests that wait for the hypervisor right now.
-            pub(crate) stalled: AtomicU64,
-        }
+counters! {
+    /// A queue's counters: written by its sidecore, read anywhere.
+    pub(crate) struct ChannelStats;
 
-        /// A function's counters, over all its queues, past and present.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct FunctionStats {
-            $($(#[$doc])* pub $name: u64,)*
-            /// Requests that wait for the hypervisor right now.
-            pub stalled: u64,
-            /// Queues open right now.
-            pub channels: u64,
-        }
+    /// A function's counters, over all its queues, past and present.
+    #[derive(Copy, Eq)]
+    pub struct FunctionStats;
 
-        impl FunctionStats {
-            fn add(&mut self, channel: &ChannelStats) {
-                $(self.$name = self.$name.saturating_add(channel.$name.get());)*
-                self.stalled = self.stalled.saturating_add(channel.stalled.load(Ordering::Relaxed));
-            }
-        }
-    };
+    /// Requests that stayed in their queue's last extent, and needed no translation.
+    pub(crate) last_hits: Counter = "last_extent_hits_total",
+    /// Requests that were translated, by buffer or by walk, once or several times.
+    pub(crate) translations: Counter = "translations_total",
+    /// Requests that were cut up: at the borders of extents, or because a part of them missed.
+    pub(crate) splits: Counter = "splits_total",
+    /// Writes that found no block of their own.
+    pub(crate) misses: Counter = "misses_total",
+    /// Requests that came upon a pruned part of the tree.
+    pub(crate) prune_misses: Counter = "prune_misses_total",
+    /// Walks after a miss was served.
+    pub(crate) rewalks: Counter = "rewalks_total",
+    /// Times that a request was held back by the function's limits.
+    pub(crate) throttled: Counter = "throttled_total",
+    /// Requests that wait for the hypervisor right now.
+    pub(crate) stalled: Gauge = "stalled",
 }
 
 counters! {
-    /// Requests whose mapping was in the queue's last extent.
-    last_hits,
-    /// Requests that went through the translation unit, once or several times.
-    translations,
-    /// Requests that were cut up: at extent borders, or because part of them missed.
-    splits,
-    /// Misses of writes: no block of its own there.
-    misses,
-    /// Misses because a part of the tree was pruned.
-    prune_misses,
-    /// Walks after the hypervisor served a miss.
-    rewalks,
-    /// Times that a request was held back by the function's limits.
-    throttled,
+    /// The counters of a controller's hypervisor side, whose threads write them.
+    pub(crate) struct HypervisorStats;
+
+    /// The counters of a controller's hypervisor side at one moment.
+    #[derive(Copy, Eq)]
+    pub struct HypervisorCounts;
+
+    /// Times that metadata was made durable.
+    pub(crate) commits: SharedCounter = "commits_total",
+    /// Nodes of extent trees that were dropped from memory.
+    pub(crate) pruned_nodes: SharedCounter = "pruned_nodes_total",
 }
 
 /// The counters of all queues of a function.
@@ -83,19 +77,18 @@ impl StatsBook {
     pub(crate) fn close(&self, stats: &Arc<ChannelStats>) {
         let mut book = self.book();
         book.channels.retain(|open| !Arc::ptr_eq(open, stats));
-        book.gone.add(stats);
+        stats.add_to(&mut book.gone);
         book.gone.stalled = 0;
     }
 
-    /// All together.
-    pub(crate) fn total(&self) -> FunctionStats {
+    /// The sum over all queues, and how many of them are open.
+    pub(crate) fn total(&self) -> (FunctionStats, u64) {
         let book = self.book();
         let mut total = book.gone;
         for channel in &book.channels {
-            total.add(channel);
+            channel.add_to(&mut total);
         }
-        total.channels = book.channels.len() as u64;
-        total
+        (total, book.channels.len() as u64)
     }
 }
 
@@ -109,17 +102,11 @@ impl UnitStats {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(stats);
     }
 
-    /// All together.
+    /// The sum over all units.
     pub(crate) fn total(&self) -> TranslationCounts {
         let mut total = TranslationCounts::default();
         for unit in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            let counts = unit.counts();
-            total.last_hits = total.last_hits.saturating_add(counts.last_hits);
-            total.btlb_hits = total.btlb_hits.saturating_add(counts.btlb_hits);
-            total.walks = total.walks.saturating_add(counts.walks);
-            total.nodes_visited = total.nodes_visited.saturating_add(counts.nodes_visited);
-            total.holes = total.holes.saturating_add(counts.holes);
-            total.pruned = total.pruned.saturating_add(counts.pruned);
+            unit.add_to(&mut total);
         }
         total
     }

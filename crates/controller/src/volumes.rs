@@ -347,7 +347,7 @@ impl Controller {
                 open.tree.prune_all();
                 let retired = open.tree.take_retired();
                 let pruned = retired.len() as u64;
-                self.hypervisor.prune_count.fetch_add(pruned, std::sync::atomic::Ordering::Relaxed);
+                self.hypervisor.stats.pruned_nodes.add(pruned);
                 state.limbo.retire(retired, &self.hypervisor.epochs);
             }
         }

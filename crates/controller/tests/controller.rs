@@ -319,7 +319,7 @@ fn trees_that_outgrow_their_memory_are_pruned_and_come_back() {
         }
     }
     let report = controller.report();
-    assert!(report.pruned_nodes > 0, "{report:?}");
+    assert!(report.counts.pruned_nodes > 0, "{report:?}");
     assert!(report.tree_bytes <= MIB);
     for (index, (guest, _)) in guests.iter_mut().enumerate() {
         for extent in (0..EXTENTS).step_by(97) {

@@ -177,6 +177,7 @@ mod tests {
     use super::*;
     use crate::range::Extent;
     use crate::tree::{Content, ExtentTree};
+    use sidecore_telemetry::CounterSet;
     use sidecore_units::Plba;
 
     const A: FunctionId = FunctionId(1);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_extent::{BlockRange, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NodeMemory, TranslationUnit};
+use sidecore_telemetry::CounterSet;
 use sidecore_units::{Plba, Vlba};
 
 #[global_allocator]

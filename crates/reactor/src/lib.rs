@@ -32,4 +32,4 @@ pub use pollable::{Arm, Pollable, PollableId, Polled};
 pub use reactor::{GLANCE_INTERVAL, PATIENCE, Reactor, Turn, YIELD};
 pub use signal::{MakeSignal, Signal};
 pub use sleeper::{Sleeper, WakeKey};
-pub use stats::ReactorStats;
+pub use stats::{ReactorCounts, ReactorStats};

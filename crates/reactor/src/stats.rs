@@ -1,25 +1,29 @@
-//! What a sidecore counts about itself.
+//! The counters of a sidecore's loop.
 
-use sidecore_telemetry::Counter;
+use sidecore_telemetry::counters;
 
-/// Counters that the reactor alone writes and anybody may read.
-#[derive(Debug, Default)]
-pub struct ReactorStats {
-    /// Turns taken.
-    pub turns: Counter,
-    /// Turns in which something was done.
-    pub busy_turns: Counter,
-    /// Nanoseconds that those turns took. A turn is counted when it ends.
-    pub busy_ns: Counter,
+counters! {
+    /// Counters that the reactor alone writes and any thread may read.
+    pub struct ReactorStats;
+
+    /// The counters of a reactor at one moment.
+    pub struct ReactorCounts;
+
+    /// Rounds of the polling loop.
+    pub turns: Counter = "turns_total",
+    /// Rounds in which something was done.
+    pub busy_turns: Counter = "busy_turns_total",
+    /// Time of rounds in which something was done; a round counts when it ends.
+    pub busy_ns: Counter = "busy_seconds_total",
     /// Times that the sidecore went to sleep.
-    pub sleeps: Counter,
-    /// Nanoseconds spent asleep.
-    pub asleep_ns: Counter,
-    /// Looks at the wake-ups of armed pollables while others were awake.
-    pub glances: Counter,
-    /// Times that the sidecore gave way to the kernel, or to another thread, because a
-    /// request waited for it.
-    pub yields: Counter,
-    /// Messages delivered.
-    pub mails: Counter,
+    pub sleeps: Counter = "sleeps_total",
+    /// Time slept; a sleep counts when it ends.
+    pub asleep_ns: Counter = "asleep_seconds_total",
+    /// Looks at the wake-ups of armed queues while others were awake.
+    pub glances: Counter = "glances_total",
+    /// Times that the sidecore gave way for up to 50 µs, because a request had waited for a
+    /// millisecond for the kernel or for another thread.
+    pub yields: Counter = "yields_total",
+    /// Messages from the control path: queues started, stopped, changed.
+    pub mails: Counter = "mails_total",
 }

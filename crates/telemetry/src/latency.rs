@@ -58,8 +58,8 @@ impl LatencyCounts {
     }
 }
 
-/// How long requests took, in nanoseconds. Percentiles are the upper ends of their buckets: exact to
-/// within a sixteenth.
+/// How long requests took, in nanoseconds. Percentiles are the upper ends of their buckets: exact
+/// to within a sixteenth.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// Requests that were timed.
@@ -81,9 +81,9 @@ pub struct Latency {
     /// The sum of all latencies.
     #[serde(default)]
     pub sum: u64,
-    /// The histogram without its empty buckets: the longest latency that falls into a bucket, and the
-    /// bucket's count. The difference of two histograms is the histogram of the time between them. Left
-    /// out of a device's own report.
+    /// The histogram without its empty buckets: the longest latency that falls into a bucket, and
+    /// the bucket's count. The difference of two histograms is the histogram of the time between
+    /// them. Left out of a device's own report.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<(u64, u64)>,
 }

@@ -14,7 +14,7 @@ use sidecore_block::{BlockChannel, BlockDevice, Geometry};
 use sidecore_linux::peer_event;
 use sidecore_nvme::io::{IoOptions, QueueSet};
 use sidecore_nvme::{
-    Activity, Attendant, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction, QueueHost, Statistics,
+    Attendant, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction, QueueHost, Statistics,
 };
 use sidecore_reactor::{CoreContext, IdleMode};
 use sidecore_ring::nvme::Doorbells;
@@ -24,7 +24,7 @@ use sidecore_vhost_user::{Access, Disconnect};
 pub(crate) use self::manager::{Numbers, Subsystem, Subsystems};
 use self::names::NamespaceIds;
 use self::runner::Runner;
-use super::{FrontEnd, LastStart, counters};
+use super::{FrontEnd, LastStart};
 use crate::AssemblyError;
 use crate::flush::flush_and_wait;
 use crate::left::{LeftDevice, Standing};
@@ -136,7 +136,7 @@ impl Nvme {
             doorbells,
             doorbells_are_mapped: spec.idle == IdleMode::Poll,
             host: Arc::clone(&queues) as Arc<dyn QueueHost>,
-            statistics: Arc::new(Counting(Arc::clone(&queues))),
+            statistics: Arc::clone(&queues) as Arc<dyn Statistics>,
             manager: manager.clone().map(|manager| manager as Arc<dyn Manager>),
             namespace: Some(Arc::clone(&namespace)),
             attendant: Some(threads.attendant.clone()),
@@ -341,7 +341,7 @@ impl FrontEnd for Nvme {
     }
 
     fn queues(&self) -> Vec<QueueCounters> {
-        let queue = |id| self.queues.stats(id).map(|stats| counters!(id, stats));
+        let queue = |id| self.queues.stats(id).map(|stats| QueueCounters::of(id, stats));
         (1..=self.queues.queue_pairs()).filter_map(queue).collect()
     }
 }
@@ -379,23 +379,5 @@ impl BlockDevice for ReadOnly {
 
     fn fallback(&self) -> Option<String> {
         self.0.fallback()
-    }
-}
-
-/// The counters of all queues together, for the SMART log page.
-struct Counting(Arc<QueueSet>);
-
-impl Statistics for Counting {
-    fn activity(&self) -> Activity {
-        let mut sum = Activity::default();
-        for stats in (1..=self.0.queue_pairs()).filter_map(|id| self.0.stats(id)) {
-            sum.read_bytes = sum.read_bytes.saturating_add(stats.bytes_read.get());
-            sum.written_bytes = sum.written_bytes.saturating_add(stats.bytes_written.get());
-            sum.read_commands =
-                sum.read_commands.saturating_add(stats.reads.get()).saturating_add(stats.compares.get());
-            sum.write_commands = sum.write_commands.saturating_add(stats.writes.get());
-            sum.media_errors = sum.media_errors.saturating_add(stats.errors.get());
-        }
-        sum
     }
 }

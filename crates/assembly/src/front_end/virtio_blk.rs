@@ -8,7 +8,7 @@ use sidecore_vhost_user::{Access, Disconnect, Server};
 use sidecore_virtio::VirtioDevice;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
-use super::{FrontEnd, counters};
+use super::FrontEnd;
 use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
@@ -115,7 +115,7 @@ impl FrontEnd for VirtioBlk {
 
     fn queues(&self) -> Vec<QueueCounters> {
         let device = self.served.device();
-        let queue = |index| device.queue_stats(index).map(|stats| counters!(index, stats));
+        let queue = |index| device.queue_stats(index).map(|stats| QueueCounters::of(index, stats));
         (0..device.options().queues).filter_map(queue).collect()
     }
 }

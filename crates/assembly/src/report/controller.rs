@@ -1,6 +1,8 @@
 //! What controllers and their volumes say about themselves.
 
 use serde::{Deserialize, Serialize};
+use sidecore_controller::{FunctionStats, HypervisorCounts};
+use sidecore_extent::TranslationCounts;
 
 /// What a controller is and how it fares.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -38,12 +40,11 @@ pub struct ControllerReport {
     pub extents: u64,
     /// The memory of the extent trees.
     pub tree_memory: TreeMemoryReport,
-    /// What the sidecores' translation units have done.
-    pub translation: TranslationReport,
-    /// How many times metadata was made durable.
-    pub commits: u64,
-    /// Nodes of extent trees that were dropped from memory.
-    pub pruned_nodes: u64,
+    /// The sum of the counters of all sidecores' translation units.
+    pub translation: TranslationCounts,
+    /// The counters of the hypervisor side.
+    #[serde(flatten)]
+    pub counts: HypervisorCounts,
     /// The virtual functions that are open.
     pub functions: Vec<FunctionReport>,
     /// What happened to it lately, the oldest first.
@@ -78,23 +79,6 @@ pub struct TreeMemoryReport {
     pub max_bytes: u64,
 }
 
-/// What a controller's translation units have done, over all sidecores.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TranslationReport {
-    /// Requests that stayed in their queue's last extent.
-    pub last_hits: u64,
-    /// Translations found in the buffer (BTLB).
-    pub btlb_hits: u64,
-    /// Translations that walked a tree.
-    pub walks: u64,
-    /// Nodes that those walks went through.
-    pub nodes_visited: u64,
-    /// Pieces of requests that were holes.
-    pub holes: u64,
-    /// Pieces of requests that were pruned.
-    pub pruned: u64,
-}
-
 /// A virtual function.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionReport {
@@ -118,22 +102,9 @@ pub struct FunctionReport {
     pub channels: u64,
     /// Its extent tree.
     pub tree: TreeReport,
-    /// Requests that found their mapping in the queue's last extent.
-    pub last_hits: u64,
-    /// Requests that went through the translation unit.
-    pub translations: u64,
-    /// Requests that were cut at the borders of extents.
-    pub splits: u64,
-    /// Writes that found no block of their own.
-    pub misses: u64,
-    /// Requests that came upon a pruned part of the tree.
-    pub prune_misses: u64,
-    /// Walks after the hypervisor served a miss.
-    pub rewalks: u64,
-    /// Times that a request was held back by the function's limits.
-    pub throttled: u64,
-    /// Requests that wait for the hypervisor right now.
-    pub stalled: u64,
+    /// The counters of all its queues, past and present.
+    #[serde(flatten)]
+    pub stats: FunctionStats,
     /// The first block of its last miss (MissAddress).
     pub miss_address: u64,
     /// The blocks of its last miss (MissSize).

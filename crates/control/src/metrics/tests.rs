@@ -1,17 +1,18 @@
 mod exposition;
+mod manual;
 
 use std::collections::BTreeSet;
 
 use sidecore_assembly::report::{
-    DeviceStats, FunctionReport, Latency, LatencyCounts, SpaceReport, TranslationReport, TreeMemoryReport, TreeReport,
+    DeviceStats, FunctionReport, FunctionStats, HypervisorCounts, Latency, LatencyCounts, QueueCounts, ReactorCounts,
+    SpaceReport, TranslationCounts, TreeMemoryReport, TreeReport,
 };
 
 use super::*;
 
 /// Every number different, so that a value in the wrong place shows.
 fn example() -> (Stats, Vec<DeviceReport>) {
-    let queue = QueueCounters {
-        index: 3,
+    let mut counts = QueueCounts {
         kicks: 1,
         calls: 2,
         polls: 3,
@@ -27,19 +28,23 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         rejected: 13,
         bytes_read: 14,
         bytes_written: 15,
-        bytes: 29,
-        latency_ns: Latency::of(LatencyCounts { buckets: vec![(191, 1), (1023, 2), (1087, 1)], sum_ns: 3_000 }),
+        ..QueueCounts::default()
     };
+    counts.latency_ns = Latency::of(LatencyCounts { buckets: vec![(191, 1), (1023, 2), (1087, 1)], sum_ns: 3_000 });
+    let queue = QueueCounters { index: 3, counts, bytes: 29 };
     let sidecore = SidecoreReport {
         name: "sc0".to_owned(),
         cpu: Some(1),
-        turns: 16,
-        busy_turns: 17,
-        busy_ns: 500_000_000,
-        sleeps: 18,
-        asleep_ns: 1_500_000_000,
-        yields: 21,
-        mails: 19,
+        counts: ReactorCounts {
+            turns: 16,
+            busy_turns: 17,
+            busy_ns: 500_000_000,
+            sleeps: 18,
+            asleep_ns: 1_500_000_000,
+            yields: 21,
+            mails: 19,
+            ..ReactorCounts::default()
+        },
         utilisation: 0.25,
         queues: 20,
         warning: None,
@@ -92,14 +97,7 @@ fn controllers() -> Vec<ControllerReport> {
         weight: 100,
         channels: 2,
         tree: TreeReport { depth: 3, nodes: 40, extents: 50, mapped_bytes: 60, pruned_ranges: 70, pruned_bytes: 0 },
-        last_hits: 71,
-        translations: 72,
-        splits: 73,
-        misses: 74,
-        prune_misses: 75,
-        rewalks: 76,
-        throttled: 77,
-        stalled: 78,
+        stats: FunctionStats { last_hits: 71, translations: 72, stalled: 78, ..FunctionStats::default() },
         ..FunctionReport::default()
     };
     vec![ControllerReport {
@@ -111,9 +109,8 @@ fn controllers() -> Vec<ControllerReport> {
         volumes: 80,
         extents: 81,
         tree_memory: TreeMemoryReport { used_bytes: 82, max_bytes: 83 },
-        translation: TranslationReport { btlb_hits: 84, walks: 85, nodes_visited: 86, ..Default::default() },
-        commits: 87,
-        pruned_nodes: 88,
+        translation: TranslationCounts { btlb_hits: 84, walks: 85, nodes_visited: 86, ..Default::default() },
+        counts: HypervisorCounts { commits: 87, ..Default::default() },
         functions: vec![function],
         ..ControllerReport::default()
     }]
@@ -178,8 +175,8 @@ fn queues_have_series_on_request_only() {
     let each = render(&stats, &devices, &[], true);
     let lines: BTreeSet<&str> = each.lines().collect();
     assert!(page.lines().all(|line| lines.contains(line)), "the rest stays the same");
-    // 16 numbers, and a histogram of 28 buckets, sum and count.
-    assert_eq!(series(&each) - series(&page), 16 + 30);
+    // The counters, and of the latency the maximum and a histogram of 28 buckets, sum and count.
+    assert_eq!(series(&each) - series(&page), QueueCounts::METRICS.len() + 1 + 30);
 }
 
 #[test]
@@ -207,6 +204,25 @@ fn the_documented_metrics_are_those_there_are() {
         })
         .collect();
     assert_eq!(rendered, documented);
+}
+
+#[test]
+fn every_counter_of_a_queue_shows_its_own_value() {
+    let (mut stats, _) = example();
+    let numbered = QueueCounts::METRICS.iter().zip(100_u64..).map(|(metric, number)| (metric.field, number));
+    let counts: serde_json::Map<_, _> =
+        numbered.clone().map(|(field, number)| (field.to_owned(), number.into())).collect();
+    stats.devices[0].queues[0].counts = serde_json::from_value(counts.into()).unwrap();
+    let page = render(&stats, &[], &[], true);
+    for (metric, (field, number)) in QueueCounts::METRICS.iter().zip(numbered) {
+        let name = metric.name.unwrap();
+        for line in [
+            format!("sidecore_device_{name}{{device=\"vd0\"}} {number}"),
+            format!("sidecore_queue_{name}{{device=\"vd0\",queue=\"3\"}} {number}"),
+        ] {
+            assert!(page.lines().any(|found| found == line), "{field}: {line} is not in\n{page}");
+        }
+    }
 }
 
 #[test]

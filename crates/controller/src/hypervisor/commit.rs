@@ -213,7 +213,7 @@ impl Hypervisor {
             state.limbo.free_later(freed, &self.epochs);
             self.serve_sizes(&mut state);
             drop(state);
-            self.commit_count.fetch_add(1, Ordering::Relaxed);
+            self.stats.commits.add(1);
             if told.is_err() || !is_kept {
                 return told;
             }

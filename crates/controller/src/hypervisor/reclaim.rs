@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use sidecore_extent::{NodeMemory, Retired};
 use sidecore_volume::{Disk, Freed};
@@ -135,7 +134,7 @@ impl Hypervisor {
             let retired = open.tree.take_retired();
             state.limbo.fresh.append(retired);
         }
-        self.prune_count.fetch_add(pruned as u64, Ordering::Relaxed);
+        self.stats.pruned_nodes.add(pruned as u64);
         state.limbo.close(&self.epochs);
         state.limbo.free_nodes(&self.memory, &self.epochs);
     }

@@ -1,49 +1,53 @@
-//! What a queue counts.
+//! The counters of a completion queue, and the SMART activity that follows from them.
 
-use sidecore_telemetry::{Counter, Histogram};
+use std::ops::Deref;
 
-/// One completion queue's counters, with those of the submission queues that complete into it. Its sidecore alone
-/// writes them; anybody may read.
+use sidecore_block::QueueCounts;
+use sidecore_telemetry::{Counter, CounterSet};
+
+use super::QueueSet;
+use crate::{Activity, Statistics};
+
+/// The counters of a completion queue, with those of the submission queues that complete into it:
+/// those of every block queue, and NVMe's own. Its sidecore alone writes them, any thread may read
+/// them.
 ///
-/// They live as long as the function, over any number of drivers.
+/// They live as long as the function, over any number of drivers. Bytes read include those that
+/// the host did not get (Compare, Verify).
 #[derive(Debug, Default)]
 pub struct QueueStats {
-    /// Doorbell writes that were messages (exits, on hardware).
-    pub kicks: Counter,
-    /// Interrupts raised.
-    pub calls: Counter,
-    /// Times the queue was polled.
-    pub polls: Counter,
-    /// Polls that found nothing.
-    pub empty_polls: Counter,
-    /// Batches of commands taken.
-    pub batches: Counter,
-    /// Commands completed, whatever their status.
-    pub requests: Counter,
-    /// Of those, reads,
-    pub reads: Counter,
-    /// writes,
-    pub writes: Counter,
-    /// flushes,
-    pub flushes: Counter,
-    /// Dataset Management,
-    pub discards: Counter,
-    /// Write Zeroes,
-    pub write_zeroes: Counter,
-    /// compares,
+    block: sidecore_block::QueueStats,
+    /// Compares completed.
     pub compares: Counter,
-    /// and Verify.
+    /// Verifies completed.
     pub verifies: Counter,
-    /// Commands that the store failed.
-    pub errors: Counter,
-    /// Commands that were refused: what is wrong with them is in their status.
-    pub rejected: Counter,
     /// Doorbell values that the queue cannot have.
     pub invalid_doorbells: Counter,
-    /// Bytes read from the store, also those that the host did not get (Compare, Verify).
-    pub bytes_read: Counter,
-    /// Bytes written to the store.
-    pub bytes_written: Counter,
-    /// From taking a command to its completion being visible to the guest.
-    pub latency: Histogram,
+}
+
+impl Deref for QueueStats {
+    type Target = sidecore_block::QueueStats;
+
+    fn deref(&self) -> &Self::Target {
+        &self.block
+    }
+}
+
+impl Statistics for QueueSet {
+    fn activity(&self) -> Activity {
+        let mut sum = QueueCounts::default();
+        let mut compares = 0_u64;
+        for stats in (1..=self.queue_pairs()).filter_map(|queue| self.stats(queue)) {
+            stats.add_to(&mut sum);
+            compares = compares.saturating_add(stats.compares.get());
+        }
+        Activity {
+            read_bytes: sum.bytes_read,
+            written_bytes: sum.bytes_written,
+            read_commands: sum.reads.saturating_add(compares),
+            write_commands: sum.writes,
+            media_errors: sum.errors,
+            ..Activity::default()
+        }
+    }
 }

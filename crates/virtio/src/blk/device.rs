@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use sidecore_block::Geometry;
+use sidecore_block::{Geometry, QueueStats};
 
 use super::config::WRITEBACK_OFFSET;
-use super::{BlkOptions, CONFIG_BYTES, QueueStats};
+use super::{BlkOptions, CONFIG_BYTES};
 use crate::ConfigError;
 
 /// A virtio-blk device: configuration, cache mode, counters, health.

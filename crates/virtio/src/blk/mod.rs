@@ -8,9 +8,7 @@ mod config;
 mod device;
 mod queue;
 pub mod request;
-mod stats;
 
 pub use config::{BlkOptions, CONFIG_BYTES, feature};
 pub use device::BlkDevice;
 pub use queue::{BlkQueue, StopReply};
-pub use stats::QueueStats;

@@ -3,15 +3,15 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, Tag};
+use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, QueueStats, Tag};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, EventFd, IdleMode, MakeSignal, Pollable, Polled, Signal};
 use sidecore_ring::{Chain, DeviceRing, RingError, RingState, Token};
 use sidecore_units::Nanos;
 
+use super::BlkDevice;
 use super::config::feature;
 use super::request::{ID_BYTES, RequestRules, Status, Verdict};
-use super::{BlkDevice, QueueStats};
 use crate::{QueueResources, StartError};
 
 /// Requests taken, submitted and published together. Small enough that the

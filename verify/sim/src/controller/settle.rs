@@ -41,7 +41,7 @@ impl World {
         for settling in &mut self.settling {
             settling.is_in_commit = self.controller.has_passed(settling.change);
         }
-        let commits = self.controller.report().commits;
+        let commits = self.controller.report().counts.commits;
         if self.random.once_in(self.tuning.commits_per_failure) {
             let succeeds = self.random.below(16);
             if self.random.once_in(2) {
@@ -68,7 +68,7 @@ impl World {
         }
         self.tell("commit is safe");
         let position = self.disk.position();
-        if report.commits > commits {
+        if report.counts.commits > commits {
             self.first_commit.get_or_insert(position);
         }
         let settled: Vec<_> = self.settling.extract_if(.., |settling| settling.is_in_commit).collect();
