@@ -30,8 +30,9 @@ const ARROWS: &[(&str, Uses)] = &[
     ("virtio", Only(&["ring", "block", "memory", "reactor", "units"])),
     ("nvme", Only(&["ring", "block", "memory", "reactor", "telemetry", "units"])),
     ("socket", Only(&[])),
+    ("peer", Only(&["socket"])),
     ("vhost-user", Only(&["socket", "virtio", "ring", "memory", "units"])),
-    ("vfio-user", Only(&["socket", "nvme", "memory", "units"])),
+    ("vfio-user", Only(&["peer", "socket", "nvme", "memory", "units"])),
     ("linux", Only(&["reactor", "block", "memory", "units"])),
     (
         "assembly",
@@ -42,6 +43,7 @@ const ARROWS: &[(&str, Uses)] = &[
             "extent",
             "vhost-user",
             "vfio-user",
+            "peer",
             "virtio",
             "nvme",
             "block",

@@ -23,6 +23,7 @@ const PEER_FACING: &[&str] = &[
     "virtio",
     "nvme",
     "socket",
+    "peer",
     "vhost-user",
     "vfio-user",
     "control",

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use sidecore_controller::ControllerError;
 use sidecore_linux::cpu::PinError;
 use sidecore_linux::{FileError, HostFileError};
-use sidecore_vhost_user::ServerError;
+use sidecore_peer::ServerError;
 
 use crate::access::AccountError;
 use crate::operation::{ErrorKind, OperationError};

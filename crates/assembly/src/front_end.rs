@@ -14,7 +14,7 @@ use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::sidecore::Sidecore;
-use sidecore_vhost_user::{Access, Disconnect};
+use sidecore_peer::{Access, Disconnect};
 
 pub(crate) use nvme::{Numbers, Nvme, NvmeParts, NvmeThreads, Subsystems};
 pub(crate) use refused::Refused;

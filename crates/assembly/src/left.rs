@@ -6,7 +6,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
-use sidecore_vfio_user::{LeftSocket, SocketState, close_aside};
+use sidecore_peer::{Snapshot, SocketState, close_aside};
+use sidecore_vfio_user::with_doorbells_last;
 
 use crate::front_end::Numbers;
 
@@ -64,8 +65,8 @@ pub(crate) struct Standing {
 
 impl LeftDevice {
     /// What is to be kept of a function's socket, and what is known besides.
-    pub(crate) fn pack(name: &str, socket: LeftSocket, known: Known) -> io::Result<Self> {
-        let LeftSocket { state, fds } = socket;
+    pub(crate) fn pack(name: &str, socket: Snapshot, known: Known) -> io::Result<Self> {
+        let Snapshot { state, fds } = socket;
         match serde_json::to_vec(&NvmeState { version: VERSION, socket: state, known }) {
             Ok(state) => Ok(Self { name: name.to_owned(), state, fds }),
             Err(error) => {
@@ -86,11 +87,11 @@ impl LeftDevice {
     }
 
     /// The socket. If it cannot be read, the VMM is disconnected.
-    pub(crate) fn unpack(self) -> Result<LeftSocket, LeftError> {
+    pub(crate) fn unpack(self) -> Result<Snapshot, LeftError> {
         match self.read() {
             Ok(NvmeState { version, socket, .. }) => {
-                let socket = LeftSocket { state: socket, fds: self.fds };
-                Ok(if version == VERSION_WITH_DOORBELLS_LAST { socket.with_doorbells_last() } else { socket })
+                let socket = Snapshot { state: socket, fds: self.fds };
+                Ok(if version == VERSION_WITH_DOORBELLS_LAST { with_doorbells_last(socket) } else { socket })
             }
             Err(error) => {
                 self.disconnect();

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
+use serde::{Deserialize, Serialize};
 use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryFile, RegionSpec, UserAddress};
+use sidecore_peer::{ExportFds, FdPlace, ResumeError, ResumeFds};
 
 use crate::body::{DMA_MAP_BYTES, DMA_UNMAP_BYTES};
-use crate::handover::{Leaving, Left, MapState, ResumeError};
 use crate::message::{DmaMap, DmaUnmap};
 use crate::refusal::Refusal;
 use crate::vfio;
@@ -36,6 +37,14 @@ struct Map {
     len_bytes: u64,
     /// What it is mapped from, and where in that it begins, if it is memory: for whoever goes on with this client.
     file: Option<(MemoryFile, u64)>,
+}
+
+/// A map in a snapshot, with its file if it is memory.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct MapState {
+    address: u64,
+    len_bytes: u64,
+    file: Option<(FdPlace, u64)>,
 }
 
 impl DmaTable {
@@ -76,18 +85,18 @@ impl DmaTable {
         Ok(is_memory.then(|| self.memory.clone()))
     }
 
-    /// Leaves all maps to another process. Nothing is mapped then.
-    pub(crate) fn leave(&mut self, fds: &mut Leaving) -> Vec<MapState> {
+    /// Exports all maps. Nothing is mapped then.
+    pub(crate) fn export(&mut self, fds: &mut ExportFds) -> Vec<MapState> {
         self.memory = GuestMemory::empty();
-        let leave = |(address, map): (u64, Map)| {
+        let export = |(address, map): (u64, Map)| {
             let file = map.file.map(|(file, offset_bytes)| (fds.put(file.into_inner()), offset_bytes));
             MapState { address, len_bytes: map.len_bytes, file }
         };
-        std::mem::take(&mut self.maps).into_iter().map(leave).collect()
+        std::mem::take(&mut self.maps).into_iter().map(export).collect()
     }
 
-    /// The maps that another process has left, mapped here.
-    pub(crate) fn resume(maps: &[MapState], fds: &mut Left) -> Result<Self, ResumeError> {
+    /// The maps that another process has exported, mapped here.
+    pub(crate) fn resume(maps: &[MapState], fds: &mut ResumeFds) -> Result<Self, ResumeError> {
         let mut table = Self::new();
         for MapState { address, len_bytes, file } in maps {
             let access = vfio::DMA_MAP_FLAG_READ | vfio::DMA_MAP_FLAG_WRITE;
@@ -106,7 +115,9 @@ impl DmaTable {
                     Some(MemoryFile::new(fds.take(*place)?))
                 }
             };
-            table.map(&map, file).map_err(|refusal| ResumeError::Memory(refusal.to_string()))?;
+            table.map(&map, file).map_err(|refusal| {
+                ResumeError::Session(format!("its memory cannot be mapped again: {refusal}").into())
+            })?;
         }
         Ok(table)
     }

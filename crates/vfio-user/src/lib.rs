@@ -5,9 +5,8 @@
 //! * [`Connection`] carries messages and their file descriptors over a stream, and never waits, until it is dropped.
 //! * [`Session`] is the server's state machine for one connection. It knows no socket, so tests and the fuzzer drive it
 //!   directly.
-//! * [`LeftSocket`] is a socket with its client, as one process leaves it to the next.
-//! * [`Service`] is a few threads, each serving many sockets, each of them a
-//!   [`PciFunction`](sidecore_nvme::PciFunction), to one VMM after the other.
+//! * [`PciEndpoint`] is a [`PciFunction`](sidecore_nvme::PciFunction) that the [`Service`] of all protocols serves to one
+//!   VMM after the other.
 //!
 //! Why not rust-vmm's `vfio_user`: docs/decisions/0014-own-vfio-user-server.md.
 //!
@@ -16,8 +15,8 @@
 //! As of QEMU 10.1 (hw/vfio-user, hw/vfio), and what is done here because of it:
 //!
 //! * **It connects once.** When the server goes away, the device is dead: reads are all ones, writes are lost, until
-//!   the device is unplugged or the VM restarted. Nothing reconnects, so a server that is to be restarted leaves the
-//!   connection itself to the next one: [`Socket::hand_over`], [`Service::take_over`].
+//!   the device is unplugged or the VM restarted. Nothing reconnects, so a server that is to be restarted hands the
+//!   connection itself over to the next one: [`Socket::export`], [`Service::serve`].
 //! * **It aborts when a device with MSI-X is unplugged** (seen with 11.1.3): `vfio_user_msix_teardown` takes the pending bits'
 //!   region out of its container as the device is finalized, when both are finalized already, and that asserts that it is
 //!   still in there. No layout of table and pending bits avoids it; a device without the capability does, so that
@@ -69,34 +68,26 @@
 )]
 
 mod body;
-mod closing;
+mod codec;
 mod command;
-mod connection;
 mod data;
 mod descriptors;
 mod dma;
-mod handover;
+mod endpoint;
 mod interrupts;
 mod message;
 mod refusal;
 mod regions;
-mod served;
-mod service;
 mod session;
-mod slot;
-mod ticket;
 pub mod vfio;
-mod worker;
 
+pub use codec::{Codec, Connection, ConnectionError, Received};
 pub use command::Command;
-pub use connection::{Connection, ConnectionError, Received};
 pub use data::Data;
-pub use handover::{LeftSocket, ResumeError, SocketState};
+pub use endpoint::{PciEndpoint, with_doorbells_last};
 pub use message::{
     ACCESS_BYTES, Body, DeviceInfo, DmaMap, DmaUnmap, Flags, HEADER_BYTES, Header, IrqInfo, IrqSet, MAX_AREAS, MAX_FDS,
     MAX_PAYLOAD_BYTES, MAX_TRANSFER_BYTES, Message, MessageError, RegionAccess, RegionInfo, SparseArea, Version,
 };
-pub use service::{Service, Socket};
-pub use session::{Answer, ProtocolError, Session};
-pub use sidecore_socket::{Access, Disconnect, ServerError, StreamError, close_aside};
-pub use ticket::Wake;
+pub use session::{ProtocolError, Session};
+pub use sidecore_peer::{Access, ServerError, Service, Snapshot, Socket, SocketState, StreamError};

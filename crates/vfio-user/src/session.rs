@@ -3,19 +3,20 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use sidecore_memory::GuestMemory;
 use sidecore_nvme::{Done, HandedOver, PciFunction};
+use sidecore_peer::{ExportFds, ResumeError, ResumeFds};
 
 use crate::body::Body;
 use crate::command::Command;
 use crate::data::Data;
 use crate::descriptors::Descriptors;
-use crate::dma::{DmaTable, MAX_MAPS, PAGE_BYTES};
-use crate::handover::{Leaving, Left, ResumeError, SessionState};
+use crate::dma::{DmaTable, MAX_MAPS, MapState, PAGE_BYTES};
+use crate::endpoint::not_resumed;
 use crate::message::{MAX_FDS, MAX_TRANSFER_BYTES, Message, RegionAccess, Version};
 use crate::refusal::Refusal;
-use crate::ticket::{Ticket, Wake};
 use crate::{interrupts, regions};
 
 /// The version that is spoken: 0.1 at most.
@@ -56,210 +57,139 @@ pub enum ProtocolError {
     },
 }
 
-/// What becomes of a command.
-#[derive(Debug)]
-pub enum Answer {
-    /// This is to be sent.
-    Reply(Message),
-    /// Nothing: the client wants no reply.
-    Nothing,
-    /// It is known when the session's wake has come and [`Session::resume`] says so. No command is served until then.
-    Later,
-}
-
-/// How far a session is.
+/// The state of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// No version yet.
     New,
     Serving,
-    /// The client has gone; the function is being reset.
-    Resetting,
-    /// The function lets go of the client's memory.
-    Unmapping,
+    /// The client has gone, and the function is free.
     Over,
 }
 
-/// Whom the reply to a command goes to.
-#[derive(Clone, Copy, Debug)]
-struct Sender {
-    id: u16,
-    command: Command,
-    no_reply: bool,
-}
-
-/// What the session waits for.
-#[derive(Debug)]
-struct Pending {
-    ticket: Ticket,
-    /// What is sent when it is done; `None` at the end of a session.
-    then: Option<(Sender, Body)>,
-}
-
-/// What a command that succeeds leads to.
-enum Outcome {
-    /// The reply's payload and descriptors.
-    Now(Body, Vec<OwnedFd>),
-    /// The same, when the function is done.
-    When(Ticket, Body),
-}
+/// The payload and the descriptors of a reply.
+type Reply = (Body, Vec<OwnedFd>);
 
 /// The state of one connection to a VMM: the version, what is mapped for DMA, and the one command that is waited for.
 ///
-/// It knows no socket: messages go in, answers come out, and the commands that take time (what changes memory, and
-/// resets) are answered [`Answer::Later`]. Commands are served in the order in which they come. A command that fails is
-/// answered with an errno, or with nothing if the client wants no reply; the connection goes on.
+/// It knows no socket: messages go in, replies come out, in their order. What changes memory, and resets, waits for the
+/// function, until nothing uses the memory from before. A command that fails is answered with an errno, or with nothing if
+/// the client wants no reply; the connection goes on.
 ///
 /// DEVICE_RESET resets the function and keeps the client's memory and eventfds: QEMU sends neither again.
 pub struct Session {
     function: Arc<dyn PciFunction>,
-    wake: Wake,
     stage: Stage,
     dma: DmaTable,
-    pending: Option<Pending>,
     refused: u32,
+    /// The function as it was handed over.
+    handed_over: Option<Box<HandedOver>>,
 }
 
 impl Session {
-    /// A session that has negotiated nothing yet. `wake` is called when a command that was to be answered later can be,
-    /// and when a session that was to end has come further.
+    /// A session that has negotiated nothing yet.
     #[must_use]
-    pub fn new(function: Arc<dyn PciFunction>, wake: Wake) -> Self {
-        Self { function, wake, stage: Stage::New, dma: DmaTable::new(), pending: None, refused: 0 }
+    pub fn new(function: Arc<dyn PciFunction>) -> Self {
+        Self { function, stage: Stage::New, dma: DmaTable::new(), refused: 0, handed_over: None }
     }
 
-    /// Serves one command.
+    /// Serves one command. The reply, if the client wants one.
     ///
     /// # Errors
     /// The connection is to be closed, and the session to be ended.
-    pub fn handle(&mut self, message: Message) -> Result<Answer, ProtocolError> {
+    pub fn handle(&mut self, message: Message) -> Result<Option<Message>, ProtocolError> {
         let Message { id, command, flags, body, fds, .. } = message;
         let fds = Descriptors::new(fds);
         if flags.reply {
             return Err(ProtocolError::UnexpectedReply { command });
         }
-        if self.pending.is_some() {
-            return Err(ProtocolError::OutOfTurn { command });
-        }
-        let sender = Sender { id, command, no_reply: flags.no_reply };
         let outcome = match self.stage {
             Stage::New => self.negotiate(command, body, &fds)?,
             Stage::Serving => self.serve(command, body, fds),
-            Stage::Resetting | Stage::Unmapping | Stage::Over => return Err(ProtocolError::OutOfTurn { command }),
+            Stage::Over => return Err(ProtocolError::OutOfTurn { command }),
         };
-        Ok(match outcome {
-            Ok(Outcome::Now(body, fds)) => sender.answer(body, fds),
-            Ok(Outcome::When(ticket, body)) => {
-                self.pending = Some(Pending { ticket, then: Some((sender, body)) });
-                Answer::Later
-            }
-            Err(refusal) => self.refuse(sender, &refusal),
-        })
+        let reply = match outcome {
+            Ok((body, fds)) => Message::reply(id, command, body, fds),
+            Err(refusal) => self.refuse(id, command, &refusal),
+        };
+        Ok((!flags.no_reply).then_some(reply))
     }
 
-    /// The answer that was to come later, if it is there.
-    pub fn resume(&mut self) -> Answer {
-        match self.pending.take() {
-            Some(Pending { ticket, then: Some((sender, body)) }) if ticket.is_done() => sender.answer(body, Vec::new()),
-            None => Answer::Nothing,
-            waiting => {
-                self.pending = waiting;
-                Answer::Later
-            }
-        }
+    /// Has the function complete what it has taken, and take nothing more. False if it cannot be handed over.
+    pub(crate) fn hand_over(&mut self) -> bool {
+        let (reply, replied) = channel();
+        self.function.hand_over(Box::new(move |function| {
+            let _ = reply.send(function);
+        }));
+        self.handed_over = replied.recv().ok().flatten().map(Box::new);
+        self.handed_over.is_some()
     }
 
-    /// Whether a command waits for the function.
-    #[must_use]
-    pub const fn is_waiting(&self) -> bool {
-        self.pending.is_some()
+    /// The function, if it was handed over.
+    pub(crate) fn handed_over(&mut self) -> Option<HandedOver> {
+        self.handed_over.take().map(|function| *function)
     }
 
-    /// Leaves what the client has said to another process; nothing is waited for, and the function has been left. This
-    /// session is over then.
-    pub(crate) fn leave(&mut self, fds: &mut Leaving) -> SessionState {
+    /// Exports what the client has negotiated; the function has been handed over. This session is over
+    /// then.
+    pub(crate) fn export_maps(&mut self, fds: &mut ExportFds) -> (bool, Vec<MapState>) {
         let is_serving = self.stage == Stage::Serving;
         self.stage = Stage::Over;
-        SessionState { is_serving, maps: self.dma.leave(fds) }
+        (is_serving, self.dma.export(fds))
     }
 
-    /// Goes on with what another process has left, of the session and of the function.
+    /// Resumes the session and the function of another process.
     ///
     /// # Errors
     /// See [`ResumeError`]. The session is to be ended then, and the function reset with it.
-    pub(crate) fn resume_left(
+    pub(crate) fn resume_function(
         &mut self,
-        state: &SessionState,
+        is_serving: bool,
+        maps: &[MapState],
         from: HandedOver,
-        fds: &mut Left,
+        fds: &mut ResumeFds,
     ) -> Result<(), ResumeError> {
         // Whatever happens from here on, the function is used.
         self.stage = Stage::Serving;
-        self.dma = DmaTable::resume(&state.maps, fds)?;
-        self.function.take_over(from, self.dma.memory().clone())?;
-        if !state.is_serving {
+        self.dma = DmaTable::resume(maps, fds)?;
+        self.function.take_over(from, self.dma.memory().clone()).map_err(not_resumed)?;
+        if !is_serving {
             self.stage = Stage::New;
         }
         Ok(())
     }
 
-    /// The function that is served.
-    pub(crate) fn function(&self) -> &Arc<dyn PciFunction> {
-        &self.function
-    }
-
-    /// Ends the session: what was asked last is waited for, all eventfds are closed, the function is reset and lets go of
-    /// the client's memory. Call it again with each wake until it is true; only then the function is free for another client.
-    pub fn end(&mut self) -> bool {
-        loop {
-            if self.pending.as_ref().is_some_and(|pending| !pending.ticket.is_done()) {
-                return false;
-            }
-            self.pending = None;
-            let (stage, ticket) = match self.stage {
-                Stage::New => (Stage::Over, None),
-                Stage::Serving => {
-                    self.release_vectors();
-                    (Stage::Resetting, self.start(|function, done| function.reset(done)))
-                }
-                Stage::Resetting => {
-                    self.dma.unmap_all();
-                    let forget = |function: &dyn PciFunction, done| function.set_memory(GuestMemory::empty(), done);
-                    (Stage::Unmapping, self.start(forget))
-                }
-                Stage::Unmapping | Stage::Over => {
-                    self.stage = Stage::Over;
-                    return true;
-                }
-            };
-            self.stage = stage;
-            self.pending = ticket.map(|ticket| Pending { ticket, then: None });
+    /// Ends the session: all eventfds are closed, the function is reset and lets go of the client's memory, one after the
+    /// other. The function is free for another client then.
+    pub fn end(&mut self) {
+        if std::mem::replace(&mut self.stage, Stage::Over) != Stage::Serving {
+            return;
         }
-    }
-
-    fn release_vectors(&self) {
         let vectors = 0..self.function.vectors().into();
         if let Err(error) = interrupts::release(&*self.function, vectors) {
             tracing::error!(%error, "a vector keeps its eventfd");
         }
+        self.wait(|function, done| function.reset(done));
+        self.dma.unmap_all();
+        self.wait(|function, done| function.set_memory(GuestMemory::empty(), done));
     }
 
-    /// Has the function do something that takes time. A ticket, unless it is done already.
-    fn start(&self, call: impl FnOnce(&dyn PciFunction, Done)) -> Option<Ticket> {
-        let (ticket, done) = Ticket::issue(&self.wake);
-        call(&*self.function, done);
-        (!ticket.is_done()).then_some(ticket)
+    /// Has the function do something that takes time, and waits until it is done.
+    fn wait(&self, call: impl FnOnce(&dyn PciFunction, Done)) {
+        let (done, over) = channel::<()>();
+        call(&*self.function, Done::new(move || drop(done)));
+        // Nothing is ever sent.
+        let _ = over.recv();
     }
 
-    fn refuse(&mut self, sender: Sender, refusal: &Refusal) -> Answer {
-        let Sender { id, command, no_reply } = sender;
+    fn refuse(&mut self, id: u16, command: Command, refusal: &Refusal) -> Message {
         if self.refused < WARNINGS {
             self.refused = self.refused.saturating_add(1);
             tracing::warn!(%command, error = %refusal, "command refused");
         } else {
             tracing::debug!(%command, error = %refusal, "command refused");
         }
-        if no_reply { Answer::Nothing } else { Answer::Reply(Message::refusal(id, command, refusal.errno())) }
+        Message::refusal(id, command, refusal.errno())
     }
 
     /// VERSION, which has to be the first. What the client says of itself is of no use to us: we send no command, and one
@@ -269,7 +199,7 @@ impl Session {
         command: Command,
         body: Body,
         fds: &Descriptors,
-    ) -> Result<Result<Outcome, Refusal>, ProtocolError> {
+    ) -> Result<Result<Reply, Refusal>, ProtocolError> {
         let (Command::Version, body) = (command, body) else { return Err(ProtocolError::NotNegotiated { command }) };
         let Body::Version(Version { major, minor, data }) = body else { return Ok(Err(wrong_body(&body))) };
         if fds.count() > 0 {
@@ -285,10 +215,10 @@ impl Session {
             return Ok(Err(Refusal::Connect(error)));
         }
         self.stage = Stage::Serving;
-        Ok(Ok(Outcome::Now(Body::Version(our_version(minor)), Vec::new())))
+        Ok(Ok((Body::Version(our_version(minor)), Vec::new())))
     }
 
-    fn serve(&mut self, command: Command, body: Body, fds: Descriptors) -> Result<Outcome, Refusal> {
+    fn serve(&mut self, command: Command, body: Body, fds: Descriptors) -> Result<Reply, Refusal> {
         let most_fds = match command {
             // SPDK sends the file with both. That of an unmap is of no use, and closed like any other.
             Command::DmaMap | Command::DmaUnmap => 1,
@@ -303,19 +233,21 @@ impl Session {
             (Command::Version, _) => return Err(Refusal::Settled),
             (Command::DmaMap, Body::DmaMap(map)) => {
                 let memory = self.dma.map(&map, fds.into_file())?;
-                return Ok(self.change_memory(memory, Body::Empty));
+                self.change_memory(memory);
+                Body::Empty
             }
             (Command::DmaUnmap, Body::DmaUnmap(unmap)) => {
                 let memory = self.dma.unmap(&unmap)?;
-                return Ok(self.change_memory(memory, Body::DmaUnmap(unmap)));
+                self.change_memory(memory);
+                Body::DmaUnmap(unmap)
             }
             (Command::DeviceReset, Body::Empty) => {
-                let ticket = self.start(|function, done| function.reset(done));
-                return Ok(Outcome::when(ticket, Body::Empty));
+                self.wait(|function, done| function.reset(done));
+                Body::Empty
             }
             (Command::DeviceGetRegionInfo, Body::RegionInfo(info)) => {
                 let (info, file) = regions::region_info(function, &info)?;
-                return Ok(Outcome::Now(Body::RegionInfo(info), file.into_iter().collect()));
+                return Ok((Body::RegionInfo(info), file.into_iter().collect()));
             }
             (Command::DeviceGetInfo, Body::DeviceInfo(info)) => Body::DeviceInfo(regions::device_info(&info)?),
             (Command::DeviceGetIrqInfo, Body::IrqInfo(info)) => Body::IrqInfo(interrupts::info(function, &info)?),
@@ -328,54 +260,29 @@ impl Session {
             (_, Body::Other(_)) => return Err(Refusal::NotOffered),
             (_, body) => return Err(wrong_body(&body)),
         };
-        Ok(Outcome::Now(reply, Vec::new()))
+        Ok((reply, Vec::new()))
     }
 
-    /// The message is answered when nothing uses the memory from before: what the client unmaps is out of everybody's reach by
-    /// then. That the kernel takes it out of our address space, and frees what is nobody's, may follow (the reaper of
-    /// `sidecore_memory`): that takes as long as the memory is large, and this thread serves others.
-    fn change_memory(&self, memory: Option<GuestMemory>, reply: Body) -> Outcome {
-        let ticket = memory.and_then(|memory| self.start(|function, done| function.set_memory(memory, done)));
-        Outcome::when(ticket, reply)
+    /// Returns when nothing uses the memory from before: what the client unmaps is out of everybody's reach then. The
+    /// kernel may take it out of our address space, and free it, later (the reaper of `sidecore_memory`).
+    fn change_memory(&self, memory: Option<GuestMemory>) {
+        if let Some(memory) = memory {
+            self.wait(|function, done| function.set_memory(memory, done));
+        }
     }
 }
 
 impl Drop for Session {
-    /// The same as [`Session::end`], but that nobody waits.
     fn drop(&mut self) {
-        match self.stage {
-            Stage::New | Stage::Unmapping | Stage::Over => return,
-            Stage::Serving => {
-                self.release_vectors();
-                self.function.reset(Done::nobody());
-            }
-            Stage::Resetting => {}
-        }
-        self.function.set_memory(GuestMemory::empty(), Done::nobody());
+        self.end();
     }
 }
 
 impl fmt::Debug for Session {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { function, stage, dma, pending, .. } = self;
+        let Self { function, stage, dma, .. } = self;
         let mut debug = formatter.debug_struct("Session");
-        debug.field("function", &function.name()).field("stage", stage).field("dma", dma).field("pending", pending);
-        debug.finish_non_exhaustive()
-    }
-}
-
-impl Sender {
-    fn answer(self, body: Body, fds: Vec<OwnedFd>) -> Answer {
-        if self.no_reply { Answer::Nothing } else { Answer::Reply(Message::reply(self.id, self.command, body, fds)) }
-    }
-}
-
-impl Outcome {
-    fn when(ticket: Option<Ticket>, body: Body) -> Self {
-        match ticket {
-            Some(ticket) => Self::When(ticket, body),
-            None => Self::Now(body, Vec::new()),
-        }
+        debug.field("function", &function.name()).field("stage", stage).field("dma", dma).finish_non_exhaustive()
     }
 }
 

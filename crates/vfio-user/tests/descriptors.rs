@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 
 use common::*;
 use sidecore_memory::reaper::wait_until_reaped;
-use sidecore_vfio_user::{Access, Body, Command, MAX_FDS, Message, Service, vfio};
+use sidecore_vfio_user::{Access, Body, Command, MAX_FDS, Message, PciEndpoint, Service, vfio};
 
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
@@ -21,7 +21,9 @@ fn none_is_left_behind() {
     let before = open_descriptors();
     let service = Service::start(NonZeroUsize::MIN).unwrap();
     let function = Function::new();
-    let socket = service.serve(&directory.path().join("socket"), Access::default(), function.clone()).unwrap();
+    let socket = service
+        .serve(&directory.path().join("socket"), Access::default(), PciEndpoint(function.clone()), None)
+        .unwrap();
     let serving = open_descriptors();
     let events = |count| (0..count).map(|_| event()).collect::<Vec<_>>();
     let eventfd = vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER;

@@ -9,13 +9,15 @@ use std::os::unix::net::UnixStream;
 use common::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sidecore_vfio_user::{Access, Body, Command, Connection, Service};
+use sidecore_vfio_user::{Access, Body, Command, Connection, PciEndpoint, Service};
 
 #[test]
 fn a_client_that_cannot_be_accepted_is_accepted_later() {
     let directory = tempfile::tempdir().unwrap();
     let service = Service::start(NonZeroUsize::MIN).unwrap();
-    let serve = |name: &str| service.serve(&directory.path().join(name), Access::default(), Function::new()).unwrap();
+    let serve = |name: &str| {
+        service.serve(&directory.path().join(name), Access::default(), PciEndpoint(Function::new()), None).unwrap()
+    };
     let (first, second) = (serve("first"), serve("second"));
     let mut served = Client::start(first.path());
     let stream = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();

@@ -17,7 +17,7 @@ use sidecore_nvme::{
 };
 use sidecore_reactor::EventFd;
 use sidecore_ring::nvme::Doorbells;
-use sidecore_vfio_user::{Access, Body, Command, LeftSocket, Message, Service, SocketState, vfio};
+use sidecore_vfio_user::{Access, Body, Command, Message, PciEndpoint, Service, Snapshot, SocketState, vfio};
 
 /// No queue is ever started here: what they leave is tested where they are.
 #[derive(Default)]
@@ -101,23 +101,20 @@ struct Process {
 }
 
 impl Process {
-    fn start(directory: &tempfile::TempDir, left: Option<LeftSocket>) -> Self {
+    fn start(directory: &tempfile::TempDir, left: Option<Snapshot>) -> Self {
         let service = Service::start(NonZeroUsize::MIN).unwrap();
         let path = directory.path().join("socket");
-        let socket = match left {
-            None => service.serve(&path, Access::default(), function()),
-            Some(left) => service.take_over(&path, Access::default(), function(), left),
-        };
+        let socket = service.serve(&path, Access::default(), PciEndpoint(function()), left);
         Self { service, socket: socket.unwrap() }
     }
 
     /// The next one, which is told no more than what would be kept.
     fn succeed(self, directory: &tempfile::TempDir) -> Self {
-        let LeftSocket { state, fds } = self.socket.hand_over().expect("there is a client");
+        let Snapshot { state, fds } = self.socket.export().expect("there is a client");
         drop(self.service);
         assert!(!directory.path().join("socket").exists());
         let state: SocketState = serde_json::from_slice(&serde_json::to_vec(&state).unwrap()).unwrap();
-        Self::start(directory, Some(LeftSocket { state, fds }))
+        Self::start(directory, Some(Snapshot { state, fds }))
     }
 }
 
@@ -221,11 +218,11 @@ fn an_answer_that_is_half_sent_is_sent() {
 fn without_a_client_there_is_nothing_to_leave() {
     let directory = tempfile::tempdir().unwrap();
     let process = Process::start(&directory, None);
-    assert!(process.socket.hand_over().is_none());
+    assert!(process.socket.export().is_none());
     let process = Process::start(&directory, None);
     drop(Client::start(process.socket.path()));
     wait_until(|| !process.socket.is_connected());
-    assert!(process.socket.hand_over().is_none());
+    assert!(process.socket.export().is_none());
 }
 
 #[test]
@@ -234,12 +231,14 @@ fn a_client_that_is_being_served_is_left_when_it_has_its_answer() {
     let service = Service::start(NonZeroUsize::MIN).unwrap();
     // This function cannot be left: its client is lost, and the function reset as ever.
     let function = Function::new();
-    let socket = service.serve(&directory.path().join("socket"), Access::default(), function.clone()).unwrap();
+    let socket = service
+        .serve(&directory.path().join("socket"), Access::default(), PciEndpoint(function.clone()), None)
+        .unwrap();
     let mut client = Client::start(socket.path());
     function.hold(true);
     client.post((Command::DmaMap, Body::DmaMap(map(0, PAGE))), vec![memfd(PAGE)]);
     wait_until(|| function.is_held());
-    let left = std::thread::spawn(move || socket.hand_over().is_some());
+    let left = std::thread::spawn(move || socket.export().is_some());
     assert!(client.is_quiet());
     function.hold(false);
     function.release();
@@ -257,7 +256,12 @@ fn a_client_that_has_sent_what_may_wait_is_not_left() {
     let client = Client::start(process.socket.path());
     let neighbour = process
         .service
-        .serve(&directory.path().join("other"), Access::default(), Function::with_area("other", None))
+        .serve(
+            &directory.path().join("other"),
+            Access::default(),
+            PciEndpoint(Function::with_area("other", None)),
+            None,
+        )
         .unwrap();
     let mut neighbour = Client::start(neighbour.path());
     let (socket, end) = lingering();
@@ -269,7 +273,7 @@ fn a_client_that_has_sent_what_may_wait_is_not_left() {
     }
     let (done, wait) = std::sync::mpsc::channel();
     let Process { service, socket } = process;
-    std::thread::spawn(move || done.send(socket.hand_over().is_none()));
+    std::thread::spawn(move || done.send(socket.export().is_none()));
     assert_eq!(wait.recv_timeout(SOON), Ok(true));
     drop((end, client, service));
 }

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use common::*;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use sidecore_memory::reaper::{wait_until_reaped, when_reaped};
-use sidecore_vfio_user::{Access, Body, Command, DmaMap, Service, vfio};
+use sidecore_vfio_user::{Access, Body, Command, DmaMap, PciEndpoint, Service, vfio};
 
 const BYTES: u64 = 64 << 20;
 
@@ -51,7 +51,12 @@ fn a_client_that_leaves_much_memory_behind_holds_nobody_up() {
     let service = Service::start(NonZeroUsize::MIN).unwrap();
     let sockets = ["leaving", "neighbour"].map(|name| {
         let function = Function::with_area(name, None);
-        (service.serve(&directory.path().join(name), Access::default(), function.clone()).unwrap(), function)
+        (
+            service
+                .serve(&directory.path().join(name), Access::default(), PciEndpoint(function.clone()), None)
+                .unwrap(),
+            function,
+        )
     });
     let [(socket, _), (neighbours, _)] = &sockets;
     let mut neighbour = Client::start(neighbours.path());

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use common::*;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use sidecore_vfio_user::{Access, Body, Command, Connection, Message, Received, Service, Socket, vfio};
+use sidecore_vfio_user::{Access, Body, Command, Connection, Message, PciEndpoint, Received, Service, Socket, vfio};
 
 /// Sends a message with any number of descriptors, and closes them.
 fn send(client: &Client, ask: (Command, Body), fds: Vec<OwnedFd>) {
@@ -60,7 +60,7 @@ impl Two {
     }
 
     fn serve_function(&self, name: &str, function: Arc<Function>) -> Socket {
-        self.service.serve(&self.directory.path().join(name), Access::default(), function).unwrap()
+        self.service.serve(&self.directory.path().join(name), Access::default(), PciEndpoint(function), None).unwrap()
     }
 }
 
@@ -123,6 +123,15 @@ fn an_interrupt_that_is_none() {
         let flags = vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER;
         let set = irqs(flags, vfio::PCI_MSIX_IRQ_INDEX, 0, 2);
         send(client, (Command::DeviceSetIrqs, Body::IrqSet(set)), vec![event(), socket]);
+    });
+}
+
+#[test]
+fn a_socket_with_what_nobody_has_received() {
+    waits_alone(|client, socket| {
+        let (sender, receiver) = UnixStream::pair().unwrap();
+        sidecore_socket::send(&sender, &[0], &[socket], 1, sidecore_socket::Blocking::Never).unwrap();
+        surplus(client, receiver.into());
     });
 }
 

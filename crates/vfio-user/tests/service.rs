@@ -16,7 +16,7 @@ use common::*;
 use sidecore_memory::GuestAddress;
 use sidecore_nvme::Region;
 use sidecore_vfio_user::{
-    Access, Body, Command, HEADER_BYTES, MAX_TRANSFER_BYTES, Message, ServerError, Service, Socket, vfio,
+    Access, Body, Command, HEADER_BYTES, MAX_TRANSFER_BYTES, Message, PciEndpoint, ServerError, Service, Socket, vfio,
 };
 
 struct Fixture {
@@ -36,7 +36,8 @@ impl Fixture {
 
     fn serve(&self, name: &str) -> (Arc<Function>, Socket) {
         let function = Function::with_area(name, Some((AREA.0, AREA.0)));
-        let socket = self.service.serve(&self.path(name), Access::default(), function.clone()).unwrap();
+        let socket =
+            self.service.serve(&self.path(name), Access::default(), PciEndpoint(function.clone()), None).unwrap();
         (function, socket)
     }
 }
@@ -96,7 +97,7 @@ fn a_vmm_is_served_goes_and_comes_again() {
         function.take_events();
         drop(client);
         wait_until(|| !socket.is_connected());
-        assert_eq!(function.assigned(), []);
+        assert!(function.assigned().is_empty());
         let events = function.take_events();
         assert_eq!(events[events.len() - 2..], [Event::Reset, Event::Memory(0, 0)]);
     }
@@ -305,7 +306,7 @@ fn a_socket_can_be_dropped_in_any_state() {
     // Nobody has ever come.
     let (function, socket) = fixture.serve("idle");
     drop(socket);
-    assert_eq!(function.events(), []);
+    assert!(function.events().is_empty());
     assert!(!fixture.path("idle").exists());
 
     // Someone is connected, and someone waits.
@@ -394,7 +395,14 @@ fn sockets_are_spread_over_threads() {
     let directory = tempfile::tempdir().unwrap();
     let sockets: Vec<_> = (0..6)
         .map(|number| {
-            service.serve(&directory.path().join(number.to_string()), Access::default(), Function::new()).unwrap()
+            service
+                .serve(
+                    &directory.path().join(number.to_string()),
+                    Access::default(),
+                    PciEndpoint(Function::new()),
+                    None,
+                )
+                .unwrap()
         })
         .collect();
     for socket in &sockets {
@@ -410,13 +418,13 @@ fn the_socket_file_is_this_users_and_no_others() {
     assert!(metadata.file_type().is_socket());
     assert_eq!(metadata.permissions().mode() & 0o077, 0);
     let path = fixture.path("function");
-    let error = fixture.service.serve(&path, Access::default(), Function::new()).unwrap_err();
+    let error = fixture.service.serve(&path, Access::default(), PciEndpoint(Function::new()), None).unwrap_err();
     assert!(matches!(error, ServerError::Ours { .. }), "{error}");
 
     // One that a dead process left behind is replaced, and only ours is removed.
     let dead = fixture.path("dead");
     drop(UnixListener::bind(&dead).unwrap());
-    let socket = fixture.service.serve(&dead, Access::default(), Function::new()).unwrap();
+    let socket = fixture.service.serve(&dead, Access::default(), PciEndpoint(Function::new()), None).unwrap();
     Client::start(&dead);
     std::fs::remove_file(&dead).unwrap();
     let _others = UnixListener::bind(&dead).unwrap();
@@ -425,10 +433,10 @@ fn the_socket_file_is_this_users_and_no_others() {
 
     let file = fixture.path("file");
     std::fs::write(&file, "precious").unwrap();
-    let error = fixture.service.serve(&file, Access::default(), Function::new()).unwrap_err();
+    let error = fixture.service.serve(&file, Access::default(), PciEndpoint(Function::new()), None).unwrap_err();
     assert!(matches!(error, ServerError::NotASocket { .. }), "{error}");
     let nowhere = fixture.path("nowhere/socket");
-    match fixture.service.serve(&nowhere, Access::default(), Function::new()) {
+    match fixture.service.serve(&nowhere, Access::default(), PciEndpoint(Function::new()), None) {
         Err(ServerError::Io { error, .. }) => assert_eq!(error.kind(), ErrorKind::NotFound),
         other => panic!("{other:?}"),
     }

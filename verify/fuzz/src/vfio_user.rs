@@ -1,23 +1,25 @@
 //! A client that says anything, in any order, with any descriptors, while the function takes its time or does not: the
-//! session must neither panic nor lose track of what it waits for, nor ask a function for two things at once, nor leave
+//! session must neither panic nor answer before the function is done, nor ask a function for two things at once, nor leave
 //! anything of a client behind.
 //!
 //! The input is a sequence of steps. One below 0xf0 is a message: command (1 byte), flags (1 byte: 1 no-reply, 2 reply),
 //! descriptors (1 byte: how many, and of what kind), payload size (2 bytes, little-endian), payload. The others are:
-//! 0xf0 what is waited for is done, 0xf1 and 0xf2 the function takes its time or does not, 0xf3 another client.
+//! 0xf0 nothing, 0xf1 and 0xf2 the function takes its time or does not, 0xf3 another client.
 #![no_main]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::thread;
 
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sidecore_memory::GuestMemory;
 use sidecore_nvme::{AccessError, BarInfo, Done, Interrupts, MappableArea, PciFunction, Region};
-use sidecore_vfio_user::{Answer, Command, HEADER_BYTES, Header, MAX_FDS, MAX_TRANSFER_BYTES, Message, Session, Wake};
+use sidecore_vfio_user::{Command, HEADER_BYTES, Header, MAX_FDS, MAX_TRANSFER_BYTES, Message, Session};
 
 const FILE_BYTES: u64 = 1 << 20;
 const BAR_BYTES: u64 = 1 << 16;
@@ -28,7 +30,6 @@ const VECTORS: u16 = 5;
 struct State {
     memory: Option<GuestMemory>,
     vectors: [bool; VECTORS as usize],
-    held: Option<Done>,
     outstanding: bool,
     resets: usize,
 }
@@ -42,6 +43,8 @@ struct Files {
 struct Function {
     files: Files,
     holds: AtomicBool,
+    /// The thread that is done later.
+    later: Sender<Done>,
     state: Mutex<State>,
     this: Weak<Self>,
 }
@@ -52,7 +55,9 @@ impl Function {
         ftruncate(&memory, FILE_BYTES).unwrap();
         let files = Files { memory, event: eventfd(0, EventfdFlags::CLOEXEC).unwrap() };
         let (holds, state) = (AtomicBool::new(false), Mutex::default());
-        Arc::new_cyclic(|this| Self { files, holds, state, this: this.clone() })
+        let (later, held) = channel();
+        thread::spawn(move || held.iter().for_each(Done::call));
+        Arc::new_cyclic(|this| Self { files, holds, later, state, this: this.clone() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -70,17 +75,12 @@ impl Function {
             }
             done.call();
         });
+        drop(state);
         if self.holds.load(Ordering::Relaxed) {
-            state.held = Some(done);
+            self.later.send(done).unwrap();
         } else {
-            drop(state);
             done.call();
         }
-    }
-
-    fn release(&self) -> bool {
-        let held = self.state().held.take();
-        held.map(Done::call).is_some()
     }
 
     /// How the next client has to find it.
@@ -197,60 +197,31 @@ fn check_reply(message: &Message, id: u16, command: Command) {
     assert_eq!(read.body, message.body);
 }
 
-/// A client's session, and what it has asked that is not answered.
-struct Client {
-    session: Session,
-    woken: Arc<AtomicBool>,
-    waits: Option<(u16, Command, bool)>,
-}
+/// A client's session.
+struct Client(Session);
 
 impl Client {
     fn new(function: &Arc<Function>) -> Self {
         assert!(function.is_free());
-        let woken = Arc::new(AtomicBool::new(false));
-        let shared = Arc::clone(&woken);
-        let wake: Wake = Arc::new(move || shared.store(true, Ordering::Relaxed));
-        Self { session: Session::new(function.clone(), wake), woken, waits: None }
+        Self(Session::new(function.clone()))
     }
 
-    fn handle(&mut self, message: Message) {
+    fn handle(&mut self, message: Message, function: &Function) {
         let (id, command, no_reply) = (message.id, message.command, message.flags.no_reply);
-        let waits = self.waits.is_some();
-        match self.session.handle(message) {
+        match self.0.handle(message) {
             // A session must stand even what comes after the error that ends its connection.
             Err(_) => {}
-            Ok(_) if waits => panic!("served out of turn"),
-            Ok(Answer::Reply(reply)) => {
+            Ok(Some(reply)) => {
                 assert!(!no_reply, "a reply that nobody waits for");
                 check_reply(&reply, id, command);
             }
-            Ok(Answer::Nothing) => assert!(no_reply),
-            Ok(Answer::Later) => self.waits = Some((id, command, no_reply)),
+            Ok(None) => assert!(no_reply),
         }
-        assert_eq!(self.session.is_waiting(), self.waits.is_some());
-    }
-
-    fn release(&mut self, function: &Function) {
-        let released = function.release();
-        assert_eq!(self.woken.swap(false, Ordering::Relaxed), released, "woken when it is done, and only then");
-        match (self.session.resume(), released.then(|| self.waits.take()).flatten()) {
-            (Answer::Reply(reply), Some((id, command, false))) => check_reply(&reply, id, command),
-            (Answer::Nothing, Some((_, _, true))) => {}
-            (Answer::Nothing, None) => assert!(self.waits.is_none()),
-            (Answer::Later, None) => assert!(self.waits.is_some()),
-            (answer, waited) => panic!("{answer:?} for {waited:?}"),
-        }
+        assert!(!function.state().outstanding, "answered before it was done");
     }
 
     fn end(mut self, function: &Function) {
-        for _ in 0..4 {
-            if self.session.end() {
-                break;
-            }
-            assert!(function.release(), "it waits for nothing");
-            assert!(self.woken.swap(false, Ordering::Relaxed));
-        }
-        assert!(self.session.end());
+        self.0.end();
         assert!(function.is_free(), "something of the client is left");
     }
 }
@@ -278,7 +249,7 @@ fuzz_target!(|input: &[u8]| {
     let mut rest = input;
     while let Some((step, after)) = rest.split_first() {
         match step {
-            0xf0 => client.release(&function),
+            0xf0 => {}
             0xf1 => function.holds.store(true, Ordering::Relaxed),
             0xf2 => function.holds.store(false, Ordering::Relaxed),
             0xf3 => {
@@ -288,7 +259,7 @@ fuzz_target!(|input: &[u8]| {
             _ => {
                 let Some((message, next)) = next_message(rest, &function) else { break };
                 if let Some(message) = message {
-                    client.handle(message);
+                    client.handle(message, &function);
                 }
                 rest = next;
                 continue;

@@ -16,10 +16,10 @@ use sidecore_nvme::io::{IoOptions, QueueSet};
 use sidecore_nvme::{
     Attendant, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction, QueueHost, Statistics,
 };
+use sidecore_peer::{Access, Disconnect, Service, Socket};
 use sidecore_reactor::{CoreContext, IdleMode};
 use sidecore_ring::nvme::Doorbells;
-use sidecore_vfio_user::{Service, Socket};
-use sidecore_vhost_user::{Access, Disconnect};
+use sidecore_vfio_user::PciEndpoint;
 
 pub(crate) use self::manager::{Numbers, Subsystem, Subsystems};
 use self::names::NamespaceIds;
@@ -239,7 +239,7 @@ impl Nvme {
 
 impl FrontEnd for Nvme {
     fn serve(&self, socket: &Path, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
-        let function = Arc::clone(&self.function) as Arc<dyn PciFunction>;
+        let endpoint = PciEndpoint(Arc::clone(&self.function) as Arc<dyn PciFunction>);
         let left = left.and_then(|left| {
             let unreadable = |error: &_| {
                 let device = &self.spec.name;
@@ -247,10 +247,7 @@ impl FrontEnd for Nvme {
             };
             left.unpack().inspect_err(unreadable).ok()
         });
-        let served = match left {
-            None => self.threads.service.serve(socket, access, function),
-            Some(left) => self.threads.service.take_over(socket, access, function, left),
-        };
+        let served = self.threads.service.serve(socket, access, endpoint, left);
         let refused = |error| AssemblyError::Server { name: self.spec.name.clone(), error };
         *self.socket() = Some(served.map_err(refused)?);
         Ok(())
@@ -265,7 +262,7 @@ impl FrontEnd for Nvme {
 
     fn hand_over(&self) -> Option<LeftDevice> {
         let mut socket = self.socket();
-        let left = socket.take()?.hand_over()?;
+        let left = socket.take()?.export()?;
         let mut known = self.manager.as_ref().map(|manager| manager.known()).unwrap_or_default();
         known.standings.extend(self.standing().map(|standing| (self.spec.name.clone(), standing)));
         let packed = LeftDevice::pack(&self.spec.name, left, known);

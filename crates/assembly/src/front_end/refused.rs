@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sidecore_block::Geometry;
+use sidecore_peer::{Access, Disconnect};
 use sidecore_units::SECTOR_BYTES;
-use sidecore_vhost_user::{Access, Disconnect};
 
 use super::FrontEnd;
 use crate::AssemblyError;

@@ -54,7 +54,7 @@ fn data_path() -> Vec<u32> {
         // A thread may end meanwhile; none of these does.
         let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
         let is_sidecore = name.trim() == SIDECORE;
-        if is_sidecore || name.starts_with("vfu-") {
+        if is_sidecore || (name.starts_with("peer-") && name.trim() != "peer-job") {
             threads.push(task.file_name().to_str().unwrap().parse().unwrap());
         }
         has_sidecore |= is_sidecore;

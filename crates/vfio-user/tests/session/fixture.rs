@@ -2,9 +2,8 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sidecore_vfio_user::{Answer, Body, Command, DmaMap, DmaUnmap, IrqSet, Message, ProtocolError, Session, vfio};
+use sidecore_vfio_user::{Body, Command, DmaMap, DmaUnmap, IrqSet, Message, ProtocolError, Session, vfio};
 
 use crate::common::*;
 
@@ -17,11 +16,10 @@ pub(crate) const EVENTFD: u32 = vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTIO
 pub(crate) const DISABLE: u32 = vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_ACTION_TRIGGER;
 pub(crate) const MSIX: u32 = vfio::PCI_MSIX_IRQ_INDEX;
 
-/// A session, its function, and how often the function has woken it.
+/// A session and its function.
 pub(crate) struct Fixture {
     pub(crate) function: Arc<Function>,
     pub(crate) session: Session,
-    woken: Arc<AtomicUsize>,
 }
 
 impl Fixture {
@@ -31,12 +29,7 @@ impl Fixture {
     }
 
     pub(crate) fn with(function: Arc<Function>) -> Self {
-        let woken = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&woken);
-        let wake = Arc::new(move || {
-            counted.fetch_add(1, Ordering::SeqCst);
-        });
-        Self { session: Session::new(function.clone(), wake), function, woken }
+        Self { session: Session::new(function.clone()), function }
     }
 
     pub(crate) fn new() -> Self {
@@ -50,7 +43,7 @@ impl Fixture {
         assert!(matches!(reply.body, Body::Version(_)));
     }
 
-    pub(crate) fn handle(&mut self, ask: (Command, Body), fds: Vec<OwnedFd>) -> Result<Answer, ProtocolError> {
+    pub(crate) fn handle(&mut self, ask: (Command, Body), fds: Vec<OwnedFd>) -> Result<Option<Message>, ProtocolError> {
         self.session.handle(Message::command(42, ask.0, ask.1, fds))
     }
 
@@ -58,7 +51,7 @@ impl Fixture {
     pub(crate) fn ask(&mut self, ask: (Command, Body), fds: Vec<OwnedFd>) -> Message {
         let command = ask.0;
         match self.handle(ask, fds) {
-            Ok(Answer::Reply(reply)) => {
+            Ok(Some(reply)) => {
                 assert!(reply.flags.reply && !reply.flags.no_reply);
                 assert_eq!((reply.id, reply.command), (42, command));
                 assert_eq!(reply.flags.error, reply.errno != 0);
@@ -85,10 +78,6 @@ impl Fixture {
 
     pub(crate) fn map(&mut self, address: u64, len_bytes: u64) {
         assert_eq!(self.succeeds(dma_map(map(address, len_bytes)), vec![memfd(len_bytes)]), Body::Empty);
-    }
-
-    pub(crate) fn woken(&self) -> usize {
-        self.woken.load(Ordering::SeqCst)
     }
 }
 
