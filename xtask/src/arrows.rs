@@ -31,7 +31,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("nvme", Only(&["ring", "block", "memory", "reactor", "telemetry", "units"])),
     ("socket", Only(&[])),
     ("peer", Only(&["socket"])),
-    ("vhost-user", Only(&["socket", "virtio", "ring", "memory", "units"])),
+    ("vhost-user", Only(&["peer", "socket", "virtio", "ring", "memory", "units"])),
     ("vfio-user", Only(&["peer", "socket", "nvme", "memory", "units"])),
     ("linux", Only(&["reactor", "block", "memory", "units"])),
     (

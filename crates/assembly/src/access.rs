@@ -3,7 +3,7 @@
 use std::io;
 
 use sidecore_linux::{group_id, user_id};
-use sidecore_vhost_user::Access;
+use sidecore_peer::Access;
 
 use crate::spec::SocketAccess;
 

@@ -3,12 +3,13 @@
 mod late;
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_linux::Clock;
+use sidecore_peer::{Access, Service};
 use sidecore_units::Nanos;
-use sidecore_vhost_user::Access;
 
 use crate::AssemblyError;
 use crate::controllers::{ControllerHandle, Controllers, VolumeChange};
@@ -51,6 +52,8 @@ pub(crate) struct Graph {
     threads: Vec<SidecoreThread>,
     /// Notices when sidecores lose their cores.
     core_watch: Option<CoreWatch>,
+    /// Serves the sockets of all devices, once there is one.
+    service: Option<Arc<Service>>,
     /// Those of NVMe functions, once there is one.
     nvme: Option<Arc<NvmeThreads>>,
     /// It has been drained, or is about to be: nothing is added any more.
@@ -58,6 +61,13 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
+    fn service(&mut self) -> Result<Arc<Service>, AssemblyError> {
+        if self.service.is_none() {
+            self.service = Some(Arc::new(Service::start(NonZeroUsize::MIN).map_err(AssemblyError::Threads)?));
+        }
+        self.service.clone().ok_or(AssemblyError::Ending)
+    }
+
     /// Closes the stores that no device and no controller leads to.
     pub(crate) fn close_unused(&mut self, disks: &[Arc<Disk>]) {
         let used = disks.iter().filter_map(|disk| disk.leads_to());
@@ -118,6 +128,7 @@ impl Assembly {
             owned,
             threads,
             core_watch: core_watch.ok(),
+            service: None,
             nvme: None,
             ends: false,
         }));
@@ -322,6 +333,7 @@ impl Assembly {
         let mut graph = self.graph();
         disks.iter().for_each(|disk| disk.close());
         graph.nvme = None;
+        graph.service = None;
         graph.stores.close_functions();
         self.controllers.shutdown();
         let unflushed = graph.stores.close_all();
@@ -438,8 +450,9 @@ impl Assembly {
         let kind = graph.stores.kind(&device.store).ok_or_else(unknown)?;
         let bottom = graph.stores.bottom(&device.store).ok_or_else(unknown)?.clone();
         let outlives = self.outlives(&bottom, graph);
-        let parts = || self.nvme_parts(device, &bottom, graph, left);
-        let disk = Disk::new(device, store, (kind, bottom.clone(), outlives), &self.sidecores, parts)?;
+        let service = graph.service()?;
+        let parts = |service| self.nvme_parts(device, &bottom, service, graph, left);
+        let disk = Disk::new(device, store, (kind, bottom.clone(), outlives), &self.sidecores, service, parts)?;
         let writes_too = |other: &&Arc<Disk>| both_write(disk.writes_to().as_ref(), other.writes_to().as_ref());
         if let Some(other) = disks.iter().find(writes_too) {
             let (store, other) = (device.store.clone(), other.spec.name.clone());
@@ -471,12 +484,13 @@ impl Assembly {
         &self,
         device: &DeviceSpec,
         bottom: &StoreSpec,
+        service: Arc<Service>,
         graph: &mut Graph,
         left: &[LeftDevice],
     ) -> Result<NvmeParts, AssemblyError> {
         let threads = match &graph.nvme {
             Some(threads) => Arc::clone(threads),
-            None => Arc::clone(graph.nvme.insert(Arc::new(NvmeThreads::start()?))),
+            None => Arc::clone(graph.nvme.insert(Arc::new(NvmeThreads::start(service)?))),
         };
         let left = left.iter().find(|left| left.name == device.name);
         let mut parts = NvmeParts { threads, manager: None, volume: None, store_uuid: None };

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::UNIX_EPOCH;
 
 use sidecore_block::{BlockDevice, NullStore};
+use sidecore_peer::{Access, Service};
 use sidecore_reactor::IdleMode;
-use sidecore_vhost_user::Access;
 
 use crate::AssemblyError;
 use crate::front_end::{FrontEnd, Nvme, NvmeParts, Refused, VirtioBlk};
@@ -43,13 +43,14 @@ impl Disk {
         store: Arc<dyn BlockDevice>,
         (store_type, bottom, outlives): (&'static str, StoreSpec, bool),
         sidecores: &[Sidecore],
-        parts: impl FnOnce() -> Result<NvmeParts, AssemblyError>,
+        service: Arc<Service>,
+        parts: impl FnOnce(Arc<Service>) -> Result<NvmeParts, AssemblyError>,
     ) -> Result<Self, AssemblyError> {
         let serving = sidecores_of(spec, sidecores)?;
         let weak = Arc::downgrade(&store);
         let front_end: Box<dyn FrontEnd> = match spec.front_end {
-            FrontEndKind::VirtioBlk => Box::new(VirtioBlk::new(spec, store, serving)),
-            FrontEndKind::Nvme => Box::new(Nvme::new(spec, (store, &bottom), serving, parts()?)?),
+            FrontEndKind::VirtioBlk => Box::new(VirtioBlk::new(spec, store, serving, service)),
+            FrontEndKind::Nvme => Box::new(Nvme::new(spec, (store, &bottom), serving, parts(service)?)?),
         };
         let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
         Ok(Self { spec: spec.clone(), configured: bottom, below, store: weak, store_type, outlives, front_end })

@@ -5,8 +5,8 @@
 //! * [`Connection`] carries messages and their file descriptors over a stream.
 //! * [`Session`] is the back end's state machine for one connection. It knows
 //!   no socket, so tests and the fuzzer drive it directly.
-//! * [`Server`] listens on a socket file and serves a device to one VMM after
-//!   the other.
+//! * [`VirtioEndpoint`] is a [`VirtioDevice`](sidecore_virtio::VirtioDevice) that the [`Service`] of all
+//!   protocols serves to one VMM after the other.
 //!
 //! Why not rust-vmm's `vhost`: docs/decisions/0003-own-vhost-user-server.md.
 #![forbid(unsafe_code)]
@@ -24,20 +24,20 @@
 )]
 
 mod backend_channel;
-mod connection;
+mod codec;
+mod endpoint;
 pub mod features;
 mod message;
 mod ring;
-mod server;
 mod session;
 #[cfg(test)]
 mod testing;
 
-pub use connection::{Connection, ConnectionError};
+pub use codec::{Codec, Connection, ConnectionError, Received};
+pub use endpoint::VirtioEndpoint;
 pub use message::{
     Body, ConfigSpace, Flags, HEADER_BYTES, Header, MAX_CONFIG_BYTES, MAX_FDS, MAX_PAYLOAD_BYTES, MemoryRegion,
     Message, MessageError, NO_FD, Request, VringAddress, VringState,
 };
-pub use server::Server;
 pub use session::{ProtocolError, Session};
-pub use sidecore_socket::{Access, Disconnect, ServerError, StreamError};
+pub use sidecore_peer::{Access, ServerError, Service, Socket, StreamError};

@@ -163,6 +163,8 @@ pub struct Session {
     /// The generation of the configuration space that the front end has read or
     /// was told of, if it has read any.
     known_config: Option<u32>,
+    /// The device may be another session's by now.
+    is_over: bool,
 }
 
 impl Session {
@@ -179,6 +181,7 @@ impl Session {
             rings,
             backend_channel: None,
             known_config: None,
+            is_over: false,
         }
     }
 
@@ -237,6 +240,14 @@ impl Session {
     /// Ends the session, as dropping it does: stops all rings, lets go of the
     /// guest's memory and resets the device.
     pub fn end(self) {}
+
+    /// The same, but for closing what the front end has sent.
+    pub(crate) fn stop(&mut self) {
+        if !std::mem::replace(&mut self.is_over, true) {
+            self.reset();
+            self.memory = GuestMemory::empty();
+        }
+    }
 
     fn answer(&mut self, message: Message) -> Result<Option<Body>, ProtocolError> {
         let request = message.request;
@@ -571,7 +582,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.reset();
+        self.stop();
     }
 }
 

@@ -1,14 +1,20 @@
 //! For the tests: a device that records what is done to it, and messages as a
 //! front end sends them.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use sidecore_memory::GuestMemory;
 use sidecore_ring::{RingFormat, RingState};
 pub use sidecore_virtio::features::{EVENT_IDX, INDIRECT_DESC, RING_PACKED, VERSION_1};
 use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
 
+use crate::codec::{Connection, ConnectionError, Received};
 use crate::features;
 use crate::message::{Body, MemoryRegion, Message, NO_FD, Request, VringAddress, VringState};
 
@@ -191,6 +197,65 @@ impl VirtioDevice for Recorder {
         self.state().loss.clone()
     }
 }
+
+/// A front end's end of a socket, which waits.
+pub struct Front {
+    connection: Connection,
+    patience: Duration,
+}
+
+impl Front {
+    pub fn new(stream: UnixStream) -> Self {
+        Self { connection: Connection::new(stream), patience: SOON }
+    }
+
+    /// How long to wait for a message.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
+    fn wait(&self, flags: PollFlags) -> Result<(), ConnectionError> {
+        let patience = Timespec::try_from(self.patience).unwrap();
+        match poll(&mut [PollFd::new(&self.connection, flags)], Some(&patience)).unwrap() {
+            0 => Err(ConnectionError::Stream(io::Error::from(io::ErrorKind::TimedOut).into())),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn send(&mut self, message: Message) -> Result<(), ConnectionError> {
+        let mut is_sent = self.connection.send(message)?;
+        while !is_sent {
+            self.wait(PollFlags::OUT)?;
+            is_sent = self.connection.flush()?;
+        }
+        Ok(())
+    }
+
+    /// The next message; `None` at the end of the connection.
+    pub fn receive(&mut self) -> Result<Option<Message>, ConnectionError> {
+        loop {
+            match self.connection.receive()? {
+                Received::Message(message) => return Ok(Some(message)),
+                Received::Closed => return Ok(None),
+                Received::Nothing => self.wait(PollFlags::IN)?,
+            }
+        }
+    }
+
+    /// The socket, for bytes that are no message.
+    pub fn stream(&self) -> UnixStream {
+        self.connection.as_fd().try_clone_to_owned().unwrap().into()
+    }
+}
+
+impl AsFd for Front {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
+
+/// A generous bound for what takes microseconds.
+pub const SOON: Duration = Duration::from_secs(10);
 
 /// A region of `len_bytes` at guest address `guest`, which the front end has at
 /// [`USER`] above it.

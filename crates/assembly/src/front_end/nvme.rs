@@ -6,7 +6,6 @@ mod names;
 mod runner;
 
 use std::io;
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak, mpsc};
 
@@ -37,15 +36,13 @@ const NAMESPACE: u32 = 1;
 
 /// The threads that all NVMe functions share.
 pub(crate) struct NvmeThreads {
-    service: Service,
+    service: Arc<Service>,
     attendant: Attendant,
 }
 
 impl NvmeThreads {
-    pub(crate) fn start() -> Result<Self, AssemblyError> {
-        let failed = AssemblyError::Threads;
-        let service = Service::start(NonZeroUsize::MIN).map_err(failed)?;
-        Ok(Self { service, attendant: Attendant::start().map_err(failed)? })
+    pub(crate) fn start(service: Arc<Service>) -> Result<Self, AssemblyError> {
+        Ok(Self { service, attendant: Attendant::start().map_err(AssemblyError::Threads)? })
     }
 }
 

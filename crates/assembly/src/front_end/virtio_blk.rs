@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use sidecore_block::{BlockDevice, Geometry};
-use sidecore_vhost_user::{Access, Disconnect, Server};
+use sidecore_peer::{Access, Disconnect, Service, Socket};
+use sidecore_vhost_user::VirtioEndpoint;
 use sidecore_virtio::VirtioDevice;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
@@ -18,20 +19,26 @@ use crate::spec::DeviceSpec;
 
 pub(crate) struct VirtioBlk {
     served: Arc<ServedBlk>,
+    service: Arc<Service>,
     /// Locked for as long as it takes to stop it.
-    server: Mutex<Option<Server>>,
+    socket: Mutex<Option<Socket>>,
 }
 
 impl VirtioBlk {
     /// A disk that nobody can connect to yet; `sidecores` has one for each queue.
-    pub(crate) fn new(spec: &DeviceSpec, store: Arc<dyn BlockDevice>, sidecores: Vec<Sidecore>) -> Self {
+    pub(crate) fn new(
+        spec: &DeviceSpec,
+        store: Arc<dyn BlockDevice>,
+        sidecores: Vec<Sidecore>,
+        service: Arc<Service>,
+    ) -> Self {
         let blk = BlkDevice::new(&spec.name, options(spec), store.geometry());
         let served = ServedBlk::new(blk, store, spec.idle, spec.queue_size_max, sidecores.into_iter());
-        Self { served: Arc::new(served), server: Mutex::new(None) }
+        Self { served: Arc::new(served), service, socket: Mutex::new(None) }
     }
 
-    fn server(&self) -> MutexGuard<'_, Option<Server>> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    fn socket(&self) -> MutexGuard<'_, Option<Socket>> {
+        self.socket.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -42,15 +49,16 @@ impl FrontEnd for VirtioBlk {
             tracing::warn!(device = name, "a VMM was connected to it when it was an NVMe function");
             left.disconnect();
         }
-        let server = Server::start(socket, access, Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
-        *self.server() = Some(server.map_err(|error| AssemblyError::Server { name, error })?);
+        let endpoint = VirtioEndpoint(Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
+        let served = self.service.serve(socket, access, endpoint, None);
+        *self.socket() = Some(served.map_err(|error| AssemblyError::Server { name, error })?);
         Ok(())
     }
 
     fn stop(&self) -> bool {
-        let mut server = self.server();
-        let Some(server) = server.take() else { return false };
-        server.shutdown();
+        let mut socket = self.socket();
+        let Some(socket) = socket.take() else { return false };
+        drop(socket);
         true
     }
 
@@ -59,12 +67,12 @@ impl FrontEnd for VirtioBlk {
     }
 
     fn refresh(&self) {
-        // A server that is being stopped has no guest to tell.
+        // A socket that is being stopped has no guest to notify.
         if self.served.refresh()
-            && let Ok(server) = self.server.try_lock()
-            && let Some(server) = server.as_ref()
+            && let Ok(socket) = self.socket.try_lock()
+            && let Some(socket) = socket.as_ref()
         {
-            server.config_changed();
+            socket.notify();
         }
     }
 
@@ -81,17 +89,17 @@ impl FrontEnd for VirtioBlk {
     }
 
     fn is_connected(&self) -> bool {
-        match self.server.try_lock() {
-            Ok(server) => server.as_ref().is_some_and(Server::is_connected),
-            Err(TryLockError::Poisoned(server)) => server.into_inner().as_ref().is_some_and(Server::is_connected),
+        match self.socket.try_lock() {
+            Ok(socket) => socket.as_ref().is_some_and(Socket::is_serving),
+            Err(TryLockError::Poisoned(socket)) => socket.into_inner().as_ref().is_some_and(Socket::is_serving),
             Err(TryLockError::WouldBlock) => false,
         }
     }
 
     fn disconnect(&self) -> Option<Disconnect> {
-        let last = match self.server.try_lock() {
-            Ok(server) => server.as_ref().and_then(Server::last_disconnect),
-            Err(TryLockError::Poisoned(server)) => server.into_inner().as_ref().and_then(Server::last_disconnect),
+        let last = match self.socket.try_lock() {
+            Ok(socket) => socket.as_ref().and_then(Socket::last_disconnect),
+            Err(TryLockError::Poisoned(socket)) => socket.into_inner().as_ref().and_then(Socket::last_disconnect),
             Err(TryLockError::WouldBlock) => None,
         };
         last.filter(|last| self.served.last_start.is_before(last))

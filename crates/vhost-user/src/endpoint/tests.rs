@@ -1,20 +1,24 @@
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
+
+use sidecore_peer::{Access, ServerError, Service, Socket};
 
 use super::*;
 use crate::features;
-use crate::message::{Body, ConfigSpace, Message, Request};
+use crate::message::{Body, ConfigSpace};
 use crate::testing::*;
-
-/// A generous bound for what takes microseconds.
-const SOON: Duration = Duration::from_secs(10);
 
 struct Fixture {
     directory: tempfile::TempDir,
     device: Arc<Recorder>,
+    service: Service,
 }
 
 impl Fixture {
@@ -23,36 +27,37 @@ impl Fixture {
     }
 
     fn with(device: Arc<Recorder>) -> Self {
-        Self { directory: tempfile::tempdir().unwrap(), device }
+        let service = Service::start(NonZeroUsize::MIN).unwrap();
+        Self { directory: tempfile::tempdir().unwrap(), device, service }
     }
 
     fn path(&self) -> PathBuf {
         self.directory.path().join("disk.sock")
     }
 
-    fn start(&self) -> Server {
-        Server::start(&self.path(), Access::default(), self.device.clone()).unwrap()
+    fn start(&self) -> Socket {
+        self.service.serve(&self.path(), Access::default(), VirtioEndpoint(self.device.clone()), None).unwrap()
     }
 }
 
-fn connect_to(server: &Server) -> Connection {
-    let stream = UnixStream::connect(server.path()).unwrap();
-    stream.set_read_timeout(Some(SOON)).unwrap();
-    Connection::new(stream)
+fn connect_to(server: &Socket) -> Front {
+    Front::new(UnixStream::connect(server.path()).unwrap())
 }
 
-fn ask(front: &mut Connection, message: Message) -> Body {
-    front.send(&message).unwrap();
+fn ask(front: &mut Front, message: Message) -> Body {
+    let request = message.request;
+    front.send(message).unwrap();
     let reply = front.receive().unwrap().expect("a reply");
-    assert_eq!(reply.request, message.request);
+    assert_eq!(reply.request, request);
     assert!(reply.flags.reply);
     reply.body
 }
 
 /// Waits for the other end to hang up. It resets the connection when it has
 /// not read all that was sent.
-fn hung_up(front: &Connection) -> bool {
-    match (&mut front.stream()).read(&mut [0]) {
+fn hung_up(front: &Front) -> bool {
+    front.stream().set_read_timeout(Some(SOON)).unwrap();
+    match front.stream().read(&mut [0]) {
         Ok(count) => count == 0,
         Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
     }
@@ -67,7 +72,7 @@ fn wait_until(what: impl Fn() -> bool) {
 }
 
 /// Everything that QEMU does to start queue 0.
-fn start_queue(front: &mut Connection) {
+fn start_queue(front: &mut Front) {
     let mut messages = negotiation(VERSION_1);
     messages.push(add_region(region(0, MEGABYTE), "server"));
     messages.extend(ring_setup(0, 128, 0));
@@ -75,7 +80,7 @@ fn start_queue(front: &mut Connection) {
         if message.request.has_reply() || message.flags.need_reply {
             ask(front, message);
         } else {
-            front.send(&message).unwrap();
+            front.send(message).unwrap();
         }
     }
 }
@@ -87,11 +92,11 @@ fn a_vmm_is_served_and_its_disconnect_stops_the_queues() {
     let mut front = connect_to(&server);
     assert_eq!(ask(&mut front, plain(Request::GetFeatures)), Body::U64(DEVICE_FEATURES | features::PROTOCOL_FEATURES));
     start_queue(&mut front);
-    assert!(server.is_connected());
+    assert!(server.is_serving());
     assert_eq!(fixture.device.running(), [0]);
     drop(front);
-    wait_until(|| !server.is_connected());
-    assert_eq!(fixture.device.running(), []);
+    wait_until(|| !server.is_serving());
+    assert!(fixture.device.running().is_empty());
     assert_eq!(fixture.device.events().last(), Some(&Event::Reset));
     // And the VMM may come back.
     let mut front = connect_to(&server);
@@ -106,10 +111,10 @@ fn a_second_vmm_waits_for_the_first_to_go() {
     let mut first = connect_to(&server);
     ask(&mut first, plain(Request::GetFeatures));
     let mut second = connect_to(&server);
-    second.send(&plain(Request::GetFeatures)).unwrap();
-    second.stream().set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    second.send(plain(Request::GetFeatures)).unwrap();
+    second.set_patience(Duration::from_millis(50));
     assert!(second.receive().is_err(), "nobody answers yet");
-    second.stream().set_read_timeout(Some(SOON)).unwrap();
+    second.set_patience(SOON);
     drop(first);
     assert_eq!(second.receive().unwrap().unwrap().request, Request::GetFeatures);
 }
@@ -126,9 +131,9 @@ fn nonsense_ends_its_connection_and_no_more() {
     for bytes in [oversized, version_2, unknown, missing_fd, reply, vec![0xff; 100]] {
         let mut front = connect_to(&server);
         start_queue(&mut front);
-        (&mut front.stream()).write_all(&bytes).unwrap();
+        front.stream().write_all(&bytes).unwrap();
         assert!(hung_up(&front), "{bytes:?}");
-        assert_eq!(fixture.device.running(), []);
+        assert!(fixture.device.running().is_empty());
     }
     let mut front = connect_to(&server);
     ask(&mut front, plain(Request::GetFeatures));
@@ -139,38 +144,21 @@ fn shutdown_ends_an_idle_server() {
     let fixture = Fixture::new();
     let server = fixture.start();
     assert!(fixture.path().exists());
-    server.shutdown();
+    drop(server);
     assert!(!fixture.path().exists());
 }
 
 #[test]
 fn shutdown_ends_a_connection_stalled_in_mid_message() {
-    let fixture = Fixture::with(Recorder::named("stalled"));
+    let fixture = Fixture::new();
     let server = fixture.start();
     let mut front = connect_to(&server);
     start_queue(&mut front);
-    (&mut front.stream()).write_all(&number(Request::SetFeatures, 0).to_bytes()[..14]).unwrap();
-    let before = cpu_time();
-    thread::sleep(Duration::from_millis(50));
-    let spent = cpu_time().saturating_sub(before);
-    assert!(spent < Duration::from_millis(25), "{spent:?} of CPU in 50 ms of waiting");
-    server.shutdown();
+    front.stream().write_all(&number(Request::SetFeatures, 0).to_bytes()[..14]).unwrap();
+    drop(server);
     assert!(hung_up(&front));
-    assert_eq!(fixture.device.running(), []);
+    assert!(fixture.device.running().is_empty());
     assert_eq!(fixture.device.events().last(), Some(&Event::Reset));
-}
-
-/// Of the thread that serves the device "stalled".
-fn cpu_time() -> Duration {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    let mut ticks = 0;
-    for task in tasks {
-        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
-        let Some((_, fields)) = stat.split_once("(vu-stalled) ") else { continue };
-        let fields: Vec<_> = fields.split(' ').collect();
-        ticks += fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
-    }
-    Duration::from_millis(10 * ticks)
 }
 
 #[test]
@@ -178,14 +166,14 @@ fn shutdown_ends_a_connection_whose_peer_reads_no_replies() {
     let fixture = Fixture::new();
     let server = fixture.start();
     let front = connect_to(&server);
-    let stream = front.stream().try_clone().unwrap();
+    let stream = front.stream();
     let flood = thread::spawn(move || {
         let request = plain(Request::GetFeatures).to_bytes();
         while (&stream).write_all(&request).is_ok() {}
     });
     // Until both directions are full.
     thread::sleep(Duration::from_millis(100));
-    server.shutdown();
+    drop(server);
     flood.join().unwrap();
 }
 
@@ -196,7 +184,7 @@ fn shutdown_turns_away_who_waits() {
     let mut first = connect_to(&server);
     ask(&mut first, plain(Request::GetFeatures));
     let second = connect_to(&server);
-    server.shutdown();
+    drop(server);
     assert!(hung_up(&first));
     assert!(hung_up(&second));
 }
@@ -205,7 +193,8 @@ fn shutdown_turns_away_who_waits() {
 fn a_socket_that_is_served_is_not_served_again() {
     let fixture = Fixture::new();
     let server = fixture.start();
-    let second = Server::start(&fixture.path(), Access::default(), Recorder::new());
+    let endpoint = VirtioEndpoint(Recorder::new());
+    let second = fixture.service.serve(&fixture.path(), Access::default(), endpoint, None);
     assert!(matches!(second, Err(ServerError::Ours { .. })));
     ask(&mut connect_to(&server), plain(Request::GetFeatures));
 }
@@ -223,19 +212,19 @@ fn lingering() -> (OwnedFd, TcpStream) {
 
 /// Sends a descriptor that is not closed soon with a request that has one; at this end it is closed before the request is
 /// whole.
-fn send_lingering(front: &Connection) -> TcpStream {
+fn send_lingering(front: &Front) -> TcpStream {
     let (socket, end) = lingering();
     let bytes = number(Request::SetVringKick, 0).to_bytes();
-    sidecore_socket::send(front.stream(), &bytes[..14], &[socket], 1, sidecore_socket::Blocking::Wait).unwrap();
-    { front.stream() }.write_all(&bytes[14..]).unwrap();
+    sidecore_socket::send(front, &bytes[..14], &[socket], 1, sidecore_socket::Blocking::Wait).unwrap();
+    front.stream().write_all(&bytes[14..]).unwrap();
     end
 }
 
 /// Shuts the server down, which is to be soon over.
-fn shut_down_soon(server: Server) {
+fn shut_down_soon(server: Socket) {
     let (done, wait) = channel();
     thread::spawn(move || {
-        server.shutdown();
+        drop(server);
         let _ = done.send(());
     });
     wait.recv_timeout(SOON).expect("the shutdown waits for the client");
@@ -250,7 +239,7 @@ fn shutdown_does_not_wait_for_what_a_client_has_sent_to_be_closed() {
     let end = send_lingering(&front);
     // The queues are stopped, and the client knows, whatever is still to be closed.
     assert!(hung_up(&front));
-    wait_until(|| fixture.device.running().is_empty() && !server.is_connected());
+    wait_until(|| fixture.device.running().is_empty() && !server.is_serving());
     shut_down_soon(server);
     // The device and its socket can be served again meanwhile.
     let again = fixture.start();
@@ -269,7 +258,7 @@ fn the_next_client_is_served_when_all_of_the_last_one_is_closed() {
     let end = send_lingering(&front);
     assert!(hung_up(&front));
     let mut next = connect_to(&server);
-    next.send(&plain(Request::GetFeatures)).unwrap();
+    next.send(plain(Request::GetFeatures)).unwrap();
     drop(end);
     assert_eq!(next.receive().unwrap().unwrap().request, Request::GetFeatures);
 }
@@ -282,18 +271,18 @@ fn a_connected_vmm_is_told_of_a_change_of_the_configuration() {
     start_queue(&mut front);
     let (mut told, channel) = UnixStream::pair().unwrap();
     told.set_read_timeout(Some(SOON)).unwrap();
-    front.send(&Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()])).unwrap();
+    front.send(Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()])).unwrap();
     let mut message = [0; 12];
     // It has not read the configuration, and once it has, only a change is news.
     told.read_exact(&mut message).unwrap();
     let config = ConfigSpace { offset_bytes: 0, flags: 0, data: vec![0; 60] };
     ask(&mut front, Message::request(Request::GetConfig, Body::Config(config), Vec::new()));
     fixture.device.change_config();
-    server.config_changed();
+    server.notify();
     told.read_exact(&mut message).unwrap();
     assert_eq!(message[..4], 2_u32.to_ne_bytes(), "VHOST_USER_BACKEND_CONFIG_CHANGE_MSG");
-    server.config_changed();
-    server.shutdown();
+    server.notify();
+    drop(server);
     assert_eq!(told.read(&mut message).unwrap(), 0, "nothing has changed since");
 }
 
@@ -304,7 +293,7 @@ fn an_end_is_not_missed_among_changes_of_the_configuration() {
         let server = fixture.start();
         let mut front = connect_to(&server);
         ask(&mut front, plain(Request::GetFeatures));
-        server.config_changed();
+        server.notify();
         shut_down_soon(server);
     }
 }

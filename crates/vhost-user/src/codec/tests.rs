@@ -1,22 +1,24 @@
-use std::io::{IoSlice, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
 use rustix::cmsg_space;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use sidecore_peer::{Codec as _, StreamError};
 
 use super::*;
 use crate::message::{Body, Request};
-use crate::testing::{event, eventfd, memory_table, number, plain, region};
+use crate::testing::{Front, event, eventfd, memory_table, number, plain, region};
 
-fn pair() -> (Connection, Connection) {
+fn pair() -> (Front, Front) {
     let (front, back) = UnixStream::pair().unwrap();
-    (Connection::new(front), Connection::new(back))
+    (Front::new(front), Front::new(back))
 }
 
-fn send_raw(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+fn send_raw(stream: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(64))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
@@ -27,12 +29,13 @@ fn send_raw(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
 fn messages_arrive_one_by_one_with_their_descriptors() {
     let (mut front, mut back) = pair();
     let table = memory_table(&[region(0, 4096), region(4096, 4096)], "connection");
-    front.send(&plain(Request::GetFeatures)).unwrap();
-    front.send(&table).unwrap();
-    front.send(&eventfd(Request::SetVringKick, 1)).unwrap();
+    front.send(plain(Request::GetFeatures)).unwrap();
+    let body = table.body.clone();
+    front.send(table).unwrap();
+    front.send(eventfd(Request::SetVringKick, 1)).unwrap();
     assert_eq!(back.receive().unwrap().unwrap().request, Request::GetFeatures);
     let received = back.receive().unwrap().unwrap();
-    assert_eq!(received.body, table.body);
+    assert_eq!(received.body, body);
     assert_eq!(received.fds.len(), 2);
     for fd in &received.fds {
         let flags = rustix::io::fcntl_getfd(fd).unwrap();
@@ -49,7 +52,7 @@ fn a_message_may_arrive_byte_by_byte() {
     let bytes = number(Request::SetFeatures, 0x1234).to_bytes();
     let sender = thread::spawn(move || {
         for byte in bytes {
-            (&front.stream).write_all(&[byte]).unwrap();
+            front.stream().write_all(&[byte]).unwrap();
             thread::sleep(Duration::from_micros(100));
         }
     });
@@ -62,7 +65,7 @@ fn a_connection_closed_in_mid_message_is_an_error() {
     let bytes = number(Request::SetFeatures, 0).to_bytes();
     for len in [1, 11, 12, 19] {
         let (front, mut back) = pair();
-        (&front.stream).write_all(&bytes[..len]).unwrap();
+        front.stream().write_all(&bytes[..len]).unwrap();
         drop(front);
         assert!(matches!(back.receive(), Err(ConnectionError::Truncated)), "after {len} bytes");
     }
@@ -71,9 +74,9 @@ fn a_connection_closed_in_mid_message_is_an_error() {
 #[test]
 fn shutting_the_socket_down_ends_a_wait_in_mid_message() {
     let (front, mut back) = pair();
-    let handle = back.stream().try_clone().unwrap();
+    let handle = back.stream();
     let receiver = thread::spawn(move || back.receive().map(|message| message.is_some()));
-    (&front.stream).write_all(&number(Request::SetFeatures, 0).to_bytes()[..15]).unwrap();
+    front.stream().write_all(&number(Request::SetFeatures, 0).to_bytes()[..15]).unwrap();
     thread::sleep(Duration::from_millis(20));
     assert!(!receiver.is_finished());
     handle.shutdown(std::net::Shutdown::Both).unwrap();
@@ -84,7 +87,7 @@ fn shutting_the_socket_down_ends_a_wait_in_mid_message() {
 fn an_oversized_message_is_refused_by_its_header_alone() {
     let (front, mut back) = pair();
     let header = [1_u32, 1, 1 << 30].map(u32::to_ne_bytes).concat();
-    (&front.stream).write_all(&header).unwrap();
+    front.stream().write_all(&header).unwrap();
     assert!(matches!(back.receive(), Err(ConnectionError::Message(MessageError::Oversized { .. }))));
 }
 
@@ -105,7 +108,7 @@ fn surplus_descriptors_are_an_error_and_are_closed_with_the_connection() {
         // A memfd has an inode of its own, so that its copies can be counted.
         let fd = crate::testing::memfd("surplus", 1);
         let fds = vec![fd.as_fd(); count];
-        send_raw(&front.stream, &message, &fds);
+        send_raw(front.stream(), &message, &fds);
         let error = back.receive().unwrap_err();
         let expected = if count > MAX_FDS { "more than 8" } else { "SET_VRING_KICK with" };
         assert!(error.to_string().starts_with(expected), "{count}: {error}");
@@ -119,10 +122,10 @@ fn what_is_neither_memory_nor_an_event_is_kept_until_the_connection_is_dropped()
     let (front, mut back) = pair();
     let (pipe, sent) = rustix::pipe::pipe().unwrap();
     let message = eventfd(Request::SetVringKick, 0).to_bytes();
-    send_raw(&front.stream, &message, &[sent.as_fd()]);
+    send_raw(front.stream(), &message, &[sent.as_fd()]);
     drop(sent);
     let error = back.receive().unwrap_err();
-    assert!(matches!(error, ConnectionError::Descriptor { request: Request::SetVringKick, number: 1, .. }));
+    assert!(matches!(error, ConnectionError::Descriptor { message: Request::SetVringKick, number: 1, .. }));
     assert!(error.to_string().contains("but pipe:["), "{error}");
     let hung_up = || {
         let mut fds = [rustix::event::PollFd::new(&pipe, rustix::event::PollFlags::IN)];
@@ -138,11 +141,11 @@ fn descriptors_may_come_in_pieces_but_no_more_of_them() {
     let (front, mut back) = pair();
     let bytes = eventfd(Request::SetVringKick, 0).to_bytes();
     let fd = event();
-    send_raw(&front.stream, &bytes[..6], &[]);
-    send_raw(&front.stream, &bytes[6..], &[fd.as_fd()]);
+    send_raw(front.stream(), &bytes[..6], &[]);
+    send_raw(front.stream(), &bytes[6..], &[fd.as_fd()]);
     assert_eq!(back.receive().unwrap().unwrap().fds.len(), 1);
     for byte in &bytes {
-        send_raw(&front.stream, &[*byte], &[fd.as_fd()]);
+        send_raw(front.stream(), &[*byte], &[fd.as_fd()]);
     }
     assert!(matches!(back.receive(), Err(ConnectionError::Stream(StreamError::TooManyFds { .. }))));
 }
@@ -152,14 +155,14 @@ fn more_descriptors_than_fit_are_not_sent() {
     let (mut front, _back) = pair();
     let fds = (0..=MAX_FDS).map(|_| event()).collect();
     let message = Message::request(Request::Unknown(99), Body::Other(Vec::new()), fds);
-    assert!(matches!(front.send(&message), Err(ConnectionError::Stream(StreamError::TooManyFds { .. }))));
+    assert!(matches!(front.send(message), Err(ConnectionError::Stream(StreamError::TooManyFds { .. }))));
 }
 
 #[test]
 fn writing_to_a_peer_that_is_gone_is_an_error_and_no_signal() {
     let (mut front, back) = pair();
     drop(back);
-    assert!(matches!(front.send(&plain(Request::GetFeatures)), Err(ConnectionError::Stream(StreamError::Io(_)))));
+    assert!(matches!(front.send(plain(Request::GetFeatures)), Err(ConnectionError::Stream(StreamError::Io(_)))));
 }
 
 #[test]
@@ -167,9 +170,7 @@ fn a_channel_for_the_back_ends_requests_is_closed_with_the_connection_and_not_be
     let (mut front, mut back) = pair();
     let (channel, peer) = UnixStream::pair().unwrap();
     peer.set_nonblocking(true).unwrap();
-    let message = Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()]);
-    front.send(&message).unwrap();
-    drop(message);
+    front.send(Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()])).unwrap();
     let received = back.receive().unwrap().unwrap();
     assert_eq!(received.fds.len(), 1);
     // To close a socket may take as long as its peer likes, so a message has only a duplicate.
@@ -183,19 +184,19 @@ fn a_channel_for_the_back_ends_requests_is_closed_with_the_connection_and_not_be
 fn a_connection_keeps_a_bounded_number_of_channels() {
     let (mut front, mut back) = pair();
     let (channel, _peer) = UnixStream::pair().unwrap();
-    let message = Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()]);
-    for _ in 0..MAX_BACKEND_CHANNELS {
-        front.send(&message).unwrap();
+    let message = || Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.try_clone().unwrap().into()]);
+    for _ in 0..Codec::MAX_SOCKETS {
+        front.send(message()).unwrap();
         back.receive().unwrap().unwrap();
     }
-    front.send(&message).unwrap();
-    assert!(matches!(back.receive(), Err(ConnectionError::TooManyBackendChannels)));
+    front.send(message()).unwrap();
+    assert!(matches!(back.receive(), Err(ConnectionError::TooManySockets { .. })));
 }
 
 #[test]
 fn a_socket_with_any_other_request_is_refused() {
     let (mut front, mut back) = pair();
     let (channel, _peer) = UnixStream::pair().unwrap();
-    front.send(&Message::request(Request::SetVringCall, Body::U64(0), vec![channel.into()])).unwrap();
+    front.send(Message::request(Request::SetVringCall, Body::U64(0), vec![channel.into()])).unwrap();
     assert!(matches!(back.receive(), Err(ConnectionError::Descriptor { number: 1, .. })));
 }
