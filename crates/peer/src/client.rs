@@ -178,7 +178,8 @@ impl<S: Session> Drop for GivingBack<S> {
     }
 }
 
-/// What is left of a client that has gone: ended, told of, closed and told of again, when it is dropped.
+/// The rest of a client that has gone. Dropping it reports the end of the session, closes the connection, and
+/// reports that.
 pub(crate) struct Ending<S: Session> {
     pub(crate) session: Option<S>,
     pub(crate) connection: Option<Connection<S::Codec>>,

@@ -23,7 +23,7 @@ pub trait Codec: Send + 'static {
     type Header: Copy + Send;
     /// A whole message.
     type Message: Send + 'static;
-    /// What a message asks for or answers, for errors.
+    /// The subject of a message, for errors.
     type Kind: fmt::Debug + fmt::Display + Send;
     /// Why bytes are not a message.
     type Error: Error + Send + 'static;
@@ -42,10 +42,10 @@ pub trait Codec: Send + 'static {
     /// The size of the payload behind a header.
     fn payload_bytes(header: Self::Header) -> usize;
 
-    /// What the header is about.
+    /// The subject of the message behind a header.
     fn kind_of(header: Self::Header) -> Self::Kind;
 
-    /// What the message is about.
+    /// The subject of the message.
     fn kind(message: &Self::Message) -> Self::Kind;
 
     /// Whether a connected Unix stream socket may come with such a message.
@@ -85,7 +85,7 @@ pub enum ConnectionError<E: Error + 'static, K: fmt::Debug + fmt::Display> {
          nor an eventfd, but {is}"
     )]
     Descriptor {
-        /// What the message is about.
+        /// The subject of the message.
         message: K,
         /// Which of the message's descriptors, from 1.
         number: usize,
@@ -95,7 +95,7 @@ pub enum ConnectionError<E: Error + 'static, K: fmt::Debug + fmt::Display> {
     /// The peer has handed over more sockets than the protocol has a use for.
     #[error("more than {max} sockets with {message} on one connection")]
     TooManySockets {
-        /// What the message is about.
+        /// The subject of the message.
         message: K,
         /// The limit.
         max: usize,

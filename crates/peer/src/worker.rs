@@ -94,7 +94,7 @@ impl Worker {
         while !(self.is_stopping && self.slots.is_empty()) {
             events.clear();
             if let Err(error) = self.wait(&mut events) {
-                // What fails besides a signal is a lack of memory.
+                // Besides a signal, only a lack of memory makes it fail.
                 tracing::error!(%error, "cannot wait for messages");
                 std::thread::sleep(PAUSE);
             }

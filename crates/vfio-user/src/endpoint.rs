@@ -27,7 +27,7 @@ struct ExportedSession {
     doorbells: Option<FdPlace>,
 }
 
-/// What the client has negotiated.
+/// The state of a session.
 #[derive(Serialize, Deserialize)]
 struct Negotiated {
     /// Whether the version is settled.

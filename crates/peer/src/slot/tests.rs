@@ -82,7 +82,7 @@ fn send(client: &mut UnixStream, letter: char) {
     client.write_all(&[letter as u8, 0, 0, 0]).unwrap();
 }
 
-/// What a client has been sent: letters, and a dot if that is all there will ever be.
+/// The replies to a client: letters, and a dot if that is all there will ever be.
 fn replies(client: &mut UnixStream) -> String {
     let mut letters = String::new();
     loop {
