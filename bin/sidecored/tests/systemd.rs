@@ -1,5 +1,5 @@
 //! The unit of docs/sidecored.md under a systemd of the test's own, in namespaces: its main process is killed, and what guests
-//! were answered is there when systemd has started it again. Needs root.
+//! were answered is there when systemd has started it again; it ends in order, and guests go on with the next. Needs root.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -184,11 +184,45 @@ fn written_killed_and_found(change: impl Fn(String) -> String) -> (u64, Vec<Stri
     (found, warnings)
 }
 
-#[test]
-fn what_was_answered_is_there_when_systemd_has_started_a_killed_daemon_again() {
-    if !rustix::process::geteuid().is_root() || !Path::new(SYSTEMD).exists() {
+fn can_run() -> bool {
+    let can_run = rustix::process::geteuid().is_root() && Path::new(SYSTEMD).exists();
+    if !can_run {
         // Not by a macro: the harness would keep it to itself.
         let _ = std::io::Write::write_all(&mut std::io::stderr(), b"not run: it needs root, and systemd\n");
+    }
+    can_run
+}
+
+#[test]
+fn a_guest_goes_on_with_the_next_daemon_on_the_connection_that_it_has() {
+    if !can_run() {
+        return;
+    }
+    let machine = Machine::start(|unit| unit.replace("Restart=on-failure", "Restart=always"));
+    let (first, run) = machine.daemon();
+    let data = |index: u64| vec![index as u8 + 1; WRITE_BYTES];
+    let mut client = BlkClient::connect(run.join("vd.sock"), &ClientOptions::default()).unwrap();
+    let mut queue = client.take_queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    for index in 0..WRITES {
+        if index == WRITES / 2 {
+            kill_process(first, Signal::TERM).unwrap();
+        }
+        queue.write_data(slot, 0, &data(index));
+        queue.submit_write(slot, Sector(index * STRIDE_SECTORS), WRITE_BYTES as u32).unwrap();
+        one(&mut queue);
+    }
+    machine.until("systemd starts it again", || (machine.daemon().0 != first).then_some(()));
+    for index in 0..WRITES {
+        assert_eq!(read(&mut queue, slot, index), data(index), "{index}");
+    }
+    // DRIVER_OK, asked on the socket that was connected at the beginning.
+    assert_eq!(client.status().unwrap() & 4, 4);
+}
+
+#[test]
+fn what_was_answered_is_there_when_systemd_has_started_a_killed_daemon_again() {
+    if !can_run() {
         return;
     }
     assert_eq!(written_killed_and_found(|unit| unit), (WRITES, Vec::new()));

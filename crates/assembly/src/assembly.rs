@@ -301,8 +301,8 @@ impl Assembly {
         left.into_iter().for_each(LeftDevice::disconnect);
     }
 
-    /// The same, and leaves the VMMs that are connected to NVMe functions to another process, as far as what they see is
-    /// there after this one: not if it is in memory. What has been acknowledged is as it is after [`Assembly::drain`].
+    /// The same, and hands the VMMs that are connected over to another process, as far as what they see is there after
+    /// this one: not if it is in memory. What has been acknowledged is as it is after [`Assembly::drain`].
     #[must_use]
     pub fn hand_over(&self) -> Vec<LeftDevice> {
         self.end(Disk::hand_over)

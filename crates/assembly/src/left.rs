@@ -1,7 +1,6 @@
 //! What a device leaves to the next process, which serves it to the VMM that is connected.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::net::{Shutdown, shutdown};
@@ -37,11 +36,12 @@ pub(crate) enum LeftError {
     Version(u32),
 }
 
-/// An NVMe function.
+/// A device with its client.
 #[derive(Serialize, Deserialize)]
-struct NvmeState {
+struct ExportedDevice {
     version: u32,
     socket: SocketState,
+    /// Of an NVMe function.
     known: Known,
 }
 
@@ -64,14 +64,16 @@ pub(crate) struct Standing {
 }
 
 impl LeftDevice {
-    /// What is to be kept of a function's socket, and what is known besides.
-    pub(crate) fn pack(name: &str, socket: Snapshot, known: Known) -> io::Result<Self> {
+    /// The client of a device, and what is known of its subsystem if it is an NVMe function. `None`, with a line in the
+    /// log, if it cannot be written down.
+    pub(crate) fn pack(name: &str, socket: Snapshot, known: Known) -> Option<Self> {
         let Snapshot { state, fds } = socket;
-        match serde_json::to_vec(&NvmeState { version: VERSION, socket: state, known }) {
-            Ok(state) => Ok(Self { name: name.to_owned(), state, fds }),
+        match serde_json::to_vec(&ExportedDevice { version: VERSION, socket: state, known }) {
+            Ok(state) => Some(Self { name: name.to_owned(), state, fds }),
             Err(error) => {
+                tracing::error!(device = name, %error, "cannot hand the VMM over");
                 close_aside(fds);
-                Err(error.into())
+                None
             }
         }
     }
@@ -86,21 +88,23 @@ impl LeftDevice {
         serde_json::from_slice(&self.state).map(|part: Part| part.known).unwrap_or_default()
     }
 
-    /// The socket. If it cannot be read, the VMM is disconnected.
-    pub(crate) fn unpack(self) -> Result<Snapshot, LeftError> {
+    /// The client. If its state cannot be read it is disconnected, and the log says why.
+    pub(crate) fn unpack_or_disconnect(self) -> Option<Snapshot> {
         match self.read() {
-            Ok(NvmeState { version, socket, .. }) => {
+            Ok(ExportedDevice { version, socket, .. }) => {
                 let socket = Snapshot { state: socket, fds: self.fds };
-                Ok(if version == VERSION_WITH_DOORBELLS_LAST { with_doorbells_last(socket) } else { socket })
+                Some(if version == VERSION_WITH_DOORBELLS_LAST { with_doorbells_last(socket) } else { socket })
             }
             Err(error) => {
+                let device = &self.name;
+                tracing::error!(device, %error, "cannot go on with the VMM that was connected, its guest has lost the device");
                 self.disconnect();
-                Err(error)
+                None
             }
         }
     }
 
-    fn read(&self) -> Result<NvmeState, LeftError> {
+    fn read(&self) -> Result<ExportedDevice, LeftError> {
         /// The part that all versions have.
         #[derive(Deserialize)]
         struct Versioned {

@@ -24,6 +24,11 @@ impl BackendChannel {
         (Descriptor::of(&socket) == Descriptor::UnixStream).then_some(Self(socket))
     }
 
+    /// The socket, for the next process.
+    pub(crate) fn into_inner(self) -> OwnedFd {
+        self.0
+    }
+
     /// Tells the front end that the configuration space has changed. False if
     /// the socket has no room for the message now.
     ///

@@ -3,11 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sidecore_peer::{ResumeError, ResumeFds, SessionState};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sidecore_peer::{ExportFds, FdPlace, ResumeError, ResumeFds, SessionState};
 use sidecore_virtio::VirtioDevice;
 
+use crate::backend_channel::BackendChannel;
 use crate::codec::Codec;
-use crate::message::{Message, Request};
+use crate::message::{MemoryRegion, Message, Request};
+use crate::ring::RingSnapshot;
 use crate::session::{ProtocolError, Session};
 
 /// How long the front end must have sent nothing before it is notified of a change of the configuration
@@ -17,6 +21,19 @@ const QUIET: Duration = Duration::from_millis(200);
 
 /// A virtio device that VMMs are served on a socket, one after the other.
 pub struct VirtioEndpoint(pub Arc<dyn VirtioDevice>);
+
+/// A session in a snapshot; nothing of the guest's is in flight.
+#[derive(Serialize, Deserialize)]
+struct ExportedSession {
+    /// The features that the device offered: the guest may rely on any of them.
+    offered: u64,
+    protocol_features: u64,
+    features: Option<u64>,
+    status: u8,
+    regions: Vec<(MemoryRegion, FdPlace)>,
+    rings: Vec<RingSnapshot>,
+    backend_channel: Option<FdPlace>,
+}
 
 impl sidecore_peer::Endpoint for VirtioEndpoint {
     type Session = Session;
@@ -68,8 +85,44 @@ impl sidecore_peer::Session for Session {
         self.send_config_change();
     }
 
-    fn resume_from(&mut self, _: SessionState, _: &mut ResumeFds) -> Result<(), ResumeError> {
-        Err(ResumeError::Session("a virtio device is not handed over".into()))
+    fn prepare_export(&mut self) -> bool {
+        self.pause()
+    }
+
+    fn export(&mut self, fds: &mut ExportFds) -> SessionState {
+        let regions = std::mem::take(&mut self.regions);
+        let state = ExportedSession {
+            offered: self.device.features(),
+            protocol_features: self.protocol_features,
+            features: self.features,
+            status: self.status,
+            regions: regions.into_iter().map(|(region, file)| (region, fds.put(file.into_inner()))).collect(),
+            rings: self.rings.iter_mut().map(|ring| ring.export(fds)).collect(),
+            backend_channel: self.backend_channel.take().map(|channel| fds.put(channel.into_inner())),
+        };
+        self.forget();
+        sidecore_peer::session_state(&state)
+    }
+
+    /// The device has to offer what it offered: otherwise the guest would go on with another one. Of a
+    /// configuration space that is not the same, such as of a larger disk, the guest is notified.
+    fn resume_from(&mut self, state: SessionState, fds: &mut ResumeFds) -> Result<(), ResumeError> {
+        let state: ExportedSession = serde_json::from_value(Value::Object(state))?;
+        if state.offered != self.device.features() || state.rings.len() != self.rings.len() {
+            return Err(ResumeError::Session("the device has other features or another number of queues".into()));
+        }
+        self.protocol_features = state.protocol_features;
+        self.features = state.features;
+        self.status = state.status;
+        if let Some(channel) = state.backend_channel {
+            self.backend_channel = BackendChannel::new(fds.take(channel)?);
+        }
+        for (ring, state) in self.rings.iter_mut().zip(state.rings) {
+            ring.resume(state, fds)?;
+        }
+        let regions = state.regions.into_iter().map(|(region, file)| Ok((region, fds.take(file)?)));
+        let regions = regions.collect::<Result<Vec<_>, ResumeError>>()?;
+        self.restart(regions).map_err(|error| ResumeError::Session(Box::new(error)))
     }
 }
 

@@ -5,6 +5,8 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes in a message's header.
 pub const HEADER_BYTES: usize = 12;
 /// Largest payload that is read at all. The largest that we understand has 268.
@@ -251,7 +253,7 @@ pub struct VringAddress {
 }
 
 /// A region of guest memory; its file comes beside the message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryRegion {
     /// Where the guest sees it.
     pub guest_address: u64,

@@ -4,7 +4,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use sidecore_memory::{GuestMemory, UserAddress};
+use sidecore_peer::{ExportFds, FdPlace, ResumeError, ResumeFds};
 use sidecore_ring::{RingFormat, RingLayout, RingState, was_used};
 use sidecore_virtio::features::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
 use sidecore_virtio::{QueueResources, StartError, VirtioDevice};
@@ -28,6 +30,30 @@ impl From<VringAddress> for Areas {
             device: UserAddress(address.used),
         }
     }
+}
+
+/// A ring in a snapshot; nothing of it is in flight.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct RingSnapshot {
+    size: Option<u16>,
+    /// Of descriptors, driver and device.
+    areas: Option<[u64; 3]>,
+    /// In the form of SET_VRING_BASE, unless the ring begins at the beginning.
+    base: Option<u32>,
+    /// The ring begins at the beginning, and `base` is only what GET_VRING_BASE says.
+    is_reset: bool,
+    kick: KickSnapshot,
+    call: Option<FdPlace>,
+    err: Option<FdPlace>,
+    enabled: Option<bool>,
+    was_served: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+enum KickSnapshot {
+    Absent,
+    Polled,
+    Eventfd(FdPlace),
 }
 
 /// Where the device begins when the ring is started.
@@ -109,6 +135,57 @@ impl Ring {
             phase: Phase::Stopped,
             was_served: false,
         }
+    }
+
+    /// The ring, which has been stopped, for another process.
+    pub(crate) fn export(&mut self, fds: &mut ExportFds) -> RingSnapshot {
+        let (base, is_reset) = match self.position {
+            Position::Fresh => (None, false),
+            Position::Base(base) => (Some(base), false),
+            Position::Held(state, format) => (Some(state.to_vring_base(format)), false),
+            Position::Reset(base) => (Some(base), true),
+        };
+        let kick = match std::mem::replace(&mut self.kick, Kick::Absent) {
+            Kick::Absent => KickSnapshot::Absent,
+            Kick::Polled => KickSnapshot::Polled,
+            Kick::Eventfd(kick) => KickSnapshot::Eventfd(fds.put(kick)),
+        };
+        RingSnapshot {
+            size: self.size,
+            areas: self.areas.map(|areas| [areas.descriptor.0, areas.driver.0, areas.device.0]),
+            base,
+            is_reset,
+            kick,
+            call: self.call.take().map(|call| fds.put(call)),
+            err: self.err.take().map(|err| fds.put(err)),
+            enabled: self.enabled,
+            was_served: self.was_served,
+        }
+    }
+
+    /// The ring of another process; it is not started yet.
+    pub(crate) fn resume(&mut self, state: RingSnapshot, fds: &mut ResumeFds) -> Result<(), ResumeError> {
+        self.size = state.size;
+        self.areas = state.areas.map(|[descriptor, driver, device]| Areas {
+            descriptor: UserAddress(descriptor),
+            driver: UserAddress(driver),
+            device: UserAddress(device),
+        });
+        self.position = match (state.base, state.is_reset) {
+            (None, _) => Position::Fresh,
+            (Some(base), false) => Position::Base(base),
+            (Some(base), true) => Position::Reset(base),
+        };
+        self.kick = match state.kick {
+            KickSnapshot::Absent => Kick::Absent,
+            KickSnapshot::Polled => Kick::Polled,
+            KickSnapshot::Eventfd(kick) => Kick::Eventfd(fds.take(kick)?),
+        };
+        self.call = state.call.map(|call| fds.take(call)).transpose()?;
+        self.err = state.err.map(|err| fds.take(err)).transpose()?;
+        self.enabled = state.enabled;
+        self.was_served = state.was_served;
+        Ok(())
     }
 
     pub(crate) fn is_running(&self) -> bool {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, RegionSpec, UserAddress};
+use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, MemoryFile, RegionSpec, UserAddress};
 use sidecore_socket::cause;
 use sidecore_virtio::{ConfigError, StartError, VirtioDevice};
 
@@ -152,14 +152,16 @@ impl ProtocolError {
 /// connection, on a device that [misses](VirtioDevice::loss) answered writes,
 /// ends it in any case.
 pub struct Session {
-    device: Arc<dyn VirtioDevice>,
-    protocol_features: u64,
+    pub(crate) device: Arc<dyn VirtioDevice>,
+    pub(crate) protocol_features: u64,
     /// What SET_FEATURES accepted, bit 30 included; `None` before it.
-    features: Option<u64>,
-    status: u8,
+    pub(crate) features: Option<u64>,
+    pub(crate) status: u8,
     memory: GuestMemory,
-    rings: Vec<Ring>,
-    backend_channel: Option<BackendChannel>,
+    /// The memory's regions with their files, for the next process.
+    pub(crate) regions: Vec<(MemoryRegion, MemoryFile)>,
+    pub(crate) rings: Vec<Ring>,
+    pub(crate) backend_channel: Option<BackendChannel>,
     /// The generation of the configuration space that the front end has read or
     /// was told of, if it has read any.
     known_config: Option<u32>,
@@ -178,6 +180,7 @@ impl Session {
             features: None,
             status: 0,
             memory: GuestMemory::empty(),
+            regions: Vec::new(),
             rings,
             backend_channel: None,
             known_config: None,
@@ -245,8 +248,35 @@ impl Session {
     pub(crate) fn stop(&mut self) {
         if !std::mem::replace(&mut self.is_over, true) {
             self.reset();
-            self.memory = GuestMemory::empty();
+            self.release_memory();
         }
+    }
+
+    fn release_memory(&mut self) {
+        self.memory = GuestMemory::empty();
+        self.regions.clear();
+    }
+
+    /// Stops all rings where they stand, for another process. False if the guest has to reset the device
+    /// anyway.
+    pub(crate) fn pause(&mut self) -> bool {
+        self.rings.iter_mut().for_each(|ring| {
+            ring.stop();
+        });
+        self.device.broken().is_none()
+    }
+
+    /// The session was exported: nothing of it is left here.
+    pub(crate) fn forget(&mut self) {
+        self.is_over = true;
+        self.release_memory();
+    }
+
+    /// Maps the regions and starts the rings of another process.
+    pub(crate) fn restart(&mut self, regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<(), ProtocolError> {
+        let (regions, fds): (Vec<_>, Vec<_>) = regions.into_iter().unzip();
+        self.set_memory_table(&regions, fds)?;
+        if self.features.is_some() { self.start_all() } else { Ok(()) }
     }
 
     fn answer(&mut self, message: Message) -> Result<Option<Body>, ProtocolError> {
@@ -415,16 +445,20 @@ impl Session {
     // Memory.
 
     fn set_memory_table(&mut self, regions: &[MemoryRegion], fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
+        let kept = regions.iter().zip(&fds).map(|(region, file)| keep(region, file)).collect::<Result<Vec<_>, _>>()?;
         let specs = regions.iter().zip(fds).map(|(region, file)| region_spec(region, file)).collect();
         let memory = GuestMemory::map(specs).map_err(memory_error(Request::SetMemTable))?;
+        self.regions = kept;
         self.replace_memory(memory)
     }
 
     fn add_region(&mut self, region: &MemoryRegion, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
         // `check_fds` saw exactly one.
         for file in fds {
+            let kept = keep(region, &file)?;
             let memory =
                 self.memory.with_region(region_spec(region, file)).map_err(memory_error(Request::AddMemReg))?;
+            self.regions.push(kept);
             self.replace_memory(memory)?;
         }
         Ok(())
@@ -439,6 +473,7 @@ impl Session {
             .memory
             .without_region(guest_address, user_address, region.len_bytes)
             .map_err(memory_error(Request::RemMemReg))?;
+        self.regions.retain(|(kept, _)| kept.guest_address != region.guest_address);
         match self.replace_memory(memory) {
             Err(ProtocolError::Start(error @ StartError::Memory { .. })) => {
                 tracing::warn!(%error, "a ring lost its memory and waits for it");
@@ -596,6 +631,12 @@ const fn config_offset(offset_bytes: u32) -> u32 {
         Some(offset_bytes) => offset_bytes,
         None => offset_bytes,
     }
+}
+
+/// A region and another descriptor of its file.
+fn keep(region: &MemoryRegion, file: &OwnedFd) -> Result<(MemoryRegion, MemoryFile), ProtocolError> {
+    let file = file.try_clone().map_err(ProtocolError::Descriptor)?;
+    Ok((*region, MemoryFile::new(file)))
 }
 
 fn region_spec(region: &MemoryRegion, file: OwnedFd) -> RegionSpec {

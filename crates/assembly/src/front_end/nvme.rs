@@ -237,13 +237,7 @@ impl Nvme {
 impl FrontEnd for Nvme {
     fn serve(&self, socket: &Path, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
         let endpoint = PciEndpoint(Arc::clone(&self.function) as Arc<dyn PciFunction>);
-        let left = left.and_then(|left| {
-            let unreadable = |error: &_| {
-                let device = &self.spec.name;
-                tracing::error!(device, %error, "cannot go on with the VMM that was connected, its guest has lost the device");
-            };
-            left.unpack().inspect_err(unreadable).ok()
-        });
+        let left = left.and_then(LeftDevice::unpack_or_disconnect);
         let served = self.threads.service.serve(socket, access, endpoint, left);
         let refused = |error| AssemblyError::Server { name: self.spec.name.clone(), error };
         *self.socket() = Some(served.map_err(refused)?);
@@ -262,8 +256,7 @@ impl FrontEnd for Nvme {
         let left = socket.take()?.export()?;
         let mut known = self.manager.as_ref().map(|manager| manager.known()).unwrap_or_default();
         known.standings.extend(self.standing().map(|standing| (self.spec.name.clone(), standing)));
-        let packed = LeftDevice::pack(&self.spec.name, left, known);
-        packed.inspect_err(|error| tracing::error!(device = self.spec.name, %error, "cannot leave the VMM")).ok()
+        LeftDevice::pack(&self.spec.name, left, known)
     }
 
     fn close(&self) {

@@ -11,7 +11,7 @@ use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
 use super::FrontEnd;
 use crate::AssemblyError;
-use crate::left::LeftDevice;
+use crate::left::{Known, LeftDevice};
 use crate::report::QueueCounters;
 use crate::served::ServedBlk;
 use crate::sidecore::Sidecore;
@@ -45,12 +45,9 @@ impl VirtioBlk {
 impl FrontEnd for VirtioBlk {
     fn serve(&self, socket: &Path, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
         let name = self.served.device().name().to_owned();
-        if let Some(left) = left {
-            tracing::warn!(device = name, "a VMM was connected to it when it was an NVMe function");
-            left.disconnect();
-        }
+        let left = left.and_then(LeftDevice::unpack_or_disconnect);
         let endpoint = VirtioEndpoint(Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
-        let served = self.service.serve(socket, access, endpoint, None);
+        let served = self.service.serve(socket, access, endpoint, left);
         *self.socket() = Some(served.map_err(|error| AssemblyError::Server { name, error })?);
         Ok(())
     }
@@ -60,6 +57,11 @@ impl FrontEnd for VirtioBlk {
         let Some(socket) = socket.take() else { return false };
         drop(socket);
         true
+    }
+
+    fn hand_over(&self) -> Option<LeftDevice> {
+        let mut socket = self.socket();
+        LeftDevice::pack(self.served.device().name(), socket.take()?.export()?, Known::default())
     }
 
     fn close(&self) {

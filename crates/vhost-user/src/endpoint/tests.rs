@@ -8,11 +8,13 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sidecore_peer::{Access, ServerError, Service, Socket};
+use sidecore_memory::GuestAddress;
+use sidecore_peer::{Access, ServerError, Service, Snapshot, Socket};
+use sidecore_ring::{RingFormat, RingState};
 
 use super::*;
 use crate::features;
-use crate::message::{Body, ConfigSpace};
+use crate::message::{Body, ConfigSpace, VringState};
 use crate::testing::*;
 
 struct Fixture {
@@ -296,4 +298,70 @@ fn an_end_is_not_missed_among_changes_of_the_configuration() {
         server.notify();
         shut_down_soon(server);
     }
+}
+
+/// The service of the next process, and its device, which is told no more than what would be kept.
+fn resume(fixture: &Fixture, snapshot: Snapshot) -> (Fixture, Socket) {
+    let Snapshot { state, fds } = snapshot;
+    let state = serde_json::from_slice(&serde_json::to_vec(&state).unwrap()).unwrap();
+    let next = Fixture::new();
+    let endpoint = VirtioEndpoint(next.device.clone());
+    let socket = next.service.serve(&fixture.path(), Access::default(), endpoint, Some(Snapshot { state, fds }));
+    (next, socket.unwrap())
+}
+
+#[test]
+fn a_client_is_resumed_with_its_rings_where_they_stood_and_the_guest_sees_no_reset() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    let mut front = connect_to(&server);
+    start_queue(&mut front);
+    for message in ring_setup(2, 64, 40) {
+        if message.flags.need_reply { drop(ask(&mut front, message)) } else { front.send(message).unwrap() }
+    }
+    fixture.device.serve(0, 5);
+    fixture.device.serve(2, 3);
+    // Half a message, with its descriptor.
+    let bytes = eventfd(Request::SetVringCall, 0).to_bytes();
+    sidecore_socket::send(&front, &bytes[..14], &[event()], 1, sidecore_socket::Blocking::Never).unwrap();
+    let snapshot = server.export().expect("there is a client");
+    let events = fixture.device.events();
+    assert_eq!(events[events.len() - 2..], [Event::Stop { index: 0 }, Event::Stop { index: 2 }]);
+
+    let (next, server) = resume(&fixture, snapshot);
+    assert_eq!(next.device.running(), [0, 2]);
+    let start = |index, at| {
+        let (state, format) = (RingState { next_avail: at, next_used: at }, RingFormat::Split);
+        Event::Start { index, state, format, kick: true, call: true }
+    };
+    assert_eq!(next.device.events(), [start(0, 5), start(2, 43)]);
+    assert!(next.device.memory_of(0).read_array::<8>(GuestAddress(MEGABYTE - 8), &mut Default::default()).is_ok());
+    front.stream().write_all(&bytes[14..]).unwrap();
+    // The negotiated features count: one that was not offered is still refused, and a reset takes the rings.
+    assert_eq!(ask(&mut front, vring(Request::GetVringBase, 2, 0)), Body::VringState(VringState { index: 2, num: 43 }));
+    assert_eq!(next.device.events(), [Event::SetCall { index: 0, call: true }, Event::Stop { index: 2 }]);
+    assert_eq!(ask(&mut front, number(Request::SetFeatures, 1 << 63).needing_reply()), Body::U64(1));
+    ask(&mut front, plain(Request::ResetDevice).needing_reply());
+    assert!(next.device.running().is_empty() && server.is_serving());
+}
+
+#[test]
+fn a_client_whose_device_is_broken_or_another_one_is_not_handed_over() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    let mut front = connect_to(&server);
+    start_queue(&mut front);
+    fixture.device.set_broken();
+    assert!(server.export().is_none());
+    assert!(hung_up(&front) && fixture.device.running().is_empty());
+
+    let server = fixture.start();
+    let mut front = connect_to(&server);
+    start_queue(&mut front);
+    let mut snapshot = server.export().unwrap();
+    snapshot.state.session.insert("offered".to_owned(), 1.into());
+    let (next, server) = resume(&fixture, snapshot);
+    assert!(hung_up(&front) && next.device.running().is_empty());
+    // The next one is served as ever.
+    start_queue(&mut connect_to(&server));
 }
