@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::{FLOOR, Records, counts};
+use serde_json::Value;
+
+use crate::record::{FLOOR, Params, Records, counts};
 
 /// Which number, and where it has to be.
 #[derive(Clone, Copy, Debug)]
@@ -10,20 +12,20 @@ pub struct Bound<'a> {
     /// The case that it is about.
     pub case: &'a str,
     /// Which number.
-    pub of: Of,
+    pub of: Of<'a>,
     /// Where it has to be.
     pub limit: Limit,
 }
 
 /// Which number.
 #[derive(Clone, Copy, Debug)]
-pub enum Of {
+pub enum Of<'a> {
     /// The ratio of this metric to this peer.
-    Ratio(&'static str, &'static str),
+    Ratio(&'a str, &'a str),
     /// The ratio of this metric to the machine's floor.
-    FloorRatio(&'static str),
+    FloorRatio(&'a str),
     /// Our own number, in this unit.
-    Ours(&'static str, &'static str),
+    Ours(&'a str, &'a str),
 }
 
 /// Where a number has to be.
@@ -35,14 +37,22 @@ pub enum Limit {
     AtLeast(f64),
     /// More than this.
     MoreThan(f64),
+    /// This, or more; a smaller number fails only if the interval of its median is below the limit.
+    NotBelow(f64),
 }
 
 impl Limit {
-    fn holds(self, value: f64) -> bool {
-        match self {
+    fn verdict(self, value: f64, params: &Params) -> Verdict {
+        let holds = match self {
             Self::AtMost(limit) => value <= limit,
-            Self::AtLeast(limit) => value >= limit,
+            Self::AtLeast(limit) | Self::NotBelow(limit) => value >= limit,
             Self::MoreThan(limit) => value > limit,
+        };
+        let high = params.get("high").and_then(Value::as_f64).unwrap_or(value);
+        match self {
+            _ if holds => Verdict::Pass,
+            Self::NotBelow(limit) if high >= limit => Verdict::Unknown,
+            _ => Verdict::Fail,
         }
     }
 }
@@ -55,7 +65,7 @@ pub enum Verdict {
     Pass,
     /// It does not.
     Fail,
-    /// The cores were never near and free for long enough: nobody knows.
+    /// The cores were not near and free for long enough, or the rounds spread across the limit.
     Unknown,
     /// It was not measured in this run.
     Missing,
@@ -80,7 +90,7 @@ pub fn print(checked: &[Checked]) -> bool {
         let word = match bound.verdict {
             Verdict::Pass => "pass",
             Verdict::Fail => "FAIL",
-            Verdict::Unknown => "unknown (the cores were far apart, or busy with something else)",
+            Verdict::Unknown => "unknown (the cores were far apart or busy, or the rounds spread too far)",
             Verdict::Missing => "not measured",
         };
         let is = bound.value.as_ref().map_or_else(|| "was not measured".to_owned(), |value| format!("is {value}"));
@@ -97,15 +107,14 @@ pub fn check(bounds: &[Bound<'_>], records: &Records, ours: &str) -> Vec<Checked
 
 fn check_one(bound: &Bound<'_>, records: &Records, ours: &str) -> Checked {
     let case = bound.case;
+    let ratio_to = |metric: &str, peer: &str| {
+        let found = records.find_ratio(case, metric, peer);
+        let what = format!("{case}: {metric} of {ours} / {peer}");
+        (what, "", found.map(|ratio| (ratio.value, &ratio.params)))
+    };
     let (what, unit, found) = match bound.of {
-        Of::Ratio(metric, peer) => {
-            let found = records.find_ratio(case, metric, peer).map(|ratio| (ratio.value, &ratio.params));
-            (format!("{case}: {metric} of {ours} / {peer}"), "", found)
-        }
-        Of::FloorRatio(metric) => {
-            let found = records.find_ratio(case, metric, FLOOR).map(|ratio| (ratio.value, &ratio.params));
-            (format!("{case}: {metric} of {ours} / floor"), "", found)
-        }
+        Of::Ratio(metric, peer) => ratio_to(metric, peer),
+        Of::FloorRatio(metric) => ratio_to(metric, FLOOR),
         Of::Ours(metric, unit) => {
             let found = records.find(case, ours, metric).map(|measure| (measure.value, &measure.params));
             (format!("{case}: {metric}"), unit, found)
@@ -113,14 +122,13 @@ fn check_one(bound: &Bound<'_>, records: &Records, ours: &str) -> Checked {
     };
     let limit = match bound.limit {
         Limit::AtMost(limit) => format!("at most {limit}{unit}"),
-        Limit::AtLeast(limit) => format!("at least {limit}{unit}"),
+        Limit::AtLeast(limit) | Limit::NotBelow(limit) => format!("at least {limit}{unit}"),
         Limit::MoreThan(limit) => format!("more than {limit}{unit}"),
     };
     let verdict = match found {
         None => Verdict::Missing,
         Some((_, params)) if !counts(params) => Verdict::Unknown,
-        Some((value, _)) if bound.limit.holds(value) => Verdict::Pass,
-        Some(_) => Verdict::Fail,
+        Some((value, params)) => bound.limit.verdict(value, params),
     };
     Checked { what, limit, value: found.map(|(value, _)| format!("{value:.3}{unit}")), verdict }
 }
@@ -128,7 +136,7 @@ fn check_one(bound: &Bound<'_>, records: &Records, ours: &str) -> Checked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{OURS, Params, params};
+    use crate::record::{OURS, params};
 
     #[test]
     fn a_bound_passes_fails_is_unknown_or_missing() {
@@ -147,5 +155,17 @@ mod tests {
         ];
         let verdicts: Vec<Verdict> = check(&bounds, &records, OURS).iter().map(|checked| checked.verdict).collect();
         assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Unknown, Verdict::Fail, Verdict::Missing]);
+    }
+    #[test]
+    fn a_small_ratio_fails_only_if_its_interval_is_below_the_limit() {
+        let mut records = Records::new("e");
+        let cases = [("a", 0.99, 1.5), ("b", 0.97, 0.981), ("c", 0.97, 0.979)];
+        for (case, value, high) in cases {
+            records.ratio(case, "iops", OURS, "before", value, params([("high", high.into())]));
+        }
+        let of = Of::Ratio("iops", "before");
+        let bounds = cases.map(|(case, ..)| Bound { case, of, limit: Limit::NotBelow(0.98) });
+        let verdicts: Vec<Verdict> = check(&bounds, &records, OURS).iter().map(|checked| checked.verdict).collect();
+        assert_eq!(verdicts, [Verdict::Pass, Verdict::Unknown, Verdict::Fail]);
     }
 }

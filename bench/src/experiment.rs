@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use quanta::Clock;
 
+use crate::against;
 use crate::bounds::{self, Bound};
 use crate::cores::{self, Gate, Gated, Partner};
 use crate::load::{Sample, Work};
@@ -36,6 +37,10 @@ pub struct Common {
     /// Write the table into README.md, and the plots, if there are any, to docs/bench.
     #[arg(long)]
     pub update_readme: bool,
+    /// Instead of peers and floors, compare with another build: its `sidecored`, beside which its
+    /// `sidecore-bench` is. 20 pairs for each case, 10 with `--quick`; the bound is 0.98.
+    #[arg(long, value_name = "BINARY", conflicts_with = "update_readme")]
+    pub against: Option<PathBuf>,
 }
 
 /// What those can be told that measure programs.
@@ -184,6 +189,22 @@ impl Experiment {
         Sidecored::start(&self.daemon, self.run.path(), name, controllers, devices)
     }
 
+    /// Starts the same with the daemon of `--against`, if there is one.
+    ///
+    /// # Errors
+    /// As [`Sidecored::start`].
+    pub fn start_before(
+        &self,
+        name: &str,
+        controllers: &[Controller],
+        devices: &[Device],
+    ) -> Result<Option<Sidecored>> {
+        let start = |program: &PathBuf| {
+            Sidecored::start(program, self.run.path(), &against::before(name), controllers, devices)
+        };
+        self.options.against.as_ref().map(start).transpose()
+    }
+
     /// Starts the peer with its best settings, each tried out for as long as `trial`.
     ///
     /// # Errors
@@ -202,7 +223,7 @@ impl Experiment {
     /// The peer's program, if it is wanted and there is one.
     #[must_use]
     pub fn find_peer(&self) -> Option<Program> {
-        let without = self.options.tiny || self.no_peer;
+        let without = self.options.tiny || self.no_peer || self.options.against.is_some();
         if without { None } else { Program::find_beside(&self.daemon, !self.options.quick) }
     }
 
@@ -251,6 +272,11 @@ impl Experiment {
         publish: fn(&Records) -> Result<()>,
     ) -> Result<bool> {
         let disturbed = format!("{} runs waited for near and free cores or were repeated", self.gate.retries());
+        let of_builds = against::bounds(&self.records);
+        let (table, bounds) = match self.options.against {
+            Some(_) => (against::table(&self.records), (against::THIS, &of_builds[..])),
+            None => (table, bounds),
+        };
         self.options.conclude(self.begin, &Outcome { records: &self.records, table, bounds, disturbed, publish })
     }
 }

@@ -8,6 +8,7 @@
 //! The results are lines of JSON ([`record`]), a table for the README ([`readme`]) and a plot ([`plot`]).
 #![forbid(unsafe_code)]
 
+pub mod against;
 pub mod bounds;
 pub mod cells;
 pub mod control;

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// The name that floors (what the machine itself can do) have as a system.
@@ -26,7 +26,7 @@ pub enum Record {
 }
 
 /// A number that was measured.
-#[derive(Clone, Debug, Serialize, PartialEq)]
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct Measure {
     /// The experiment's name.
     pub experiment: String,

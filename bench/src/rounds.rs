@@ -25,6 +25,12 @@ impl Rounds {
         self.counts.push(counts);
     }
 
+    /// Whether there are no rounds.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
     /// The rounds that count, if they are the greater part; else all of them, and that they do not.
     fn counting(&self) -> (Vec<f64>, bool) {
         let both = self.values.iter().zip(&self.counts);
@@ -47,5 +53,14 @@ impl Rounds {
             [("rounds", values.len().into()), ("counts", counts.into()), ("min", min.into()), ("max", max.into())];
         params.extend(more.map(|(name, value)| (name.to_owned(), value)));
         (self.median(), params)
+    }
+
+    /// The same with the interval of the median, as `low` and `high`.
+    #[must_use]
+    pub fn settle_with_interval(&self, params: Params) -> (f64, Params) {
+        let (low, high) = stats::median_interval(&self.counting().0);
+        let (median, mut params) = self.settle(params);
+        params.extend([("low", low), ("high", high)].map(|(name, value)| (name.to_owned(), value.into())));
+        (median, params)
     }
 }

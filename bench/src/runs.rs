@@ -65,7 +65,7 @@ impl Runs {
     }
 
     /// One number of each round and the peer's of the same round.
-    fn compared(&self, peer: &Self, compare: impl Fn(&Sample, &Sample) -> f64) -> Rounds {
+    pub(crate) fn compared(&self, peer: &Self, compare: impl Fn(&Sample, &Sample) -> f64) -> Rounds {
         let mut rounds = Rounds::new();
         for (ours, peer) in self.0.iter().zip(&peer.0) {
             rounds.add(compare(&ours.result, &peer.result), ours.counts() && peer.counts());
@@ -87,7 +87,7 @@ impl Runs {
 }
 
 /// A system's name and its runs.
-pub type Named<'a> = (&'static str, &'a Runs);
+pub type Named<'a> = (&'a str, &'a Runs);
 
 /// Records how one system compares with another; `is_alone` if a single request was in flight.
 pub fn record_ratios(

@@ -29,6 +29,28 @@ pub fn spread(values: &[f64]) -> (f64, f64) {
     if values.is_empty() { (0.0, 0.0) } else { (smallest, largest) }
 }
 
+/// An interval that holds the true median with a confidence of at least 95 %, by the order of the
+/// values alone (the sign test's); of fewer than six values, which give no such interval, the spread.
+#[must_use]
+pub fn median_interval(values: &[f64]) -> (f64, f64) {
+    const TAIL: f64 = 0.025;
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let count = sorted.len();
+    // P(X = k) of a binomial variable, from k = 0 on: how likely the k-th value is beyond the median.
+    let (mut probability, mut tail, mut rank) = (0.5_f64.powf(count as f64), 0.0, 0);
+    while tail + probability <= TAIL && rank < count {
+        tail += probability;
+        rank += 1;
+        probability *= (count - rank + 1) as f64 / rank as f64;
+    }
+    let lowest = rank.saturating_sub(1);
+    match (sorted.get(lowest), sorted.get((count - lowest).saturating_sub(1))) {
+        (Some(low), Some(high)) => (*low, *high),
+        _ => (0.0, 0.0),
+    }
+}
+
 /// Steps within a doubling: values are exact up to here and to 1/256 beyond.
 const STEPS: u64 = 256;
 
@@ -115,6 +137,16 @@ mod tests {
         assert_eq!(trimmed_mean(skewed), 2.0);
         assert_eq!(trimmed_mean(Vec::new()), 0.0);
         assert_eq!(spread(&[2.0, 1.0, 3.0]), (1.0, 3.0));
+    }
+
+    #[test]
+    fn the_interval_of_a_median_is_that_of_the_sign_test() {
+        let values = |count: u32| (1..=count).rev().map(f64::from).collect::<Vec<_>>();
+        assert_eq!(median_interval(&values(20)), (6.0, 15.0));
+        assert_eq!(median_interval(&values(10)), (2.0, 9.0));
+        assert_eq!(median_interval(&values(6)), (1.0, 6.0));
+        assert_eq!(median_interval(&values(3)), (1.0, 3.0));
+        assert_eq!(median_interval(&[]), (0.0, 0.0));
     }
 
     #[test]

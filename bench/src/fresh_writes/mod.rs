@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
+use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::experiment::{Common, Outcome, Scale};
 use crate::process::watched;
@@ -63,6 +64,9 @@ const BOUNDS: [Bound<'static>; 2] = [
 /// # Errors
 /// There is no such core, or not enough memory; an interrupt.
 pub fn run(options: &Options) -> Result<bool> {
+    if let Some(daemon) = &options.common.against {
+        return against::children(NAME, &options.common, daemon);
+    }
     let begin = Instant::now();
     stop::listen()?;
     // Ahead of whatever else the machine does. It is a privilege.

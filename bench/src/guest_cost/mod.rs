@@ -10,13 +10,13 @@ mod client;
 mod floor;
 mod report;
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use quanta::Clock;
 use sidecore_driver::{BlkClient, ClientOptions, NvmeClient, NvmeOptions, NvmeQueue};
 
+use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores::Gated;
 use crate::experiment::{Common, Experiment, Programs, Scale};
@@ -29,8 +29,6 @@ use client::{Cost, Guest, OwnWork};
 use floor::Floor;
 
 const NAME: &str = "guest-cost";
-/// The system of `--before`.
-pub(crate) const BEFORE: &str = "before";
 
 const DISK_BYTES: u64 = 64 << 20;
 const DEPTHS: [u16; 3] = [1, 32, 128];
@@ -47,9 +45,6 @@ pub struct Options {
     /// What is measured.
     #[command(flatten)]
     pub programs: Programs,
-    /// Another build of the daemon, measured in turn with this one.
-    #[arg(long, value_name = "PROGRAM")]
-    pub before: Option<PathBuf>,
     /// Only these queues.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "QUEUES")]
     pub only: Vec<Format>,
@@ -154,7 +149,7 @@ fn bounded_cases() -> Vec<String> {
 
 /// A daemon and what it did in the case at hand.
 struct Daemon {
-    name: &'static str,
+    name: String,
     sidecored: Sidecored,
     runs: Vec<Gated<Cost>>,
 }
@@ -199,7 +194,10 @@ struct Bench {
 /// # Errors
 /// Something does not start or fails, or the experiment was interrupted. Everything that was started has ended then.
 pub fn run(options: &Options) -> Result<bool> {
-    let plan = Plan::of(options.common.scale());
+    let scale = options.common.scale();
+    let rounds = options.common.against.as_ref().map(|_| against::pairs(scale));
+    let plan = Plan::of(scale);
+    let plan = Plan { rounds: rounds.unwrap_or(plan.rounds), ..plan };
     let experiment = Experiment::start(NAME, &options.common, &options.programs, plan.patience)?;
     let mut bench = Bench { experiment, options: options.clone(), plan, daemons: Vec::new() };
     bench.start_daemons()?;
@@ -229,11 +227,9 @@ impl Bench {
             Device::new("virtio", store),
             Device { front_end: FrontEnd::Nvme, ..Device::new("nvme", Store::Shared { with: "virtio" }) },
         ];
-        let mut daemons = vec![(OURS, self.experiment.start_ours(OURS, &[], &devices)?)];
-        if let Some(program) = &self.options.before {
-            let program: &Path = program;
-            daemons.push((BEFORE, Sidecored::start(program, self.experiment.directory(), BEFORE, &[], &devices)?));
-        }
+        let mut daemons = vec![(OURS.to_owned(), self.experiment.start_ours(OURS, &[], &devices)?)];
+        let before = self.experiment.start_before(OURS, &[], &devices)?;
+        daemons.extend(before.map(|daemon| (against::before(OURS), daemon)));
         for (name, mut sidecored) in daemons {
             sidecored.process.freeze()?;
             self.daemons.push(Daemon { name, sidecored, runs: Vec::new() });
@@ -279,10 +275,15 @@ impl Bench {
         let guest = Guest { depth, own_work, blocks, duration: self.plan.run };
         let interval_ns = self.best_interval(floor, &guest)?;
         let mut floor_runs = Vec::new();
-        for _ in 0..self.plan.rounds {
+        let builds = self.daemons.len() > 1;
+        for number in 0..self.plan.rounds {
             let clock = &self.experiment.clock;
             floor_runs.push(floor.run(&mut self.experiment.gate, &guest, interval_ns, clock)?);
-            for (daemon, client) in self.daemons.iter_mut().zip(&mut *clients) {
+            for turn in 0..self.daemons.len() {
+                let index = if builds { against::index(turn, number) } else { turn };
+                let (Some(daemon), Some(client)) = (self.daemons.get_mut(index), clients.get_mut(index)) else {
+                    continue;
+                };
                 let run = round(&mut self.experiment, &self.plan, daemon, client, &guest)?;
                 daemon.runs.push(run);
             }
@@ -318,16 +319,16 @@ impl Bench {
         record_costs(records, case, FLOOR, &floor_params, floor_runs);
         let mut line = format!("  {case:<28} floor {:>4.0} ns (looks every {interval_ns} ns)", median(floor_runs));
         for daemon in &self.daemons {
-            record_costs(records, case, daemon.name, params, &daemon.runs);
+            record_costs(records, case, &daemon.name, params, &daemon.runs);
             line.push_str(&format!("  {} {:.0} ns", daemon.name, median(&daemon.runs)));
         }
         let Some((ours, before)) = self.daemons.split_first() else { return };
         record_ratios(records, case, &["iops"], &ours.runs, (FLOOR, floor_runs));
         for before in before {
             let all = ["iops", "latency_p50", "latency_p99"];
-            record_ratios(records, case, &all, &ours.runs, (BEFORE, &before.runs));
+            record_ratios(records, case, &all, &ours.runs, (&before.name, &before.runs));
         }
-        for peer in [FLOOR, BEFORE] {
+        for peer in [FLOOR, &against::before(OURS)] {
             if let Some(ratio) = records.find_ratio(case, "iops", peer) {
                 line.push_str(&format!("  {:.2} of {peer}", ratio.value));
             }
@@ -397,7 +398,10 @@ fn record_ratios(
         for (ours, theirs) in ours.iter().zip(theirs) {
             ratios.add(value(&ours.result) / value(&theirs.result), ours.counts() && theirs.counts());
         }
-        let (median, params) = ratios.settle(Params::new());
+        // The bound between builds is on requests a second.
+        let is_bounded = peer != FLOOR && *metric == "iops";
+        let settle = if is_bounded { Rounds::settle_with_interval } else { Rounds::settle };
+        let (median, params) = settle(&ratios, Params::new());
         records.ratio(case, metric, OURS, peer, median, params);
     }
 }

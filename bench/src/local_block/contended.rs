@@ -10,12 +10,11 @@ use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Notify};
 use sidecore_units::Sector;
 
 use super::Bench;
-use crate::guest_cost::BEFORE;
 use crate::load::{self, BLOCK_BYTES, Sample, Work};
 use crate::record::OURS;
 use crate::rounds::Rounds;
 use crate::sidecored::{Device, Sidecored, Store};
-use crate::{control, cores, stop};
+use crate::{against, control, cores, stop};
 
 /// A client that sleeps between requests and until their ends, one that sleeps until their ends, one that polls.
 pub(super) const CASES: [&str; 3] = ["contended/paced", "contended/sleeping", "contended/polling"];
@@ -73,12 +72,12 @@ impl Drop for Burners {
 }
 
 struct System {
-    name: &'static str,
+    name: String,
     daemon: Sidecored,
     samples: Vec<Sample>,
 }
 
-/// Runs the cases: the polled disk of this daemon, the same one interrupt-driven, and the polled one of `--before`.
+/// Runs the cases: the polled disk of this daemon, the same one interrupt-driven, and that of `--against`.
 pub(super) fn run(bench: &mut Bench) -> Result<()> {
     let mut systems = start(bench)?;
     let burners = Burners::start();
@@ -94,14 +93,12 @@ fn start(bench: &Bench) -> Result<Vec<System>> {
     let device = |idle| [Device { idle, ..Device::new(DISK, Store::Null { bytes: DISK_BYTES }) }];
     let experiment = &bench.experiment;
     let mut daemons = vec![
-        (OURS, experiment.start_ours("contended", &[], &device("poll"))?),
-        (INTERRUPT, experiment.start_ours("contended-interrupt", &[], &device("interrupt"))?),
+        (OURS.to_owned(), experiment.start_ours("contended", &[], &device("poll"))?),
+        (INTERRUPT.to_owned(), experiment.start_ours("contended-interrupt", &[], &device("interrupt"))?),
     ];
-    if let Some(program) = &bench.options.before {
-        let directory = experiment.directory();
-        daemons.push((BEFORE, Sidecored::start(program, directory, "contended-before", &[], &device("poll"))?));
-    }
-    let freeze = |(name, mut daemon): (&'static str, Sidecored)| {
+    let before = experiment.start_before("contended", &[], &device("poll"))?;
+    daemons.extend(before.map(|daemon| (against::before(OURS), daemon)));
+    let freeze = |(name, mut daemon): (String, Sidecored)| {
         daemon.process.freeze()?;
         Ok(System { name, daemon, samples: Vec::new() })
     };
@@ -120,7 +117,7 @@ fn measure(bench: &Bench, systems: &mut [System], case: &str) -> Result<()> {
         daemon.process.thaw()?;
         let mut client = BlkClient::connect(daemon.socket(DISK), &options)?;
         let begin = Instant::now();
-        while *name == OURS && bench.plan.is_contention_noticed && !is_noticed(daemon)? {
+        while name == OURS && bench.plan.is_contention_noticed && !is_noticed(daemon)? {
             stop::check()?;
             ensure!(begin.elapsed() < NOTICE_LIMIT, "the sidecore does not notice that its core is lost");
             load::run(client.queue(0).context("no queue")?, &work, clock)?;
@@ -198,7 +195,7 @@ fn record(bench: &mut Bench, case: &str, systems: &mut [System]) {
             let both = ours.samples.iter().zip(&peer.samples);
             both.for_each(|(ours, peer)| rounds.add(value(ours) / value(peer), true));
             let (median, params) = rounds.settle(params.clone());
-            records.ratio(case, metric, OURS, peer.name, median, params);
+            records.ratio(case, metric, OURS, &peer.name, median, params);
         }
     }
     eprintln!("{line}");

@@ -7,6 +7,7 @@ use quanta::Clock;
 use sidecore_driver::{BlkClient, ClientOptions};
 
 use super::Bench;
+use crate::against;
 use crate::fill::{allocated_file, directory_in_memory};
 use crate::load::{self, Sample, Work};
 use crate::peer::{self, Disk, Program, StorageDaemon};
@@ -22,7 +23,7 @@ const METRICS: [Metric; 6] = [IOPS, LATENCY_P50, LATENCY_P99, LATENCY_MEAN, KICK
 
 /// One system in the comparison of one store.
 struct System<'a> {
-    name: &'static str,
+    name: String,
     kind: Kind<'a>,
     params: Params,
     runs: Runs,
@@ -42,13 +43,20 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
     let file = |name: &str| allocated_file(&files.path().join(name), bench.plan.store_bytes);
     let (our_file, their_file) = (file("ours")?, file("theirs")?);
     let bytes = bench.plan.store_bytes;
-    let devices = [
-        Device::new("null", Store::Null { bytes }),
-        Device::new("ram", Store::Ram { bytes }),
-        Device::new("file", Store::File { path: our_file }),
-    ];
-    let mut ours = bench.experiment.start_ours("matrix", &[], &devices)?;
+    let devices = |file: &Path| {
+        [
+            Device::new("null", Store::Null { bytes }),
+            Device::new("ram", Store::Ram { bytes }),
+            Device::new("file", Store::File { path: file.to_owned() }),
+        ]
+    };
+    let mut ours = bench.experiment.start_ours("matrix", &[], &devices(&our_file))?;
     ours.process.freeze()?;
+    // No file has two servers.
+    let mut before = bench.experiment.start_before("matrix", &[], &devices(&their_file))?;
+    if let Some(before) = &mut before {
+        before.process.freeze()?;
+    }
     let start = |name: &str, disk: Disk| {
         peer.map(|program| bench.experiment.start_peer(program, name, &disk, 1, bench.plan.trial)).transpose()
     };
@@ -57,11 +65,15 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
     for store in STORES {
         // The peer has no store in memory; its fastest one that keeps what it is given is a file on tmpfs.
         let theirs = if store == "null" { &mut their_null } else { &mut their_file };
-        let mut systems = vec![bench.ours(&mut ours, store)?];
+        let mut systems = vec![bench.ours(&mut ours, store, OURS)?];
+        let builds = before.is_some();
+        if let Some(before) = &mut before {
+            systems.push(bench.ours(before, store, &against::before(OURS))?);
+        }
         if let (Some(daemon), Some(program)) = (theirs, peer) {
             systems.push(bench.theirs(daemon, program)?);
         }
-        if store == "ram" {
+        if store == "ram" && !builds {
             systems.push(System::new(FLOOR, Kind::Copies, bench.common_params()));
         }
         for write in [false, true] {
@@ -70,15 +82,18 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
             }
         }
     }
+    if let Some(before) = before {
+        before.process.end()?;
+    }
     ours.process.end()
 }
 
 impl<'a> System<'a> {
-    fn new(name: &'static str, kind: Kind<'a>, params: Params) -> Self {
-        Self { name, kind, params, runs: Runs::default() }
+    fn new(name: &str, kind: Kind<'a>, params: Params) -> Self {
+        Self { name: name.to_owned(), kind, params, runs: Runs::default() }
     }
 
-    fn server(name: &'static str, process: &'a mut Process, socket: &Path, mut params: Params) -> Result<Self> {
+    fn server(name: &str, process: &'a mut Process, socket: &Path, mut params: Params) -> Result<Self> {
         process.thaw()?;
         let slots = DEPTHS.iter().copied().max().unwrap_or(1);
         let client = BlkClient::connect(socket, &ClientOptions { slots, ..ClientOptions::default() })
@@ -91,9 +106,9 @@ impl<'a> System<'a> {
 }
 
 impl Bench {
-    fn ours<'a>(&self, ours: &'a mut Sidecored, store: &str) -> Result<System<'a>> {
+    fn ours<'a>(&self, ours: &'a mut Sidecored, store: &str, name: &str) -> Result<System<'a>> {
         let socket = ours.socket(store);
-        System::server(OURS, &mut ours.process, &socket, self.common_params())
+        System::server(name, &mut ours.process, &socket, self.common_params())
     }
 
     fn theirs<'a>(&self, daemon: &'a mut StorageDaemon, program: &Program) -> Result<System<'a>> {
@@ -112,6 +127,7 @@ impl Bench {
             duration: self.plan.run,
             ..Work::default()
         };
+        let builds = self.options.common.against.is_some();
         for system in &mut *systems {
             system.runs = Runs::default();
         }
@@ -119,8 +135,9 @@ impl Bench {
             if round > 0 && self.experiment.begin.elapsed() > self.plan.budget {
                 break;
             }
-            for system in &mut *systems {
-                self.round(system, &work)?;
+            for turn in 0..systems.len() {
+                let index = if builds { against::index(turn, round) } else { turn };
+                self.round(systems.get_mut(index).context("no such system")?, &work)?;
             }
         }
         let mut line = format!("  {case:<20}");
@@ -129,10 +146,13 @@ impl Bench {
             let iops = system.runs.rounds(|sample| sample.iops).median();
             line.push_str(&format!("  {} {:.0} k/s", system.name, iops / 1e3));
         }
-        if let Some((ours, others)) = systems.split_first() {
+        if builds {
+            let named: Vec<_> = systems.iter().map(|system| (system.name.as_str(), &system.runs)).collect();
+            against::record_pairs(&mut self.experiment.records, &case, &work, &named);
+        } else if let Some((ours, others)) = systems.split_first() {
             for peer in others {
                 let is_alone = depth == 1 && peer.name != FLOOR;
-                let (ours, peer) = ((ours.name, &ours.runs), (peer.name, &peer.runs));
+                let (ours, peer) = ((ours.name.as_str(), &ours.runs), (peer.name.as_str(), &peer.runs));
                 record_ratios(&mut self.experiment.records, &case, &work, is_alone, ours, peer);
             }
         }
@@ -172,7 +192,7 @@ impl Bench {
                 params.insert("waited_share".to_owned(), system.runs.waited_share().into());
             }
             let (median, params) = system.runs.rounds(|sample| (metric.value)(sample, work)).settle(params);
-            self.experiment.records.measure(case, system.name, metric.name, median, metric.unit, params);
+            self.experiment.records.measure(case, &system.name, metric.name, median, metric.unit, params);
         }
     }
 }

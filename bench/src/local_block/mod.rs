@@ -11,12 +11,12 @@ mod idle;
 mod matrix;
 mod report;
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores::{self, Gated, Partner};
 use crate::experiment::{Common, Experiment, Programs, Scale};
@@ -40,9 +40,6 @@ pub struct Options {
     /// The client reads what it has read and writes what it writes.
     #[arg(long)]
     pub touch: bool,
-    /// Another build of the daemon, for the part `contended`.
-    #[arg(long, value_name = "PROGRAM")]
-    pub before: Option<PathBuf>,
     /// Only these parts.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<Part>,
@@ -90,6 +87,12 @@ struct Plan {
 }
 
 impl Plan {
+    /// The plan for pairs of builds.
+    fn of_builds(scale: Scale) -> Self {
+        let plan = Self::of(scale);
+        Self { run: against::run_time(plan.run), rounds: against::pairs(scale), budget: Duration::MAX, ..plan }
+    }
+
     fn of(scale: Scale) -> Self {
         let ms = Duration::from_millis;
         let full = Self {
@@ -143,7 +146,7 @@ impl Plan {
     }
 }
 
-const NO_SLOWER_THAN_INTERRUPTS: Of = Of::Ratio("latency_p50", contended::INTERRUPT);
+const NO_SLOWER_THAN_INTERRUPTS: Of<'static> = Of::Ratio("latency_p50", contended::INTERRUPT);
 
 /// What must hold.
 const BOUNDS: &[Bound<'static>] = &[
@@ -176,10 +179,12 @@ struct Bench {
 /// # Errors
 /// Something does not start or fails, or the experiment was interrupted. Everything that was started has ended then.
 pub fn run(options: &Options) -> Result<bool> {
-    let plan = Plan::of(options.common.scale());
+    let plan = if options.common.against.is_some() { Plan::of_builds } else { Plan::of };
+    let plan = plan(options.common.scale());
     raise_file_limit();
     let experiment = Experiment::start(NAME, &options.common, &options.programs, plan.patience)?;
-    // The store's and the floor's arenas, the floor's shared one, and some for the clients.
+    // The store's and the floor's arenas, the floor's shared one (with two builds, two stores' and no
+    // floor's), and some for the clients.
     let huge_pages = HugePages::reserve(3 * plan.store_bytes / huge_pages::BYTES + 32);
     let on_huge_pages = huge_pages::free() * huge_pages::BYTES >= 3 * plan.store_bytes;
     let mut bench = Bench { experiment, options: options.clone(), plan, on_huge_pages, copy_floor: None };
@@ -213,7 +218,11 @@ pub fn run(options: &Options) -> Result<bool> {
 
 impl Bench {
     fn wants(&self, part: Part) -> bool {
-        self.options.only.is_empty() || self.options.only.contains(&part)
+        match (&self.options.only[..], &self.options.common.against) {
+            ([], Some(_)) => part == Part::Matrix,
+            ([], None) => true,
+            (only, _) => only.contains(&part),
+        }
     }
 
     /// Parameters that all measurements have.

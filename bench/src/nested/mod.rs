@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores;
 use crate::experiment::{Common, Experiment, Programs, Scale};
@@ -128,6 +129,11 @@ const SIZES: [u32; 13] = [
 ];
 
 impl Plan {
+    /// The same for pairs of builds.
+    fn against(self, scale: Scale) -> Self {
+        Self { run: against::run_time(self.run), rounds: against::pairs(scale), budget: Duration::MAX, ..self }
+    }
+
     fn of(scale: Scale) -> Self {
         let ms = Duration::from_millis;
         let full = Self {
@@ -201,10 +207,8 @@ struct Bench {
 /// Something cannot be started or measured; an interrupt.
 pub fn run(options: &Options) -> Result<bool> {
     let plan = Plan::of(options.common.scale());
-    let experiment = Experiment::start(NAME, &options.common, &options.programs, plan.patience)?;
-    // The store in memory, and for each client the buffers of its largest requests.
-    let _huge_pages = HugePages::reserve(servers::ram_bytes(plan.volume_bytes) / huge_pages::BYTES + 64);
-    let mut bench = Bench { experiment, options: options.clone(), plan };
+    let mut bench = Bench::start(NAME, options, plan)?;
+    let _huge_pages = bench.reserve_huge_pages();
     for ground in GROUNDS {
         if options.only.is_empty() || options.only.contains(&ground) {
             bench.on(ground)?;
@@ -216,6 +220,23 @@ pub fn run(options: &Options) -> Result<bool> {
 }
 
 impl Bench {
+    fn start(name: &str, options: &Options, plan: Plan) -> Result<Self> {
+        let Options { common, programs, .. } = options;
+        let plan = if common.against.is_some() { plan.against(common.scale()) } else { plan };
+        let experiment = Experiment::start(name, common, programs, plan.patience)?;
+        Ok(Self { experiment, options: options.clone(), plan })
+    }
+
+    fn builds(&self) -> bool {
+        self.options.common.against.is_some()
+    }
+
+    /// For the stores in memory, and for each client the buffers of its largest requests.
+    fn reserve_huge_pages(&self) -> HugePages {
+        let daemons = if self.builds() { 2 } else { 1 };
+        HugePages::reserve(daemons * (servers::ram_bytes(self.plan.volume_bytes) / huge_pages::BYTES + 64))
+    }
+
     fn on(&mut self, ground: Ground) -> Result<()> {
         let Some(kind) = ground.disk() else {
             let mut servers = servers::on_ram(self, true)?;

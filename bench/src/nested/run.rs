@@ -13,13 +13,13 @@ use crate::load::{self, Sample, Work};
 use crate::process::Watch;
 use crate::record::{FLOOR, Params};
 use crate::runs::{BANDWIDTH, IOPS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_added, record_ratios};
-use crate::stats;
+use crate::{against, stats};
 
 const METRICS: [Metric; 5] = [IOPS, BANDWIDTH, LATENCY_P50, LATENCY_P99, LATENCY_MEAN];
 
 /// What one system did in one case.
 struct Measured {
-    name: &'static str,
+    name: String,
     params: Params,
     runs: Runs,
 }
@@ -72,14 +72,15 @@ impl Bench {
         (clients, alone): (&mut [Client<'_>], Option<&Alone>),
     ) -> Result<()> {
         let mut all: Vec<Measured> = clients.iter().map(Client::unmeasured).collect();
-        let mut floor = Measured { name: FLOOR, params: self.common_params(), runs: Runs::default() };
+        let mut floor = Measured { name: FLOOR.to_owned(), params: self.common_params(), runs: Runs::default() };
+        let builds = self.builds();
         for round in 0..self.plan.rounds {
             if round > 0 && self.experiment.begin.elapsed() > self.plan.budget {
                 break;
             }
             // Each round begins with another one, so that none always comes after the same.
             for turn in 0..clients.len() {
-                let index = (turn + round) % clients.len();
+                let index = if builds { against::index(turn, round) } else { (turn + round) % clients.len() };
                 let (Some(client), Some(measured)) = (clients.get_mut(index), all.get_mut(index)) else { continue };
                 let program = programs.get_mut(client.system.program).context("no such program")?;
                 let run = self.round(program, client, work);
@@ -100,9 +101,12 @@ impl Bench {
             let said = if alone { format!("{:.2} us", value / 1e3) } else { format!("{:.1} k/s", value / 1e3) };
             line.push_str(&format!("  {} {said}", measured.name));
         }
-        if let Some((vf, others)) = all.split_first() {
+        if builds {
+            let named: Vec<_> = all.iter().map(|measured| (measured.name.as_str(), &measured.runs)).collect();
+            against::record_pairs(&mut self.experiment.records, case, work, &named);
+        } else if let Some((vf, others)) = all.split_first() {
             for peer in others {
-                let (vf, peer) = ((vf.name, &vf.runs), (peer.name, &peer.runs));
+                let (vf, peer) = ((vf.name.as_str(), &vf.runs), (peer.name.as_str(), &peer.runs));
                 let records = &mut self.experiment.records;
                 record_ratios(records, case, work, work.depth == 1, vf, peer);
                 if peer.0 == PF {
@@ -153,7 +157,7 @@ impl Bench {
     fn translations(&mut self, ground: Ground, servers: &mut Servers) -> Result<()> {
         servers.programs.first_mut().context("no program")?.process().thaw()?;
         let mut found = Vec::new();
-        for system in &servers.systems {
+        for system in servers.systems.iter().filter(|system| !system.before) {
             if let Some((hits, misses)) = system.volume().and_then(|volume| servers.translations(volume)) {
                 found.push((system.name, hits as f64 / (hits + misses).max(1) as f64));
             }
@@ -173,6 +177,8 @@ impl Client<'_> {
     fn unmeasured(&self) -> Measured {
         let mut params = self.system.params.clone();
         params.insert("client_huge_pages".to_owned(), self.client.on_huge_pages().into());
-        Measured { name: self.system.name, params, runs: Runs::default() }
+        let System { name, before, .. } = self.system;
+        let name = if *before { against::before(name) } else { (*name).to_owned() };
+        Measured { name, params, runs: Runs::default() }
     }
 }

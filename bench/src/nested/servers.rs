@@ -1,6 +1,6 @@
 //! What is compared: the programs, the devices that they serve, and what those are on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use sidecore_units::{SECTOR_BYTES, Sector};
@@ -47,8 +47,10 @@ pub(super) fn ram_bytes(volume_bytes: u64) -> u64 {
 /// One system in the comparison.
 pub(super) struct System {
     pub name: &'static str,
-    /// Which of the programs serves it.
+    /// The index of the program that serves it.
     pub program: usize,
+    /// Whether that is the daemon of `--against`.
+    pub before: bool,
     pub socket: PathBuf,
     /// Where its part of the disk begins, and how long it is.
     pub first: Sector,
@@ -83,7 +85,7 @@ pub(super) struct Servers {
 /// The disks.
 struct Files {
     _ext4: Ext4,
-    _controller: HostDisk,
+    _controllers: Vec<HostDisk>,
     _alone: HostDisk,
 }
 
@@ -127,74 +129,109 @@ fn volume(volume: &'static str, bytes: u64) -> Store {
 
 /// A controller in memory, and nothing else: what is left is the path itself. `scattered`: with a second virtual function.
 pub(super) fn on_ram(bench: &Bench, scattered: bool) -> Result<Servers> {
+    let mut daemons = Vec::new();
+    for before in builds(bench) {
+        daemons.push(ram_daemon(bench, scattered, *before)?);
+    }
+    finish(daemons, None)
+}
+
+/// The daemons that are measured: this build's, and the one of `--against`.
+fn builds(bench: &Bench) -> &'static [bool] {
+    if bench.builds() { &[false, true] } else { &[false] }
+}
+
+/// A program and what it serves.
+type Served = (Server, Vec<System>);
+
+fn ram_daemon(bench: &Bench, scattered: bool, before: bool) -> Result<Served> {
     let bytes = bench.plan.volume_bytes;
     let controller =
         Controller { name: CONTROLLER, store: Store::Ram { bytes: ram_bytes(bytes) }, block_bytes: BLOCK_BYTES };
     let mut devices =
         vec![Device::new(VF, volume(VOLUME, bytes)), Device::new(PF, Store::Physical { controller: CONTROLLER })];
     devices.extend(scattered.then(|| Device::new(SCATTERED, volume(SCATTERED_VOLUME, bytes))));
-    let daemon = bench.experiment.start_ours(Ground::Ram.name(), &[controller], &devices)?;
+    let mut daemon = bench.start_daemon(Ground::Ram.name(), before, &controller, &devices)?;
     let mut systems = functions(bench, &daemon)?;
     if scattered {
         fill(&daemon.socket(SCATTERED), bytes, PIECE_BYTES, Order::Random)?;
         let extents = extents(&daemon, SCATTERED_VOLUME, bytes)?;
-        let mut scattered = bench.system(SCATTERED, 0, daemon.socket(SCATTERED));
+        let mut scattered = bench.system(SCATTERED, daemon.socket(SCATTERED));
         scattered.params.insert("extents".to_owned(), extents.len().into());
         systems.push(scattered);
     }
-    finish(vec![Server::Ours(daemon)], systems, None)
+    systems.iter_mut().for_each(|system| system.before = before);
+    daemon.process.freeze()?;
+    Ok((Server::Ours(daemon), systems))
 }
 
-/// A controller on one disk; a filesystem on another, with a file for us and one for the peer.
+/// A controller on one disk; a filesystem on another, with a file for us and one for the peer. With
+/// two builds of the daemon, a disk and a file for each, and no peer.
 pub(super) fn on_disks(bench: &Bench, ground: Ground, kind: Kind, peer: Option<&Program>) -> Result<Servers> {
     let bytes = bench.plan.volume_bytes;
     let directory = bench.experiment.directory().join(format!("{}-disks", ground.name()));
     let mut memory = Tmpfs::new(&directory.join("memory"))?;
-    let below = HostDisk::new(kind, memory.path(), store_bytes(bytes))?;
+    let builds = builds(bench);
+    let below = builds.iter().map(|_| HostDisk::new(kind, memory.path(), store_bytes(bytes)));
+    let below: Vec<HostDisk> = below.collect::<Result<_>>()?;
     let other = HostDisk::new(kind, memory.path(), store_bytes(2 * bytes))?;
     let third = HostDisk::new(kind, memory.path(), bytes)?;
-    let alone = Alone::new(&third.path, bytes)?;
+    // No floor beside a comparison of builds.
+    let alone = (!bench.builds()).then(|| Alone::new(&third.path, bytes)).transpose()?;
     let mut ext4 = Ext4::new(other, &directory.join("mounted"))?;
-    let (our_file, their_file) = (ext4.written_file("ours", bytes)?, ext4.written_file("theirs", bytes)?);
-    let store = Store::File { path: below.path.clone() };
+    let files = [ext4.written_file("ours", bytes)?, ext4.written_file("theirs", bytes)?];
+    let mut served = Vec::new();
+    for ((before, disk), file) in builds.iter().zip(&below).zip(&files) {
+        served.push(disk_daemon(bench, ground, *before, (disk, file))?);
+    }
+    if let Some(program) = peer {
+        let [_, path] = files;
+        let name = format!("{NAME}-{}", ground.name());
+        let disk = Disk::File { path, cached: false };
+        let theirs = bench.experiment.start_peer(program, &name, &disk, 1, bench.plan.trial)?;
+        let mut system = bench.system(peer::NAME, theirs.socket.clone());
+        system.params.extend(theirs.params(program));
+        served.push((Server::Theirs(theirs), vec![system]));
+    }
+    // All files are open: should we be killed from here on, nothing stays mounted.
+    ext4.detach()?;
+    memory.detach()?;
+    finish(served, Some((alone, Files { _ext4: ext4, _controllers: below, _alone: third })))
+}
+
+/// A daemon with a controller on `disk` and `file` as it is.
+fn disk_daemon(bench: &Bench, ground: Ground, before: bool, (disk, file): (&HostDisk, &Path)) -> Result<Served> {
+    let bytes = bench.plan.volume_bytes;
+    let store = Store::File { path: disk.path.clone() };
     let controller = Controller { name: CONTROLLER, store, block_bytes: BLOCK_BYTES.max(ground.block_bytes()) };
     let devices = [
         Device::new(VF, volume(VOLUME, bytes)),
         Device::new(PF, Store::Physical { controller: CONTROLLER }),
-        Device::new(FILE, Store::File { path: our_file }),
+        Device::new(FILE, Store::File { path: file.to_owned() }),
     ];
-    let mut daemon = bench.experiment.start_ours(ground.name(), &[controller], &devices)?;
-    daemon.process.freeze()?;
-    let theirs = match peer {
-        Some(program) => {
-            let disk = Disk::File { path: their_file, cached: false };
-            let name = format!("{NAME}-{}", ground.name());
-            Some((program, bench.experiment.start_peer(program, &name, &disk, 1, bench.plan.trial)?))
-        }
-        None => None,
-    };
-    // All files are open: should we be killed from here on, nothing stays mounted.
-    ext4.detach()?;
-    memory.detach()?;
-    daemon.process.thaw()?;
+    let mut daemon = bench.start_daemon(ground.name(), before, &controller, &devices)?;
     let mut systems = functions(bench, &daemon)?;
-    systems.push(bench.system(FILE, 0, daemon.socket(FILE)));
-    let mut programs = vec![Server::Ours(daemon)];
-    if let Some((program, theirs)) = theirs {
-        let mut system = bench.system(peer::NAME, programs.len(), theirs.socket.clone());
-        system.params.extend(theirs.params(program));
-        systems.push(system);
-        programs.push(Server::Theirs(theirs));
-    }
-    finish(programs, systems, Some((alone, Files { _ext4: ext4, _controller: below, _alone: third })))
+    systems.push(bench.system(FILE, daemon.socket(FILE)));
+    systems.iter_mut().for_each(|system| system.before = before);
+    daemon.process.freeze()?;
+    Ok((Server::Ours(daemon), systems))
 }
 
-fn finish(mut programs: Vec<Server>, systems: Vec<System>, disks: Option<(Alone, Files)>) -> Result<Servers> {
-    for program in &mut programs {
-        program.process().freeze()?;
+/// Puts the systems of the two builds beside each other.
+fn finish(served: Vec<Served>, disks: Option<(Option<Alone>, Files)>) -> Result<Servers> {
+    let (mut programs, mut systems) = (Vec::new(), Vec::new());
+    for (program, (server, its)) in served.into_iter().enumerate() {
+        programs.push(server);
+        let its = its.into_iter().map(|system| System { program, ..system });
+        systems.extend(its.enumerate());
     }
+    let is_pairs = systems.iter().any(|(_, system): &(usize, System)| system.before);
+    if is_pairs {
+        systems.sort_by_key(|(index, system)| (*index, system.before));
+    }
+    let systems = systems.into_iter().map(|(_, system)| system).collect();
     let (alone, files) = disks.unzip();
-    Ok(Servers { programs, systems, alone, _files: files })
+    Ok(Servers { programs, systems, alone: alone.flatten(), _files: files })
 }
 
 /// The virtual function, written; and the physical one, where its blocks are.
@@ -202,9 +239,9 @@ fn functions(bench: &Bench, daemon: &Sidecored) -> Result<Vec<System>> {
     let bytes = bench.plan.volume_bytes;
     fill(&daemon.socket(VF), bytes, 1 << 20, Order::Sequential)?;
     let extents = extents(daemon, VOLUME, bytes)?;
-    let mut vf = bench.system(VF, 0, daemon.socket(VF));
+    let mut vf = bench.system(VF, daemon.socket(VF));
     vf.params.insert("extents".to_owned(), extents.len().into());
-    let mut pf = bench.system(PF, 0, daemon.socket(PF));
+    let mut pf = bench.system(PF, daemon.socket(PF));
     // Whoever writes to the physical function may write where that volume's data is, and nowhere else.
     let largest = extents.into_iter().max_by_key(|extent| extent.len_bytes).context("nothing is mapped")?;
     pf.first = Sector(largest.physical_bytes / SECTOR_BYTES);
@@ -214,9 +251,19 @@ fn functions(bench: &Bench, daemon: &Sidecored) -> Result<Vec<System>> {
 }
 
 impl Bench {
-    fn system(&self, name: &'static str, program: usize, socket: PathBuf) -> System {
-        let span_bytes = self.plan.volume_bytes;
-        System { name, program, socket, first: Sector(0), span_bytes, params: self.common_params() }
+    fn system(&self, name: &'static str, socket: PathBuf) -> System {
+        let (span_bytes, params) = (self.plan.volume_bytes, self.common_params());
+        System { name, program: 0, before: false, socket, first: Sector(0), span_bytes, params }
+    }
+
+    /// Starts this build's daemon, or the one of `--against`.
+    fn start_daemon(&self, name: &str, before: bool, controller: &Controller, devices: &[Device]) -> Result<Sidecored> {
+        let controllers = std::slice::from_ref(controller);
+        if before {
+            self.experiment.start_before(name, controllers, devices)?.context("there is no other build")
+        } else {
+            self.experiment.start_ours(name, controllers, devices)
+        }
     }
 }
 

@@ -12,8 +12,7 @@ use anyhow::Result;
 use super::servers::{self, PF, VF};
 use super::{Bench, Ground, Plan, case, depths};
 use crate::bounds::{Bound, Limit, Of};
-use crate::experiment::{Common, Experiment, Programs, Scale};
-use crate::huge_pages::{self, HugePages};
+use crate::experiment::{Common, Programs, Scale};
 use crate::record::Records;
 use crate::runs::ADDED;
 use crate::{cells, readme};
@@ -59,10 +58,9 @@ fn plan(scale: Scale) -> Plan {
 pub fn run(options: &Options) -> Result<bool> {
     let Options { common, programs, sizes, beside } = options.clone();
     let plan = plan(common.scale());
-    let experiment = Experiment::start(NAME, &common, &programs, plan.patience)?;
-    let _huge_pages = HugePages::reserve(servers::ram_bytes(plan.volume_bytes) / huge_pages::BYTES + 64);
     let options = super::Options { common, programs, sizes, ..super::Options::default() };
-    let mut bench = Bench { experiment, options, plan };
+    let mut bench = Bench::start(NAME, &options, plan)?;
+    let _huge_pages = bench.reserve_huge_pages();
     let mut servers = servers::on_ram(&bench, beside)?;
     bench.cases(Ground::Ram, &mut servers)?;
     servers.end()?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::experiment::{Common, Experiment, Programs, Scale};
 use crate::huge_pages::{self, HugePages};
@@ -75,6 +76,12 @@ struct Plan {
 }
 
 impl Plan {
+    /// The plan for pairs of builds.
+    fn of_builds(scale: Scale) -> Self {
+        let plan = Self::of(scale);
+        Self { run: against::run_time(plan.run), rounds: against::pairs(scale), ..plan }
+    }
+
     fn of(scale: Scale) -> Self {
         let ms = Duration::from_millis;
         let full = Self {
@@ -102,13 +109,13 @@ impl Plan {
 /// What must hold: an NVMe function is at least as fast as the virtio disk on the same store, and a command costs
 /// neither a message nor, with a client that polls, an interrupt.
 const BOUNDS: [Bound<'static>; 12] = {
-    const fn bound(case: &'static str, of: Of, limit: Limit) -> Bound<'static> {
+    const fn bound(case: &'static str, of: Of<'static>, limit: Limit) -> Bound<'static> {
         Bound { case, of, limit }
     }
-    const IOPS: Of = Of::Ratio("iops", VIRTIO);
-    const LATENCY: Of = Of::Ratio("latency_p50", VIRTIO);
-    const MESSAGES: Of = Of::Ours("kicks_per_request", "");
-    const INTERRUPTS: Of = Of::Ours("calls_per_request", "");
+    const IOPS: Of<'static> = Of::Ratio("iops", VIRTIO);
+    const LATENCY: Of<'static> = Of::Ratio("latency_p50", VIRTIO);
+    const MESSAGES: Of<'static> = Of::Ours("kicks_per_request", "");
+    const INTERRUPTS: Of<'static> = Of::Ours("calls_per_request", "");
     [
         bound("null/randread/qd1/q1", LATENCY, Limit::AtMost(1.0)),
         bound("null/randwrite/qd1/q1", LATENCY, Limit::AtMost(1.0)),
@@ -138,9 +145,12 @@ struct Bench {
 /// # Errors
 /// Something does not start or fails, or the experiment was interrupted. Everything that was started has ended then.
 pub fn run(options: &Options) -> Result<bool> {
-    let plan = Plan::of(options.common.scale());
+    let builds = options.common.against.is_some();
+    let plan = if builds { Plan::of_builds } else { Plan::of };
+    let plan = plan(options.common.scale());
     let experiment = Experiment::start(NAME, &options.common, &options.programs, plan.patience)?;
-    let server_bytes = plan.disk_bytes + run::controller_bytes(plan.disk_bytes);
+    let daemons = if builds { 2 } else { 1 };
+    let server_bytes = daemons * (plan.disk_bytes + run::controller_bytes(plan.disk_bytes));
     let huge_pages = HugePages::reserve(server_bytes / huge_pages::BYTES + 32);
     let on_huge_pages = huge_pages::free() * huge_pages::BYTES >= server_bytes;
     let mut bench = Bench { experiment, options: options.clone(), plan, on_huge_pages };

@@ -14,7 +14,7 @@ use crate::process::Process;
 use crate::record::Params;
 use crate::runs::{CALLS, IOPS, KICKS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios};
 use crate::sidecored::{Controller, Device, FrontEnd, Sidecored, Store};
-use crate::stop;
+use crate::{against, stop};
 
 const DEPTHS: [u16; 3] = [1, 32, 128];
 const QUEUES: [u16; 3] = [1, 2, 4];
@@ -42,13 +42,16 @@ struct Case {
     notify: Notify,
 }
 
+const FRONT_ENDS: [(&str, FrontEnd); 2] = [(NVME, FrontEnd::Nvme), (VIRTIO, FrontEnd::VirtioBlk)];
+
 /// The programs by number.
 const OURS: usize = 0;
+/// The peer, or the other build.
 const THEIRS: usize = 1;
 
 /// One system in the comparison.
 struct System {
-    name: &'static str,
+    name: String,
     /// Which of the programs serves it.
     program: usize,
     front_end: FrontEnd,
@@ -113,8 +116,8 @@ fn fill<Q: Queue>(queues: &mut [Q], bytes: u64) -> Result<()> {
 }
 
 impl System {
-    fn new(name: &'static str, program: usize, front_end: FrontEnd, socket: PathBuf, params: Params) -> Self {
-        Self { name, program, front_end, socket, params, runs: Runs::default(), is_silent: false }
+    fn new(name: &str, program: usize, front_end: FrontEnd, socket: PathBuf, params: Params) -> Self {
+        Self { name: name.to_owned(), program, front_end, socket, params, runs: Runs::default(), is_silent: false }
     }
 }
 
@@ -129,16 +132,24 @@ impl Bench {
     }
 
     fn ground(&mut self, ground: Ground, peer: Option<&Program>) -> Result<()> {
-        let mut daemon = self.start_ours(ground)?;
-        let mut systems: Vec<System> = [(NVME, FrontEnd::Nvme), (VIRTIO, FrontEnd::VirtioBlk)]
-            .map(|(name, front_end)| System::new(name, OURS, front_end, daemon.socket(name), self.common_params()))
-            .into();
+        let (mut daemon, mut before) = self.start_ours(ground)?;
+        let mut systems = Vec::new();
+        for (name, front_end) in FRONT_ENDS {
+            systems.push(System::new(name, OURS, front_end, daemon.socket(name), self.common_params()));
+            if let Some(before) = &before {
+                let params = self.common_params();
+                systems.push(System::new(&against::before(name), THEIRS, front_end, before.socket(name), params));
+            }
+        }
         if ground == Ground::Volume {
             for system in &systems {
                 Client::connect(system, 1, 1, FILL_BYTES, Notify::Polled)?.fill(self.plan.disk_bytes)?;
             }
         }
         daemon.process.freeze()?;
+        if let Some(before) = &mut before {
+            before.process.freeze()?;
+        }
         // The peer has no store in memory; its fastest one that keeps what it is given is a file on tmpfs.
         let tmpfs = directory_in_memory()?;
         let mut theirs = match peer {
@@ -152,6 +163,7 @@ impl Bench {
         }
         for case in self.cases(ground) {
             let mut programs: Vec<&mut Process> = vec![&mut daemon.process];
+            programs.extend(before.as_mut().map(|before| &mut before.process));
             programs.extend(theirs.as_mut().map(|(_, theirs)| &mut theirs.process));
             self.case(&case, &mut systems, &mut programs)?;
             if systems.iter().any(|system| system.is_silent)
@@ -160,10 +172,14 @@ impl Bench {
                 theirs.restart()?;
             }
         }
+        if let Some(before) = before {
+            before.process.end()?;
+        }
         daemon.process.end()
     }
 
-    fn start_ours(&self, ground: Ground) -> Result<Sidecored> {
+    /// Starts this build's daemon, and the other build's if there is one.
+    fn start_ours(&self, ground: Ground) -> Result<(Sidecored, Option<Sidecored>)> {
         let bytes = self.plan.disk_bytes;
         let volume = |volume| Store::Volume { controller: POOL, volume, bytes };
         let stores = match ground {
@@ -172,8 +188,7 @@ impl Bench {
             // A volume has one device that writes.
             Ground::Volume => [volume(NVME), volume(VIRTIO)],
         };
-        let names = [(NVME, FrontEnd::Nvme), (VIRTIO, FrontEnd::VirtioBlk)];
-        let devices: Vec<Device> = names
+        let devices: Vec<Device> = FRONT_ENDS
             .into_iter()
             .zip(stores)
             .map(|((name, front_end), store)| Device { front_end, queues: MAX_QUEUES, ..Device::new(name, store) })
@@ -181,7 +196,8 @@ impl Bench {
         let store = Store::Ram { bytes: controller_bytes(bytes).next_multiple_of(1 << 20) };
         let pool = [Controller { name: POOL, store, block_bytes: 1024 }];
         let controllers: &[Controller] = if ground == Ground::Volume { &pool } else { &[] };
-        self.experiment.start_ours(ground.name(), controllers, &devices)
+        let ours = self.experiment.start_ours(ground.name(), controllers, &devices)?;
+        Ok((ours, self.experiment.start_before(ground.name(), controllers, &devices)?))
     }
 
     fn start_peer(&self, program: &Program, ground: Ground, tmpfs: &Path) -> Result<StorageDaemon> {
@@ -221,14 +237,20 @@ impl Bench {
             system.runs = Runs::default();
             system.is_silent = false;
         }
-        for _ in 0..self.plan.rounds {
-            for system in systems.iter_mut().filter(|system| !system.is_silent) {
+        let builds = self.options.common.against.is_some();
+        for round in 0..self.plan.rounds {
+            for turn in 0..systems.len() {
+                let index = if builds { against::index(turn, round) } else { turn };
+                let system = systems.get_mut(index).context("no such system")?;
+                if system.is_silent {
+                    continue;
+                }
                 let process = programs.get_mut(system.program).context("no program")?;
                 let result = self.round(case, system, process);
                 stop::check()?;
                 match result.with_context(|| format!("measuring {}, {name}", system.name)) {
                     // A peer that gives no answer at some load has no number there.
-                    Err(error) if system.program != OURS => {
+                    Err(error) if system.program != OURS && !builds => {
                         eprintln!("  {error:#}");
                         system.is_silent = true;
                     }
@@ -246,9 +268,12 @@ impl Bench {
             ));
         }
         eprintln!("{line}");
-        if let Some((ours, others)) = systems.split_first() {
+        if builds {
+            let named: Vec<_> = systems.iter().map(|system| (system.name.as_str(), &system.runs)).collect();
+            against::record_pairs(&mut self.experiment.records, &name, &case.work, &named);
+        } else if let Some((ours, others)) = systems.split_first() {
             for peer in others.iter().filter(|peer| !peer.is_silent) {
-                let (ours, peer) = ((ours.name, &ours.runs), (peer.name, &peer.runs));
+                let (ours, peer) = ((ours.name.as_str(), &ours.runs), (peer.name.as_str(), &peer.runs));
                 record_ratios(&mut self.experiment.records, &name, &case.work, case.is_alone(), ours, peer);
             }
         }
@@ -287,13 +312,13 @@ impl Bench {
             } else {
                 median
             };
-            self.experiment.records.measure(name, system.name, metric.name, value, metric.unit, params);
+            self.experiment.records.measure(name, &system.name, metric.name, value, metric.unit, params);
         }
         if case.notify == Notify::Interrupt {
             // One that was never called has no such number.
             let per_call = |sample: &Sample| 1.0 / sample.calls_per_request.max(1e-9);
             let (median, params) = system.runs.rounds(per_call).settle(system.params.clone());
-            self.experiment.records.measure(name, system.name, "completions_per_interrupt", median, "1", params);
+            self.experiment.records.measure(name, &system.name, "completions_per_interrupt", median, "1", params);
         }
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores::{self, Partner};
 use crate::experiment::{Common, Outcome, Scale};
@@ -95,6 +96,9 @@ impl Plan {
 /// # Errors
 /// There are no two cores, or not enough memory; an interrupt.
 pub fn run(options: &Options) -> Result<bool> {
+    if let Some(daemon) = &options.common.against {
+        return against::children(NAME, &options.common, daemon);
+    }
     let begin = Instant::now();
     stop::listen()?;
     // Ahead of whatever else the machine does. It is a privilege.

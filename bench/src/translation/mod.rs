@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use sidecore_extent::BlockRange;
 use sidecore_units::Vlba;
 
+use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::experiment::{Common, Outcome, Scale};
 use crate::load::Places;
@@ -99,6 +100,9 @@ struct Bench {
 /// # Errors
 /// There is no such core, or not enough memory; an interrupt.
 pub fn run(options: &Options) -> Result<bool> {
+    if let Some(daemon) = &options.common.against {
+        return against::children(NAME, &options.common, daemon);
+    }
     let begin = Instant::now();
     stop::listen()?;
     // Ahead of whatever else the machine does. It is a privilege.
