@@ -461,6 +461,7 @@ impl FunctionChannel {
         self.show(multiplexer);
         if held != self.held {
             self.held = held;
+            self.stats.store_waits.add(u64::from(held == Some(Held::ByStore)));
             multiplexer.shares.set_waiting(self.place, held.is_some(), held == Some(Held::ByStore));
         }
     }

@@ -28,6 +28,9 @@ counters! {
     pub(crate) rewalks: Counter = "rewalks_total",
     /// Times that a request was held back by the function's limits.
     pub(crate) throttled: Counter = "throttled_total",
+    /// Times that requests had to wait for the store: its slots were taken, or other functions came
+    /// first.
+    pub(crate) store_waits: Counter = "store_waits_total",
     /// Requests that wait for the hypervisor right now.
     pub(crate) stalled: Gauge = "stalled",
 }

@@ -6,15 +6,16 @@ mod common;
 use std::sync::Arc;
 
 use common::{function, guest, in_memory, over};
-use sidecore_block::contract::{Harness, pattern};
+use sidecore_block::contract::{Harness, guest_memory, pattern, request};
 use sidecore_block::{
-    Affected, Batch, BlockDevice, BlockError, BlockRequest, Fault, FaultPlan, FaultRule, FaultStore, Geometry, Next,
-    Operation, RamStore, When,
+    Affected, Batch, BlockDevice, BlockError, BlockRequest, DelayStore, Fault, FaultPlan, FaultRule, FaultStore,
+    Geometry, Next, Operation, RamStore, Tag, When,
 };
 use sidecore_controller::{
     Controller, ControllerError, ControllerOptions, FUNCTIONS_MAX, FunctionOptions, Limit, Limits, PhysicalDisk,
 };
 use sidecore_extent::BlockRange;
+use sidecore_reactor::CoreContext;
 use sidecore_units::{Nanos, Vlba};
 
 const MIB: u64 = 1 << 20;
@@ -354,6 +355,64 @@ fn equal_blocks_can_be_shared_under_live_guests_and_part_again() {
     let hole = BlockRange { first: Vlba(0), count: 4 };
     assert!(matches!(controller.share_blocks(("a", hole), ("b", Vlba(0))), Err(ControllerError::NotEqual)));
     assert!(controller.share_blocks(("a", from), ("nobody", Vlba(0))).is_err());
+}
+
+#[test]
+fn waits_for_the_store_are_counted_where_others_fill_it() {
+    let delay = Nanos::from_millis(20);
+    let store: Arc<dyn BlockDevice> = Arc::new(DelayStore::new(ram(32 * MIB), delay));
+    let controller = over(&store, 1024);
+    for volume in ["a", "b"] {
+        controller.create_volume(volume, 4 * MIB, None).unwrap();
+        let (mut guest, _device) = guest(&controller, volume);
+        guest.store(0, &pattern(1, PAGE as usize));
+    }
+    let memory = guest_memory();
+    let reads = |count: u64| -> Batch {
+        let read = |tag| {
+            let mut read = request(&memory, Operation::Read, 0, &[(0x1_0000_0000, PAGE)]);
+            read.tag = Some(Tag::from_bits(tag));
+            read
+        };
+        (0..count).map(read).collect()
+    };
+    let waits = || {
+        let functions = controller.report().functions;
+        functions.iter().map(|function| (function.volume.clone(), function.stats.store_waits)).collect::<Vec<_>>()
+    };
+    let (core, mut completed) = (CoreContext::default(), Batch::new());
+    let at = |micros: u64| Nanos::from_micros(1_000_000 + micros);
+
+    // Alone, a function may have as many requests in the store as it likes.
+    let device_a = function(&controller, "a");
+    let mut a = device_a.open_channel(&core, 512).unwrap();
+    a.attach_memory(&memory).unwrap();
+    a.submit(at(0), &mut reads(300));
+    a.poll(at(0), &mut completed);
+    assert_eq!(waits(), [("a".to_owned(), 0)]);
+
+    // More than two functions are given at first: the other one waits, once for all that it wants.
+    let device_b = function(&controller, "b");
+    let mut b = device_b.open_channel(&core, 512).unwrap();
+    b.attach_memory(&memory).unwrap();
+    b.submit(at(1_000), &mut reads(8));
+    a.poll(at(1_000), &mut completed);
+    b.poll(at(2_000), &mut completed);
+    assert_eq!(waits(), [("a".to_owned(), 0), ("b".to_owned(), 0)]);
+    b.submit(at(2_010), &mut reads(8));
+    b.poll(at(2_020), &mut completed);
+    assert_eq!(waits(), [("a".to_owned(), 0), ("b".to_owned(), 1)]);
+    assert!(completed.is_empty());
+
+    for round in 1..=10 {
+        a.poll(at(round * 100_000), &mut completed);
+        b.poll(at(round * 100_000), &mut completed);
+    }
+    assert_eq!(completed.len(), 316);
+    for mut request in completed.drain(..) {
+        assert_eq!(request.result, Ok(()));
+        request.tag.take().unwrap().into_bits();
+    }
 }
 
 #[test]
