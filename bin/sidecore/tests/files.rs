@@ -65,12 +65,7 @@ struct Loop(PathBuf);
 
 impl Loop {
     fn over(file: &Path) -> Option<Self> {
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
-        if !output.status.success() {
-            eprintln!("skipped: losetup: {}", String::from_utf8_lossy(&output.stderr).trim());
-            return None;
-        }
-        Some(Self(String::from_utf8_lossy(&output.stdout).trim().into()))
+        Some(Self(sidecore_skip::run("losetup", &["--find", "--show", file.to_str()?])?.into()))
     }
 }
 

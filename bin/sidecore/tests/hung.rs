@@ -131,13 +131,8 @@ struct Mounted {
 impl Mounted {
     fn over(disk: &SlowDisk) -> Option<Self> {
         let run = |program: &str, arguments: &[&Path]| {
-            let output = Command::new(program).args(arguments).output().ok()?;
-            let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().to_owned();
-            if !output.status.success() {
-                eprintln!("skipped: {program}: {}", text(output.stderr));
-                return None;
-            }
-            Some(text(output.stdout))
+            let arguments: Vec<&str> = arguments.iter().filter_map(|argument| argument.to_str()).collect();
+            sidecore_skip::run(program, &arguments)
         };
         let mut mounted = Self { place: tempfile::tempdir().unwrap(), device: None, is_mounted: false };
         let device = run("losetup", &["--find".as_ref(), "--show".as_ref(), &disk.path()])?;

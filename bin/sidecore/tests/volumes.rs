@@ -321,10 +321,6 @@ fn other_formats_go_through_qemu_img() {
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("qemu-img is not installed") && message.contains("qemu-utils"), "{message}");
     assert_eq!(files(path), ["in.img"]);
-    if std::process::Command::new("qemu-img").arg("--version").output().is_err() {
-        eprintln!("qemu-img is not here: the rest is not tested");
-        return;
-    }
     stdout(path, &["volume", "import", "in.img", "v"]);
     stdout(path, &["volume", "export", "v", "out.qcow2", "--format", "qcow2"]);
     let answer = json(path, &["volume", "import", "out.qcow2", "w"]);

@@ -109,7 +109,7 @@ fn is_regained(assembly: &Assembly, core: CoreId) -> bool {
 fn a_busy_neighbour_is_noticed_and_so_is_its_end() {
     let cores = cpu::allowed_cores().unwrap();
     let [.., ours, core] = cores[..] else {
-        eprintln!("skipped: it takes two CPUs");
+        sidecore_skip::skip("it takes two CPUs");
         return;
     };
     // The guest stays away from the sidecore's CPU.
@@ -157,7 +157,7 @@ fn a_busy_neighbour_is_noticed_and_so_is_its_end() {
         let now = report(&assembly);
         assert!(now.asleep_ns == asleep_ns || now.warning.is_some(), "it polls: {now:?}");
     } else {
-        eprintln!("skipped: the way back, because other work of this machine used the CPU all the time");
+        sidecore_skip::skip("the way back, because other work of this machine used the CPU all the time");
     }
     assert_eq!(guest.queue(0).unwrap().counters().kicks, kicks, "the guest of a polled disk never kicks");
 }

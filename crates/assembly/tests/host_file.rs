@@ -20,7 +20,7 @@ use sidecore_driver::Status;
 
 use common::{device, until};
 use guest::{PAGE, connect, discard, flush, read, write};
-use rig::{EXT4, EXT4_1K, Recipe, Rig, XFS, has};
+use rig::{EXT4, EXT4_1K, Recipe, Rig, XFS};
 
 const PAGES: u64 = 512;
 const SECTORS: u64 = PAGE as u64 / 512;
@@ -138,9 +138,7 @@ fn on_ext4_with_small_blocks() {
 
 #[test]
 fn on_xfs() {
-    if has("mkfs.xfs") {
-        check(XFS);
-    }
+    check(XFS);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use sidecore_driver::{
@@ -20,12 +20,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// `None`, with a word why, where there is no such program.
-    fn start() -> Option<Self> {
-        if Command::new("qemu-storage-daemon").arg("--version").stdout(Stdio::null()).status().is_err() {
-            eprintln!("skipped: qemu-storage-daemon is not installed");
-            return None;
-        }
+    fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let disk = directory.path().join("disk");
         std::fs::File::create(&disk).unwrap().set_len(DISK_BYTES).unwrap();
@@ -40,7 +35,7 @@ impl Daemon {
                 ),
             ])
             .spawn()
-            .unwrap();
+            .expect("qemu-storage-daemon is installed (`make test` does that)");
         let daemon = Self { child, directory };
         let end = Instant::now() + Duration::from_secs(10);
         // The socket's file is there before anybody listens on it.
@@ -48,7 +43,7 @@ impl Daemon {
             assert!(Instant::now() < end, "the storage daemon does not start");
             std::thread::sleep(Duration::from_millis(5));
         }
-        Some(daemon)
+        daemon
     }
 
     fn socket(&self) -> PathBuf {
@@ -100,7 +95,7 @@ fn connect(socket: &Path, options: &ClientOptions) -> BlkClient {
 
 #[test]
 fn every_way_to_drive_a_ring_moves_the_same_bytes() {
-    let Some(daemon) = Daemon::start() else { return };
+    let daemon = Daemon::start();
     for notify in [Notify::Polled, Notify::Interrupt] {
         for (event_idx, indirect, regions) in [(false, false, 1), (true, false, 2), (true, true, 1), (false, true, 3)] {
             // 6 MiB of buffers, so that there is something to split into regions.
@@ -135,7 +130,7 @@ fn every_way_to_drive_a_ring_moves_the_same_bytes() {
 
 #[test]
 fn a_full_queue_completes_all_of_it() {
-    let Some(daemon) = Daemon::start() else { return };
+    let daemon = Daemon::start();
     let mut client = connect(&daemon.socket(), &ClientOptions { slots: 128, ..ClientOptions::default() });
     let queue = client.queue(0).unwrap();
     let slots: Vec<Slot> = std::iter::from_fn(|| queue.take_slot()).collect();
@@ -156,7 +151,7 @@ fn a_full_queue_completes_all_of_it() {
 
 #[test]
 fn the_other_operations() {
-    let Some(daemon) = Daemon::start() else { return };
+    let daemon = Daemon::start();
     let options = ClientOptions { max_pieces: 3, slots: 2, ..ClientOptions::default() };
     let mut client = connect(&daemon.socket(), &options);
     let queue = client.queue(0).unwrap();
@@ -200,7 +195,7 @@ fn the_other_operations() {
 
 #[test]
 fn queues_work_side_by_side_in_threads_of_their_own() {
-    let Some(daemon) = Daemon::start() else { return };
+    let daemon = Daemon::start();
     let options = ClientOptions { queues: 4, notify: Notify::Interrupt, ..ClientOptions::default() };
     let mut client = connect(&daemon.socket(), &options);
     std::thread::scope(|scope| {
@@ -219,7 +214,7 @@ fn queues_work_side_by_side_in_threads_of_their_own() {
 
 #[test]
 fn a_stopped_queue_says_where_it_stands_and_goes_on_from_there() {
-    let Some(daemon) = Daemon::start() else { return };
+    let daemon = Daemon::start();
     let mut client = connect(&daemon.socket(), &ClientOptions::default());
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
@@ -236,7 +231,7 @@ fn a_stopped_queue_says_where_it_stands_and_goes_on_from_there() {
 
 #[test]
 fn what_the_device_has_not_got_is_left_out_or_refused() {
-    let Some(daemon) = Daemon::start() else { return };
+    let daemon = Daemon::start();
     let mut client = connect(&daemon.socket(), &ClientOptions { packed: true, ..ClientOptions::default() });
     assert_eq!(client.features() & features::RING_PACKED, 0);
     let queue = client.queue(0).unwrap();

@@ -9,6 +9,7 @@ use sidecore_block::BlockDevice;
 use sidecore_block::contract::Harness;
 use sidecore_fuse::{Operation, SlowDisk};
 use sidecore_linux::{FileError, FileOptions, FileStore, HostFile, HostFileError, HostFileOptions};
+use sidecore_skip::run;
 
 /// Tells the test's own program to be the process that is killed: how it opens the file, and the file.
 const VICTIM: &str = "SIDECORE_FENCE_VICTIM";
@@ -94,12 +95,7 @@ struct Loop(PathBuf);
 
 impl Loop {
     fn over(file: &Path) -> Option<Self> {
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
-        if !output.status.success() {
-            eprintln!("skipped: losetup: {}", String::from_utf8_lossy(&output.stderr).trim());
-            return None;
-        }
-        Some(Self(String::from_utf8_lossy(&output.stdout).trim().into()))
+        Some(Self(run("losetup", &["--find", "--show", file.to_str()?])?.into()))
     }
 }
 
@@ -200,13 +196,10 @@ impl Drop for Mount {
 fn a_host_file_waits_for_the_requests_of_a_killed_process() {
     let Some(disk) = SlowDisk::mount(32 << 20) else { return };
     let Some(device) = Loop::over(&disk.path()) else { return };
-    let run = |program: &str, arguments: &[&Path]| {
-        let done = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        done.is_ok_and(|status| status.success())
-    };
     let place = Mount(tempfile::tempdir().unwrap());
-    if !run("mkfs.ext4", &[&device.0]) || !run("mount", &[&device.0, place.0.path()]) {
-        eprintln!("skipped: no ext4 can be made and mounted");
+    let (node, directory) = (device.0.to_str().unwrap(), place.0.path().to_str().unwrap());
+    run("mkfs.ext4", &["-q", node]).unwrap();
+    if run("mount", &[node, directory]).is_none() {
         return;
     }
     let _releaser = disk.releaser();

@@ -7,19 +7,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use sidecore_linux::{FileError, FileOptions, FileStore};
+use sidecore_skip::run;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
-
-/// Runs a program; its output, or `None` with the reason printed.
-fn run(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).output().ok()?;
-    if !output.status.success() {
-        eprintln!("skipped: {program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
-        return None;
-    }
-    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
 
 /// A loop device. Gone when dropped.
 struct Loop(PathBuf);
@@ -33,7 +24,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        run("losetup", &["--detach", self.0.to_str().unwrap()]);
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
     }
 }
 

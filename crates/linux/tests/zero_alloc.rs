@@ -53,7 +53,7 @@ fn allocations_in(device: &Arc<dyn BlockDevice>, total: usize) -> u64 {
 
 fn check(directory: &std::path::Path, direct: bool) {
     let Ok(directory) = tempfile::tempdir_in(directory) else {
-        eprintln!("skipped: no place for a file in {}", directory.display());
+        sidecore_skip::skip(format_args!("no place for a file in {}", directory.display()));
         return;
     };
     let path = directory.path().join("disk");

@@ -69,7 +69,7 @@ impl SlowDisk {
         match Self::try_mount(len_bytes) {
             Ok(disk) => Some(disk),
             Err(error) => {
-                eprintln!("skipped: no FUSE filesystem can be mounted: {error}");
+                sidecore_skip::skip(format_args!("no FUSE filesystem can be mounted: {error}"));
                 None
             }
         }

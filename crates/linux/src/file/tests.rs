@@ -12,6 +12,8 @@ use sidecore_reactor::{CoreContext, Sleeper, WakeKey};
 use sidecore_units::Nanos;
 use tempfile::TempDir;
 
+use sidecore_skip::{run, skip};
+
 use super::*;
 use crate::EpollSleeper;
 
@@ -25,7 +27,7 @@ fn tmpfs() -> Option<TempDir> {
     let found = directory
         .filter(|directory| rustix::fs::statfs(directory.path()).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC));
     if found.is_none() {
-        eprintln!("skipped: /dev/shm is no writable tmpfs");
+        skip("/dev/shm is no writable tmpfs");
     }
     found
 }
@@ -60,16 +62,6 @@ fn allocated_bytes(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().blocks() * 512
 }
 
-/// Runs a program; its last word, or `None` if it cannot do it here.
-fn run(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).output().ok()?;
-    if !output.status.success() {
-        eprintln!("skipped: {program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
-        return None;
-    }
-    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
 /// A loop device over a file in memory. Gone when dropped.
 struct Loop {
     device: PathBuf,
@@ -90,7 +82,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        run("losetup", &["--detach", self.device.to_str().unwrap()]);
+        let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
     }
 }
 
@@ -120,7 +112,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         // A ring's files are closed some time after the ring, hence lazily.
-        run("umount", &["--lazy", self.directory.path().to_str().unwrap()]);
+        let _ = Command::new("umount").arg("--lazy").arg(self.directory.path()).status();
     }
 }
 

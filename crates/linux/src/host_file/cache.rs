@@ -109,7 +109,7 @@ mod tests {
         // Where the temporary files are in memory, they stay there.
         let directory = tempfile::tempdir().unwrap();
         if rustix::fs::statfs(directory.path()).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC) {
-            eprintln!("skipped: temporary files are in memory");
+            sidecore_skip::skip("temporary files are in memory");
             return;
         }
         let file = std::fs::File::options().read(true).write(true).create_new(true).open(directory.path().join("file"));
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(look(file.as_fd(), len).unwrap(), cached_bytes);
         match count(file.as_fd()) {
             Ok(counted) => assert_eq!(counted, cached_bytes),
-            Err(error) => eprintln!("skipped: cachestat: {error}"),
+            Err(error) => sidecore_skip::skip(format_args!("cachestat: {error}")),
         }
         assert_eq!(sync_and_drop(file.as_fd(), len).unwrap(), 0);
         assert_eq!(look(file.as_fd(), len).unwrap(), 0);

@@ -3,26 +3,11 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
+use sidecore_skip::{run, skip};
 use tempfile::TempDir;
-
-/// Runs a program; its output, or `None` and a word if it cannot do it here.
-pub fn run(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = match Command::new(program).args(arguments).output() {
-        Ok(output) => output,
-        Err(error) => {
-            eprintln!("skipped: {program}: {error}");
-            return None;
-        }
-    };
-    if !output.status.success() {
-        eprintln!("skipped: {program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
-        return None;
-    }
-    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
 
 /// How to make a filesystem.
 #[derive(Clone, Copy, Debug)]
@@ -30,14 +15,16 @@ pub struct Recipe {
     pub kind: &'static str,
     pub size_mib: u64,
     pub make: &'static [&'static str],
+    /// Options of ext4's tune2fs, if there is something to change.
+    pub tune: &'static [&'static str],
     pub mount: &'static str,
 }
 
 pub const EXT4: Recipe =
-    Recipe { kind: "ext4", size_mib: 96, make: &["-q", "-b", "4096", "-E", "nodiscard"], mount: "noatime" };
+    Recipe { kind: "ext4", size_mib: 96, make: &["-q", "-b", "4096", "-E", "nodiscard"], tune: &[], mount: "noatime" };
 /// The smallest blocks there are: four in a page.
 pub const EXT4_1K: Recipe = Recipe { make: &["-q", "-b", "1024", "-E", "nodiscard"], ..EXT4 };
-pub const XFS: Recipe = Recipe { kind: "xfs", size_mib: 320, make: &["-q", "-K"], mount: "noatime" };
+pub const XFS: Recipe = Recipe { kind: "xfs", size_mib: 320, make: &["-q", "-K"], tune: &[], mount: "noatime" };
 
 /// A mounted filesystem.
 pub struct Rig {
@@ -53,7 +40,11 @@ impl Rig {
         Self::over(&content, |device| {
             let mut arguments = recipe.make.to_vec();
             arguments.push(device);
-            run(&format!("mkfs.{}", recipe.kind), &arguments).map(drop)
+            run(&format!("mkfs.{}", recipe.kind), &arguments)?;
+            if !recipe.tune.is_empty() {
+                run("tune2fs", &[recipe.tune, &[device]].concat())?;
+            }
+            Some(())
         })
         .filter(|rig| rig.mount(recipe.mount))
     }
@@ -86,7 +77,7 @@ impl Rig {
 
     fn over(content: &File, prepare: impl FnOnce(&str) -> Option<()>) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: only root can mount");
+            skip("only root can mount");
             return None;
         }
         hide_mounts();
@@ -149,15 +140,4 @@ fn hide_mounts() {
             std::ptr::null(),
         );
     }
-}
-
-/// Whether a program says of itself that it is there.
-pub fn has(program: &str) -> bool {
-    let found = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
-        .chain([Path::new("/usr/sbin").into(), Path::new("/sbin").into()])
-        .any(|directory| directory.join(program).exists());
-    if !found {
-        eprintln!("skipped: there is no {program}");
-    }
-    found
 }
