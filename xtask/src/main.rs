@@ -14,6 +14,7 @@ mod lint;
 mod shell;
 mod steps;
 mod test;
+mod test_report;
 mod tidy;
 mod tools;
 mod workspace;

@@ -35,7 +35,7 @@ pub fn read(command: &mut Command) -> Result<String> {
 }
 
 /// The command as one would type it.
-fn describe(command: &Command) -> String {
+pub fn describe(command: &Command) -> String {
     let program = command.get_program();
     let name = std::path::Path::new(program).file_name().unwrap_or(program);
     let words = std::iter::once(name).chain(command.get_args());

@@ -4,16 +4,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use crate::test_report::Report;
+
+/// As many of the slowest steps and test programs are named at the end.
+const SLOWEST: usize = 10;
+
 /// The steps of one command. The first that fails ends the command.
 pub struct Steps {
     started: Instant,
-    done: Vec<(&'static str, Duration)>,
+    done: Vec<(String, Duration)>,
+    skipped: Vec<String>,
 }
 
 impl Steps {
     /// No step taken yet.
     pub fn new() -> Self {
-        Self { started: Instant::now(), done: Vec::new() }
+        Self { started: Instant::now(), done: Vec::new(), skipped: Vec::new() }
     }
 
     /// Takes a step. `advice` says what to do if it fails.
@@ -25,20 +31,30 @@ impl Steps {
         match outcome {
             Ok(value) => {
                 println!("    {name}: ok, {}", seconds(took));
-                self.done.push((name, took));
+                self.done.push((name.to_owned(), took));
                 Ok(value)
             }
             Err(error) => bail!("{name} failed after {}:\n  {error:#}\n\nWhat to do: {advice}", seconds(took)),
         }
     }
 
-    /// Prints what was done and how long it took.
-    pub fn summarise(&self) {
-        println!("\nAll {} steps passed:", self.done.len());
-        for (name, took) in &self.done {
-            println!("  {name:<24} {:>9}", seconds(*took));
+    /// Adds what a run of tests reported: the time of each program, and the tests that it left out.
+    pub fn add(&mut self, report: Report) {
+        self.skipped.extend(report.skipped);
+        self.done.extend(report.programs);
+    }
+
+    /// Prints the slowest steps, and the tests that were left out with their reasons.
+    pub fn summarise(&mut self) {
+        println!("\nAll steps passed in {}. The slowest steps and test programs:", seconds(self.started.elapsed()));
+        self.done.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
+        for (name, took) in self.done.iter().take(SLOWEST) {
+            println!("  {name:<60} {:>9}", seconds(*took));
         }
-        println!("  {:<24} {:>9}", "together", seconds(self.started.elapsed()));
+        if !self.skipped.is_empty() {
+            println!("\nTests that this machine cannot run, or that run elsewhere ({}):", self.skipped.len());
+            self.skipped.iter().for_each(|test| println!("  {test}"));
+        }
     }
 }
 

@@ -3,8 +3,9 @@
 use anyhow::{Context, Result};
 
 use crate::steps::Steps;
+use crate::test_report::Report;
 use crate::workspace::Workspace;
-use crate::{bench, demo, fuzz, libvirt, lint, shell};
+use crate::{bench, demo, fuzz, libvirt, lint, shell, tools};
 
 /// How long all fuzz targets together may fuzz.
 const FUZZ_SECONDS: u32 = 60;
@@ -17,14 +18,13 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     let mut steps = Steps::new();
     lint::check(workspace, &mut steps)?;
     steps.step("build what ships", "fix what the compiler names", bench::build_what_ships)?;
-    steps.step("tests", "run the failing test alone: cargo test --package PACKAGE NAME", || {
-        shell::run(shell::cargo().args(["test", "--workspace"]))
-    })?;
-    steps.step(
-        "tests in release",
-        "run the failing test alone: cargo test --release --package PACKAGE NAME",
-        || test_in_release(workspace),
-    )?;
+    steps.step("tools of the tests", "install the packages that are named", || tools::ensure(tools::OF_TESTS))?;
+    let alone = "run the failing test alone: cargo test --package PACKAGE NAME";
+    let report = steps.step("tests", alone, || Report::of(shell::cargo().args(["test", "--workspace"])))?;
+    steps.add(report);
+    let alone = "run the failing test alone: cargo test --release --package PACKAGE NAME";
+    let report = steps.step("tests in release", alone, || test_in_release(workspace))?;
+    steps.add(report);
     steps.step("guests", "run it alone: cargo xtask demo", || demo::run(workspace, &demo::Options { seconds: 1 }))?;
     steps.step("a guest of libvirt's", "run it alone: cargo xtask libvirt", || libvirt::run(workspace))?;
     steps.step("fuzzing, briefly", "reproduce with the command above, fix, add the input to the corpus", || {
@@ -37,7 +37,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
 
 /// Runs the integration tests that bear a mark once more as they will ship: what the optimiser removes or reorders, and
 /// what only debug builds allocate, makes a difference to them.
-fn test_in_release(workspace: &Workspace) -> Result<()> {
+fn test_in_release(workspace: &Workspace) -> Result<Report> {
     let mut command = shell::cargo();
     command.args(["test", "--release"]);
     let mut found = false;
@@ -53,9 +53,9 @@ fn test_in_release(workspace: &Workspace) -> Result<()> {
     }
     if !found {
         println!("    no test bears a mark");
-        return Ok(());
+        return Ok(Report::default());
     }
-    shell::run(&mut command)
+    Report::of(&mut command)
 }
 
 fn is_marked(source: &str) -> bool {

@@ -19,6 +19,15 @@ pub struct Tool {
 /// Compiles libFuzzer's runtime.
 pub const CPP_COMPILER: Tool = Tool { program: "c++", package: "g++", purpose: "building the fuzz targets" };
 
+/// What tests start: filesystems, images, and a storage daemon (Debian has it in a package of QEMU's).
+pub const OF_TESTS: &[Tool] = &[
+    Tool { program: "mkfs.ext4", package: "e2fsprogs", purpose: "tests of host files" },
+    Tool { program: "mkfs.xfs", package: "xfsprogs", purpose: "tests of host files" },
+    Tool { program: "mkfs.btrfs", package: "btrfs-progs", purpose: "tests of host files" },
+    Tool { program: "qemu-img", package: "qemu-utils", purpose: "tests of import and export" },
+    Tool { program: "qemu-storage-daemon", package: "qemu-system-common", purpose: "tests of the driver" },
+];
+
 /// Installs what is missing, and says so.
 pub fn ensure(tools: &[Tool]) -> Result<()> {
     let missing: Vec<Tool> = tools.iter().copied().filter(|tool| !is_installed(tool.program)).collect();
