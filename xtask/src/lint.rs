@@ -23,6 +23,11 @@ pub fn check(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
     steps.step("arrows", "see docs/decisions/0001-workspace-law.md", || arrows::check(workspace))?;
     steps.step("law of the crates", "see docs/decisions/0001-workspace-law.md", || law::check(workspace))?;
     steps.step("tidiness", "see each line", || tidy::check(workspace))?;
+    steps.step("dependencies", "see deny.toml and docs/decisions/0030-dependencies-by-cargo-deny.md", || {
+        tools::ensure_cargo_deny()?;
+        let check = "deny --offline check -D unmatched-skip -D unnecessary-skip bans licenses sources";
+        shell::run(shell::cargo().args(check.split(' ')))
+    })?;
     steps.step("clippy", "fix what clippy names; allow a lint only with a reason beside it", || {
         shell::run(shell::cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
         // The runtime of the fuzzer is C++.

@@ -45,6 +45,20 @@ pub fn ensure(tools: &[Tool]) -> Result<()> {
     shell::run(apt()?.args(["install", "--yes", "--no-install-recommends"]).args(&packages))
 }
 
+/// The version whose checks deny.toml is written for.
+const CARGO_DENY: &str = "cargo-deny@0.20.2";
+
+/// Builds cargo-deny if it is missing, without optimisation: it runs for a second.
+pub fn ensure_cargo_deny() -> Result<()> {
+    let home = std::env::var_os("CARGO_HOME").map(std::path::PathBuf::from);
+    let home = home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
+    if is_installed("cargo-deny") || home.is_some_and(|home| home.join("bin/cargo-deny").is_file()) {
+        return Ok(());
+    }
+    println!("    cargo-deny is missing, for checking the dependencies");
+    shell::run(shell::cargo().args(["install", "--locked", "--debug", CARGO_DENY]))
+}
+
 /// apt-get as root, without questions.
 fn apt() -> Result<Command> {
     let am_root = shell::read(Command::new("id").arg("-u"))?.trim() == "0";
