@@ -14,7 +14,8 @@ use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{DeviceSpec, FrontEndKind, Nanos, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use sidecore_block::dropped_tags;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Status};
-use sidecore_ring::driver::{Buffer, RawDescriptor, flags};
+use sidecore_ring::driver::{Buffer, RawDescriptor};
+use sidecore_spec_virtio::descriptor;
 
 use common::{PATIENCE, device, until};
 
@@ -136,7 +137,7 @@ fn chain_of(queue: &mut BlkQueue, more: u16, next: u16) {
 
 const SPLIT_LIES: &[Lie] = &[
     ("a looping chain", "looping or too long", |queue| {
-        chain_of(queue, flags::NEXT, 0);
+        chain_of(queue, descriptor::NEXT, 0);
         queue.kick().unwrap();
     }),
     ("an index that jumps", "jumped", |queue| {
@@ -149,7 +150,7 @@ const SPLIT_LIES: &[Lie] = &[
         queue.kick().unwrap();
     }),
     ("indirect, not negotiated", "not negotiated", |queue| {
-        chain_of(queue, flags::INDIRECT, 0);
+        chain_of(queue, descriptor::INDIRECT, 0);
         queue.kick().unwrap();
     }),
 ];

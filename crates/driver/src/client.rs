@@ -7,6 +7,12 @@ use rustix::event::EventfdFlags;
 use sidecore_memory::{GuestAddress, UserAddress};
 use sidecore_ring::driver::{DriverRing, IndirectTables, RawRing, RingAreas};
 use sidecore_ring::{RingFormat, RingLayout, RingState};
+use sidecore_spec_virtio::blk::Config;
+use sidecore_spec_virtio::status;
+use sidecore_spec_virtio::vhost_user::{
+    ConfigHeader, MAX_FDS, MemoryRegion, MemoryTableHeader, Request, SingleMemoryRegion, VringAddress, VringState,
+    protocol,
+};
 
 use crate::arena::{Arena, Part, Region};
 use crate::config::{BlkConfig, features};
@@ -14,36 +20,7 @@ use crate::config_watch::ConfigWatch;
 use crate::error::ClientError;
 use crate::options::ClientOptions;
 use crate::queue::{BlkQueue, Parts};
-use crate::wire::{Request, Wire};
-
-/// Protocol feature bits, as numbers with one bit set.
-pub mod protocol {
-    /// More than one queue.
-    pub const MQ: u64 = 1 << 0;
-    /// Every message can be acknowledged.
-    pub const REPLY_ACK: u64 = 1 << 3;
-    /// The configuration space is read over the socket.
-    pub const CONFIG: u64 = 1 << 9;
-    /// RESET_DEVICE.
-    pub const RESET_DEVICE: u64 = 1 << 13;
-    /// The device sends requests of its own on a socket that it is given.
-    pub const BACKEND_REQ: u64 = 1 << 5;
-    /// ADD_MEM_REG and REM_MEM_REG.
-    pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
-    /// SET_STATUS and GET_STATUS.
-    pub const STATUS: u64 = 1 << 16;
-}
-
-/// Device status bits (virtio 1.2, 2.1).
-mod status {
-    pub const ACKNOWLEDGE: u64 = 1;
-    pub const DRIVER: u64 = 2;
-    pub const DRIVER_OK: u64 = 4;
-    pub const FEATURES_OK: u64 = 8;
-}
-
-/// Regions of one SET_MEM_TABLE.
-const MAX_TABLE_REGIONS: usize = 8;
+use crate::wire::Wire;
 
 /// A disk behind a vhost-user socket. Dropping it hangs up; queues taken out of it keep their memory, and nobody
 /// serves them any more.
@@ -119,7 +96,7 @@ impl BlkClient {
             return Ok(());
         }
         let all = status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK | status::DRIVER_OK;
-        self.wire.tell_u64(Request::SET_STATUS, all)
+        self.wire.tell_u64(Request::SetStatus, all.into())
     }
 
     /// The virtio features that both sides have agreed on, see [`features`](crate::features).
@@ -172,7 +149,7 @@ impl BlkClient {
     pub fn watch_config(&mut self) -> Result<ConfigWatch, ClientError> {
         self.need(protocol::BACKEND_REQ, "BACKEND_REQ")?;
         let (watch, theirs) = ConfigWatch::pair()?;
-        self.wire.tell(Request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
+        self.wire.tell(Request::SetBackendReqFd, &[], &[theirs.as_fd()])?;
         Ok(watch)
     }
 
@@ -182,14 +159,14 @@ impl BlkClient {
     /// The socket.
     pub fn stop_queue(&mut self, index: u16) -> Result<u32, ClientError> {
         let body = crate::wire::queue_state(index, 0);
-        let answer = self.wire.ask(Request::GET_VRING_BASE, &body)?;
+        let answer = self.wire.ask(Request::GetVringBase, &body)?;
         let wrong = |why: &str| ClientError::Answer { request: "GET_VRING_BASE", why: why.to_owned() };
-        let answer = <[u8; 8]>::try_from(&answer[..]).map_err(|_| wrong("not 8 bytes"))?;
-        let [a, b, c, d, base @ ..] = answer;
-        if u32::from_le_bytes([a, b, c, d]) != u32::from(index) {
+        let answer = <&[u8; VringState::BYTES]>::try_from(&answer[..]).map_err(|_| wrong("not 8 bytes"))?;
+        let answer = VringState::decode(answer);
+        if answer.index != u32::from(index) {
             return Err(wrong("another queue"));
         }
-        Ok(u32::from_le_bytes(base))
+        Ok(answer.num)
     }
 
     /// Starts a queue where the device is to stand in it.
@@ -200,21 +177,22 @@ impl BlkClient {
         let hooks = self.hooks.get(usize::from(index)).ok_or(ClientError::Missing { what: "such queue" })?;
         let layout = &hooks.layout;
         let wire = &mut self.wire;
-        wire.tell_queue(Request::SET_VRING_NUM, index, layout.size.into())?;
-        wire.tell_queue(Request::SET_VRING_BASE, index, base)?;
-        let mut addresses = Vec::with_capacity(40);
-        addresses.extend_from_slice(&u32::from(index).to_le_bytes());
-        addresses.extend_from_slice(&0_u32.to_le_bytes());
-        // Descriptor, used, available, and the log, which is off.
-        for address in [layout.descriptor_area.0, layout.device_area.0, layout.driver_area.0, 0] {
-            addresses.extend_from_slice(&address.to_le_bytes());
-        }
-        wire.tell(Request::SET_VRING_ADDR, &addresses, &[])?;
+        wire.tell_queue(Request::SetVringNum, index, layout.size.into())?;
+        wire.tell_queue(Request::SetVringBase, index, base)?;
+        let addresses = VringAddress {
+            index: index.into(),
+            flags: 0,
+            descriptor: layout.descriptor_area.0,
+            used: layout.device_area.0,
+            available: layout.driver_area.0,
+            log: 0,
+        };
+        wire.tell(Request::SetVringAddr, &addresses.encode(), &[])?;
         let number = u64::from(index).to_le_bytes();
-        wire.tell(Request::SET_VRING_ERR, &number, &[hooks.error.as_fd()])?;
-        wire.tell(Request::SET_VRING_CALL, &number, &[hooks.call.as_fd()])?;
-        wire.tell(Request::SET_VRING_KICK, &number, &[hooks.kick.as_fd()])?;
-        wire.tell_queue(Request::SET_VRING_ENABLE, index, 1)
+        wire.tell(Request::SetVringErr, &number, &[hooks.error.as_fd()])?;
+        wire.tell(Request::SetVringCall, &number, &[hooks.call.as_fd()])?;
+        wire.tell(Request::SetVringKick, &number, &[hooks.kick.as_fd()])?;
+        wire.tell_queue(Request::SetVringEnable, index, 1)
     }
 
     /// Enables or disables a queue that is started.
@@ -222,7 +200,7 @@ impl BlkClient {
     /// # Errors
     /// The socket.
     pub fn enable_queue(&mut self, index: u16, enable: bool) -> Result<(), ClientError> {
-        self.wire.tell_queue(Request::SET_VRING_ENABLE, index, enable.into())
+        self.wire.tell_queue(Request::SetVringEnable, index, enable.into())
     }
 
     /// The device's status (virtio 1.2, 2.1).
@@ -231,7 +209,7 @@ impl BlkClient {
     /// The device has no status; the socket.
     pub fn status(&mut self) -> Result<u8, ClientError> {
         self.need(protocol::STATUS, "status")?;
-        let status = self.wire.ask_u64(Request::GET_STATUS)?;
+        let status = self.wire.ask_u64(Request::GetStatus)?;
         u8::try_from(status).map_err(|_| ClientError::Answer { request: "GET_STATUS", why: format!("{status:#x}") })
     }
 
@@ -241,7 +219,7 @@ impl BlkClient {
     /// The device has no status; the socket.
     pub fn set_status(&mut self, status: u8) -> Result<(), ClientError> {
         self.need(protocol::STATUS, "status")?;
-        self.wire.tell_u64(Request::SET_STATUS, status.into())
+        self.wire.tell_u64(Request::SetStatus, status.into())
     }
 
     /// Resets the device (RESET_DEVICE): all of its queues stop.
@@ -250,7 +228,7 @@ impl BlkClient {
     /// The device cannot be reset; the socket.
     pub fn reset(&mut self) -> Result<(), ClientError> {
         self.need(protocol::RESET_DEVICE, "RESET_DEVICE")?;
-        self.wire.tell(Request::RESET_DEVICE, &[], &[])
+        self.wire.tell(Request::ResetDevice, &[], &[])
     }
 
     /// Tells the device of its memory again, as SET_MEM_TABLE does when a guest's memory changes while it runs.
@@ -268,7 +246,7 @@ impl BlkClient {
     pub fn replace_regions(&mut self, regions: u8) -> Result<(), ClientError> {
         self.need(protocol::CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")?;
         for region in self.arena.regions(regions) {
-            self.wire.tell(Request::REM_MEM_REG, &single_region(&region), &[])?;
+            self.wire.tell(Request::RemMemReg, &single_region(&region), &[])?;
         }
         self.add_regions(regions)
     }
@@ -279,7 +257,7 @@ impl BlkClient {
 
     fn share_memory(&mut self, options: &ClientOptions) -> Result<(), ClientError> {
         let regions = self.arena.regions(options.regions);
-        if options.add_regions || regions.len() > MAX_TABLE_REGIONS {
+        if options.add_regions || regions.len() > MAX_FDS {
             self.need(protocol::CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")?;
             return self.add_regions(options.regions);
         }
@@ -288,43 +266,43 @@ impl BlkClient {
 
     fn add_regions(&mut self, regions: u8) -> Result<(), ClientError> {
         for region in self.arena.regions(regions) {
-            self.wire.tell(Request::ADD_MEM_REG, &single_region(&region), &[self.arena.file()])?;
+            self.wire.tell(Request::AddMemReg, &single_region(&region), &[self.arena.file()])?;
         }
         Ok(())
     }
 
     fn set_mem_table(&mut self, regions: &[Region]) -> Result<(), ClientError> {
-        let mut body = Vec::new();
-        body.extend_from_slice(&u32::try_from(regions.len()).unwrap_or(u32::MAX).to_le_bytes());
-        body.extend_from_slice(&[0; 4]);
-        regions.iter().for_each(|region| body.extend_from_slice(&region_bytes(region)));
+        let header = MemoryTableHeader { regions: u32::try_from(regions.len()).unwrap_or(u32::MAX) };
+        let mut body = Vec::from(header.encode());
+        regions.iter().for_each(|region| body.extend_from_slice(&wire_region(region).encode()));
         let files: Vec<BorrowedFd<'_>> = regions.iter().map(|_| self.arena.file()).collect();
-        self.wire.tell(Request::SET_MEM_TABLE, &body, &files)
+        self.wire.tell(Request::SetMemTable, &body, &files)
     }
 }
 
 /// Connects, and agrees on features: virtio's, the protocol's, and what the configuration space says.
 fn agree(socket: &Path, options: &ClientOptions) -> Result<(Wire, u64, u64, BlkConfig), ClientError> {
     let mut wire = Wire::connect(socket, options.timeout)?;
-    let offered = wire.ask_u64(Request::GET_FEATURES)?;
+    let offered = wire.ask_u64(Request::GetFeatures)?;
     if offered & features::PROTOCOL_FEATURES == 0 {
         return Err(ClientError::Missing { what: "protocol features" });
     }
     let protocol = negotiate_protocol(&mut wire, options)?;
-    wire.tell(Request::SET_OWNER, &[], &[])?;
+    wire.tell(Request::SetOwner, &[], &[])?;
     let config = read_config(&mut wire, protocol)?;
     let features = offered & wanted(options);
     if options.queues > 1
-        && (protocol & protocol::MQ == 0 || wire.ask_u64(Request::GET_QUEUE_NUM)? < options.queues.into())
+        && (protocol & protocol::MQ == 0 || wire.ask_u64(Request::GetQueueNum)? < options.queues.into())
     {
         return Err(ClientError::Missing { what: "that many queues" });
     }
     if protocol & protocol::STATUS != 0 {
-        wire.tell_u64(Request::SET_STATUS, status::ACKNOWLEDGE | status::DRIVER)?;
+        wire.tell_u64(Request::SetStatus, (status::ACKNOWLEDGE | status::DRIVER).into())?;
     }
-    wire.tell_u64(Request::SET_FEATURES, features)?;
+    wire.tell_u64(Request::SetFeatures, features)?;
     if protocol & protocol::STATUS != 0 {
-        wire.tell_u64(Request::SET_STATUS, status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK)?;
+        let bits = status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK;
+        wire.tell_u64(Request::SetStatus, bits.into())?;
     }
     Ok((wire, features, protocol, config))
 }
@@ -427,7 +405,7 @@ impl Plan {
 }
 
 fn negotiate_protocol(wire: &mut Wire, options: &ClientOptions) -> Result<u64, ClientError> {
-    let offered = wire.ask_u64(Request::GET_PROTOCOL_FEATURES)?;
+    let offered = wire.ask_u64(Request::GetProtocolFeatures)?;
     let mut wanted = protocol::MQ
         | protocol::REPLY_ACK
         | protocol::BACKEND_REQ
@@ -438,7 +416,7 @@ fn negotiate_protocol(wire: &mut Wire, options: &ClientOptions) -> Result<u64, C
         wanted |= protocol::STATUS;
     }
     let granted = offered & wanted;
-    wire.tell_u64(Request::SET_PROTOCOL_FEATURES, granted)?;
+    wire.tell_u64(Request::SetProtocolFeatures, granted)?;
     if granted & protocol::REPLY_ACK != 0 {
         wire.acknowledge();
     }
@@ -475,24 +453,19 @@ fn read_config(wire: &mut Wire, protocol: u64) -> Result<BlkConfig, ClientError>
     if protocol & protocol::CONFIG == 0 {
         return Ok(BlkConfig::default());
     }
-    let mut body = vec![0; 12 + BlkConfig::BYTES];
-    body[4..8].copy_from_slice(&(BlkConfig::BYTES as u32).to_le_bytes());
-    let answer = wire.ask(Request::GET_CONFIG, &body)?;
-    let raw = answer.get(12..).and_then(|raw| <&[u8; BlkConfig::BYTES]>::try_from(raw).ok());
-    raw.map(BlkConfig::parse)
+    let header = ConfigHeader { offset_bytes: 0, size_bytes: Config::BYTES as u32, flags: 0 };
+    let answer = wire.ask(Request::GetConfig, &[&header.encode()[..], &[0; Config::BYTES]].concat())?;
+    let raw = answer.get(ConfigHeader::BYTES..).and_then(|raw| raw.try_into().ok());
+    raw.map(|raw| BlkConfig::from(Config::decode(raw)))
         .ok_or_else(|| ClientError::Answer { request: "GET_CONFIG", why: format!("{} bytes", answer.len()) })
 }
 
-fn region_bytes(region: &Region) -> [u8; 32] {
-    let mut bytes = [0; 32];
-    let words = [region.guest_address, region.len_bytes, region.user_address, region.file_offset_bytes];
-    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-        place.copy_from_slice(&word.to_le_bytes());
-    }
-    bytes
+fn wire_region(region: &Region) -> MemoryRegion {
+    let Region { guest_address, len_bytes, user_address, file_offset_bytes } = *region;
+    MemoryRegion { guest_address, len_bytes, user_address, file_offset_bytes }
 }
 
-/// The body of ADD_MEM_REG and REM_MEM_REG: eight bytes of padding, then the region.
-fn single_region(region: &Region) -> Vec<u8> {
-    [&[0; 8][..], &region_bytes(region)].concat()
+/// The body of ADD_MEM_REG and REM_MEM_REG.
+fn single_region(region: &Region) -> [u8; SingleMemoryRegion::BYTES] {
+    SingleMemoryRegion { region: wire_region(region) }.encode()
 }

@@ -5,11 +5,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use sidecore_spec_virtio::vhost_user::{BACKEND_CONFIG_CHANGE, FLAGS_VERSION, MessageHeader};
+
 use crate::error::ClientError;
 use crate::socket;
 
-/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1 of the protocol, no payload: the message in full.
-const CONFIG_CHANGE: [u32; 3] = [2, 1, 0];
+/// The message in full: it has no payload.
+const CONFIG_CHANGE: MessageHeader =
+    MessageHeader { request: BACKEND_CONFIG_CHANGE, flags: FLAGS_VERSION, payload_bytes: 0 };
 const MESSAGE: &str = "BACKEND_CONFIG_CHANGE_MSG";
 
 /// The socket on which a device sends requests of its own. The only one is that the configuration is to be read again.
@@ -29,9 +32,9 @@ impl ConfigWatch {
     /// [`ClientError::Timeout`]; the device hangs up or says something else.
     pub fn wait(&mut self, timeout: Duration) -> Result<(), ClientError> {
         let set = self.0.set_read_timeout(Some(timeout));
-        let mut bytes = [0; 12];
+        let mut bytes = [0; MessageHeader::BYTES];
         set.and_then(|()| self.0.read_exact(&mut bytes)).map_err(|source| socket::failed(MESSAGE, source))?;
-        if bytes != CONFIG_CHANGE.map(u32::to_le_bytes).concat()[..] {
+        if bytes != CONFIG_CHANGE.encode() {
             return Err(ClientError::Answer { request: MESSAGE, why: format!("it is {bytes:?}") });
         }
         Ok(())

@@ -78,7 +78,7 @@ mod request;
 mod socket;
 mod wire;
 
-pub use client::{BlkClient, protocol};
+pub use client::BlkClient;
 pub use config::{BlkConfig, features};
 pub use config_watch::ConfigWatch;
 pub use either::Queue;
@@ -92,3 +92,4 @@ pub use nvme::{
 pub use options::{ClientOptions, Notify};
 pub use queue::{BlkQueue, Counters};
 pub use request::{Completion, Operation, Piece, Slot, Status};
+pub use sidecore_spec_virtio::vhost_user::protocol;

@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use sidecore_memory::copy::CACHE_LINE_BYTES;
 use sidecore_ring::RingLayout;
 use sidecore_ring::driver::{Buffer, DriverRing, RawRing, SharedMemory};
+use sidecore_spec_virtio::blk::{ID_BYTES, KIND_OFFSET, Range, RequestHeader, SECTOR_OFFSET, UNMAP};
 use sidecore_units::Sector;
 
 use crate::arena::Part;
@@ -16,14 +17,10 @@ use crate::event;
 use crate::options::Notify;
 use crate::request::{Completion, Operation, Piece, Slot, Status};
 
-// A slot's line: the header (virtio 1.2, 5.2.6), the status byte and the range of a discard share one cache line, so
+// A slot's line: the header, the status byte and the range of a discard share one cache line, so
 // that a request moves one line there and back.
-const TYPE: usize = 0;
-const SECTOR: usize = 8;
 const STATUS: usize = 16;
 const RANGE: usize = 32;
-const HEADER_BYTES: u32 = 16;
-const RANGE_BYTES: u32 = 16;
 
 /// The device writes a status over this.
 const NO_STATUS: u8 = 0xff;
@@ -187,7 +184,7 @@ impl BlkQueue {
     /// # Errors
     /// The slot is in flight.
     pub fn submit_get_id(&mut self, slot: Slot) -> Result<(), ClientError> {
-        self.submit_simple(slot, Operation::GetId, Sector(0), 20)
+        self.submit_simple(slot, Operation::GetId, Sector(0), ID_BYTES as u32)
     }
 
     /// Forgets `sectors` sectors from `sector` on.
@@ -209,7 +206,7 @@ impl BlkQueue {
         sectors: u32,
         unmap: bool,
     ) -> Result<(), ClientError> {
-        self.submit_range(slot, Operation::WriteZeroes, sector, sectors, u32::from(unmap))
+        self.submit_range(slot, Operation::WriteZeroes, sector, sectors, if unmap { UNMAP } else { 0 })
     }
 
     /// Reads or writes with the data scattered over pieces of the slot's buffer, in their order.
@@ -243,7 +240,7 @@ impl BlkQueue {
         }
         let line_at = self.line_at(slot);
         let mut chain = Vec::with_capacity(data.len() + 2);
-        chain.push(Buffer::to_device(line_at, HEADER_BYTES));
+        chain.push(Buffer::to_device(line_at, RequestHeader::BYTES as u32));
         chain.extend_from_slice(data);
         chain.push(Buffer::from_device(line_at + STATUS as u64, 1));
         self.ring.describe(slot.0, &chain)?;
@@ -394,7 +391,7 @@ impl BlkQueue {
         self.data.check_len(len_bytes)?;
         let line_at = self.line_at(slot);
         let chain = [
-            Buffer::to_device(line_at, HEADER_BYTES),
+            Buffer::to_device(line_at, RequestHeader::BYTES as u32),
             Buffer { address: self.data_address(slot), len_bytes, device_writes },
             Buffer::from_device(line_at + STATUS as u64, 1),
         ];
@@ -415,10 +412,8 @@ impl BlkQueue {
             return Err(ClientError::Request("the slot is in flight".to_owned()));
         }
         let range = line(slot) + RANGE;
-        self.lines.store_u64(range, sector.0);
-        self.lines.store_u32(range + 8, sectors);
-        self.lines.store_u32(range + 12, flags);
-        let buffer = Buffer::to_device(self.line_at(slot) + RANGE as u64, RANGE_BYTES);
+        self.lines.write_bytes(range, &Range { sector: sector.0, sectors, flags }.encode());
+        let buffer = Buffer::to_device(self.line_at(slot) + RANGE as u64, Range::BYTES as u32);
         self.submit_chain(slot, operation as u32, Sector(0), &[buffer])
     }
 
@@ -427,8 +422,8 @@ impl BlkQueue {
         let line = line(slot);
         // Before the header is written: the device may still be reading that of a slot in flight.
         self.ring.push(slot.0)?;
-        self.lines.store_u64(line + TYPE, kind.into());
-        self.lines.store_u64(line + SECTOR, sector.0);
+        self.lines.store_u64(line + KIND_OFFSET, kind.into());
+        self.lines.store_u64(line + SECTOR_OFFSET, sector.0);
         self.lines.store_u8(line + STATUS, NO_STATUS);
         self.counters.requests += 1;
         Ok(())

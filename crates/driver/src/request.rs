@@ -1,5 +1,7 @@
 //! Requests, as their submitter sees them.
 
+use sidecore_spec_virtio::blk::{request_type, status};
+
 /// Where one request lives: a header line and a data buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slot(pub(crate) u16);
@@ -17,17 +19,17 @@ impl Slot {
 #[repr(u32)]
 pub enum Operation {
     /// Disk to memory.
-    Read = 0,
+    Read = request_type::IN,
     /// Memory to disk.
-    Write = 1,
+    Write = request_type::OUT,
     /// Make what was written durable.
-    Flush = 4,
+    Flush = request_type::FLUSH,
     /// The disk's name.
-    GetId = 8,
+    GetId = request_type::GET_ID,
     /// Forget a range.
-    Discard = 11,
+    Discard = request_type::DISCARD,
     /// Zero a range.
-    WriteZeroes = 13,
+    WriteZeroes = request_type::WRITE_ZEROES,
 }
 
 /// How a request ended.
@@ -47,9 +49,9 @@ impl From<u8> for Status {
     #[inline]
     fn from(byte: u8) -> Self {
         match byte {
-            0 => Self::Ok,
-            1 => Self::IoError,
-            2 => Self::Unsupported,
+            status::OK => Self::Ok,
+            status::IOERR => Self::IoError,
+            status::UNSUPP => Self::Unsupported,
             other => Self::Other(other),
         }
     }

@@ -1,7 +1,6 @@
 //! The front end's half of the vhost-user protocol: messages out, answers in.
 //!
-//! It is written from the specification and shares no code with the back end of this project, so that one's mistakes
-//! are found by the other.
+//! The numbers and layouts are shared with this project's back end; what is done with them is not.
 
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -11,43 +10,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use sidecore_spec_virtio::vhost_user::{
+    FLAGS_NEED_REPLY, FLAGS_REPLY, FLAGS_VERSION, FLAGS_VERSION_MASK, MAX_FDS, MessageHeader, Request, VringState,
+};
 
 use crate::error::ClientError;
 use crate::socket;
 
-/// A request's number and name.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Request(u32, &'static str);
-
-impl Request {
-    pub(crate) const GET_FEATURES: Self = Self(1, "GET_FEATURES");
-    pub(crate) const SET_FEATURES: Self = Self(2, "SET_FEATURES");
-    pub(crate) const SET_OWNER: Self = Self(3, "SET_OWNER");
-    pub(crate) const SET_MEM_TABLE: Self = Self(5, "SET_MEM_TABLE");
-    pub(crate) const SET_VRING_NUM: Self = Self(8, "SET_VRING_NUM");
-    pub(crate) const SET_VRING_ADDR: Self = Self(9, "SET_VRING_ADDR");
-    pub(crate) const SET_VRING_BASE: Self = Self(10, "SET_VRING_BASE");
-    pub(crate) const GET_VRING_BASE: Self = Self(11, "GET_VRING_BASE");
-    pub(crate) const SET_VRING_KICK: Self = Self(12, "SET_VRING_KICK");
-    pub(crate) const SET_VRING_CALL: Self = Self(13, "SET_VRING_CALL");
-    pub(crate) const SET_VRING_ERR: Self = Self(14, "SET_VRING_ERR");
-    pub(crate) const GET_PROTOCOL_FEATURES: Self = Self(15, "GET_PROTOCOL_FEATURES");
-    pub(crate) const SET_PROTOCOL_FEATURES: Self = Self(16, "SET_PROTOCOL_FEATURES");
-    pub(crate) const GET_QUEUE_NUM: Self = Self(17, "GET_QUEUE_NUM");
-    pub(crate) const SET_VRING_ENABLE: Self = Self(18, "SET_VRING_ENABLE");
-    pub(crate) const SET_BACKEND_REQ_FD: Self = Self(21, "SET_BACKEND_REQ_FD");
-    pub(crate) const GET_CONFIG: Self = Self(24, "GET_CONFIG");
-    pub(crate) const RESET_DEVICE: Self = Self(34, "RESET_DEVICE");
-    pub(crate) const ADD_MEM_REG: Self = Self(37, "ADD_MEM_REG");
-    pub(crate) const REM_MEM_REG: Self = Self(38, "REM_MEM_REG");
-    pub(crate) const SET_STATUS: Self = Self(39, "SET_STATUS");
-    pub(crate) const GET_STATUS: Self = Self(40, "GET_STATUS");
-}
-
-const HEADER_BYTES: usize = 12;
-const VERSION: u32 = 1;
-const IS_REPLY: u32 = 1 << 2;
-const NEED_REPLY: u32 = 1 << 3;
 /// No message of the protocol's is longer.
 const MAX_BODY_BYTES: usize = 4096;
 
@@ -70,14 +39,14 @@ impl Wire {
 
     /// Sends a message that has no answer of its own, and waits until the device has done it, if the device can say so.
     pub(crate) fn tell(&mut self, request: Request, body: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
-        let flags = if self.acknowledged { VERSION | NEED_REPLY } else { VERSION };
+        let flags = if self.acknowledged { FLAGS_VERSION | FLAGS_NEED_REPLY } else { FLAGS_VERSION };
         self.send(request, flags, body, files)?;
         if !self.acknowledged {
             return Ok(());
         }
         match self.receive_u64(request)? {
             0 => Ok(()),
-            code => Err(ClientError::Refused { request: request.1, code }),
+            code => Err(ClientError::Refused { request: request.name(), code }),
         }
     }
 
@@ -93,23 +62,21 @@ impl Wire {
 
     /// Asks for a number.
     pub(crate) fn ask_u64(&mut self, request: Request) -> Result<u64, ClientError> {
-        self.send(request, VERSION, &[], &[])?;
+        self.send(request, FLAGS_VERSION, &[], &[])?;
         self.receive_u64(request)
     }
 
     /// Asks, and returns the answer's body.
     pub(crate) fn ask(&mut self, request: Request, body: &[u8]) -> Result<Vec<u8>, ClientError> {
-        self.send(request, VERSION, body, &[])?;
+        self.send(request, FLAGS_VERSION, body, &[])?;
         self.receive(request)
     }
 
     fn send(&mut self, request: Request, flags: u32, body: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
-        let mut message = Vec::with_capacity(HEADER_BYTES + body.len());
-        for word in [request.0, flags, u32::try_from(body.len()).unwrap_or(u32::MAX)] {
-            message.extend_from_slice(&word.to_le_bytes());
-        }
-        message.extend_from_slice(body);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let payload_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        let header = MessageHeader { request: request.code(), flags, payload_bytes }.encode();
+        let message = [&header, body].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
             return Err(ClientError::Options("more than 8 files in one message".to_owned()));
@@ -118,30 +85,30 @@ impl Wire {
         match sent {
             Ok(count) if count == message.len() => Ok(()),
             // A message is far smaller than the socket's buffer.
-            Ok(_) => Err(ClientError::HungUp { request: request.1 }),
-            Err(errno) => Err(socket::failed(request.1, errno.into())),
+            Ok(_) => Err(ClientError::HungUp { request: request.name() }),
+            Err(errno) => Err(socket::failed(request.name(), errno.into())),
         }
     }
 
     fn receive_u64(&mut self, request: Request) -> Result<u64, ClientError> {
         let body = self.receive(request)?;
         let word = <[u8; 8]>::try_from(&body[..]).map_err(|_| ClientError::Answer {
-            request: request.1,
+            request: request.name(),
             why: format!("{} bytes where a number was due", body.len()),
         })?;
         Ok(u64::from_le_bytes(word))
     }
 
     fn receive(&mut self, request: Request) -> Result<Vec<u8>, ClientError> {
-        let mut header = [0; HEADER_BYTES];
+        let mut header = [0; MessageHeader::BYTES];
         self.fill(request, &mut header)?;
-        let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-        let (number, flags, len) = (word(0), word(4), word(8) as usize);
-        let wrong = |why: String| ClientError::Answer { request: request.1, why };
-        if number != request.0 {
+        let MessageHeader { request: number, flags, payload_bytes } = MessageHeader::decode(&header);
+        let len = payload_bytes as usize;
+        let wrong = |why: String| ClientError::Answer { request: request.name(), why };
+        if number != request.code() {
             return Err(wrong(format!("it is an answer to request {number}")));
         }
-        if flags & (IS_REPLY | 3) != IS_REPLY | VERSION {
+        if flags & (FLAGS_REPLY | FLAGS_VERSION_MASK) != FLAGS_REPLY | FLAGS_VERSION {
             return Err(wrong(format!("flags {flags:#x}")));
         }
         if len > MAX_BODY_BYTES {
@@ -153,13 +120,13 @@ impl Wire {
     }
 
     fn fill(&mut self, request: Request, to: &mut [u8]) -> Result<(), ClientError> {
-        self.socket.read_exact(to).map_err(|source| socket::failed(request.1, source))
+        self.socket.read_exact(to).map_err(|source| socket::failed(request.name(), source))
     }
 }
 
 /// The body of messages about one queue.
 pub(crate) fn queue_state(index: u16, value: u32) -> [u8; 8] {
-    (u64::from(index) | u64::from(value) << 32).to_le_bytes()
+    VringState { index: index.into(), num: value }.encode()
 }
 
 #[cfg(test)]
@@ -183,7 +150,7 @@ mod tests {
     fn a_question_and_its_answer() {
         let (mut wire, mut device) = pair();
         device.write_all(&answer(1, 5, &77_u64.to_le_bytes())).unwrap();
-        assert_eq!(wire.ask_u64(Request::GET_FEATURES).unwrap(), 77);
+        assert_eq!(wire.ask_u64(Request::GetFeatures).unwrap(), 77);
         let mut asked = [0; 12];
         device.read_exact(&mut asked).unwrap();
         assert_eq!(asked, [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
@@ -192,13 +159,13 @@ mod tests {
     #[test]
     fn a_message_is_acknowledged_where_that_was_agreed() {
         let (mut wire, mut device) = pair();
-        wire.tell_queue(Request::SET_VRING_NUM, 2, 256).unwrap();
+        wire.tell_queue(Request::SetVringNum, 2, 256).unwrap();
         let mut told = [0; 20];
         device.read_exact(&mut told).unwrap();
         assert_eq!(told[12..], [2, 0, 0, 0, 0, 1, 0, 0]);
         wire.acknowledge();
         device.write_all(&answer(8, 5, &1_u64.to_le_bytes())).unwrap();
-        let refused = wire.tell_queue(Request::SET_VRING_NUM, 2, 256);
+        let refused = wire.tell_queue(Request::SetVringNum, 2, 256);
         assert!(matches!(refused, Err(ClientError::Refused { request: "SET_VRING_NUM", code: 1 })));
         device.read_exact(&mut told).unwrap();
         assert_eq!(told[4], 9);
@@ -210,11 +177,11 @@ mod tests {
         {
             let (mut wire, mut device) = pair();
             device.write_all(&nonsense).unwrap();
-            assert!(matches!(wire.ask_u64(Request::GET_FEATURES), Err(ClientError::Answer { .. })));
+            assert!(matches!(wire.ask_u64(Request::GetFeatures), Err(ClientError::Answer { .. })));
         }
         let (mut wire, device) = pair();
-        assert!(matches!(wire.ask_u64(Request::GET_FEATURES), Err(ClientError::Timeout { .. })));
+        assert!(matches!(wire.ask_u64(Request::GetFeatures), Err(ClientError::Timeout { .. })));
         drop(device);
-        assert!(matches!(wire.ask_u64(Request::GET_FEATURES), Err(ClientError::HungUp { .. })));
+        assert!(matches!(wire.ask_u64(Request::GetFeatures), Err(ClientError::HungUp { .. })));
     }
 }

@@ -4,6 +4,9 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 use sidecore_memory::{GuestMemory, MemoryError, UserAddress, Window};
+use sidecore_spec_virtio::{descriptor, packed};
+
+use crate::RingLayout;
 
 /// An integer type that a ring is made of.
 ///
@@ -43,6 +46,16 @@ impl<T: Word> Words<T> {
         Ok(Self { window, count, kind: PhantomData })
     }
 
+    /// As many words as `len_bytes` hold; else as [`Words::new`].
+    pub(crate) fn in_bytes(
+        memory: &GuestMemory,
+        address: UserAddress,
+        len_bytes: usize,
+        align_bytes: usize,
+    ) -> Result<Self, MemoryError> {
+        Self::new(memory, address, len_bytes.checked_div(size_of::<T>()).unwrap_or(0), align_bytes)
+    }
+
     /// As many words as `window` holds, which must be aligned to the word.
     pub(crate) fn of(window: Window) -> Result<Self, MemoryError> {
         let align_bytes = align_of::<T>();
@@ -67,9 +80,32 @@ impl<T: Word> Words<T> {
         self.words().get(index)
     }
 
+    /// The word at `offset_bytes`.
+    #[inline(always)]
+    pub(crate) fn at(&self, offset_bytes: usize) -> Option<&T> {
+        self.get(offset_bytes.checked_div(size_of::<T>())?)
+    }
+
     /// The address of a word, for fetching it ahead.
     #[inline(always)]
     pub(crate) fn address_of(&self, index: usize) -> *const u8 {
-        self.window.as_ptr().cast_const().wrapping_add(index.wrapping_mul(size_of::<T>()))
+        self.address_at(index.wrapping_mul(size_of::<T>()))
     }
+
+    /// The address `offset_bytes` into the array, for fetching it ahead.
+    #[inline(always)]
+    pub(crate) fn address_at(&self, offset_bytes: usize) -> *const u8 {
+        self.window.as_ptr().cast_const().wrapping_add(offset_bytes)
+    }
+}
+
+/// The descriptor area of a virtqueue: two words a descriptor.
+pub(crate) fn descriptor_words(memory: &GuestMemory, layout: &RingLayout) -> Result<Words<AtomicU64>, MemoryError> {
+    let len_bytes = usize::from(layout.size).saturating_mul(descriptor::BYTES);
+    Words::in_bytes(memory, layout.descriptor_area, len_bytes, descriptor::ALIGN_BYTES)
+}
+
+/// An event suppression structure of a packed virtqueue: position and flags.
+pub(crate) fn event_words(memory: &GuestMemory, at: UserAddress) -> Result<Words<AtomicU16>, MemoryError> {
+    Words::in_bytes(memory, at, packed::EVENT_BYTES, packed::EVENT_ALIGN_BYTES)
 }

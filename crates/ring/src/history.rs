@@ -1,11 +1,12 @@
 //! Whether a ring was in use before.
 
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use sidecore_memory::{GuestMemory, MemoryError};
+use sidecore_spec_virtio::packed::{AVAIL, Tail, USED};
+use sidecore_spec_virtio::split;
 
-use crate::cell::Words;
-use crate::chain::{PackedTail, flags};
+use crate::cell::{Words, descriptor_words, event_words};
 use crate::{RingFormat, RingLayout};
 
 /// Whether a device has given back descriptors of the ring at `layout`, by what lies there.
@@ -24,8 +25,8 @@ pub fn was_used(memory: &GuestMemory, layout: &RingLayout) -> Result<bool, Memor
 }
 
 fn was_split_used(memory: &GuestMemory, layout: &RingLayout) -> Result<bool, MemoryError> {
-    let count = usize::from(layout.size).saturating_mul(2).saturating_add(1);
-    let used = Words::<AtomicU32>::new(memory, layout.device_area, count, 4)?;
+    let len_bytes = split::used_entry_offset(layout.size);
+    let used = Words::<AtomicU32>::in_bytes(memory, layout.device_area, len_bytes, split::USED_ALIGN_BYTES)?;
     let mut words = used.words().iter().map(|word| u32::from_le(word.load(Ordering::Relaxed)));
     // The first word has the flags, which a device sets that has taken nothing yet, and the index.
     let index = words.next().map_or(0, |word| word >> 16);
@@ -34,11 +35,10 @@ fn was_split_used(memory: &GuestMemory, layout: &RingLayout) -> Result<bool, Mem
 }
 
 fn was_packed_used(memory: &GuestMemory, layout: &RingLayout) -> Result<bool, MemoryError> {
-    let count = usize::from(layout.size).saturating_mul(2);
-    let descriptors = Words::<AtomicU64>::new(memory, layout.descriptor_area, count, 16)?;
-    let device_event = Words::<AtomicU16>::new(memory, layout.device_area, 2, 4)?;
-    let tails = descriptors.words().iter().skip(1).step_by(2);
-    let is_past = |tail: PackedTail| match (tail.flags & flags::AVAIL != 0, tail.flags & flags::USED != 0) {
+    let descriptors = descriptor_words(memory, layout)?;
+    let device_event = event_words(memory, layout.device_area)?;
+    let tails = descriptors.words().iter().skip(1).step_by(2).map(|tail| u64::from_le(tail.load(Ordering::Relaxed)));
+    let is_past = |tail: Tail| match (tail.flags & AVAIL != 0, tail.flags & USED != 0) {
         // Made available on the first lap, or on a later one as well.
         (true, false) => false,
         // Untouched, or used on a later lap.
@@ -47,5 +47,5 @@ fn was_packed_used(memory: &GuestMemory, layout: &RingLayout) -> Result<bool, Me
     };
     // If the driver has made the whole ring available again, only what the device asks for is left of earlier laps.
     let has_asked = device_event.words().iter().any(|word| word.load(Ordering::Relaxed) != 0);
-    Ok(has_asked || tails.map(|tail| PackedTail::from_word(tail.load(Ordering::Relaxed))).any(is_past))
+    Ok(has_asked || tails.map(Tail::from_word).any(is_past))
 }

@@ -1,9 +1,12 @@
 //! Tables of descriptors outside of the ring (virtio 1.2, 2.7.5.3 and 2.8.7).
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
+use sidecore_spec_virtio::descriptor;
 
 use crate::RingError;
-use crate::chain::DESCRIPTOR_BYTES;
+
+/// [`descriptor::BYTES`], as descriptors count lengths.
+const DESCRIPTOR_BYTES: u32 = descriptor::BYTES as u32;
 
 /// An indirect table in guest memory, of a checked size.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +30,7 @@ impl IndirectTable {
         self.count
     }
 
-    /// Reads a descriptor, once: its address, and its second word in the
-    /// ring's byte order.
+    /// Reads a descriptor, once: its address, and its second word.
     pub(crate) fn read(
         self,
         index: u32,
@@ -44,6 +46,6 @@ impl IndirectTable {
         let both = u128::from_le_bytes(memory.read_array(at, hint)?);
         #[allow(clippy::cast_possible_truncation)] // taking the two halves apart
         let (address, tail) = (both as u64, (both >> 64) as u64);
-        Ok((GuestAddress(address), tail.to_le()))
+        Ok((GuestAddress(address), tail))
     }
 }

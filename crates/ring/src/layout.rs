@@ -1,9 +1,7 @@
 //! Where a ring is and where it stands.
 
 use sidecore_memory::UserAddress;
-
-/// Largest queue size of both formats (virtio 1.2, 2.7 and 2.8).
-pub const MAX_QUEUE_SIZE: u16 = 32768;
+use sidecore_spec_virtio::packed::WRAP;
 
 /// Which of virtio's two ring formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +54,7 @@ impl RingState {
         match format {
             RingFormat::Split => Self { next_avail: 0, next_used: 0 },
             // Both wrap counters start at 1 (virtio 1.2, 2.8.1).
-            RingFormat::Packed => Self { next_avail: 0x8000, next_used: 0x8000 },
+            RingFormat::Packed => Self { next_avail: WRAP, next_used: WRAP },
         }
     }
 

@@ -3,40 +3,33 @@
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
+use sidecore_spec_virtio::packed::{self, AVAIL, EVENT_DESCRIPTOR, EVENT_DISABLE, EVENT_ENABLE, Tail, USED, WRAP};
+use sidecore_spec_virtio::{MAX_QUEUE_SIZE, descriptor};
 
-use crate::cell::Words;
-use crate::chain::{PackedTail, flags};
+use crate::cell::{Words, descriptor_words, event_words};
 use crate::indirect::IndirectTable;
-use crate::layout::MAX_QUEUE_SIZE;
 use crate::split::need_event;
 use crate::{Chain, Descriptor, RingError, RingLayout, RingState, Token};
 
-/// Event suppression flags (2.8.10).
-const EVENT_ENABLE: u16 = 0;
-const EVENT_DISABLE: u16 = 1;
-const EVENT_DESCRIPTOR: u16 = 2;
-
-const WRAP_BIT: u16 = 1 << 15;
-
 /// A place in the ring, and which lap it is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Position {
-    index: u16,
-    wrap: bool,
+pub(crate) struct Position {
+    pub(crate) index: u16,
+    pub(crate) wrap: bool,
 }
 
 impl Position {
-    fn from_bits(bits: u16) -> Self {
-        Self { index: bits & !WRAP_BIT, wrap: bits & WRAP_BIT != 0 }
+    pub(crate) fn from_bits(bits: u16) -> Self {
+        Self { index: bits & !WRAP, wrap: bits & WRAP != 0 }
     }
 
-    fn to_bits(self) -> u16 {
-        self.index | if self.wrap { WRAP_BIT } else { 0 }
+    pub(crate) fn to_bits(self) -> u16 {
+        self.index | if self.wrap { WRAP } else { 0 }
     }
 
     /// Moves on by `entries`, at most one lap.
     #[inline(always)]
-    fn advance(&mut self, entries: u16, size: u16) {
+    pub(crate) fn advance(&mut self, entries: u16, size: u16) {
         // Both are at most 32768, so the sum fits.
         let next = self.index.wrapping_add(entries);
         if next >= size {
@@ -84,9 +77,9 @@ impl PackedDevice {
             }
         }
         Ok(Self {
-            descriptors: Words::new(memory, layout.descriptor_area, usize::from(size).saturating_mul(2), 16)?,
-            driver_event: Words::new(memory, layout.driver_area, 2, 4)?,
-            device_event: Words::new(memory, layout.device_area, 2, 4)?,
+            descriptors: descriptor_words(memory, layout)?,
+            driver_event: event_words(memory, layout.driver_area)?,
+            device_event: event_words(memory, layout.device_area)?,
             size,
             event_idx: layout.event_idx,
             indirect: layout.indirect,
@@ -110,13 +103,13 @@ impl PackedDevice {
     /// The tail of the descriptor at `position`, if the driver has made it
     /// available (2.8.1: AVAIL is this lap's counter and USED is not).
     #[inline(always)]
-    fn available_at(&self, position: Position) -> Option<PackedTail> {
+    fn available_at(&self, position: Position) -> Option<Tail> {
         let word = usize::from(position.index).wrapping_mul(2).wrapping_add(1);
         // Acquire: the address is read after the flags that announce it.
-        let tail = self.descriptors.get(word)?.load(Ordering::Acquire);
-        let tail = PackedTail::from_word(tail);
-        let avail = tail.flags & flags::AVAIL != 0;
-        let used = tail.flags & flags::USED != 0;
+        let tail = u64::from_le(self.descriptors.get(word)?.load(Ordering::Acquire));
+        let tail = Tail::from_word(tail);
+        let avail = tail.flags & AVAIL != 0;
+        let used = tail.flags & USED != 0;
         (avail == position.wrap && used != position.wrap).then_some(tail)
     }
 
@@ -140,11 +133,11 @@ impl PackedDevice {
             }
             let word = usize::from(position.index).wrapping_mul(2);
             let address = self.descriptors.get(word).map_or(0, |address| u64::from_le(address.load(Ordering::Relaxed)));
-            if tail.flags & flags::INDIRECT != 0 {
+            if tail.flags & descriptor::INDIRECT != 0 {
                 if !self.indirect {
                     return Err(RingError::IndirectNotNegotiated);
                 }
-                if tail.flags & flags::NEXT != 0 || entries > 1 {
+                if tail.flags & descriptor::NEXT != 0 || entries > 1 {
                     // 2.8.19: an indirect descriptor stands alone.
                     return Err(RingError::IndirectWithNext);
                 }
@@ -152,16 +145,17 @@ impl PackedDevice {
                 walk_indirect(table, memory, chain, hint)?;
             } else {
                 let descriptor = Descriptor { address: GuestAddress(address), len_bytes: tail.len_bytes };
-                chain.push(descriptor, tail.flags & flags::WRITE != 0)?;
+                chain.push(descriptor, tail.flags & descriptor::WRITE != 0)?;
             }
             position.advance(1, self.size);
-            if tail.flags & flags::NEXT == 0 {
+            if tail.flags & descriptor::NEXT == 0 {
                 break tail.id;
             }
             // The rest of a chain became visible with its first descriptor
             // (2.8.6), so its own flags need no order.
             let word = usize::from(position.index).wrapping_mul(2).wrapping_add(1);
-            tail = PackedTail::from_word(self.descriptors.get(word).map_or(0, |tail| tail.load(Ordering::Relaxed)));
+            let word = self.descriptors.get(word).map_or(0, |tail| u64::from_le(tail.load(Ordering::Relaxed)));
+            tail = Tail::from_word(word);
         };
         self.next_avail = position;
         self.in_flight_entries = self.in_flight_entries.wrapping_add(entries);
@@ -171,12 +165,12 @@ impl PackedDevice {
 
     #[inline]
     pub(crate) fn complete(&mut self, token: &Token, written_bytes: u32) {
-        let flags = if self.next_used.wrap { flags::AVAIL | flags::USED } else { 0 };
+        let flags = if self.next_used.wrap { AVAIL | USED } else { 0 };
         let word = usize::from(self.next_used.index).wrapping_mul(2).wrapping_add(1);
-        let tail = PackedTail { len_bytes: written_bytes, id: token.id, flags };
+        let tail = Tail { len_bytes: written_bytes, id: token.id, flags };
         if let Some(slot) = self.descriptors.get(word) {
             // Release: status and data are visible before the flags.
-            slot.store(tail.to_word(), Ordering::Release);
+            slot.store(tail.to_word().to_le(), Ordering::Release);
         }
         self.next_used.advance(token.entries, self.size);
         self.in_flight_entries = self.in_flight_entries.saturating_sub(token.entries);
@@ -198,8 +192,8 @@ impl PackedDevice {
             return false;
         }
         let load =
-            |index: usize| self.driver_event.get(index).map_or(0, |word| u16::from_le(word.load(Ordering::Relaxed)));
-        let wish = load(1);
+            |offset: usize| self.driver_event.at(offset).map_or(0, |word| u16::from_le(word.load(Ordering::Relaxed)));
+        let wish = load(packed::EVENT_FLAGS_OFFSET);
         if wish != EVENT_DESCRIPTOR || !self.event_idx {
             return wish != EVENT_DISABLE;
         }
@@ -209,7 +203,7 @@ impl PackedDevice {
             return true;
         }
         // Bring the event and the old position onto the lap of the new one.
-        let event = Position::from_bits(load(0));
+        let event = Position::from_bits(load(packed::EVENT_POSITION_OFFSET));
         let new = self.next_used.index;
         let old = if new <= old { old.wrapping_sub(self.size) } else { old };
         let event_index =
@@ -232,10 +226,10 @@ impl PackedDevice {
     }
 
     fn set_device_event(&self, offset_wrap: Option<u16>, wish: u16) {
-        if let (Some(bits), Some(word)) = (offset_wrap, self.device_event.get(0)) {
+        if let (Some(bits), Some(word)) = (offset_wrap, self.device_event.at(packed::EVENT_POSITION_OFFSET)) {
             word.store(bits.to_le(), Ordering::Relaxed);
         }
-        if let Some(word) = self.device_event.get(1) {
+        if let Some(word) = self.device_event.at(packed::EVENT_FLAGS_OFFSET) {
             // Release: the driver must not see the wish with an old offset.
             word.store(wish.to_le(), Ordering::Release);
         }
@@ -251,11 +245,11 @@ fn walk_indirect(
 ) -> Result<(), RingError> {
     for index in 0..table.count() {
         let (address, tail) = table.read(index, memory, hint)?;
-        let tail = PackedTail::from_word(tail);
-        if tail.flags & flags::INDIRECT != 0 {
+        let tail = Tail::from_word(tail);
+        if tail.flags & descriptor::INDIRECT != 0 {
             return Err(RingError::NestedIndirect);
         }
-        chain.push(Descriptor { address, len_bytes: tail.len_bytes }, tail.flags & flags::WRITE != 0)?;
+        chain.push(Descriptor { address, len_bytes: tail.len_bytes }, tail.flags & descriptor::WRITE != 0)?;
     }
     Ok(())
 }

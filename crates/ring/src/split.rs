@@ -3,17 +3,12 @@
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, copy};
+use sidecore_spec_virtio::split::{self, NO_INTERRUPT, NO_NOTIFY, Tail};
+use sidecore_spec_virtio::{MAX_QUEUE_SIZE, descriptor};
 
-use crate::cell::Words;
-use crate::chain::{SplitTail, flags};
+use crate::cell::{Words, descriptor_words};
 use crate::indirect::IndirectTable;
-use crate::layout::MAX_QUEUE_SIZE;
 use crate::{Chain, Descriptor, RingError, RingLayout, RingState, Token};
-
-/// VIRTQ_USED_F_NO_NOTIFY (2.7.10): the driver need not kick.
-const USED_NO_NOTIFY: u16 = 1;
-/// VIRTQ_AVAIL_F_NO_INTERRUPT (2.7.7): the device need not call.
-const AVAIL_NO_INTERRUPT: u16 = 1;
 
 /// How many requests ahead of the one being taken its header is fetched.
 const PREFETCH_DISTANCE: u16 = 6;
@@ -59,17 +54,16 @@ impl SplitDevice {
         if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
             return Err(RingError::BadSize { size });
         }
-        let count = usize::from(size);
-        // 2.7: alignments 16, 2 and 4; the event words follow the rings
-        // whether they were negotiated or not.
-        let used_words = count.saturating_mul(4).saturating_add(3);
-        let used = Words::<AtomicU16>::new(memory, layout.device_area, used_words, 4)?;
-        let next_used = used.get(1).map_or(0, |idx| idx.load(Ordering::Acquire));
+        // 2.7: the event words follow the rings whether they were negotiated or not.
+        let (avail_bytes, used_bytes) = (split::avail_bytes(size), split::used_bytes(size));
+        let elements_end = split::used_entry_offset(size);
+        let used = Words::<AtomicU16>::in_bytes(memory, layout.device_area, used_bytes, split::USED_ALIGN_BYTES)?;
+        let next_used = used.at(split::INDEX_OFFSET).map_or(0, |idx| idx.load(Ordering::Acquire));
         Ok(Self {
-            descriptors: Words::new(memory, layout.descriptor_area, count.saturating_mul(2), 16)?,
-            avail: Words::new(memory, layout.driver_area, count.saturating_add(3), 2)?,
+            descriptors: descriptor_words(memory, layout)?,
+            avail: Words::in_bytes(memory, layout.driver_area, avail_bytes, split::AVAIL_ALIGN_BYTES)?,
             used,
-            used_elements: Words::new(memory, layout.device_area, count.saturating_mul(2).saturating_add(1), 4)?,
+            used_elements: Words::in_bytes(memory, layout.device_area, elements_end, split::USED_ALIGN_BYTES)?,
             size,
             event_idx: layout.event_idx,
             indirect: layout.indirect,
@@ -91,10 +85,10 @@ impl SplitDevice {
         self.in_flight
     }
 
-    /// Position of entry `index` in the available ring's words.
+    /// Offset of the entry for `index` in the available ring.
     #[inline(always)]
-    fn avail_word(&self, index: u16) -> usize {
-        usize::from(index & self.size.wrapping_sub(1)).wrapping_add(2)
+    fn avail_entry(&self, index: u16) -> usize {
+        split::avail_entry_offset(index & self.size.wrapping_sub(1))
     }
 
     /// Whether there is something to take, looking at the ring if need be.
@@ -103,14 +97,14 @@ impl SplitDevice {
         if self.next_avail != self.seen_avail {
             return Ok(true);
         }
-        let Some(idx) = self.avail.get(1) else {
+        let Some(idx) = self.avail.at(split::INDEX_OFFSET) else {
             return Ok(false);
         };
         // Acquire: the entries that the index announces are read after it.
         let idx = u16::from_le(idx.load(Ordering::Acquire));
         // The entry is mostly on another line than the index: have both on
         // their way at once instead of one after the other.
-        copy::prefetch_for_read(self.avail.address_of(self.avail_word(self.next_avail)));
+        copy::prefetch_for_read(self.avail.address_at(self.avail_entry(self.next_avail)));
         if idx == self.next_avail {
             return Ok(false);
         }
@@ -153,7 +147,7 @@ impl SplitDevice {
 
     #[inline(always)]
     fn head(&self, index: u16) -> u16 {
-        self.avail.get(self.avail_word(index)).map_or(0, |entry| u16::from_le(entry.load(Ordering::Relaxed)))
+        self.avail.at(self.avail_entry(index)).map_or(0, |entry| u16::from_le(entry.load(Ordering::Relaxed)))
     }
 
     /// Fetches the header of the request `ahead` places from here, if there is
@@ -187,20 +181,20 @@ impl SplitDevice {
                 return Err(RingError::DescriptorOutOfRange { index: u32::from(index), size: u32::from(self.size) });
             };
             let address = GuestAddress(u64::from_le(address.load(Ordering::Relaxed)));
-            let tail = SplitTail::from_word(tail.load(Ordering::Relaxed));
-            if tail.flags & flags::INDIRECT != 0 {
+            let tail = Tail::from_word(u64::from_le(tail.load(Ordering::Relaxed)));
+            if tail.flags & descriptor::INDIRECT != 0 {
                 if !self.indirect {
                     return Err(RingError::IndirectNotNegotiated);
                 }
-                if tail.flags & flags::NEXT != 0 {
+                if tail.flags & descriptor::NEXT != 0 {
                     return Err(RingError::IndirectWithNext);
                 }
                 // 2.7.5.3.2: the WRITE flag of this descriptor is ignored.
                 return walk_indirect(IndirectTable::new(address, tail.len_bytes)?, memory, chain, hint);
             }
             let descriptor = Descriptor { address, len_bytes: tail.len_bytes };
-            chain.push(descriptor, tail.flags & flags::WRITE != 0)?;
-            if tail.flags & flags::NEXT == 0 {
+            chain.push(descriptor, tail.flags & descriptor::WRITE != 0)?;
+            if tail.flags & descriptor::NEXT == 0 {
                 return Ok(());
             }
             index = tail.next;
@@ -209,9 +203,9 @@ impl SplitDevice {
 
     #[inline]
     pub(crate) fn complete(&mut self, token: &Token, written_bytes: u32) {
-        let index = usize::from(self.next_used & self.size.wrapping_sub(1));
-        let word = index.wrapping_mul(2).wrapping_add(1);
-        if let (Some(id), Some(len)) = (self.used_elements.get(word), self.used_elements.get(word.wrapping_add(1))) {
+        let at = split::used_entry_offset(self.next_used & self.size.wrapping_sub(1));
+        let len_at = at.wrapping_add(split::USED_LEN_OFFSET);
+        if let (Some(id), Some(len)) = (self.used_elements.at(at), self.used_elements.at(len_at)) {
             id.store(u32::from(token.id).to_le(), Ordering::Relaxed);
             len.store(written_bytes.to_le(), Ordering::Relaxed);
         }
@@ -225,7 +219,7 @@ impl SplitDevice {
 
     #[inline]
     pub(crate) fn publish(&mut self) {
-        if let Some(idx) = self.used.get(1) {
+        if let Some(idx) = self.used.at(split::INDEX_OFFSET) {
             // Release: status, data and elements are visible before it.
             idx.store(self.next_used.to_le(), Ordering::Release);
         }
@@ -240,19 +234,20 @@ impl SplitDevice {
         if self.event_idx {
             let event = self
                 .avail
-                .get(usize::from(self.size).wrapping_add(2))
+                .at(split::avail_entry_offset(self.size))
                 .map_or(0, |event| u16::from_le(event.load(Ordering::Relaxed)));
             need_event(event, self.published_used, old)
         } else {
-            let flags = self.avail.get(0).map_or(0, |flags| u16::from_le(flags.load(Ordering::Relaxed)));
-            old != self.published_used && flags & AVAIL_NO_INTERRUPT == 0
+            let flags =
+                self.avail.at(split::FLAGS_OFFSET).map_or(0, |flags| u16::from_le(flags.load(Ordering::Relaxed)));
+            old != self.published_used && flags & NO_INTERRUPT == 0
         }
     }
 
     pub(crate) fn arm_kicks(&mut self, memory: &GuestMemory, hint: &mut RegionHint) -> Result<bool, RingError> {
         if self.event_idx {
             self.set_avail_event(self.next_avail);
-        } else if let Some(flags) = self.used.get(0) {
+        } else if let Some(flags) = self.used.at(split::FLAGS_OFFSET) {
             flags.store(0, Ordering::Relaxed);
         }
         // Arm, then look again: a request offered before the driver could see
@@ -266,8 +261,8 @@ impl SplitDevice {
             self.event_at = self.next_avail;
             let lag = self.size.min(EVENT_LAG_MAX);
             self.set_avail_event(self.next_avail.wrapping_sub(lag).wrapping_sub(1));
-        } else if let Some(flags) = self.used.get(0) {
-            flags.store(USED_NO_NOTIFY.to_le(), Ordering::Relaxed);
+        } else if let Some(flags) = self.used.at(split::FLAGS_OFFSET) {
+            flags.store(NO_NOTIFY.to_le(), Ordering::Relaxed);
         }
     }
 
@@ -280,8 +275,7 @@ impl SplitDevice {
     }
 
     fn set_avail_event(&self, index: u16) {
-        let word = usize::from(self.size).wrapping_mul(4).wrapping_add(2);
-        if let Some(event) = self.used.get(word) {
+        if let Some(event) = self.used.at(split::used_entry_offset(self.size)) {
             event.store(index.to_le(), Ordering::Relaxed);
         }
     }
@@ -297,13 +291,13 @@ fn walk_indirect(
     let mut index = 0_u32;
     loop {
         let (address, tail) = table.read(index, memory, hint)?;
-        let tail = SplitTail::from_word(tail);
-        if tail.flags & flags::INDIRECT != 0 {
+        let tail = Tail::from_word(tail);
+        if tail.flags & descriptor::INDIRECT != 0 {
             return Err(RingError::NestedIndirect);
         }
         // The chain's own limit ends a loop in the table.
-        chain.push(Descriptor { address, len_bytes: tail.len_bytes }, tail.flags & flags::WRITE != 0)?;
-        if tail.flags & flags::NEXT == 0 {
+        chain.push(Descriptor { address, len_bytes: tail.len_bytes }, tail.flags & descriptor::WRITE != 0)?;
+        if tail.flags & descriptor::NEXT == 0 {
             return Ok(());
         }
         index = u32::from(tail.next);

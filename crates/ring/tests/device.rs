@@ -1,8 +1,9 @@
 //! The device's side of both ring formats: against an honest driver over many laps, and against a lying one.
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
-use sidecore_ring::driver::{Buffer, DriverRing, IndirectTables, RawDescriptor, RawRing, RingAreas, flags};
+use sidecore_ring::driver::{Buffer, DriverRing, IndirectTables, RawDescriptor, RawRing, RingAreas};
 use sidecore_ring::{Chain, DeviceRing, RingError, RingFormat, RingLayout, RingState, was_used};
+use sidecore_spec_virtio::{descriptor, packed};
 
 const MEMORY_BYTES: u64 = 1 << 20;
 /// Where buffers and indirect tables of the tests lie.
@@ -328,12 +329,12 @@ const SPLIT_LIES: &[Lie] = &[
     ),
     (
         "a next outside of the table",
-        |ring, _| ring.set_descriptor(0, buffer(DATA, 16, flags::NEXT, 8)),
+        |ring, _| ring.set_descriptor(0, buffer(DATA, 16, descriptor::NEXT, 8)),
         |error| matches!(error, RingError::DescriptorOutOfRange { index: 8, size: 8 }),
     ),
     (
         "a chain that loops",
-        |ring, _| ring.set_descriptor(0, buffer(DATA, 16, flags::NEXT, 0)),
+        |ring, _| ring.set_descriptor(0, buffer(DATA, 16, descriptor::NEXT, 0)),
         |error| matches!(error, RingError::ChainTooLong { limit: 16 }),
     ),
     (
@@ -344,7 +345,7 @@ const SPLIT_LIES: &[Lie] = &[
     (
         "a readable buffer behind a writable one",
         |ring, _| {
-            ring.set_descriptor(0, buffer(DATA, 16, flags::WRITE | flags::NEXT, 1));
+            ring.set_descriptor(0, buffer(DATA, 16, descriptor::WRITE | descriptor::NEXT, 1));
             ring.set_descriptor(1, buffer(DATA, 16, 0, 0));
         },
         |error| matches!(error, RingError::ReadableAfterWritable),
@@ -352,50 +353,50 @@ const SPLIT_LIES: &[Lie] = &[
     (
         "an indirect table inside an indirect table",
         |ring, memory| {
-            ring.set_descriptor(0, buffer(DATA, 16, flags::INDIRECT, 0));
-            table(memory, &[(DATA, 16, flags::INDIRECT, 0)]);
+            ring.set_descriptor(0, buffer(DATA, 16, descriptor::INDIRECT, 0));
+            table(memory, &[(DATA, 16, descriptor::INDIRECT, 0)]);
         },
         |error| matches!(error, RingError::NestedIndirect),
     ),
     (
         "an indirect descriptor with a next",
-        |ring, _| ring.set_descriptor(0, buffer(DATA, 16, flags::INDIRECT | flags::NEXT, 1)),
+        |ring, _| ring.set_descriptor(0, buffer(DATA, 16, descriptor::INDIRECT | descriptor::NEXT, 1)),
         |error| matches!(error, RingError::IndirectWithNext),
     ),
     (
         "an indirect table of half a descriptor",
-        |ring, _| ring.set_descriptor(0, buffer(DATA, 24, flags::INDIRECT, 0)),
+        |ring, _| ring.set_descriptor(0, buffer(DATA, 24, descriptor::INDIRECT, 0)),
         |error| matches!(error, RingError::IndirectSize { len_bytes: 24 }),
     ),
     (
         "an indirect table of nothing",
-        |ring, _| ring.set_descriptor(0, buffer(DATA, 0, flags::INDIRECT, 0)),
+        |ring, _| ring.set_descriptor(0, buffer(DATA, 0, descriptor::INDIRECT, 0)),
         |error| matches!(error, RingError::IndirectSize { len_bytes: 0 }),
     ),
     (
         "an indirect table that loops",
         |ring, memory| {
-            ring.set_descriptor(0, buffer(DATA, 32, flags::INDIRECT, 0));
-            table(memory, &[(DATA, 16, flags::NEXT, 1), (DATA, 16, flags::NEXT, 0)]);
+            ring.set_descriptor(0, buffer(DATA, 32, descriptor::INDIRECT, 0));
+            table(memory, &[(DATA, 16, descriptor::NEXT, 1), (DATA, 16, descriptor::NEXT, 0)]);
         },
         |error| matches!(error, RingError::ChainTooLong { .. }),
     ),
     (
         "a next outside of an indirect table",
         |ring, memory| {
-            ring.set_descriptor(0, buffer(DATA, 32, flags::INDIRECT, 0));
-            table(memory, &[(DATA, 16, flags::NEXT, 2), (DATA, 16, 0, 0)]);
+            ring.set_descriptor(0, buffer(DATA, 32, descriptor::INDIRECT, 0));
+            table(memory, &[(DATA, 16, descriptor::NEXT, 2), (DATA, 16, 0, 0)]);
         },
         |error| matches!(error, RingError::DescriptorOutOfRange { index: 2, size: 2 }),
     ),
     (
         "an indirect table outside of memory",
-        |ring, _| ring.set_descriptor(0, buffer(MEMORY_BYTES, 16, flags::INDIRECT, 0)),
+        |ring, _| ring.set_descriptor(0, buffer(MEMORY_BYTES, 16, descriptor::INDIRECT, 0)),
         |error| matches!(error, RingError::Memory(_)),
     ),
     (
         "an indirect table that runs out of the address space",
-        |ring, _| ring.set_descriptor(0, buffer(u64::MAX - 7, 32, flags::INDIRECT, 0)),
+        |ring, _| ring.set_descriptor(0, buffer(u64::MAX - 7, 32, descriptor::INDIRECT, 0)),
         |error| matches!(error, RingError::Memory(_)),
     ),
 ];
@@ -419,7 +420,8 @@ fn indirect_descriptors_have_to_be_negotiated() {
     for format in FORMATS {
         let mut rig = Rig::new(layout(format, 8, true, false));
         let raw = rig.raw();
-        let flags = if format == RingFormat::Packed { flags::INDIRECT | flags::AVAIL } else { flags::INDIRECT };
+        let flags =
+            if format == RingFormat::Packed { descriptor::INDIRECT | packed::AVAIL } else { descriptor::INDIRECT };
         raw.set_descriptor(0, buffer(DATA, 16, flags, 0));
         if format == RingFormat::Split {
             raw.set_available_index(1);
@@ -448,21 +450,21 @@ fn a_lying_driver_of_a_packed_ring_is_named() {
             "a chain longer than the ring",
             |ring, _| {
                 for index in 0..8 {
-                    ring.set_descriptor(index, buffer(DATA, 16, flags::NEXT | flags::AVAIL, 0));
+                    ring.set_descriptor(index, buffer(DATA, 16, descriptor::NEXT | packed::AVAIL, 0));
                 }
             },
             |error| matches!(error, RingError::Overcommitted { size: 8 }),
         ),
         (
             "a buffer of no bytes",
-            |ring, _| ring.set_descriptor(0, buffer(DATA, 0, flags::AVAIL, 0)),
+            |ring, _| ring.set_descriptor(0, buffer(DATA, 0, packed::AVAIL, 0)),
             |error| matches!(error, RingError::ZeroLength),
         ),
         (
             "an indirect descriptor inside a chain",
             |ring, _| {
-                ring.set_descriptor(1, buffer(DATA, 16, flags::AVAIL | flags::INDIRECT, 0));
-                ring.set_descriptor(0, buffer(DATA, 16, flags::AVAIL | flags::NEXT, 0));
+                ring.set_descriptor(1, buffer(DATA, 16, packed::AVAIL | descriptor::INDIRECT, 0));
+                ring.set_descriptor(0, buffer(DATA, 16, packed::AVAIL | descriptor::NEXT, 0));
             },
             |error| matches!(error, RingError::IndirectWithNext),
         ),
@@ -470,8 +472,8 @@ fn a_lying_driver_of_a_packed_ring_is_named() {
             "an indirect table inside an indirect table",
             |ring, memory| {
                 // Packed descriptors have id and flags where split ones have flags and next.
-                table(memory, &[(DATA, 16, 0, flags::INDIRECT)]);
-                ring.set_descriptor(0, buffer(DATA, 16, flags::AVAIL | flags::INDIRECT, 0));
+                table(memory, &[(DATA, 16, 0, descriptor::INDIRECT)]);
+                ring.set_descriptor(0, buffer(DATA, 16, packed::AVAIL | descriptor::INDIRECT, 0));
             },
             |error| matches!(error, RingError::NestedIndirect),
         ),
@@ -479,7 +481,7 @@ fn a_lying_driver_of_a_packed_ring_is_named() {
             "an indirect table larger than a request may be",
             |ring, memory| {
                 table(memory, &[(DATA, 16, 0, 0); 17]);
-                ring.set_descriptor(0, buffer(DATA, 17 * 16, flags::AVAIL | flags::INDIRECT, 0));
+                ring.set_descriptor(0, buffer(DATA, 17 * 16, packed::AVAIL | descriptor::INDIRECT, 0));
             },
             |error| matches!(error, RingError::ChainTooLong { limit: 16 }),
         ),

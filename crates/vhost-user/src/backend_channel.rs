@@ -3,14 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use sidecore_socket::{Blocking, Descriptor, StreamError, send};
-
-use crate::message::HEADER_BYTES;
-
-/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG.
-const CONFIG_CHANGE: u32 = 2;
-/// The header's flags: version 1, and no acknowledgement asked for, so that
-/// nothing ever comes back on this socket.
-const FLAGS: u32 = 1;
+use sidecore_spec_virtio::vhost_user::{BACKEND_CONFIG_CHANGE, FLAGS_VERSION, MessageHeader};
 
 /// The socket that SET_BACKEND_REQ_FD hands over.
 ///
@@ -35,10 +28,8 @@ impl BackendChannel {
     /// # Errors
     /// The socket's: the channel is of no further use.
     pub(crate) fn config_changed(&self) -> Result<bool, StreamError> {
-        let mut message = [0; HEADER_BYTES];
-        for (place, word) in message.chunks_exact_mut(size_of::<u32>()).zip([CONFIG_CHANGE, FLAGS, 0]) {
-            place.copy_from_slice(&word.to_ne_bytes());
-        }
+        // No acknowledgement is asked for, so that nothing ever comes back on this socket.
+        let message = MessageHeader { request: BACKEND_CONFIG_CHANGE, flags: FLAGS_VERSION, payload_bytes: 0 }.encode();
         // A Unix socket takes so small a message whole or not at all.
         match send(&self.0, &message, &[], 0, Blocking::Never) {
             Ok(_) => Ok(true),

@@ -26,7 +26,6 @@
 mod backend_channel;
 mod codec;
 mod endpoint;
-pub mod features;
 mod message;
 mod ring;
 mod session;

@@ -2,28 +2,20 @@
 //! decides, and file descriptors beside it. Everything is in the machine's own
 //! byte order (specification, "Message Specification").
 
-use std::fmt;
 use std::os::fd::OwnedFd;
 
-use serde::{Deserialize, Serialize};
+use sidecore_spec_virtio::vhost_user::{
+    ConfigHeader, FLAGS_NEED_REPLY, FLAGS_REPLY, FLAGS_VERSION, FLAGS_VERSION_MASK, MemoryTableHeader, MessageHeader,
+    SingleMemoryRegion,
+};
+pub use sidecore_spec_virtio::vhost_user::{
+    MAX_CONFIG_BYTES, MAX_FDS, MemoryRegion, NO_FD, Request, VringAddress, VringState,
+};
 
 /// Bytes in a message's header.
-pub const HEADER_BYTES: usize = 12;
+pub const HEADER_BYTES: usize = MessageHeader::BYTES;
 /// Largest payload that is read at all. The largest that we understand has 268.
 pub const MAX_PAYLOAD_BYTES: usize = 4096;
-/// Most file descriptors with one message: the regions of a SET_MEM_TABLE.
-pub const MAX_FDS: usize = 8;
-/// Largest access to the configuration space, in bytes.
-pub const MAX_CONFIG_BYTES: usize = 256;
-/// In a SET_VRING_KICK, CALL or ERR: no descriptor comes with the message. The
-/// low eight bits are the ring's index.
-pub const NO_FD: u64 = 1 << 8;
-
-const VERSION_MASK: u32 = 0x3;
-const VERSION: u32 = 0x1;
-const FLAG_REPLY: u32 = 1 << 2;
-const FLAG_NEED_REPLY: u32 = 1 << 3;
-
 /// Why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -62,113 +54,6 @@ pub enum MessageError {
     },
 }
 
-macro_rules! requests {
-    ($($variant:ident = $code:literal $name:literal,)*) => {
-        /// What a front end asks of a back end (specification, "Front-end
-        /// message types").
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Request {
-            $(#[doc = concat!("VHOST_USER_", $name)] $variant,)*
-            /// A code that the specification has no name for.
-            Unknown(u32),
-        }
-
-        impl Request {
-            /// The request of this code.
-            #[must_use]
-            pub const fn from_code(code: u32) -> Self {
-                match code {
-                    $($code => Self::$variant,)*
-                    other => Self::Unknown(other),
-                }
-            }
-
-            /// Its code on the wire.
-            #[must_use]
-            pub const fn code(self) -> u32 {
-                match self {
-                    $(Self::$variant => $code,)*
-                    Self::Unknown(code) => code,
-                }
-            }
-        }
-
-        impl fmt::Display for Request {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                match self {
-                    $(Self::$variant => f.write_str($name),)*
-                    Self::Unknown(code) => write!(f, "request {code}"),
-                }
-            }
-        }
-    };
-}
-
-requests! {
-    GetFeatures = 1 "GET_FEATURES",
-    SetFeatures = 2 "SET_FEATURES",
-    SetOwner = 3 "SET_OWNER",
-    ResetOwner = 4 "RESET_OWNER",
-    SetMemTable = 5 "SET_MEM_TABLE",
-    SetLogBase = 6 "SET_LOG_BASE",
-    SetLogFd = 7 "SET_LOG_FD",
-    SetVringNum = 8 "SET_VRING_NUM",
-    SetVringAddr = 9 "SET_VRING_ADDR",
-    SetVringBase = 10 "SET_VRING_BASE",
-    GetVringBase = 11 "GET_VRING_BASE",
-    SetVringKick = 12 "SET_VRING_KICK",
-    SetVringCall = 13 "SET_VRING_CALL",
-    SetVringErr = 14 "SET_VRING_ERR",
-    GetProtocolFeatures = 15 "GET_PROTOCOL_FEATURES",
-    SetProtocolFeatures = 16 "SET_PROTOCOL_FEATURES",
-    GetQueueNum = 17 "GET_QUEUE_NUM",
-    SetVringEnable = 18 "SET_VRING_ENABLE",
-    SendRarp = 19 "SEND_RARP",
-    NetSetMtu = 20 "NET_SET_MTU",
-    SetBackendReqFd = 21 "SET_BACKEND_REQ_FD",
-    IotlbMsg = 22 "IOTLB_MSG",
-    SetVringEndian = 23 "SET_VRING_ENDIAN",
-    GetConfig = 24 "GET_CONFIG",
-    SetConfig = 25 "SET_CONFIG",
-    CreateCryptoSession = 26 "CREATE_CRYPTO_SESSION",
-    CloseCryptoSession = 27 "CLOSE_CRYPTO_SESSION",
-    PostcopyAdvise = 28 "POSTCOPY_ADVISE",
-    PostcopyListen = 29 "POSTCOPY_LISTEN",
-    PostcopyEnd = 30 "POSTCOPY_END",
-    GetInflightFd = 31 "GET_INFLIGHT_FD",
-    SetInflightFd = 32 "SET_INFLIGHT_FD",
-    GpuSetSocket = 33 "GPU_SET_SOCKET",
-    ResetDevice = 34 "RESET_DEVICE",
-    VringKick = 35 "VRING_KICK",
-    GetMaxMemSlots = 36 "GET_MAX_MEM_SLOTS",
-    AddMemReg = 37 "ADD_MEM_REG",
-    RemMemReg = 38 "REM_MEM_REG",
-    SetStatus = 39 "SET_STATUS",
-    GetStatus = 40 "GET_STATUS",
-    GetSharedObject = 41 "GET_SHARED_OBJECT",
-    SetDeviceStateFd = 42 "SET_DEVICE_STATE_FD",
-    CheckDeviceState = 43 "CHECK_DEVICE_STATE",
-    GetShmemConfig = 44 "GET_SHMEM_CONFIG",
-}
-
-impl Request {
-    /// Whether a body of its own answers it, so that an acknowledgement in its
-    /// place would be misread.
-    #[must_use]
-    pub const fn has_reply(self) -> bool {
-        matches!(
-            self,
-            Self::GetFeatures
-                | Self::GetProtocolFeatures
-                | Self::GetVringBase
-                | Self::GetQueueNum
-                | Self::GetConfig
-                | Self::GetMaxMemSlots
-                | Self::GetStatus
-        )
-    }
-}
-
 /// The header's flags, beside the version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
@@ -195,17 +80,16 @@ impl Header {
     /// # Errors
     /// [`MessageError::Version`], [`MessageError::Oversized`].
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, MessageError> {
-        let [r0, r1, r2, r3, f0, f1, f2, f3, s0, s1, s2, s3] = *bytes;
-        let request = Request::from_code(u32::from_ne_bytes([r0, r1, r2, r3]));
-        let flags = u32::from_ne_bytes([f0, f1, f2, f3]);
-        let size_bytes = u32::from_ne_bytes([s0, s1, s2, s3]);
-        if flags & VERSION_MASK != VERSION {
-            return Err(MessageError::Version { request, version: flags & VERSION_MASK });
+        let MessageHeader { request, flags, payload_bytes: size_bytes } = MessageHeader::decode(bytes);
+        let request = Request::from_code(request);
+        let version = flags & FLAGS_VERSION_MASK;
+        if version != FLAGS_VERSION {
+            return Err(MessageError::Version { request, version });
         }
         match usize::try_from(size_bytes) {
             Ok(payload_bytes) if payload_bytes <= MAX_PAYLOAD_BYTES => Ok(Self {
                 request,
-                flags: Flags { reply: flags & FLAG_REPLY != 0, need_reply: flags & FLAG_NEED_REPLY != 0 },
+                flags: Flags { reply: flags & FLAGS_REPLY != 0, need_reply: flags & FLAGS_NEED_REPLY != 0 },
                 payload_bytes,
             }),
             _ => Err(MessageError::Oversized { request, size_bytes }),
@@ -213,56 +97,17 @@ impl Header {
     }
 
     fn write(self, to: &mut Vec<u8>) {
-        let mut flags = VERSION;
+        let mut flags = FLAGS_VERSION;
         if self.flags.reply {
-            flags |= FLAG_REPLY;
+            flags |= FLAGS_REPLY;
         }
         if self.flags.need_reply {
-            flags |= FLAG_NEED_REPLY;
+            flags |= FLAGS_NEED_REPLY;
         }
-        put_u32(to, self.request.code());
-        put_u32(to, flags);
-        put_u32(to, count_u32(self.payload_bytes));
+        let payload_bytes = count_u32(self.payload_bytes);
+        let header = MessageHeader { request: self.request.code(), flags, payload_bytes };
+        to.extend_from_slice(&header.encode());
     }
-}
-
-/// "A vring state description": a ring's index and a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VringState {
-    /// The ring.
-    pub index: u32,
-    /// Size, base or enabling, as the request has it.
-    pub num: u32,
-}
-
-/// "A vring address description", in the front end's own addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VringAddress {
-    /// The ring.
-    pub index: u32,
-    /// Bit 0 asks for logging of writes.
-    pub flags: u32,
-    /// Descriptor table, or the packed ring.
-    pub descriptor: u64,
-    /// Used ring, or the device event suppression structure.
-    pub used: u64,
-    /// Available ring, or the driver event suppression structure.
-    pub available: u64,
-    /// Where to log writes, a guest address.
-    pub log: u64,
-}
-
-/// A region of guest memory; its file comes beside the message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryRegion {
-    /// Where the guest sees it.
-    pub guest_address: u64,
-    /// Its size in bytes.
-    pub len_bytes: u64,
-    /// Where the front end has it mapped.
-    pub user_address: u64,
-    /// Where in the file it starts, in bytes.
-    pub file_offset_bytes: u64,
 }
 
 /// An access to the device configuration space.
@@ -307,32 +152,18 @@ impl Body {
     fn write(&self, to: &mut Vec<u8>) {
         match self {
             Self::Empty => {}
-            Self::U64(value) => put_u64(to, *value),
-            Self::VringState(state) => {
-                put_u32(to, state.index);
-                put_u32(to, state.num);
-            }
-            Self::VringAddress(address) => {
-                put_u32(to, address.index);
-                put_u32(to, address.flags);
-                put_u64(to, address.descriptor);
-                put_u64(to, address.used);
-                put_u64(to, address.available);
-                put_u64(to, address.log);
-            }
+            Self::U64(value) => to.extend_from_slice(&value.to_ne_bytes()),
+            Self::VringState(state) => to.extend_from_slice(&state.encode()),
+            Self::VringAddress(address) => to.extend_from_slice(&address.encode()),
             Self::MemoryTable(regions) => {
-                put_u32(to, count_u32(regions.len()));
-                put_u32(to, 0);
-                regions.iter().for_each(|region| put_region(to, region));
+                to.extend_from_slice(&MemoryTableHeader { regions: count_u32(regions.len()) }.encode());
+                regions.iter().for_each(|region| to.extend_from_slice(&region.encode()));
             }
-            Self::MemoryRegion(region) => {
-                put_u64(to, 0);
-                put_region(to, region);
-            }
+            Self::MemoryRegion(region) => to.extend_from_slice(&SingleMemoryRegion { region: *region }.encode()),
             Self::Config(config) => {
-                put_u32(to, config.offset_bytes);
-                put_u32(to, count_u32(config.data.len()));
-                put_u32(to, config.flags);
+                let size_bytes = count_u32(config.data.len());
+                let ConfigSpace { offset_bytes, flags, .. } = *config;
+                to.extend_from_slice(&ConfigHeader { offset_bytes, size_bytes, flags }.encode());
                 to.extend_from_slice(&config.data);
             }
             Self::Other(payload) => to.extend_from_slice(payload),
@@ -444,12 +275,9 @@ impl Reader<'_> {
             | R::SetVringErr
             | R::SetStatus => self.u64().map(Body::U64),
             R::SetVringNum | R::SetVringBase | R::GetVringBase | R::SetVringEnable => self.vring_state(),
-            R::SetVringAddr => self.vring_address(),
+            R::SetVringAddr => Some(Body::VringAddress(VringAddress::decode(self.take()?))),
             R::SetMemTable => self.memory_table(),
-            R::AddMemReg | R::RemMemReg => {
-                let _padding = self.u64()?;
-                self.region().map(Body::MemoryRegion)
-            }
+            R::AddMemReg | R::RemMemReg => Some(Body::MemoryRegion(SingleMemoryRegion::decode(self.take()?).region)),
             R::GetConfig | R::SetConfig => self.config(),
             _ => Some(self.rest()),
         }
@@ -467,16 +295,14 @@ impl Reader<'_> {
         }
     }
 
-    fn u32(&mut self) -> Option<u32> {
+    fn take<const BYTES: usize>(&mut self) -> Option<&[u8; BYTES]> {
         let (bytes, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
-        Some(u32::from_ne_bytes(*bytes))
+        Some(bytes)
     }
 
     fn u64(&mut self) -> Option<u64> {
-        let (bytes, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u64::from_ne_bytes(*bytes))
+        self.take().copied().map(u64::from_ne_bytes)
     }
 
     fn rest(&mut self) -> Body {
@@ -484,61 +310,25 @@ impl Reader<'_> {
     }
 
     fn vring_state(&mut self) -> Option<Body> {
-        Some(Body::VringState(VringState { index: self.u32()?, num: self.u32()? }))
-    }
-
-    fn vring_address(&mut self) -> Option<Body> {
-        Some(Body::VringAddress(VringAddress {
-            index: self.u32()?,
-            flags: self.u32()?,
-            descriptor: self.u64()?,
-            used: self.u64()?,
-            available: self.u64()?,
-            log: self.u64()?,
-        }))
-    }
-
-    fn region(&mut self) -> Option<MemoryRegion> {
-        Some(MemoryRegion {
-            guest_address: self.u64()?,
-            len_bytes: self.u64()?,
-            user_address: self.u64()?,
-            file_offset_bytes: self.u64()?,
-        })
+        Some(Body::VringState(VringState::decode(self.take()?)))
     }
 
     fn memory_table(&mut self) -> Option<Body> {
-        let count = self.u32()?;
-        let _padding = self.u32()?;
+        let count = MemoryTableHeader::decode(self.take()?).regions;
         let count = usize::try_from(count).ok().filter(|count| *count <= MAX_FDS)?;
-        (0..count).map(|_| self.region()).collect::<Option<Vec<_>>>().map(Body::MemoryTable)
+        let regions = (0..count).map(|_| Some(MemoryRegion::decode(self.take()?)));
+        regions.collect::<Option<Vec<_>>>().map(Body::MemoryTable)
     }
 
     /// The payload may be longer than the size in it: SPDK always sends room
     /// for [`MAX_CONFIG_BYTES`].
     fn config(&mut self) -> Option<Body> {
-        let offset_bytes = self.u32()?;
-        let size_bytes = usize::try_from(self.u32()?).ok().filter(|size| *size <= MAX_CONFIG_BYTES)?;
-        let flags = self.u32()?;
+        let ConfigHeader { offset_bytes, size_bytes, flags } = ConfigHeader::decode(self.take()?);
+        let size_bytes = usize::try_from(size_bytes).ok().filter(|size| *size <= MAX_CONFIG_BYTES)?;
         let room = std::mem::take(&mut self.0);
         let data = room.get(..size_bytes)?.to_vec();
         Some(Body::Config(ConfigSpace { offset_bytes, flags, data }))
     }
-}
-
-fn put_u32(to: &mut Vec<u8>, value: u32) {
-    to.extend_from_slice(&value.to_ne_bytes());
-}
-
-fn put_u64(to: &mut Vec<u8>, value: u64) {
-    to.extend_from_slice(&value.to_ne_bytes());
-}
-
-fn put_region(to: &mut Vec<u8>, region: &MemoryRegion) {
-    put_u64(to, region.guest_address);
-    put_u64(to, region.len_bytes);
-    put_u64(to, region.user_address);
-    put_u64(to, region.file_offset_bytes);
 }
 
 /// A count that does not fit is none that a peer accepts.

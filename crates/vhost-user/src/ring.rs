@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use sidecore_memory::{GuestMemory, UserAddress};
 use sidecore_peer::{ExportFds, FdPlace, ResumeError, ResumeFds};
 use sidecore_ring::{RingFormat, RingLayout, RingState, was_used};
-use sidecore_virtio::features::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
+use sidecore_spec_virtio::feature::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
+use sidecore_spec_virtio::vhost_user::PROTOCOL_FEATURES;
 use sidecore_virtio::{QueueResources, StartError, VirtioDevice};
 
-use crate::features::PROTOCOL_FEATURES;
 use crate::message::VringAddress;
 
 /// Where a ring's areas lie, in the front end's addresses.

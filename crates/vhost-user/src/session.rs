@@ -6,23 +6,25 @@ use std::sync::Arc;
 
 use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, MemoryFile, RegionSpec, UserAddress};
 use sidecore_socket::cause;
+use sidecore_spec_virtio::status::DEVICE_NEEDS_RESET;
+use sidecore_spec_virtio::vhost_user::{PROTOCOL_FEATURES, protocol};
+use sidecore_spec_virtio::{MAX_QUEUE_SIZE, MMIO_CONFIG_OFFSET};
 use sidecore_virtio::{ConfigError, StartError, VirtioDevice};
 
 use crate::backend_channel::BackendChannel;
-use crate::features;
 use crate::message::{
     Body, ConfigSpace, MemoryRegion, Message, MessageError, NO_FD, Request, VringAddress, VringState,
 };
 use crate::ring::Ring;
 
-/// Largest queue of either ring format (virtio 1.2, 2.7 and 2.8).
-const MAX_QUEUE_SIZE: u16 = 32768;
-/// DEVICE_NEEDS_RESET in the device status (virtio 1.2, 2.1).
-const NEEDS_RESET: u8 = 0x40;
-/// Front ends built on rust-vmm's `vhost` count configuration bytes from the
-/// start of virtio-mmio's register map, where the space is at this offset
-/// (virtio 1.2, 4.2.2). No device's own space reaches as far.
-const MMIO_CONFIG_OFFSET: u32 = 0x100;
+/// The protocol features that a [`Session`] offers.
+pub(crate) const OFFERED_PROTOCOL: u64 = protocol::MQ
+    | protocol::REPLY_ACK
+    | protocol::BACKEND_REQ
+    | protocol::CONFIG
+    | protocol::RESET_DEVICE
+    | protocol::CONFIGURE_MEM_SLOTS
+    | protocol::STATUS;
 
 /// Why a request was refused.
 #[derive(Debug, thiserror::Error)]
@@ -224,7 +226,7 @@ impl Session {
         tracing::debug!(%request, body = ?message.body, "request");
         let answer = self.answer(message);
         let acknowledged =
-            flags.need_reply && self.protocol_features & features::PROTOCOL_REPLY_ACK != 0 && !request.has_reply();
+            flags.need_reply && self.protocol_features & protocol::REPLY_ACK != 0 && !request.has_reply();
         match answer {
             Ok(Some(body)) => Ok(Some(Message::reply(request, body))),
             Ok(None) => Ok(acknowledged.then(|| Message::reply(request, Body::U64(0)))),
@@ -289,7 +291,7 @@ impl Session {
         let Message { body, fds, .. } = message;
         let reply = match (request, body) {
             (Request::GetFeatures, Body::Empty) => Some(Body::U64(self.offered())),
-            (Request::GetProtocolFeatures, Body::Empty) => Some(Body::U64(features::OFFERED_PROTOCOL)),
+            (Request::GetProtocolFeatures, Body::Empty) => Some(Body::U64(OFFERED_PROTOCOL)),
             (Request::GetQueueNum, Body::Empty) => Some(Body::U64(self.device.queue_count().into())),
             (Request::GetMaxMemSlots, Body::Empty) => Some(Body::U64(MAX_REGIONS as u64)),
             (Request::GetStatus, Body::Empty) => Some(Body::U64(self.status().into())),
@@ -341,10 +343,10 @@ impl Session {
     /// GET_QUEUE_NUM and RESET_DEVICE need the feature to be offered only.
     fn check_negotiated(&self, request: Request) -> Result<(), ProtocolError> {
         let feature = match request {
-            Request::GetConfig | Request::SetConfig => features::PROTOCOL_CONFIG,
-            Request::GetStatus | Request::SetStatus => features::PROTOCOL_STATUS,
-            Request::SetBackendReqFd => features::PROTOCOL_BACKEND_REQ,
-            Request::GetMaxMemSlots | Request::AddMemReg | Request::RemMemReg => features::PROTOCOL_CONFIGURE_MEM_SLOTS,
+            Request::GetConfig | Request::SetConfig => protocol::CONFIG,
+            Request::GetStatus | Request::SetStatus => protocol::STATUS,
+            Request::SetBackendReqFd => protocol::BACKEND_REQ,
+            Request::GetMaxMemSlots | Request::AddMemReg | Request::RemMemReg => protocol::CONFIGURE_MEM_SLOTS,
             _ => return Ok(()),
         };
         if self.protocol_features & feature == 0 { Err(ProtocolError::NotNegotiated { request }) } else { Ok(()) }
@@ -353,7 +355,7 @@ impl Session {
     // Features and status.
 
     fn offered(&self) -> u64 {
-        self.device.features() | features::PROTOCOL_FEATURES
+        self.device.features() | PROTOCOL_FEATURES
     }
 
     fn set_features(&mut self, bits: u64) -> Result<(), ProtocolError> {
@@ -374,7 +376,7 @@ impl Session {
     }
 
     fn set_protocol_features(&mut self, bits: u64) -> Result<(), ProtocolError> {
-        let unoffered = bits & !features::OFFERED_PROTOCOL;
+        let unoffered = bits & !OFFERED_PROTOCOL;
         if unoffered != 0 {
             return Err(ProtocolError::FeaturesNotOffered { request: Request::SetProtocolFeatures, bits: unoffered });
         }
@@ -384,14 +386,14 @@ impl Session {
 
     fn status(&self) -> u8 {
         let needs_reset = self.device.broken().is_some() || self.rings.iter().any(Ring::is_refused);
-        if needs_reset { self.status | NEEDS_RESET } else { self.status }
+        if needs_reset { self.status | DEVICE_NEEDS_RESET } else { self.status }
     }
 
     fn set_status(&mut self, value: u64) -> Result<(), ProtocolError> {
         match u8::try_from(value) {
             Ok(0) => self.reset(),
             // The front end writes back what it read; the bit is ours.
-            Ok(status) => self.status = status & !NEEDS_RESET,
+            Ok(status) => self.status = status & !DEVICE_NEEDS_RESET,
             Err(_) => return Err(ProtocolError::BadValue { request: Request::SetStatus, value }),
         }
         Ok(())
@@ -626,6 +628,8 @@ const fn vring_index(value: u64) -> u64 {
     value & (NO_FD - 1)
 }
 
+/// Where an access to the configuration space begins. Front ends built on rust-vmm's `vhost` count
+/// from the start of virtio-mmio's register map. No device's own space reaches as far.
 const fn config_offset(offset_bytes: u32) -> u32 {
     match offset_bytes.checked_sub(MMIO_CONFIG_OFFSET) {
         Some(offset_bytes) => offset_bytes,

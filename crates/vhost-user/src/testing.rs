@@ -11,12 +11,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use sidecore_memory::GuestMemory;
 use sidecore_ring::{RingFormat, RingState};
-pub use sidecore_virtio::features::{EVENT_IDX, INDIRECT_DESC, RING_PACKED, VERSION_1};
+pub use sidecore_spec_virtio::feature::{EVENT_IDX, INDIRECT_DESC, RING_PACKED, VERSION_1};
+pub use sidecore_spec_virtio::vhost_user::PROTOCOL_FEATURES;
 use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
 
 use crate::codec::{Connection, ConnectionError, Received};
-use crate::features;
 use crate::message::{Body, MemoryRegion, Message, NO_FD, Request, VringAddress, VringState};
+use crate::session::OFFERED_PROTOCOL;
 
 pub const QUEUES: u16 = 4;
 pub const CONFIG: [u8; 60] = [0xC5; 60];
@@ -333,12 +334,12 @@ pub fn negotiation(driver_features: u64) -> Vec<Message> {
     vec![
         plain(Request::GetFeatures),
         plain(Request::GetProtocolFeatures),
-        number(Request::SetProtocolFeatures, features::OFFERED_PROTOCOL),
+        number(Request::SetProtocolFeatures, OFFERED_PROTOCOL),
         plain(Request::GetQueueNum),
         plain(Request::GetMaxMemSlots),
         plain(Request::SetOwner),
         plain(Request::GetFeatures),
-        number(Request::SetFeatures, driver_features | features::PROTOCOL_FEATURES),
+        number(Request::SetFeatures, driver_features | PROTOCOL_FEATURES),
     ]
 }
 

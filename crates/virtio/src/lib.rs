@@ -24,6 +24,5 @@
 
 pub mod blk;
 mod device;
-pub mod features;
 
 pub use device::{ConfigError, QueueResources, StartError, VirtioDevice};

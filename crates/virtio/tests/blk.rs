@@ -10,11 +10,14 @@ use sidecore_block::{
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled};
-use sidecore_ring::driver::{Buffer, DriverRing, RawDescriptor, RawRing, RingAreas, flags};
+use sidecore_ring::driver::{Buffer, DriverRing, RawDescriptor, RawRing, RingAreas};
 use sidecore_ring::{RingFormat, RingLayout, RingState};
+use sidecore_spec_virtio::blk::feature;
+use sidecore_spec_virtio::blk::request_type::{DISCARD, FLUSH, GET_ID, IN, OUT, WRITE_ZEROES};
+use sidecore_spec_virtio::{descriptor, feature as features};
 use sidecore_units::Nanos;
-use sidecore_virtio::blk::{BlkDevice, BlkOptions, BlkQueue, feature};
-use sidecore_virtio::{QueueResources, StartError, features};
+use sidecore_virtio::blk::{BlkDevice, BlkOptions, BlkQueue};
+use sidecore_virtio::{QueueResources, StartError};
 
 const MEMORY_BYTES: u64 = 1 << 20;
 const DISK_BYTES: u64 = 1 << 20;
@@ -22,13 +25,6 @@ const HEADER: u64 = 0x4_0000;
 const STATUS: u64 = 0x4_1000;
 const DATA: u64 = 0x5_0000;
 const SIZE: u16 = 8;
-
-const IN: u32 = 0;
-const OUT: u32 = 1;
-const FLUSH: u32 = 4;
-const GET_ID: u32 = 8;
-const DISCARD: u32 = 11;
-const WRITE_ZEROES: u32 = 13;
 
 fn memory() -> (GuestMemory, std::fs::File) {
     let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
@@ -301,7 +297,7 @@ fn a_lying_driver_breaks_its_device_and_a_reset_brings_it_back() {
             rig.poll();
         }),
         ("a chain that loops", "looping", |rig| {
-            let entry = RawDescriptor { address: DATA, len_bytes: 16, flags: flags::NEXT, next_or_id: 0 };
+            let entry = RawDescriptor { address: DATA, len_bytes: 16, flags: descriptor::NEXT, next_or_id: 0 };
             rig.raw().set_descriptor(0, entry);
             rig.raw().set_available_index(1);
             rig.poll();

@@ -8,6 +8,8 @@ use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAdd
 use sidecore_reactor::EventFd;
 use sidecore_ring::driver::{Buffer, DriverRing, RingAreas};
 use sidecore_ring::{RingFormat, RingLayout};
+use sidecore_spec_virtio::blk::request_type::{FLUSH, IN, OUT};
+use sidecore_spec_virtio::blk::{RequestHeader, status};
 use sidecore_virtio::QueueResources;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
@@ -25,9 +27,6 @@ const BLOCK_BYTES: u64 = 1024;
 pub(crate) const BLOCKS: u64 = 32;
 const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / 512;
 
-const IN: u32 = 0;
-const OUT: u32 = 1;
-const FLUSH: u32 = 4;
 const UNKNOWN: u32 = 77;
 
 #[derive(Clone, Copy, Debug)]
@@ -187,14 +186,12 @@ impl Guest {
 
     fn send(&mut self, slot: usize, flight: Flight) {
         let (line, data) = (LINES + slot as u64 * 64, DATA + slot as u64 * BLOCK_BYTES);
-        let mut header = Vec::from(flight.kind.to_le_bytes());
-        header.extend([0; 4]);
-        header.extend((flight.block * SECTORS_PER_BLOCK).to_le_bytes());
-        self.write(line, &header);
+        let header = RequestHeader { kind: flight.kind, sector: flight.block * SECTORS_PER_BLOCK };
+        self.write(line, &header.encode());
         self.write(line + STATUS, &[0xff]);
         let fill = if flight.kind == OUT { flight.byte } else { !self.disk[flight.block as usize] };
         self.write(data, &[fill; BLOCK_BYTES as usize]);
-        let header = Buffer::to_device(line, 16);
+        let header = Buffer::to_device(line, RequestHeader::BYTES as u32);
         let status = Buffer::from_device(line + STATUS, 1);
         let chain = match flight.kind {
             OUT => vec![header, Buffer::to_device(data, BLOCK_BYTES as u32), status],
@@ -227,9 +224,9 @@ impl Guest {
         self.completed += 1;
         let mut status = [0];
         self.read(LINES + u64::from(slot) * 64 + STATUS, &mut status);
-        let expected = if flight.kind == UNKNOWN { 2 } else { 0 };
+        let expected = if flight.kind == UNKNOWN { status::UNSUPP } else { status::OK };
         if status[0] != expected {
-            assert!(self.faults && status[0] == 1, "status {} of {flight:?}", status[0]);
+            assert!(self.faults && status[0] == status::IOERR, "status {} of {flight:?}", status[0]);
             return;
         }
         match flight.kind {

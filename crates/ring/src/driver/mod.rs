@@ -55,38 +55,12 @@ mod table;
 mod tests;
 
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, UserAddress, Window};
+use sidecore_spec_virtio::{MAX_QUEUE_SIZE, descriptor, packed as packed_spec, split as split_spec};
 
-use crate::layout::{MAX_QUEUE_SIZE, RingFormat, RingLayout};
+use crate::layout::{RingFormat, RingLayout};
 
 pub use raw::{RawDescriptor, RawRing};
 pub use shared::{CopyHow, SharedMemory};
-
-/// Descriptor flags (virtio 1.2, 2.7.5 and 2.8.1), for [`RawRing`].
-pub mod flags {
-    /// The chain goes on.
-    pub const NEXT: u16 = 1;
-    /// The device writes this buffer.
-    pub const WRITE: u16 = 2;
-    /// The buffer is a table of descriptors.
-    pub const INDIRECT: u16 = 4;
-    /// Packed: the driver's wrap counter.
-    pub const AVAIL: u16 = 1 << 7;
-    /// Packed: the device's wrap counter.
-    pub const USED: u16 = 1 << 15;
-    /// Split, available ring: no calls, please.
-    pub const NO_INTERRUPT: u16 = 1;
-    /// Split, used ring: no kicks, please.
-    pub const NO_NOTIFY: u16 = 1;
-    /// Packed event suppression: all events.
-    pub const EVENT_ENABLE: u16 = 0;
-    /// Packed event suppression: no events.
-    pub const EVENT_DISABLE: u16 = 1;
-    /// Packed event suppression: at one descriptor.
-    pub const EVENT_DESCRIPTOR: u16 = 2;
-}
-
-/// Bytes in a descriptor of either format.
-pub(crate) const DESCRIPTOR_BYTES: usize = 16;
 
 /// One buffer of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -183,7 +157,7 @@ impl IndirectTables {
     /// Bytes that the tables of `slots` slots of `buffers_per_slot` buffers need.
     #[must_use]
     pub fn bytes(slots: u16, buffers_per_slot: u16) -> usize {
-        usize::from(slots).saturating_mul(usize::from(buffers_per_slot)).saturating_mul(DESCRIPTOR_BYTES)
+        usize::from(slots).saturating_mul(usize::from(buffers_per_slot)).saturating_mul(descriptor::BYTES)
     }
 }
 
@@ -210,13 +184,10 @@ impl RingAreas {
     #[must_use]
     pub fn of(format: RingFormat, size: u16) -> Self {
         let entries = usize::from(size);
-        let descriptor_bytes = entries.saturating_mul(DESCRIPTOR_BYTES);
+        let descriptor_bytes = entries.saturating_mul(descriptor::BYTES);
         let (driver_bytes, device_bytes) = match format {
-            // Flags, index, the entries, the event index.
-            RingFormat::Split => {
-                (entries.saturating_mul(2).saturating_add(6), entries.saturating_mul(8).saturating_add(6))
-            }
-            RingFormat::Packed => (4, 4),
+            RingFormat::Split => (split_spec::avail_bytes(size), split_spec::used_bytes(size)),
+            RingFormat::Packed => (packed_spec::EVENT_BYTES, packed_spec::EVENT_BYTES),
         };
         let line = |bytes: usize| bytes.next_multiple_of(sidecore_memory::copy::CACHE_LINE_BYTES);
         let driver_offset_bytes = line(descriptor_bytes);
@@ -236,14 +207,14 @@ pub(crate) struct Areas {
 impl Areas {
     pub(crate) fn find(memory: &GuestMemory, layout: &RingLayout) -> Result<Self, MemoryError> {
         let sizes = RingAreas::of(layout.format, layout.size);
-        let [descriptor_align, driver_align, device_align] = match layout.format {
-            RingFormat::Split => [16, 2, 4],
-            RingFormat::Packed => [16, 4, 4],
+        let (driver_align, device_align) = match layout.format {
+            RingFormat::Split => (split_spec::AVAIL_ALIGN_BYTES, split_spec::USED_ALIGN_BYTES),
+            RingFormat::Packed => (packed_spec::EVENT_ALIGN_BYTES, packed_spec::EVENT_ALIGN_BYTES),
         };
         let find =
             |at: UserAddress, len_bytes, align_bytes| memory.window(at, len_bytes, align_bytes).map(SharedMemory::new);
         Ok(Self {
-            descriptor: find(layout.descriptor_area, sizes.descriptor_bytes, descriptor_align)?,
+            descriptor: find(layout.descriptor_area, sizes.descriptor_bytes, descriptor::ALIGN_BYTES)?,
             driver: find(layout.driver_area, sizes.driver_bytes, driver_align)?,
             device: find(layout.device_area, sizes.device_bytes, device_align)?,
         })
@@ -495,10 +466,4 @@ impl Flights {
     fn slots(&self) -> u16 {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
     }
-}
-
-/// Whether an index that moved from `old` to `new` passed `event` (virtio 1.2, 2.7.10.1's formula).
-#[inline(always)]
-pub(crate) fn passed(event: u16, new: u16, old: u16) -> bool {
-    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }

@@ -39,9 +39,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use sidecore_memory::{MemoryError, Window, copy};
 
-use super::passed;
 use crate::cell::Words;
 use crate::nvme::{COMMAND_BYTES, COMPLETION_BYTES, Completion, MAX_ENTRIES};
+use crate::split::need_event;
 
 /// Bytes of a word that entries are made of.
 const WORD_BYTES: usize = 8;
@@ -332,7 +332,7 @@ impl HostShadow {
         // The doorbell is visible before the wish is read, or a controller that falls asleep just now and this host miss
         // each other.
         fence(Ordering::SeqCst);
-        passed(self.events.load(offset_bytes) as u16, value as u16, old as u16)
+        need_event(self.events.load(offset_bytes) as u16, value as u16, old as u16)
     }
 
     /// Puts a doorbell at zero, for a new queue.

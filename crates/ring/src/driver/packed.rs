@@ -1,31 +1,16 @@
 //! The packed ring (virtio 1.2, 2.8), driver's side.
 
+use sidecore_spec_virtio::descriptor::{self, INDIRECT, LEN_OFFSET, NEXT};
+use sidecore_spec_virtio::packed::{
+    AVAIL, DESCRIPTOR_FLAGS_OFFSET, DESCRIPTOR_ID_OFFSET, EVENT_DESCRIPTOR, EVENT_DISABLE, EVENT_ENABLE,
+    EVENT_FLAGS_MASK, EVENT_FLAGS_OFFSET, EVENT_POSITION_OFFSET, Tail, USED,
+};
+
 use super::table::{Tables, direction};
-use super::{Areas, Buffer, DESCRIPTOR_BYTES, DriverError, Flights, Shape, SharedMemory, Used, flags, passed};
+use super::{Areas, Buffer, DriverError, Flights, Shape, SharedMemory, Used};
 use crate::layout::{RingFormat, RingLayout};
-
-/// A position in the ring and the wrap counter that goes with it (2.8.1).
-#[derive(Clone, Copy, Debug)]
-struct Position {
-    index: u16,
-    wrap: bool,
-}
-
-impl Position {
-    #[inline(always)]
-    fn advance(&mut self, by: u16, size: u16) {
-        self.index = self.index.wrapping_add(by);
-        if self.index >= size {
-            self.index = self.index.wrapping_sub(size);
-            self.wrap = !self.wrap;
-        }
-    }
-
-    /// As event suppression structures have it (2.8.10).
-    fn to_event(self) -> u16 {
-        self.index | (u16::from(self.wrap) << 15)
-    }
-}
+use crate::packed::Position;
+use crate::split::need_event;
 
 /// A chain is kept here as described and written into the ring at every push, because its place there moves on.
 #[derive(Debug)]
@@ -95,22 +80,22 @@ impl PackedRing {
         let entries = self.entries.get(usize::from(slot)).copied().unwrap_or(0);
         let first = usize::from(slot).wrapping_mul(usize::from(self.shape.buffers_per_slot));
         let end = first.wrapping_add(usize::from(entries));
-        let kind = if self.tables.is_some() { flags::INDIRECT } else { 0 };
+        let kind = if self.tables.is_some() { INDIRECT } else { 0 };
         let mut head = None;
         let mut left = entries;
         for buffer in self.chains.get(first..end).unwrap_or(&[]) {
             left = left.wrapping_sub(1);
-            let available = if self.next_available.wrap { flags::AVAIL } else { flags::USED };
-            let link = if left > 0 { flags::NEXT } else { 0 };
+            let available = if self.next_available.wrap { AVAIL } else { USED };
+            let link = if left > 0 { NEXT } else { 0 };
             let word = available | direction(*buffer) | link | kind;
-            let at = usize::from(self.next_available.index).wrapping_mul(DESCRIPTOR_BYTES);
+            let at = usize::from(self.next_available.index).wrapping_mul(descriptor::BYTES);
             self.descriptors.store_u64(at, buffer.address);
-            self.descriptors.store_u32(at.wrapping_add(8), buffer.len_bytes);
-            self.descriptors.store_u16(at.wrapping_add(12), slot);
+            self.descriptors.store_u32(at.wrapping_add(LEN_OFFSET), buffer.len_bytes);
+            self.descriptors.store_u16(at.wrapping_add(DESCRIPTOR_ID_OFFSET), slot);
             if head.is_none() {
-                head = Some((at.wrapping_add(14), word));
+                head = Some((at.wrapping_add(DESCRIPTOR_FLAGS_OFFSET), word));
             } else {
-                self.descriptors.store_u16(at.wrapping_add(14), word);
+                self.descriptors.store_u16(at.wrapping_add(DESCRIPTOR_FLAGS_OFFSET), word);
             }
             self.next_available.advance(1, self.size);
         }
@@ -143,16 +128,16 @@ impl PackedRing {
         }
         let suppression = self.device_event.load_u32(0);
         #[allow(clippy::cast_possible_truncation)] // taking the two halves apart
-        let (event, mode) = (suppression as u16, (suppression >> 16) as u16 & 3);
+        let (event, mode) = (suppression as u16, (suppression >> 16) as u16 & EVENT_FLAGS_MASK);
         let wanted = match mode {
-            flags::EVENT_DISABLE => false,
-            flags::EVENT_DESCRIPTOR if self.event_idx => {
+            EVENT_DISABLE => false,
+            EVENT_DESCRIPTOR if self.event_idx => {
                 // Both indices in the terms of the driver's present round.
-                let same_round = (event >> 15 != 0) == self.next_available.wrap;
-                let lag = if same_round { 0 } else { self.size };
-                let event = (event & 0x7fff).wrapping_sub(lag);
+                let event = Position::from_bits(event);
+                let lag = if event.wrap == self.next_available.wrap { 0 } else { self.size };
+                let event = event.index.wrapping_sub(lag);
                 let new = self.next_available.index.wrapping_sub(self.unpublished);
-                passed(event, new, new.wrapping_sub(self.unkicked))
+                need_event(event, new, new.wrapping_sub(self.unkicked))
             }
             _ => true,
         };
@@ -164,48 +149,46 @@ impl PackedRing {
 
     #[inline(always)]
     pub(crate) fn pop(&mut self) -> Result<Option<Used>, DriverError> {
-        let word = self.next_word();
-        if !self.is_used(word) {
+        let tail = self.next_tail();
+        if !self.is_used(tail) {
             return Ok(None);
         }
-        #[allow(clippy::cast_possible_truncation)] // taking the fields apart
-        let (written_bytes, id) = (word as u32, (word >> 32) as u16);
-        let slot = self.flights.land(u32::from(id))?;
+        let slot = self.flights.land(u32::from(tail.id))?;
         let entries = self.entries.get(usize::from(slot)).copied().unwrap_or(0);
         self.next_used.advance(entries, self.size);
-        Ok(Some(Used { slot, written_bytes }))
+        Ok(Some(Used { slot, written_bytes: tail.len_bytes }))
     }
 
     #[inline(always)]
     pub(crate) fn has_used(&self) -> bool {
-        self.is_used(self.next_word())
+        self.is_used(self.next_tail())
     }
 
     pub(crate) fn arm_calls(&mut self) {
         if self.event_idx {
-            self.driver_event.store_u16(0, self.next_used.to_event());
-            self.driver_event.store_u16_release(2, flags::EVENT_DESCRIPTOR);
+            self.driver_event.store_u16(EVENT_POSITION_OFFSET, self.next_used.to_bits());
+            self.driver_event.store_u16_release(EVENT_FLAGS_OFFSET, EVENT_DESCRIPTOR);
         } else {
-            self.driver_event.store_u16(2, flags::EVENT_ENABLE);
+            self.driver_event.store_u16(EVENT_FLAGS_OFFSET, EVENT_ENABLE);
         }
     }
 
     pub(crate) fn suppress_calls(&mut self) {
-        self.driver_event.store_u16(2, flags::EVENT_DISABLE);
+        self.driver_event.store_u16(EVENT_FLAGS_OFFSET, EVENT_DISABLE);
     }
 
     /// Length, id and flags of the entry that the device writes next, in one read.
     #[inline(always)]
-    fn next_word(&self) -> u64 {
-        self.descriptors
-            .load_u64_acquire(usize::from(self.next_used.index).wrapping_mul(DESCRIPTOR_BYTES).wrapping_add(8))
+    fn next_tail(&self) -> Tail {
+        let at = usize::from(self.next_used.index).wrapping_mul(descriptor::BYTES);
+        Tail::from_word(self.descriptors.load_u64_acquire(at.wrapping_add(LEN_OFFSET)))
     }
 
     /// An entry is used when both bits equal the wrap counter (2.8.1), and is nothing while nothing is in flight.
     #[inline(always)]
-    fn is_used(&self, word: u64) -> bool {
-        let available = word >> 48 & u64::from(flags::AVAIL) != 0;
-        let used = word >> 48 & u64::from(flags::USED) != 0;
+    fn is_used(&self, tail: Tail) -> bool {
+        let available = tail.flags & AVAIL != 0;
+        let used = tail.flags & USED != 0;
         available == used && used == self.next_used.wrap && self.flights.count() > 0
     }
 }

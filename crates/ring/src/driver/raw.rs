@@ -1,8 +1,13 @@
 //! Any word of a ring, for tests which play a hostile guest.
 
 use sidecore_memory::{GuestMemory, MemoryError};
+use sidecore_spec_virtio::descriptor::{self, LEN_OFFSET};
+use sidecore_spec_virtio::packed::{self, EVENT_FLAGS_OFFSET, EVENT_POSITION_OFFSET};
+use sidecore_spec_virtio::split::{
+    self, FLAGS_OFFSET, INDEX_OFFSET, USED_LEN_OFFSET, avail_entry_offset, used_entry_offset,
+};
 
-use super::{Areas, DESCRIPTOR_BYTES, SharedMemory};
+use super::{Areas, SharedMemory};
 use crate::layout::{RingFormat, RingLayout};
 
 /// A descriptor of either format, as it lies in memory.
@@ -12,7 +17,7 @@ pub struct RawDescriptor {
     pub address: u64,
     /// Its size in bytes.
     pub len_bytes: u32,
-    /// [`super::flags`], or any other bits.
+    /// Those of [`descriptor`], or any other bits.
     pub flags: u16,
     /// The next descriptor's index (split), or the buffer's id (packed).
     pub next_or_id: u16,
@@ -58,14 +63,11 @@ impl RawRing {
     /// Reads descriptor `index`.
     #[must_use]
     pub fn descriptor(&self, index: u16) -> RawDescriptor {
-        let at = usize::from(index).wrapping_mul(DESCRIPTOR_BYTES);
-        let (flags, next_or_id) = match self.format {
-            RingFormat::Split => (12, 14),
-            RingFormat::Packed => (14, 12),
-        };
+        let at = usize::from(index).wrapping_mul(descriptor::BYTES);
+        let (flags, next_or_id) = self.descriptor_offsets();
         RawDescriptor {
             address: self.descriptors.load_u64(at),
-            len_bytes: self.descriptors.load_u32(at.wrapping_add(8)),
+            len_bytes: self.descriptors.load_u32(at.wrapping_add(LEN_OFFSET)),
             flags: self.descriptors.load_u16(at.wrapping_add(flags)),
             next_or_id: self.descriptors.load_u16(at.wrapping_add(next_or_id)),
         }
@@ -73,134 +75,134 @@ impl RawRing {
 
     /// Writes descriptor `index`, the flags last.
     pub fn set_descriptor(&self, index: u16, descriptor: RawDescriptor) {
-        let at = usize::from(index).wrapping_mul(DESCRIPTOR_BYTES);
-        let (flags, next_or_id) = match self.format {
-            RingFormat::Split => (12, 14),
-            RingFormat::Packed => (14, 12),
-        };
+        let at = usize::from(index).wrapping_mul(descriptor::BYTES);
+        let (flags, next_or_id) = self.descriptor_offsets();
         self.descriptors.store_u64(at, descriptor.address);
-        self.descriptors.store_u32(at.wrapping_add(8), descriptor.len_bytes);
+        self.descriptors.store_u32(at.wrapping_add(LEN_OFFSET), descriptor.len_bytes);
         self.descriptors.store_u16(at.wrapping_add(next_or_id), descriptor.next_or_id);
         self.descriptors.store_u16_release(at.wrapping_add(flags), descriptor.flags);
+    }
+
+    /// Offsets of a descriptor's flags, and of its next descriptor or buffer id.
+    fn descriptor_offsets(&self) -> (usize, usize) {
+        match self.format {
+            RingFormat::Split => (split::DESCRIPTOR_FLAGS_OFFSET, split::DESCRIPTOR_NEXT_OFFSET),
+            RingFormat::Packed => (packed::DESCRIPTOR_FLAGS_OFFSET, packed::DESCRIPTOR_ID_OFFSET),
+        }
     }
 
     /// Split: the available ring's flags.
     #[must_use]
     pub fn available_flags(&self) -> u16 {
-        self.driver.load_u16(0)
+        self.driver.load_u16(FLAGS_OFFSET)
     }
 
     /// Split: writes the available ring's flags.
     pub fn set_available_flags(&self, flags: u16) {
-        self.driver.store_u16(0, flags);
+        self.driver.store_u16(FLAGS_OFFSET, flags);
     }
 
     /// Split: the available index.
     #[must_use]
     pub fn available_index(&self) -> u16 {
-        self.driver.load_u16_acquire(2)
+        self.driver.load_u16_acquire(INDEX_OFFSET)
     }
 
     /// Split: writes the available index, after everything written before.
     pub fn set_available_index(&self, index: u16) {
-        self.driver.store_u16_release(2, index);
+        self.driver.store_u16_release(INDEX_OFFSET, index);
     }
 
     /// Split: entry `position` (below the size) of the available ring.
     #[must_use]
     pub fn available_entry(&self, position: u16) -> u16 {
-        self.driver.load_u16(entry(position, 2))
+        self.driver.load_u16(avail_entry_offset(position))
     }
 
     /// Split: writes entry `position` (below the size) of the available ring.
     pub fn set_available_entry(&self, position: u16, head: u16) {
-        self.driver.store_u16(entry(position, 2), head);
+        self.driver.store_u16(avail_entry_offset(position), head);
     }
 
     /// Split: `used_event`, where the driver wants a call.
     #[must_use]
     pub fn used_event(&self) -> u16 {
-        self.driver.load_u16(entry(self.size, 2))
+        self.driver.load_u16(avail_entry_offset(self.size))
     }
 
     /// Split: writes `used_event`.
     pub fn set_used_event(&self, index: u16) {
-        self.driver.store_u16(entry(self.size, 2), index);
+        self.driver.store_u16(avail_entry_offset(self.size), index);
     }
 
     /// Split: the used ring's flags.
     #[must_use]
     pub fn used_flags(&self) -> u16 {
-        self.device.load_u16(0)
+        self.device.load_u16(FLAGS_OFFSET)
     }
 
     /// Split: writes the used ring's flags.
     pub fn set_used_flags(&self, flags: u16) {
-        self.device.store_u16(0, flags);
+        self.device.store_u16(FLAGS_OFFSET, flags);
     }
 
     /// Split: the used index.
     #[must_use]
     pub fn used_index(&self) -> u16 {
-        self.device.load_u16_acquire(2)
+        self.device.load_u16_acquire(INDEX_OFFSET)
     }
 
     /// Split: writes the used index, after everything written before.
     pub fn set_used_index(&self, index: u16) {
-        self.device.store_u16_release(2, index);
+        self.device.store_u16_release(INDEX_OFFSET, index);
     }
 
     /// Split: entry `position` (below the size) of the used ring: id and bytes written.
     #[must_use]
     pub fn used_entry(&self, position: u16) -> (u32, u32) {
-        let at = entry(position, 8);
-        (self.device.load_u32(at), self.device.load_u32(at.wrapping_add(4)))
+        let at = used_entry_offset(position);
+        (self.device.load_u32(at), self.device.load_u32(at.wrapping_add(USED_LEN_OFFSET)))
     }
 
     /// Split: writes entry `position` (below the size) of the used ring.
     pub fn set_used_entry(&self, position: u16, id: u32, written_bytes: u32) {
-        let at = entry(position, 8);
+        let at = used_entry_offset(position);
         self.device.store_u32(at, id);
-        self.device.store_u32(at.wrapping_add(4), written_bytes);
+        self.device.store_u32(at.wrapping_add(USED_LEN_OFFSET), written_bytes);
     }
 
     /// Split: `avail_event`, where the device wants a kick.
     #[must_use]
     pub fn available_event(&self) -> u16 {
-        self.device.load_u16(entry(self.size, 8))
+        self.device.load_u16(used_entry_offset(self.size))
     }
 
     /// Split: writes `avail_event`.
     pub fn set_available_event(&self, index: u16) {
-        self.device.store_u16(entry(self.size, 8), index);
+        self.device.store_u16(used_entry_offset(self.size), index);
     }
 
     /// Packed: the driver's event suppression: descriptor and wrap counter, flags.
     #[must_use]
     pub fn driver_event(&self) -> (u16, u16) {
-        (self.driver.load_u16(0), self.driver.load_u16(2))
+        (self.driver.load_u16(EVENT_POSITION_OFFSET), self.driver.load_u16(EVENT_FLAGS_OFFSET))
     }
 
     /// Packed: writes the driver's event suppression.
     pub fn set_driver_event(&self, descriptor_and_wrap: u16, flags: u16) {
-        self.driver.store_u16(0, descriptor_and_wrap);
-        self.driver.store_u16_release(2, flags);
+        self.driver.store_u16(EVENT_POSITION_OFFSET, descriptor_and_wrap);
+        self.driver.store_u16_release(EVENT_FLAGS_OFFSET, flags);
     }
 
     /// Packed: the device's event suppression: descriptor and wrap counter, flags.
     #[must_use]
     pub fn device_event(&self) -> (u16, u16) {
-        (self.device.load_u16(0), self.device.load_u16(2))
+        (self.device.load_u16(EVENT_POSITION_OFFSET), self.device.load_u16(EVENT_FLAGS_OFFSET))
     }
 
     /// Packed: writes the device's event suppression.
     pub fn set_device_event(&self, descriptor_and_wrap: u16, flags: u16) {
-        self.device.store_u16(0, descriptor_and_wrap);
-        self.device.store_u16_release(2, flags);
+        self.device.store_u16(EVENT_POSITION_OFFSET, descriptor_and_wrap);
+        self.device.store_u16_release(EVENT_FLAGS_OFFSET, flags);
     }
-}
-
-/// Where entry `position` of a split ring's available or used ring is.
-fn entry(position: u16, bytes: usize) -> usize {
-    usize::from(position).wrapping_mul(bytes).wrapping_add(4)
 }

@@ -1,13 +1,14 @@
 //! The split ring (virtio 1.2, 2.7), driver's side.
 
-use super::table::{Tables, write_split};
-use super::{Areas, Buffer, DESCRIPTOR_BYTES, DriverError, Flights, Shape, SharedMemory, Used, flags, passed};
-use crate::layout::{RingFormat, RingLayout};
+use sidecore_spec_virtio::descriptor;
+use sidecore_spec_virtio::split::{
+    FLAGS_OFFSET, INDEX_OFFSET, NO_INTERRUPT, NO_NOTIFY, USED_LEN_OFFSET, avail_entry_offset, used_entry_offset,
+};
 
-// Offsets in the available and in the used ring (2.7.6, 2.7.8).
-const FLAGS: usize = 0;
-const INDEX: usize = 2;
-const ENTRIES: usize = 4;
+use super::table::{Tables, write_split};
+use super::{Areas, Buffer, DriverError, Flights, Shape, SharedMemory, Used};
+use crate::layout::{RingFormat, RingLayout};
+use crate::split::need_event;
 
 /// A slot's number is its head descriptor's number; the tails of the chains follow the heads. What the device returns
 /// is thus the slot, with nothing to look up.
@@ -55,14 +56,14 @@ impl SplitRing {
         self.flights.check_chain(slot, chain.len(), self.shape.buffers_per_slot)?;
         if let Some(tables) = &self.tables {
             let table = tables.write(slot, chain, RingFormat::Split);
-            write_split(&self.descriptors, at(slot), table, flags::INDIRECT, 0);
+            write_split(&self.descriptors, at(slot), table, descriptor::INDIRECT, 0);
         } else {
             let tails_per_slot = self.shape.buffers_per_slot.wrapping_sub(1);
             let mut next = self.shape.slots.wrapping_add(slot.wrapping_mul(tails_per_slot));
             let mut index = slot;
             let last = chain.len().wrapping_sub(1);
             for (number, buffer) in chain.iter().enumerate() {
-                let (link, to) = if number < last { (flags::NEXT, next) } else { (0, 0) };
+                let (link, to) = if number < last { (descriptor::NEXT, next) } else { (0, 0) };
                 write_split(&self.descriptors, at(index), *buffer, link, to);
                 index = next;
                 next = next.wrapping_add(1);
@@ -75,8 +76,7 @@ impl SplitRing {
     #[inline(always)]
     pub(crate) fn push(&mut self, slot: u16) -> Result<(), DriverError> {
         self.flights.depart(slot)?;
-        let entry = usize::from(self.pushed & self.mask());
-        self.available.store_u16(ENTRIES.wrapping_add(entry.wrapping_mul(2)), slot);
+        self.available.store_u16(avail_entry_offset(self.pushed & self.mask()), slot);
         self.pushed = self.pushed.wrapping_add(1);
         Ok(())
     }
@@ -85,7 +85,7 @@ impl SplitRing {
     pub(crate) fn publish(&mut self) {
         if self.published != self.pushed {
             self.published = self.pushed;
-            self.available.store_u16_release(INDEX, self.pushed);
+            self.available.store_u16_release(INDEX_OFFSET, self.pushed);
         }
     }
 
@@ -96,10 +96,10 @@ impl SplitRing {
             return false;
         }
         let wanted = if self.event_idx {
-            let event = self.used.load_u16(ENTRIES.wrapping_add(usize::from(self.size).wrapping_mul(8)));
-            passed(event, self.published, self.kicked)
+            let event = self.used.load_u16(used_entry_offset(self.size));
+            need_event(event, self.published, self.kicked)
         } else {
-            self.used.load_u16(FLAGS) & flags::NO_NOTIFY == 0
+            self.used.load_u16(FLAGS_OFFSET) & NO_NOTIFY == 0
         };
         if wanted || certain {
             self.kicked = self.published;
@@ -110,7 +110,7 @@ impl SplitRing {
     #[inline(always)]
     pub(crate) fn pop(&mut self) -> Result<Option<Used>, DriverError> {
         if self.seen == self.taken {
-            self.seen = self.used.load_u16_acquire(INDEX);
+            self.seen = self.used.load_u16_acquire(INDEX_OFFSET);
             let fresh = self.seen.wrapping_sub(self.taken);
             if fresh == 0 {
                 return Ok(None);
@@ -120,10 +120,9 @@ impl SplitRing {
                 return Err(DriverError::TooManyUsed);
             }
         }
-        let entry = usize::from(self.taken & self.mask());
-        let at = ENTRIES.wrapping_add(entry.wrapping_mul(8));
+        let at = used_entry_offset(self.taken & self.mask());
         // The used ring is aligned to four bytes only, so an element is two words.
-        let (id, written_bytes) = (self.used.load_u32(at), self.used.load_u32(at.wrapping_add(4)));
+        let (id, written_bytes) = (self.used.load_u32(at), self.used.load_u32(at.wrapping_add(USED_LEN_OFFSET)));
         self.taken = self.taken.wrapping_add(1);
         let slot = self.flights.land(id)?;
         if self.calls_suppressed && self.taken & 0x3fff == 0 {
@@ -134,7 +133,7 @@ impl SplitRing {
 
     #[inline(always)]
     pub(crate) fn has_used(&self) -> bool {
-        self.seen != self.taken || self.used.load_u16_acquire(INDEX) != self.taken
+        self.seen != self.taken || self.used.load_u16_acquire(INDEX_OFFSET) != self.taken
     }
 
     pub(crate) fn arm_calls(&mut self) {
@@ -142,7 +141,7 @@ impl SplitRing {
         if self.event_idx {
             self.available.store_u16(self.used_event(), self.taken);
         } else {
-            self.available.store_u16(FLAGS, 0);
+            self.available.store_u16(FLAGS_OFFSET, 0);
         }
     }
 
@@ -152,12 +151,12 @@ impl SplitRing {
             // There is no "never" (2.7.10): the event is put half a round away, and again before it is reached.
             self.available.store_u16(self.used_event(), self.taken.wrapping_add(0x8000));
         } else {
-            self.available.store_u16(FLAGS, flags::NO_INTERRUPT);
+            self.available.store_u16(FLAGS_OFFSET, NO_INTERRUPT);
         }
     }
 
     fn used_event(&self) -> usize {
-        ENTRIES.wrapping_add(usize::from(self.size).wrapping_mul(2))
+        avail_entry_offset(self.size)
     }
 
     #[inline(always)]
@@ -166,6 +165,6 @@ impl SplitRing {
     }
 }
 
-fn at(descriptor: u16) -> usize {
-    usize::from(descriptor).wrapping_mul(DESCRIPTOR_BYTES)
+fn at(number: u16) -> usize {
+    usize::from(number).wrapping_mul(descriptor::BYTES)
 }

@@ -3,6 +3,7 @@
 use std::fs::File;
 
 use sidecore_memory::RegionSpec;
+use sidecore_spec_virtio::{packed, split};
 
 use super::*;
 
@@ -83,12 +84,12 @@ impl Pair {
         self.next_available = self.next_available.wrapping_add(1);
         let mut chain = Vec::new();
         let mut descriptor = self.raw.descriptor(head);
-        if descriptor.flags & flags::INDIRECT != 0 {
+        if descriptor.flags & descriptor::INDIRECT != 0 {
             return Some((head, self.table(descriptor)));
         }
         loop {
             chain.push(buffer(descriptor));
-            if descriptor.flags & flags::NEXT == 0 {
+            if descriptor.flags & descriptor::NEXT == 0 {
                 return Some((head, chain));
             }
             descriptor = self.raw.descriptor(descriptor.next_or_id);
@@ -99,7 +100,7 @@ impl Pair {
         let mut chain = Vec::new();
         loop {
             let descriptor = self.raw.descriptor(self.next_available);
-            let (available, used) = (descriptor.flags & flags::AVAIL != 0, descriptor.flags & flags::USED != 0);
+            let (available, used) = (descriptor.flags & packed::AVAIL != 0, descriptor.flags & packed::USED != 0);
             if available != self.available_wrap || used == self.available_wrap {
                 assert!(chain.is_empty(), "the rest of a chain must be there before its head");
                 return None;
@@ -108,11 +109,11 @@ impl Pair {
             if self.next_available == self.layout.size {
                 (self.next_available, self.available_wrap) = (0, !self.available_wrap);
             }
-            if descriptor.flags & flags::INDIRECT != 0 {
+            if descriptor.flags & descriptor::INDIRECT != 0 {
                 return Some((descriptor.next_or_id, self.table(descriptor)));
             }
             chain.push(buffer(descriptor));
-            if descriptor.flags & flags::NEXT == 0 {
+            if descriptor.flags & descriptor::NEXT == 0 {
                 return Some((descriptor.next_or_id, chain));
             }
         }
@@ -121,9 +122,9 @@ impl Pair {
     fn table(&self, descriptor: RawDescriptor) -> Vec<Buffer> {
         let at = UserAddress(descriptor.address - GUEST_BASE + USER_BASE);
         let table = SharedMemory::new(self.memory.window(at, descriptor.len_bytes as usize, 16).unwrap());
-        let entries = descriptor.len_bytes as usize / DESCRIPTOR_BYTES;
+        let entries = descriptor.len_bytes as usize / descriptor::BYTES;
         let entry = |index: usize| {
-            let at = index * DESCRIPTOR_BYTES;
+            let at = index * descriptor::BYTES;
             // A packed table has the id before the flags.
             let flags_at = if self.layout.format == RingFormat::Split { 12 } else { 14 };
             RawDescriptor {
@@ -144,7 +145,7 @@ impl Pair {
                 self.raw.set_used_index(self.next_used);
             }
             RingFormat::Packed => {
-                let bits = if self.used_wrap { flags::AVAIL | flags::USED } else { 0 };
+                let bits = if self.used_wrap { packed::AVAIL | packed::USED } else { 0 };
                 let descriptor = RawDescriptor { address: 0, len_bytes: written_bytes, flags: bits, next_or_id: id };
                 self.raw.set_descriptor(self.next_used, descriptor);
                 self.next_used += if self.layout.indirect { 1 } else { entries };
@@ -160,7 +161,7 @@ fn buffer(descriptor: RawDescriptor) -> Buffer {
     Buffer {
         address: descriptor.address,
         len_bytes: descriptor.len_bytes,
-        device_writes: descriptor.flags & flags::WRITE != 0,
+        device_writes: descriptor.flags & descriptor::WRITE != 0,
     }
 }
 
@@ -241,7 +242,7 @@ fn a_kick_is_wanted_where_the_device_says() {
     send(&mut pair, 0);
     assert!(pair.driver.kick_wanted());
     assert!(!pair.driver.kick_wanted(), "one kick is enough");
-    pair.raw.set_used_flags(flags::NO_NOTIFY);
+    pair.raw.set_used_flags(split::NO_NOTIFY);
     send(&mut pair, 1);
     assert!(!pair.driver.kick_wanted_soon());
     pair.raw.set_used_flags(0);
@@ -263,7 +264,7 @@ fn a_packed_ring_kicks_at_the_named_descriptor_on_both_sides_of_the_wrap() {
         let here = (round % 4) | (u16::from(round / 4 % 2 == 0) << 15);
         let next = ((round + 1) % 4) | (u16::from((round + 1) / 4 % 2 == 0) << 15);
         let wanted = round % 3 == 0;
-        pair.raw.set_device_event(if wanted { here } else { next }, flags::EVENT_DESCRIPTOR);
+        pair.raw.set_device_event(if wanted { here } else { next }, packed::EVENT_DESCRIPTOR);
         pair.driver.describe(0, &chain(0, 1)).unwrap();
         pair.driver.push(0).unwrap();
         pair.driver.publish();
@@ -272,11 +273,11 @@ fn a_packed_ring_kicks_at_the_named_descriptor_on_both_sides_of_the_wrap() {
         pair.complete(id, 1, 0);
         assert!(pair.driver.pop().unwrap().is_some());
     }
-    pair.raw.set_device_event(0, flags::EVENT_DISABLE);
+    pair.raw.set_device_event(0, packed::EVENT_DISABLE);
     pair.driver.push(0).unwrap();
     pair.driver.publish();
     assert!(!pair.driver.kick_wanted());
-    pair.raw.set_device_event(0, flags::EVENT_ENABLE);
+    pair.raw.set_device_event(0, packed::EVENT_ENABLE);
     pair.driver.describe(1, &chain(1, 1)).unwrap();
     pair.driver.push(1).unwrap();
     pair.driver.publish();
@@ -289,9 +290,9 @@ fn arming_tells_the_device_and_notices_what_came_before() {
         for event_idx in [false, true] {
             let mut pair = Pair::new(format, 8, 2, 1, event_idx, false);
             let silent = |pair: &Pair| match (format, event_idx) {
-                (RingFormat::Split, false) => pair.raw.available_flags() == flags::NO_INTERRUPT,
+                (RingFormat::Split, false) => pair.raw.available_flags() == split::NO_INTERRUPT,
                 (RingFormat::Split, true) => pair.raw.used_event() != pair.next_used,
-                (RingFormat::Packed, _) => pair.raw.driver_event().1 == flags::EVENT_DISABLE,
+                (RingFormat::Packed, _) => pair.raw.driver_event().1 == packed::EVENT_DISABLE,
             };
             assert!(silent(&pair));
             pair.driver.describe(0, &chain(0, 1)).unwrap();

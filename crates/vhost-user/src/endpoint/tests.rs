@@ -13,7 +13,6 @@ use sidecore_peer::{Access, ServerError, Service, Snapshot, Socket};
 use sidecore_ring::{RingFormat, RingState};
 
 use super::*;
-use crate::features;
 use crate::message::{Body, ConfigSpace, VringState};
 use crate::testing::*;
 
@@ -92,7 +91,7 @@ fn a_vmm_is_served_and_its_disconnect_stops_the_queues() {
     let fixture = Fixture::new();
     let server = fixture.start();
     let mut front = connect_to(&server);
-    assert_eq!(ask(&mut front, plain(Request::GetFeatures)), Body::U64(DEVICE_FEATURES | features::PROTOCOL_FEATURES));
+    assert_eq!(ask(&mut front, plain(Request::GetFeatures)), Body::U64(DEVICE_FEATURES | PROTOCOL_FEATURES));
     start_queue(&mut front);
     assert!(server.is_serving());
     assert_eq!(fixture.device.running(), [0]);

@@ -136,7 +136,7 @@ fn an_acknowledgement_is_sent_when_asked_for_and_negotiated() {
     // What has a reply of its own is not acknowledged besides.
     assert_eq!(
         fixture.ask(plain(Request::GetFeatures).needing_reply()),
-        Body::U64(DEVICE_FEATURES | features::PROTOCOL_FEATURES)
+        Body::U64(DEVICE_FEATURES | PROTOCOL_FEATURES)
     );
 }
 
@@ -235,7 +235,7 @@ fn a_position_does_not_outlive_its_ring_format() {
     let mut fixture = Fixture::running(SPLIT, &[0]);
     fixture.device.serve(0, 5);
     fixture.base(0);
-    fixture.ok(number(Request::SetFeatures, PACKED | features::PROTOCOL_FEATURES));
+    fixture.ok(number(Request::SetFeatures, PACKED | PROTOCOL_FEATURES));
     fixture.ok(eventfd(Request::SetVringKick, 0));
     let state = RingState::fresh(RingFormat::Packed);
     assert!(matches!(fixture.device.events()[..], [_, Event::Start { state: from, .. }] if from == state));
@@ -285,7 +285,7 @@ fn a_ring_that_was_in_use_before_is_not_served_on_a_device_that_misses_answered_
         let Body::VringState(stopped) = fixture.ask(vring(Request::GetVringBase, 0, 0)) else { panic!("no base") };
         fixture.all(ring_setup(0, 128, stopped.num));
         fixture.ok(number(Request::SetStatus, 0));
-        fixture.ok(number(Request::SetFeatures, driver_features | features::PROTOCOL_FEATURES));
+        fixture.ok(number(Request::SetFeatures, driver_features | PROTOCOL_FEATURES));
         fixture.all(ring_setup(0, 128, stopped.num));
         assert_eq!(fixture.device.running(), [0]);
         // Whatever acknowledgements are asked for, the connection ends.
@@ -327,8 +327,8 @@ fn a_running_ring_is_moved_by_nothing_but_the_same_words() {
     assert!(!fixture.ack(vring(Request::SetVringNum, 0, 64)));
     assert!(!fixture.ack(addresses(0, 8192)));
     assert!(!fixture.ack(vring(Request::SetVringBase, 0, 0)));
-    fixture.ok(number(Request::SetFeatures, SPLIT | features::PROTOCOL_FEATURES));
-    assert!(!fixture.ack(number(Request::SetFeatures, PACKED | features::PROTOCOL_FEATURES)));
+    fixture.ok(number(Request::SetFeatures, SPLIT | PROTOCOL_FEATURES));
+    assert!(!fixture.ack(number(Request::SetFeatures, PACKED | PROTOCOL_FEATURES)));
     assert!(fixture.device.events().is_empty());
     // And without an acknowledgement the front end learns it the hard way.
     assert!(matches!(fixture.send(vring(Request::SetVringNum, 0, 64)), Err(ProtocolError::RingRuns { .. })));
@@ -504,7 +504,7 @@ fn a_reset_forgets_the_rings_but_neither_memory_nor_call_descriptors() {
         assert_eq!(fixture.device.events(), [&stops[..], &[Event::Reset]].concat());
         // As QEMU goes on: features, what changed in the memory (nothing),
         // and of the rings all but the call.
-        fixture.ok(number(Request::SetFeatures, SPLIT | features::PROTOCOL_FEATURES));
+        fixture.ok(number(Request::SetFeatures, SPLIT | PROTOCOL_FEATURES));
         fixture.ok(vring(Request::SetVringEnable, 0, 1));
         fixture.ok(eventfd(Request::SetVringKick, 0));
         assert!(fixture.device.running().is_empty(), "size and addresses are forgotten");
@@ -527,7 +527,7 @@ fn a_base_can_be_asked_for_after_a_reset() {
     fixture.ok(number(Request::SetStatus, 0));
     assert_eq!((fixture.base(0), fixture.base(1)), (4, 6));
     // The next driver begins at the beginning, unless it says otherwise.
-    fixture.ok(number(Request::SetFeatures, SPLIT | features::PROTOCOL_FEATURES));
+    fixture.ok(number(Request::SetFeatures, SPLIT | PROTOCOL_FEATURES));
     let mut setup = ring_setup(0, 128, 0);
     setup.retain(|message| message.request != Request::SetVringBase);
     fixture.device.events();
@@ -714,7 +714,7 @@ fn message_of(seed: u64) -> Message {
             Request::SetFeatures,
             [SPLIT, PACKED, 0, u64::MAX][usize::from(size % 4)] | u64::from(flags & 1) << 30,
         ),
-        2 => number(Request::SetProtocolFeatures, features::OFFERED_PROTOCOL),
+        2 => number(Request::SetProtocolFeatures, OFFERED_PROTOCOL),
         3 => memory_table(&[area], "any"),
         4 => add_region(area, "any"),
         5 => remove_region(area),

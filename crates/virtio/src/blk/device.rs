@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use sidecore_block::{Geometry, QueueStats};
+use sidecore_spec_virtio::blk::{Config, WRITEBACK_OFFSET};
 
-use super::config::WRITEBACK_OFFSET;
-use super::{BlkOptions, CONFIG_BYTES};
+use super::BlkOptions;
 use crate::ConfigError;
 
 /// A virtio-blk device: configuration, cache mode, counters, health.
@@ -114,7 +114,7 @@ impl BlkDevice {
         let config = self.options.config(&self.geometry(), self.writeback());
         let out_of_range =
             ConfigError::OutOfRange { offset_bytes, len_bytes: u32::try_from(data.len()).unwrap_or(u32::MAX) };
-        let start = usize::try_from(offset_bytes).unwrap_or(CONFIG_BYTES);
+        let start = usize::try_from(offset_bytes).unwrap_or(Config::BYTES);
         let source = config.get(start..).and_then(|rest| rest.get(..data.len())).ok_or(out_of_range)?;
         data.copy_from_slice(source);
         Ok(())

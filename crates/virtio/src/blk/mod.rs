@@ -9,6 +9,6 @@ mod device;
 mod queue;
 pub mod request;
 
-pub use config::{BlkOptions, CONFIG_BYTES, feature};
+pub use config::BlkOptions;
 pub use device::BlkDevice;
 pub use queue::{BlkQueue, StopReply};

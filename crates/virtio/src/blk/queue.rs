@@ -7,11 +7,11 @@ use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Next, Operat
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, EventFd, IdleMode, MakeSignal, Pollable, Polled, Signal};
 use sidecore_ring::{Chain, DeviceRing, RingError, RingState, Token};
+use sidecore_spec_virtio::blk::{ID_BYTES, feature};
 use sidecore_units::Nanos;
 
 use super::BlkDevice;
-use super::config::feature;
-use super::request::{ID_BYTES, RequestRules, Status, Verdict};
+use super::request::{RequestRules, Status, Verdict};
 use crate::{QueueResources, StartError};
 
 /// Requests taken, submitted and published together. Small enough that the

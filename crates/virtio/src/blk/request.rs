@@ -11,38 +11,21 @@
 use sidecore_block::{BlockRequest, BoundsError, Geometry, Operation};
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, RegionHint};
 use sidecore_ring::{Chain, Descriptor};
+use sidecore_spec_virtio::blk::{ID_BYTES, Range, RequestHeader, UNMAP, feature, request_type, status};
 use sidecore_units::{SECTOR_BYTES, Sector};
 
-use super::config::{MAX_CLEAR_BYTES, feature};
-
-const HEADER_BYTES: usize = 16;
-/// Bytes that GET_ID answers (5.2.6).
-pub(crate) const ID_BYTES: usize = 20;
-/// Bytes of a discard or write-zeroes segment (5.2.6).
-const CLEAR_SEGMENT_BYTES: usize = 16;
-/// The one flag of such a segment.
-const UNMAP: u32 = 1;
-
-/// Request types (5.2.6).
-mod kind {
-    pub(super) const IN: u32 = 0;
-    pub(super) const OUT: u32 = 1;
-    pub(super) const FLUSH: u32 = 4;
-    pub(super) const GET_ID: u32 = 8;
-    pub(super) const DISCARD: u32 = 11;
-    pub(super) const WRITE_ZEROES: u32 = 13;
-}
+use super::config::MAX_CLEAR_BYTES;
 
 /// The status byte (5.2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
     /// VIRTIO_BLK_S_OK.
-    Ok = 0,
+    Ok = status::OK,
     /// VIRTIO_BLK_S_IOERR.
-    IoError = 1,
+    IoError = status::IOERR,
     /// VIRTIO_BLK_S_UNSUPP.
-    Unsupported = 2,
+    Unsupported = status::UNSUPP,
 }
 
 /// A request that no driver may make.
@@ -53,7 +36,7 @@ pub enum RequestError {
     #[error("a request without room for its status")]
     NoStatus,
     /// Fewer than 16 readable bytes.
-    #[error("a request whose header has {len_bytes} bytes, not {HEADER_BYTES}")]
+    #[error("a request whose header has {len_bytes} bytes, not {}", RequestHeader::BYTES)]
     ShortHeader {
         /// Readable bytes there are.
         len_bytes: u64,
@@ -132,24 +115,24 @@ impl RequestRules {
         };
         request.private = status.0;
         let (header, payload) = split_header(memory, readable, hint)?;
-        let [kind, _priority, sector_low, sector_high] = header;
-        let sector = Sector(u64::from(sector_low) | (u64::from(sector_high) << 32));
+        let RequestHeader { kind, sector } = RequestHeader::decode(&header);
+        let sector = Sector(sector);
         match kind {
-            kind::IN => {
+            request_type::IN => {
                 if !payload.is_empty() {
                     return Err(RequestError::UnexpectedReadable { kind });
                 }
                 request.operation = Operation::Read;
                 self.transfer(memory, sector, result, hint, request)
             }
-            kind::OUT => {
+            request_type::OUT => {
                 if !result.is_empty() {
                     return Err(RequestError::UnexpectedWritable { kind });
                 }
                 request.operation = Operation::Write;
                 self.transfer(memory, sector, payload, hint, request)
             }
-            kind::FLUSH => {
+            request_type::FLUSH => {
                 if !result.is_empty() {
                     return Err(RequestError::UnexpectedWritable { kind });
                 }
@@ -159,8 +142,8 @@ impl RequestRules {
                 request.segments.clear();
                 Ok(Verdict::Submit)
             }
-            kind::GET_ID => self.get_id(memory, result, hint),
-            kind::DISCARD | kind::WRITE_ZEROES => {
+            request_type::GET_ID => self.get_id(memory, result, hint),
+            request_type::DISCARD | request_type::WRITE_ZEROES => {
                 if !result.is_empty() {
                     return Err(RequestError::UnexpectedWritable { kind });
                 }
@@ -233,22 +216,21 @@ impl RequestRules {
         hint: &mut RegionHint,
         request: &mut BlockRequest,
     ) -> Result<Verdict, RequestError> {
-        let discard = kind == kind::DISCARD;
+        let discard = kind == request_type::DISCARD;
         let bit = if discard { feature::DISCARD } else { feature::WRITE_ZEROES };
         if self.features & bit == 0 {
             return Ok(UNSUPPORTED);
         }
-        if payload.len_bytes() != CLEAR_SEGMENT_BYTES as u64 {
+        if payload.len_bytes() != Range::BYTES as u64 {
             return Ok(REJECTED);
         }
-        let (words, _) = split_header(memory, payload, hint)?;
-        let [sector_low, sector_high, sectors, flags] = words;
+        let (range, _) = split_header(memory, payload, hint)?;
+        let Range { sector, sectors, flags } = Range::decode(&range);
         // 5.2.6.2: unknown flags, and unmap in a discard, are unsupported.
         if flags & !UNMAP != 0 || (discard && flags != 0) {
             return Ok(UNSUPPORTED);
         }
-        let sector = Sector(u64::from(sector_low) | (u64::from(sector_high) << 32));
-        let offset_bytes = sector.offset_bytes().unwrap_or(u64::MAX << 9);
+        let offset_bytes = Sector(sector).offset_bytes().unwrap_or(u64::MAX << 9);
         let len_bytes = u64::from(sectors).saturating_mul(SECTOR_BYTES);
         match self.geometry.check(offset_bytes, len_bytes) {
             Ok(()) => {}
@@ -267,19 +249,19 @@ impl RequestRules {
     }
 }
 
-/// Takes the first 16 bytes off `bytes`, as four words.
+/// Takes the first 16 bytes off `bytes`: a [`RequestHeader`] or a [`Range`].
 #[inline]
 fn split_header<'a>(
     memory: &GuestMemory,
     bytes: Bytes<'a>,
     hint: &mut RegionHint,
-) -> Result<([u32; 4], Bytes<'a>), RequestError> {
-    let mut header = [0_u8; HEADER_BYTES];
+) -> Result<([u8; RequestHeader::BYTES], Bytes<'a>), RequestError> {
+    let mut header = [0_u8; RequestHeader::BYTES];
     let rest = if let Some(first) = bytes.first()
-        && first.len_bytes as usize >= HEADER_BYTES
+        && first.len_bytes as usize >= RequestHeader::BYTES
     {
         header = memory.read_array(first.address, hint)?;
-        bytes.skip(HEADER_BYTES as u64)
+        bytes.skip(RequestHeader::BYTES as u64)
     } else {
         let mut filled = 0_usize;
         for descriptor in bytes.descriptors() {
@@ -291,14 +273,12 @@ fn split_header<'a>(
             memory.read_slice(descriptor.address, place, hint)?;
             filled = filled.saturating_add(count);
         }
-        if filled < HEADER_BYTES {
+        if filled < RequestHeader::BYTES {
             return Err(RequestError::ShortHeader { len_bytes: filled as u64 });
         }
-        bytes.skip(HEADER_BYTES as u64)
+        bytes.skip(RequestHeader::BYTES as u64)
     };
-    let (words, _) = header.as_chunks::<4>();
-    let word = |index: usize| words.get(index).map_or(0, |bytes| u32::from_le_bytes(*bytes));
-    Ok(([word(0), word(1), word(2), word(3)], rest))
+    Ok((header, rest))
 }
 
 /// A run of bytes over several descriptors, without what was cut off at its

@@ -6,6 +6,7 @@ use sidecore_block::BlockDevice;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, UserAddress};
 use sidecore_ring::driver::{Buffer, DriverRing, RingAreas};
 use sidecore_ring::{RingFormat, RingLayout};
+use sidecore_spec_virtio::blk::{RequestHeader, request_type};
 use sidecore_virtio::QueueResources;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
@@ -63,11 +64,10 @@ impl Greedy {
         for &slot in &self.idle {
             let (line, data) = (LINES + u64::from(slot) * 64, DATA + u64::from(slot) * REQUEST_BYTES);
             let sector = u64::from(slot) % (VOLUME_BYTES / REQUEST_BYTES);
-            let mut header = [0; 16];
-            header[8..].copy_from_slice(&sector.to_le_bytes());
+            let header = RequestHeader { kind: request_type::IN, sector }.encode();
             self.memory.write_slice(GuestAddress(line), &header, &mut RegionHint::default()).expect("in range");
             let chain = [
-                Buffer::to_device(line, 16),
+                Buffer::to_device(line, header.len() as u32),
                 Buffer::from_device(data, REQUEST_BYTES as u32),
                 Buffer::from_device(line + STATUS, 1),
             ];
