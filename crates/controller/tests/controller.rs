@@ -43,20 +43,23 @@ fn stepped(store: &Arc<dyn BlockDevice>) -> (Arc<Controller>, PhysicalDisk) {
     (Controller::without_threads("stepped", Arc::clone(store), &options, None, &mut disk).unwrap(), disk)
 }
 
+/// A store with the volumes "a" and "b", a page of each mapped and durable.
+fn two_volumes() -> Arc<dyn BlockDevice> {
+    let store = ram(16 * MIB);
+    let controller = over(&store, 1024);
+    for name in ["a", "b"] {
+        controller.create_volume(name, 4 * MIB, None).unwrap();
+        let (mut guest, _device) = guest(&controller, name);
+        guest.store(0, &pattern(1, PAGE as usize));
+        flush(&mut guest).unwrap();
+    }
+    controller.shutdown();
+    store
+}
+
 #[test]
 fn only_the_request_that_misses_waits() {
-    let store = ram(16 * MIB);
-    {
-        let controller = over(&store, 1024);
-        for name in ["a", "b"] {
-            controller.create_volume(name, 4 * MIB, None).unwrap();
-            let (mut guest, _device) = guest(&controller, name);
-            guest.store(0, &pattern(1, PAGE as usize));
-            flush(&mut guest).unwrap();
-        }
-        controller.shutdown();
-    }
-    let (controller, mut disk) = stepped(&store);
+    let (controller, mut disk) = stepped(&two_volumes());
     let (mut a, _a) = guest(&controller, "a");
     let (mut b, _b) = guest(&controller, "b");
     let mut completed = Batch::new();
@@ -359,14 +362,8 @@ fn equal_blocks_can_be_shared_under_live_guests_and_part_again() {
 
 #[test]
 fn waits_for_the_store_are_counted_where_others_fill_it() {
-    let delay = Nanos::from_millis(20);
-    let store: Arc<dyn BlockDevice> = Arc::new(DelayStore::new(ram(32 * MIB), delay));
-    let controller = over(&store, 1024);
-    for volume in ["a", "b"] {
-        controller.create_volume(volume, 4 * MIB, None).unwrap();
-        let (mut guest, _device) = guest(&controller, volume);
-        guest.store(0, &pattern(1, PAGE as usize));
-    }
+    let store: Arc<dyn BlockDevice> = Arc::new(DelayStore::new(two_volumes(), Nanos::from_millis(20)));
+    let (controller, mut disk) = stepped(&store);
     let memory = guest_memory();
     let reads = |count: u64| -> Batch {
         let read = |tag| {
@@ -383,16 +380,28 @@ fn waits_for_the_store_are_counted_where_others_fill_it() {
     let (core, mut completed) = (CoreContext::default(), Batch::new());
     let at = |micros: u64| Nanos::from_micros(1_000_000 + micros);
 
+    // Mappings are looked up by the hypervisor side first, which here does so when it is told.
+    let (device_a, device_b) = (function(&controller, "a"), function(&controller, "b"));
+    for device in [&device_a, &device_b] {
+        let mut channel = device.open_channel(&CoreContext::default(), 4).unwrap();
+        channel.attach_memory(&memory).unwrap();
+        channel.submit(Nanos(1), &mut reads(1));
+        channel.poll(Nanos(1), &mut completed);
+        assert!(controller.step(&mut disk));
+        for now in [Nanos(2), at(0)] {
+            channel.poll(now, &mut completed);
+        }
+        assert!(completed.pop().map(|mut request| request.tag.take().unwrap().into_bits()).is_some());
+    }
+
     // Alone, a function may have as many requests in the store as it likes.
-    let device_a = function(&controller, "a");
     let mut a = device_a.open_channel(&core, 512).unwrap();
     a.attach_memory(&memory).unwrap();
     a.submit(at(0), &mut reads(300));
     a.poll(at(0), &mut completed);
-    assert_eq!(waits(), [("a".to_owned(), 0)]);
+    assert_eq!(waits(), [("a".to_owned(), 0), ("b".to_owned(), 0)]);
 
     // More than two functions are given at first: the other one waits, once for all that it wants.
-    let device_b = function(&controller, "b");
     let mut b = device_b.open_channel(&core, 512).unwrap();
     b.attach_memory(&memory).unwrap();
     b.submit(at(1_000), &mut reads(8));
