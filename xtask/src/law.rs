@@ -15,6 +15,7 @@ const UNSAFE_ROOMS: &[&str] = &["memory", "ring", "linux", "verify/alloc"];
 /// The rooms that read what a guest, a VMM or an operator wrote.
 const PEER_FACING: &[&str] = &[
     "memory",
+    "spec-nvme",
     "spec-virtio",
     "ring",
     "block",

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{DeviceSpec, IdleMode, Sector};
-use sidecore_driver::{NvmeOptions, NvmeStatus, region, register};
+use sidecore_driver::{NvmeOptions, NvmeStatus, register, vfio};
 
 use common::until;
 use graph::{queue, spec};
@@ -89,9 +89,13 @@ fn misbehave(device: &DeviceSpec, random: &mut Random) {
             2 => drop(client.write_register32(register::CC, random.next() as u32)),
             3 => drop(client.write_register32(register::CC, 0x0046_0001)),
             4 => drop(client.write_register64(random.next() % 0x40, random.next())),
-            5 => drop(client.transport().region_write(region::BAR0, random.next() % (1 << 20), &[0xFF; 4])),
-            6 => drop(client.transport().region_write(region::CONFIG, random.next() % 256, &entry[..4])),
-            7 => drop(client.transport().region_write(region::BAR4, random.next() % 8192, &entry[..16])),
+            5 => drop(client.transport().region_write(
+                vfio::PCI_BAR0_REGION_INDEX,
+                random.next() % (1 << 20),
+                &[0xFF; 4],
+            )),
+            6 => drop(client.transport().region_write(vfio::PCI_CONFIG_REGION_INDEX, random.next() % 256, &entry[..4])),
+            7 => drop(client.transport().region_write(vfio::PCI_BAR4_REGION_INDEX, random.next() % 8192, &entry[..16])),
             8 => drop(client.remap_memory()),
             _ => {}
         }

@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::OFlags;
 use sidecore_assembly::Assembly;
 use sidecore_assembly::spec::{IdleMode, Sector};
-use sidecore_driver::{BlkClient, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeStatus, set_irqs};
+use sidecore_driver::{BlkClient, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeStatus, vfio};
 
 use common::{PATIENCE, device};
 use graph::{queue, spec};
@@ -75,7 +75,7 @@ fn a_full_interrupt_of_an_io_queue_holds_up_no_neighbour() {
         let mut client = connect_as(&spec.devices[0].socket, &interrupts());
         let mut neighbour = connect(&spec.devices[1].socket);
         let full = Full::new();
-        client.transport().set_vectors(set_irqs::MSIX, 1, &[full.0.as_fd()]).unwrap();
+        client.transport().set_vectors(vfio::PCI_MSIX_IRQ_INDEX, 1, &[full.0.as_fd()]).unwrap();
         full.fill();
         let bully = queue(&mut client);
         for byte in 0..100 {
@@ -114,7 +114,7 @@ fn a_full_interrupt_of_an_admin_queue_holds_up_no_other_socket() {
     let assembly = Assembly::start(&spec).unwrap();
     let mut client = connect_as(&spec.devices[0].socket, &interrupts());
     let full = Full::new();
-    client.transport().set_vectors(set_irqs::MSIX, 0, &[full.0.as_fd()]).unwrap();
+    client.transport().set_vectors(vfio::PCI_MSIX_IRQ_INDEX, 0, &[full.0.as_fd()]).unwrap();
     full.fill();
     for _ in 0..10 {
         client.read_namespace().unwrap();
@@ -131,15 +131,15 @@ fn a_full_interrupt_of_an_admin_queue_holds_up_no_other_socket() {
 #[test]
 fn a_full_interrupt_that_its_vmm_triggers_holds_up_no_other_socket() {
     let signal = |client: &NvmeClient| {
-        let flags = set_irqs::DATA_NONE | set_irqs::ACTION_TRIGGER;
-        client.transport().set_irqs(flags, set_irqs::MSIX, 3..4, &[], &[]).unwrap();
+        let flags = vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_ACTION_TRIGGER;
+        client.transport().set_irqs(flags, vfio::PCI_MSIX_IRQ_INDEX, 3..4, &[], &[]).unwrap();
     };
     let directory = tempfile::tempdir().unwrap();
     let spec = spec(directory.path(), ADAPTIVE, &["mem", "one"]);
     let assembly = Assembly::start(&spec).unwrap();
     let client = connect_as(&spec.devices[0].socket, &interrupts());
     let full = Full::new();
-    client.transport().set_vectors(set_irqs::MSIX, 3, &[full.0.as_fd()]).unwrap();
+    client.transport().set_vectors(vfio::PCI_MSIX_IRQ_INDEX, 3, &[full.0.as_fd()]).unwrap();
     full.fill();
     for _ in 0..10 {
         signal(&client);

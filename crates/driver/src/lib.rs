@@ -87,7 +87,7 @@ pub use loopback::Loopback;
 pub use nvme::{
     AdminCompletion, DataPointers, DeviceInfo, DmaBuffer, IrqInfo, MappableArea, NvmeAdmin, NvmeCapabilities,
     NvmeClient, NvmeCommand, NvmeCompletion, NvmeControllerInfo, NvmeLoopback, NvmeNamespaceInfo, NvmeOptions,
-    NvmeQueue, NvmeStatus, RawMessage, RegionInfo, Transport, admin_opcode, io_opcode, region, register, set_irqs,
+    NvmeQueue, NvmeStatus, RawMessage, RegionInfo, Transport, admin_opcode, io_opcode, register, vfio,
 };
 pub use options::{ClientOptions, Notify};
 pub use queue::{BlkQueue, Counters};

@@ -14,13 +14,16 @@ impl Bytes {
             place.copy_from_slice(bytes);
         }
     }
+}
 
-    /// An ASCII string of `len_bytes`, filled up with spaces (NVMe base 2.0, 1.4.2).
-    pub(crate) fn put_text(&mut self, offset: usize, text: &str, len_bytes: usize) {
-        let printable = |byte: u8| if (0x20..=0x7E).contains(&byte) { byte } else { b'?' };
-        let text: Vec<u8> = text.bytes().map(printable).chain(std::iter::repeat(b' ')).take(len_bytes).collect();
-        self.put(offset, &text);
+/// An ASCII string, filled up with spaces (NVMe base 2.0, 1.4.2).
+pub(crate) fn text<const LEN_BYTES: usize>(text: &str) -> [u8; LEN_BYTES] {
+    let printable = |byte: u8| if (0x20..=0x7E).contains(&byte) { byte } else { b'?' };
+    let mut bytes = [b' '; LEN_BYTES];
+    for (to, from) in bytes.iter_mut().zip(text.bytes()) {
+        *to = printable(from);
     }
+    bytes
 }
 
 impl From<Bytes> for Vec<u8> {
@@ -36,11 +39,9 @@ mod tests {
     #[test]
     fn text_is_padded_cut_and_printable() {
         let mut bytes = Bytes::new(10);
-        bytes.put_text(1, "a\nbcdef", 4);
+        bytes.put(1, &text::<4>("a\nbcdef"));
         bytes.put(8, &[1, 2, 3]);
         assert_eq!(Vec::from(bytes), b"\0a?bc\0\0\0\0\0");
-        let mut bytes = Bytes::new(3);
-        bytes.put_text(0, "x", 3);
-        assert_eq!(Vec::from(bytes), b"x  ");
+        assert_eq!(&text::<3>("x"), b"x  ");
     }
 }

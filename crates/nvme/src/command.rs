@@ -1,10 +1,9 @@
 //! A submission queue entry (NVMe base 2.0, 3.3.3.1), typed.
 
-/// Bytes in a submission queue entry.
-pub const COMMAND_BYTES: usize = 64;
-
-/// The NSID that names all namespaces (3.2.1.2).
-pub const BROADCAST_NSID: u32 = 0xFFFF_FFFF;
+use sidecore_spec_nvme::command::{
+    COMMAND_BYTES, DATA_POINTER_OFFSET, FUSE_FIRST, FUSE_SECOND, FUSE_SHIFT, METADATA_POINTER_OFFSET, PRP_BYTES,
+    PSDT_SGL, PSDT_SGL_WITH_METADATA_SEGMENT, PSDT_SHIFT,
+};
 
 /// The 64 bytes of a command, ours already: read once from the guest's memory, and then never again.
 #[derive(Clone, Copy, Debug)]
@@ -75,10 +74,10 @@ impl Command {
     #[must_use]
     #[inline]
     pub fn fuse(&self) -> Fuse {
-        match self.dword(0) >> 8 & 0b11 {
+        match self.dword(0) >> FUSE_SHIFT & 0b11 {
             0 => Fuse::Normal,
-            1 => Fuse::First,
-            2 => Fuse::Second,
+            FUSE_FIRST => Fuse::First,
+            FUSE_SECOND => Fuse::Second,
             _ => Fuse::Reserved,
         }
     }
@@ -87,10 +86,10 @@ impl Command {
     #[must_use]
     #[inline]
     pub fn pointer_kind(&self) -> PointerKind {
-        match self.dword(0) >> 14 & 0b11 {
+        match self.dword(0) >> PSDT_SHIFT & 0b11 {
             0 => PointerKind::Prp,
-            1 => PointerKind::Sgl,
-            2 => PointerKind::SglWithMetadataSegment,
+            PSDT_SGL => PointerKind::Sgl,
+            PSDT_SGL_WITH_METADATA_SEGMENT => PointerKind::SglWithMetadataSegment,
             _ => PointerKind::Reserved,
         }
     }
@@ -112,21 +111,21 @@ impl Command {
     /// MPTR.
     #[must_use]
     pub fn metadata_pointer(&self) -> u64 {
-        u64::from_le_bytes(self.field(16))
+        u64::from_le_bytes(self.field(METADATA_POINTER_OFFSET))
     }
 
     /// DPTR as PRP entry 1.
     #[must_use]
     #[inline]
     pub fn prp1(&self) -> u64 {
-        u64::from_le_bytes(self.field(24))
+        u64::from_le_bytes(self.field(DATA_POINTER_OFFSET))
     }
 
     /// DPTR as PRP entry 2.
     #[must_use]
     #[inline]
     pub fn prp2(&self) -> u64 {
-        u64::from_le_bytes(self.field(32))
+        u64::from_le_bytes(self.field(DATA_POINTER_OFFSET + PRP_BYTES))
     }
 
     /// DPTR as an SGL descriptor.

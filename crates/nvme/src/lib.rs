@@ -41,7 +41,7 @@ mod status;
 
 pub use admin::errors::ErrorLog;
 pub use attendant::Attendant;
-pub use command::{BROADCAST_NSID, COMMAND_BYTES, Command, Fuse, PointerKind};
+pub use command::{Command, Fuse, PointerKind};
 pub use done::Done;
 pub use handover::{
     CompletionQueueState, EntryState, FunctionState, HandOver, HandedOver, PositionState, QueuesState,

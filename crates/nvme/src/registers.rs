@@ -4,33 +4,14 @@
 //! that are there; a write of any other shape is not obeyed.
 
 use serde::{Deserialize, Serialize};
-
-/// Where doorbells begin, and the properties end.
-pub(crate) const DOORBELLS_OFFSET: u64 = 0x1000;
+use sidecore_spec_nvme::register::{self, VERSION_2_0, cap, cc, csts};
 
 /// Most entries of a queue (CAP.MQES + 1).
 pub(crate) const MAX_QUEUE_ENTRIES: u32 = 4096;
 
-/// The version of the specification that this is (VS): 2.0.
-pub(crate) const VERSION: u32 = 0x0002_0000;
-
 /// What is the most that a host has to wait for the controller to become ready, or to stop being so, in units of 500 ms
 /// (CAP.TO). The latter includes requests that the store is still busy with.
 const TIMEOUT: u32 = 60;
-
-/// Offsets of the properties that are implemented (figure 35).
-mod offset {
-    pub const CAP: u32 = 0x00;
-    pub const VS: u32 = 0x08;
-    pub const INTMS: u32 = 0x0C;
-    pub const INTMC: u32 = 0x10;
-    pub const CC: u32 = 0x14;
-    pub const CSTS: u32 = 0x1C;
-    pub const AQA: u32 = 0x24;
-    pub const ASQ: u32 = 0x28;
-    pub const ACQ: u32 = 0x30;
-    pub const CRTO: u32 = 0x68;
-}
 
 /// Controller Configuration (3.1.3.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,34 +23,34 @@ impl Configuration {
 
     /// CC.EN.
     pub(crate) const fn is_enabled(self) -> bool {
-        self.0 & 1 != 0
+        self.0 & cc::EN != 0
     }
 
     /// Whether CC.SHN asks for a shutdown, a normal or an abrupt one.
     pub(crate) const fn is_shutdown(self) -> bool {
-        self.0 >> 14 & 0b11 != 0
+        self.0 >> cc::SHN_SHIFT & 0b11 != 0
     }
 
     /// Whether CC.SHN asks for an abrupt one.
     pub(crate) const fn is_abrupt_shutdown(self) -> bool {
-        self.0 >> 14 & 0b11 == 0b10
+        self.0 >> cc::SHN_SHIFT & 0b11 == cc::SHN_ABRUPT
     }
 
     /// CC.IOSQES: log2 of the size of an I/O submission queue's entries.
     pub(crate) const fn submission_entry_size(self) -> u32 {
-        self.0 >> 16 & 0xF
+        self.0 >> cc::IOSQES_SHIFT & 0xF
     }
 
     /// CC.IOCQES.
     pub(crate) const fn completion_entry_size(self) -> u32 {
-        self.0 >> 20 & 0xF
+        self.0 >> cc::IOCQES_SHIFT & 0xF
     }
 
     /// Whether a controller can run so: pages of 4 KiB (MPS 0), round robin (AMS 0), the NVM command set (CSS 0).
     pub(crate) const fn is_supported(self) -> bool {
-        let page_size = self.0 >> 7 & 0xF;
-        let arbitration = self.0 >> 11 & 0b111;
-        let command_set = self.0 >> 4 & 0b111;
+        let page_size = self.0 >> cc::MPS_SHIFT & 0xF;
+        let arbitration = self.0 >> cc::AMS_SHIFT & 0b111;
+        let command_set = self.0 >> cc::CSS_SHIFT & 0b111;
         page_size == 0 && arbitration == 0 && command_set == 0
     }
 }
@@ -98,10 +79,12 @@ impl ControllerStatus {
     fn bits(self) -> u32 {
         let shutdown = match self.shutdown {
             Shutdown::None => 0,
-            Shutdown::Occurring => 1,
-            Shutdown::Complete => 2,
+            Shutdown::Occurring => csts::SHST_OCCURRING,
+            Shutdown::Complete => csts::SHST_COMPLETE,
         };
-        u32::from(self.ready) | u32::from(self.fatal) << 1 | shutdown << 2
+        let ready = if self.ready { csts::RDY } else { 0 };
+        let fatal = if self.fatal { csts::CFS } else { 0 };
+        ready | fatal | shutdown << csts::SHST_SHIFT
     }
 }
 
@@ -183,32 +166,29 @@ impl Registers {
     /// 4 KiB and nothing else, and CRTO says how long to wait (CRMS.CRWMS), as version 2.0 wants it.
     fn capabilities(&self) -> u64 {
         let queue_entries = u64::from(MAX_QUEUE_ENTRIES.saturating_sub(1));
-        let contiguous = 1 << 16;
-        let timeout = u64::from(TIMEOUT) << 24;
-        let stride = u64::from(self.doorbell_stride & 0xF) << 32;
-        let nvm_command_set = 1 << 37;
-        let ready_with_media = 1 << 59;
-        queue_entries | contiguous | timeout | stride | nvm_command_set | ready_with_media
+        let timeout = u64::from(TIMEOUT) << cap::TO_SHIFT;
+        let stride = u64::from(self.doorbell_stride & 0xF) << cap::DSTRD_SHIFT;
+        queue_entries | cap::CQR | timeout | stride | cap::CSS_NVM | cap::CRMS_CRWMS
     }
 
     /// The dword at `offset`, a multiple of four; what is reserved or not implemented is zero.
-    fn dword(&self, offset: u32) -> u32 {
+    fn dword(&self, offset: u64) -> u32 {
         let low = |value: u64| (value & 0xFFFF_FFFF) as u32;
         let high = |value: u64| (value >> 32) as u32;
         match offset {
-            offset::CAP => low(self.capabilities()),
+            register::CAP => low(self.capabilities()),
             0x04 => high(self.capabilities()),
-            offset::VS => VERSION,
-            offset::INTMS | offset::INTMC => self.interrupt_mask,
-            offset::CC => self.configuration.0,
-            offset::CSTS => self.status.bits(),
-            offset::AQA => self.admin_attributes,
-            offset::ASQ => low(self.admin_submission),
+            register::VS => VERSION_2_0,
+            register::INTMS | register::INTMC => self.interrupt_mask,
+            register::CC => self.configuration.0,
+            register::CSTS => self.status.bits(),
+            register::AQA => self.admin_attributes,
+            register::ASQ => low(self.admin_submission),
             0x2C => high(self.admin_submission),
-            offset::ACQ => low(self.admin_completion),
+            register::ACQ => low(self.admin_completion),
             0x34 => high(self.admin_completion),
             // CRWMT, in the same units as CAP.TO and not less.
-            offset::CRTO => TIMEOUT,
+            register::CRTO => TIMEOUT,
             _ => 0,
         }
     }
@@ -216,7 +196,7 @@ impl Registers {
     /// Reads what is at `offset`; zeros where nothing is.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
-            let value = u32::try_from(at & !3).map_or(0, |dword| self.dword(dword));
+            let value = self.dword(at & !3);
             let [zero, one, two, three] = value.to_le_bytes();
             *byte = match at & 3 {
                 0 => zero,
@@ -233,19 +213,19 @@ impl Registers {
         let with_high = |old: u64| old & 0xFFFF_FFFF | u64::from(value) << 32;
         // ASQ and ACQ hold a page's number: their low 12 bits are reserved.
         const PAGE: u32 = 0xFFFF_F000;
-        match u32::try_from(offset) {
+        match offset {
             // Without effect on MSI-X (3.1.3.3).
-            Ok(offset::INTMS) => self.interrupt_mask |= value,
-            Ok(offset::INTMC) => self.interrupt_mask &= !value,
-            Ok(offset::CC) => {
+            register::INTMS => self.interrupt_mask |= value,
+            register::INTMC => self.interrupt_mask &= !value,
+            register::CC => {
                 self.configuration = Configuration(value & Configuration::WRITABLE);
                 return true;
             }
-            Ok(offset::AQA) => self.admin_attributes = value & 0x0FFF_0FFF,
-            Ok(offset::ASQ) => self.admin_submission = with_low(self.admin_submission, PAGE),
-            Ok(0x2C) => self.admin_submission = with_high(self.admin_submission),
-            Ok(offset::ACQ) => self.admin_completion = with_low(self.admin_completion, PAGE),
-            Ok(0x34) => self.admin_completion = with_high(self.admin_completion),
+            register::AQA => self.admin_attributes = value & 0x0FFF_0FFF,
+            register::ASQ => self.admin_submission = with_low(self.admin_submission, PAGE),
+            0x2C => self.admin_submission = with_high(self.admin_submission),
+            register::ACQ => self.admin_completion = with_low(self.admin_completion, PAGE),
+            0x34 => self.admin_completion = with_high(self.admin_completion),
             _ => {}
         }
         false

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use sidecore_spec_nvme::status::{self, CODE_MASK, DO_NOT_RETRY, MORE};
+
 /// How a command ended: a completion's status field without its phase tag.
 ///
 /// The constants carry Do Not Retry where the same command would fail again; [`Status::retryable`] and
@@ -9,163 +11,154 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Status(u16);
 
-/// Status code types (figure 95).
-const GENERIC: u16 = 0;
-const COMMAND_SPECIFIC: u16 = 1;
-const MEDIA: u16 = 2;
-const PATH: u16 = 3;
-
-const MORE: u16 = 1 << 13;
-const DO_NOT_RETRY: u16 = 1 << 14;
-
 impl Status {
     /// 0h: it worked.
-    pub const SUCCESS: Self = Self(0);
+    pub const SUCCESS: Self = Self(status::SUCCESS);
 
     // Generic command status (figure 96 and NVM command set 1.0, figure 16).
 
     /// 01h.
-    pub const INVALID_OPCODE: Self = Self::fail(GENERIC, 0x01);
+    pub const INVALID_OPCODE: Self = Self::fail(status::INVALID_OPCODE);
     /// 02h.
-    pub const INVALID_FIELD: Self = Self::fail(GENERIC, 0x02);
+    pub const INVALID_FIELD: Self = Self::fail(status::INVALID_FIELD);
     /// 03h: the command identifier is in use.
-    pub const COMMAND_ID_CONFLICT: Self = Self::fail(GENERIC, 0x03);
+    pub const COMMAND_ID_CONFLICT: Self = Self::fail(status::COMMAND_ID_CONFLICT);
     /// 04h: data or metadata could not be transferred: it is not in the guest's memory.
-    pub const DATA_TRANSFER_ERROR: Self = Self::fail(GENERIC, 0x04);
+    pub const DATA_TRANSFER_ERROR: Self = Self::fail(status::DATA_TRANSFER_ERROR);
     /// 06h; may be gone when it is tried again.
-    pub const INTERNAL_ERROR: Self = Self::retry(GENERIC, 0x06);
+    pub const INTERNAL_ERROR: Self = Self::retry(status::INTERNAL_ERROR);
     /// 07h: by an Abort command.
-    pub const ABORT_REQUESTED: Self = Self::retry(GENERIC, 0x07);
+    pub const ABORT_REQUESTED: Self = Self::retry(status::ABORT_REQUESTED);
     /// 08h: its submission queue was deleted.
-    pub const ABORTED_SQ_DELETION: Self = Self::retry(GENERIC, 0x08);
+    pub const ABORTED_SQ_DELETION: Self = Self::retry(status::ABORTED_SQ_DELETION);
     /// 09h: the other one of two fused commands failed.
-    pub const FAILED_FUSED: Self = Self::retry(GENERIC, 0x09);
+    pub const FAILED_FUSED: Self = Self::retry(status::FAILED_FUSED);
     /// 0Ah: the other one of two fused commands is missing.
-    pub const MISSING_FUSED: Self = Self::fail(GENERIC, 0x0A);
+    pub const MISSING_FUSED: Self = Self::fail(status::MISSING_FUSED);
     /// 0Bh: also the format of the namespace is wrong.
-    pub const INVALID_NAMESPACE: Self = Self::fail(GENERIC, 0x0B);
+    pub const INVALID_NAMESPACE: Self = Self::fail(status::INVALID_NAMESPACE);
     /// 0Ch.
-    pub const COMMAND_SEQUENCE_ERROR: Self = Self::fail(GENERIC, 0x0C);
+    pub const COMMAND_SEQUENCE_ERROR: Self = Self::fail(status::COMMAND_SEQUENCE_ERROR);
     /// 0Dh.
-    pub const INVALID_SGL_SEGMENT: Self = Self::fail(GENERIC, 0x0D);
+    pub const INVALID_SGL_SEGMENT: Self = Self::fail(status::INVALID_SGL_SEGMENT);
     /// 0Eh.
-    pub const INVALID_SGL_COUNT: Self = Self::fail(GENERIC, 0x0E);
+    pub const INVALID_SGL_COUNT: Self = Self::fail(status::INVALID_SGL_COUNT);
     /// 0Fh: an SGL's length does not fit the transfer's.
-    pub const INVALID_DATA_SGL_LENGTH: Self = Self::fail(GENERIC, 0x0F);
+    pub const INVALID_DATA_SGL_LENGTH: Self = Self::fail(status::INVALID_DATA_SGL_LENGTH);
     /// 10h.
-    pub const INVALID_METADATA_SGL_LENGTH: Self = Self::fail(GENERIC, 0x10);
+    pub const INVALID_METADATA_SGL_LENGTH: Self = Self::fail(status::INVALID_METADATA_SGL_LENGTH);
     /// 11h.
-    pub const INVALID_SGL_TYPE: Self = Self::fail(GENERIC, 0x11);
+    pub const INVALID_SGL_TYPE: Self = Self::fail(status::INVALID_SGL_TYPE);
     /// 13h: a PRP's offset is not zero where it has to be, or not a multiple of four.
-    pub const INVALID_PRP_OFFSET: Self = Self::fail(GENERIC, 0x13);
+    pub const INVALID_PRP_OFFSET: Self = Self::fail(status::INVALID_PRP_OFFSET);
     /// 14h.
-    pub const ATOMIC_WRITE_UNIT_EXCEEDED: Self = Self::fail(GENERIC, 0x14);
+    pub const ATOMIC_WRITE_UNIT_EXCEEDED: Self = Self::fail(status::ATOMIC_WRITE_UNIT_EXCEEDED);
     /// 15h.
-    pub const OPERATION_DENIED: Self = Self::fail(GENERIC, 0x15);
+    pub const OPERATION_DENIED: Self = Self::fail(status::OPERATION_DENIED);
     /// 16h.
-    pub const INVALID_SGL_OFFSET: Self = Self::fail(GENERIC, 0x16);
+    pub const INVALID_SGL_OFFSET: Self = Self::fail(status::INVALID_SGL_OFFSET);
     /// 18h.
-    pub const INVALID_HOST_IDENTIFIER_FORMAT: Self = Self::fail(GENERIC, 0x18);
+    pub const INVALID_HOST_IDENTIFIER_FORMAT: Self = Self::fail(status::INVALID_HOST_IDENTIFIER_FORMAT);
     /// 19h.
-    pub const KEEP_ALIVE_EXPIRED: Self = Self::fail(GENERIC, 0x19);
+    pub const KEEP_ALIVE_EXPIRED: Self = Self::fail(status::KEEP_ALIVE_EXPIRED);
     /// 1Ah.
-    pub const INVALID_KEEP_ALIVE_TIMEOUT: Self = Self::fail(GENERIC, 0x1A);
+    pub const INVALID_KEEP_ALIVE_TIMEOUT: Self = Self::fail(status::INVALID_KEEP_ALIVE_TIMEOUT);
     /// 20h.
-    pub const NAMESPACE_WRITE_PROTECTED: Self = Self::fail(GENERIC, 0x20);
+    pub const NAMESPACE_WRITE_PROTECTED: Self = Self::fail(status::NAMESPACE_WRITE_PROTECTED);
     /// 80h: past the end of the namespace.
-    pub const LBA_OUT_OF_RANGE: Self = Self::fail(GENERIC, 0x80);
+    pub const LBA_OUT_OF_RANGE: Self = Self::fail(status::LBA_OUT_OF_RANGE);
     /// 81h: the store has no room left.
-    pub const CAPACITY_EXCEEDED: Self = Self::fail(GENERIC, 0x81);
+    pub const CAPACITY_EXCEEDED: Self = Self::fail(status::CAPACITY_EXCEEDED);
     /// 82h.
-    pub const NAMESPACE_NOT_READY: Self = Self::retry(GENERIC, 0x82);
+    pub const NAMESPACE_NOT_READY: Self = Self::retry(status::NAMESPACE_NOT_READY);
 
     // Command specific status (figure 97).
 
     /// 00h: there is no such completion queue.
-    pub const INVALID_COMPLETION_QUEUE: Self = Self::fail(COMMAND_SPECIFIC, 0x00);
+    pub const INVALID_COMPLETION_QUEUE: Self = Self::fail(status::INVALID_COMPLETION_QUEUE);
     /// 01h.
-    pub const INVALID_QUEUE_ID: Self = Self::fail(COMMAND_SPECIFIC, 0x01);
+    pub const INVALID_QUEUE_ID: Self = Self::fail(status::INVALID_QUEUE_ID);
     /// 02h.
-    pub const INVALID_QUEUE_SIZE: Self = Self::fail(COMMAND_SPECIFIC, 0x02);
+    pub const INVALID_QUEUE_SIZE: Self = Self::fail(status::INVALID_QUEUE_SIZE);
     /// 03h.
-    pub const ABORT_LIMIT_EXCEEDED: Self = Self::fail(COMMAND_SPECIFIC, 0x03);
+    pub const ABORT_LIMIT_EXCEEDED: Self = Self::fail(status::ABORT_LIMIT_EXCEEDED);
     /// 05h.
-    pub const ASYNC_EVENT_LIMIT_EXCEEDED: Self = Self::fail(COMMAND_SPECIFIC, 0x05);
+    pub const ASYNC_EVENT_LIMIT_EXCEEDED: Self = Self::fail(status::ASYNC_EVENT_LIMIT_EXCEEDED);
     /// 08h.
-    pub const INVALID_INTERRUPT_VECTOR: Self = Self::fail(COMMAND_SPECIFIC, 0x08);
+    pub const INVALID_INTERRUPT_VECTOR: Self = Self::fail(status::INVALID_INTERRUPT_VECTOR);
     /// 09h.
-    pub const INVALID_LOG_PAGE: Self = Self::fail(COMMAND_SPECIFIC, 0x09);
+    pub const INVALID_LOG_PAGE: Self = Self::fail(status::INVALID_LOG_PAGE);
     /// 0Ah.
-    pub const INVALID_FORMAT: Self = Self::fail(COMMAND_SPECIFIC, 0x0A);
+    pub const INVALID_FORMAT: Self = Self::fail(status::INVALID_FORMAT);
     /// 0Ch: a completion queue that submission queues still use cannot be deleted.
-    pub const INVALID_QUEUE_DELETION: Self = Self::fail(COMMAND_SPECIFIC, 0x0C);
+    pub const INVALID_QUEUE_DELETION: Self = Self::fail(status::INVALID_QUEUE_DELETION);
     /// 0Dh.
-    pub const FEATURE_NOT_SAVEABLE: Self = Self::fail(COMMAND_SPECIFIC, 0x0D);
+    pub const FEATURE_NOT_SAVEABLE: Self = Self::fail(status::FEATURE_NOT_SAVEABLE);
     /// 0Eh.
-    pub const FEATURE_NOT_CHANGEABLE: Self = Self::fail(COMMAND_SPECIFIC, 0x0E);
+    pub const FEATURE_NOT_CHANGEABLE: Self = Self::fail(status::FEATURE_NOT_CHANGEABLE);
     /// 0Fh.
-    pub const FEATURE_NOT_NAMESPACE_SPECIFIC: Self = Self::fail(COMMAND_SPECIFIC, 0x0F);
+    pub const FEATURE_NOT_NAMESPACE_SPECIFIC: Self = Self::fail(status::FEATURE_NOT_NAMESPACE_SPECIFIC);
     /// 14h.
-    pub const OVERLAPPING_RANGE: Self = Self::fail(COMMAND_SPECIFIC, 0x14);
+    pub const OVERLAPPING_RANGE: Self = Self::fail(status::OVERLAPPING_RANGE);
     /// 15h.
-    pub const NAMESPACE_INSUFFICIENT_CAPACITY: Self = Self::fail(COMMAND_SPECIFIC, 0x15);
+    pub const NAMESPACE_INSUFFICIENT_CAPACITY: Self = Self::fail(status::NAMESPACE_INSUFFICIENT_CAPACITY);
     /// 16h: no number is left for another namespace.
-    pub const NAMESPACE_ID_UNAVAILABLE: Self = Self::fail(COMMAND_SPECIFIC, 0x16);
+    pub const NAMESPACE_ID_UNAVAILABLE: Self = Self::fail(status::NAMESPACE_ID_UNAVAILABLE);
     /// 18h.
-    pub const NAMESPACE_ALREADY_ATTACHED: Self = Self::fail(COMMAND_SPECIFIC, 0x18);
+    pub const NAMESPACE_ALREADY_ATTACHED: Self = Self::fail(status::NAMESPACE_ALREADY_ATTACHED);
     /// 19h.
-    pub const NAMESPACE_IS_PRIVATE: Self = Self::fail(COMMAND_SPECIFIC, 0x19);
+    pub const NAMESPACE_IS_PRIVATE: Self = Self::fail(status::NAMESPACE_IS_PRIVATE);
     /// 1Ah.
-    pub const NAMESPACE_NOT_ATTACHED: Self = Self::fail(COMMAND_SPECIFIC, 0x1A);
+    pub const NAMESPACE_NOT_ATTACHED: Self = Self::fail(status::NAMESPACE_NOT_ATTACHED);
     /// 1Bh.
-    pub const THIN_PROVISIONING_NOT_SUPPORTED: Self = Self::fail(COMMAND_SPECIFIC, 0x1B);
+    pub const THIN_PROVISIONING_NOT_SUPPORTED: Self = Self::fail(status::THIN_PROVISIONING_NOT_SUPPORTED);
     /// 1Ch.
-    pub const CONTROLLER_LIST_INVALID: Self = Self::fail(COMMAND_SPECIFIC, 0x1C);
+    pub const CONTROLLER_LIST_INVALID: Self = Self::fail(status::CONTROLLER_LIST_INVALID);
     /// 1Fh.
-    pub const INVALID_CONTROLLER_ID: Self = Self::fail(COMMAND_SPECIFIC, 0x1F);
+    pub const INVALID_CONTROLLER_ID: Self = Self::fail(status::INVALID_CONTROLLER_ID);
     /// 20h.
-    pub const INVALID_SECONDARY_STATE: Self = Self::fail(COMMAND_SPECIFIC, 0x20);
+    pub const INVALID_SECONDARY_STATE: Self = Self::fail(status::INVALID_SECONDARY_STATE);
     /// 21h.
-    pub const INVALID_RESOURCE_COUNT: Self = Self::fail(COMMAND_SPECIFIC, 0x21);
+    pub const INVALID_RESOURCE_COUNT: Self = Self::fail(status::INVALID_RESOURCE_COUNT);
     /// 22h.
-    pub const INVALID_RESOURCE_ID: Self = Self::fail(COMMAND_SPECIFIC, 0x22);
+    pub const INVALID_RESOURCE_ID: Self = Self::fail(status::INVALID_RESOURCE_ID);
     /// 27h.
-    pub const NAMESPACE_ATTACHMENT_LIMIT: Self = Self::fail(COMMAND_SPECIFIC, 0x27);
+    pub const NAMESPACE_ATTACHMENT_LIMIT: Self = Self::fail(status::NAMESPACE_ATTACHMENT_LIMIT);
     /// 29h: an I/O command set that is not there.
-    pub const COMMAND_SET_NOT_SUPPORTED: Self = Self::fail(COMMAND_SPECIFIC, 0x29);
+    pub const COMMAND_SET_NOT_SUPPORTED: Self = Self::fail(status::COMMAND_SET_NOT_SUPPORTED);
     /// 80h (NVM command set): attributes that exclude each other.
-    pub const CONFLICTING_ATTRIBUTES: Self = Self::fail(COMMAND_SPECIFIC, 0x80);
+    pub const CONFLICTING_ATTRIBUTES: Self = Self::fail(status::CONFLICTING_ATTRIBUTES);
     /// 81h (NVM command set).
-    pub const INVALID_PROTECTION_INFORMATION: Self = Self::fail(COMMAND_SPECIFIC, 0x81);
+    pub const INVALID_PROTECTION_INFORMATION: Self = Self::fail(status::INVALID_PROTECTION_INFORMATION);
     /// 82h (NVM command set): a write to a range that is read-only.
-    pub const WRITE_TO_READ_ONLY_RANGE: Self = Self::fail(COMMAND_SPECIFIC, 0x82);
+    pub const WRITE_TO_READ_ONLY_RANGE: Self = Self::fail(status::WRITE_TO_READ_ONLY_RANGE);
     /// 83h (NVM command set).
-    pub const COMMAND_SIZE_LIMIT_EXCEEDED: Self = Self::fail(COMMAND_SPECIFIC, 0x83);
+    pub const COMMAND_SIZE_LIMIT_EXCEEDED: Self = Self::fail(status::COMMAND_SIZE_LIMIT_EXCEEDED);
 
     // Media and data integrity errors (figure 98).
 
     /// 80h.
-    pub const WRITE_FAULT: Self = Self::retry(MEDIA, 0x80);
+    pub const WRITE_FAULT: Self = Self::retry(status::WRITE_FAULT);
     /// 81h.
-    pub const UNRECOVERED_READ_ERROR: Self = Self::retry(MEDIA, 0x81);
+    pub const UNRECOVERED_READ_ERROR: Self = Self::retry(status::UNRECOVERED_READ_ERROR);
     /// 85h.
-    pub const COMPARE_FAILURE: Self = Self::fail(MEDIA, 0x85);
+    pub const COMPARE_FAILURE: Self = Self::fail(status::COMPARE_FAILURE);
     /// 86h.
-    pub const ACCESS_DENIED: Self = Self::fail(MEDIA, 0x86);
+    pub const ACCESS_DENIED: Self = Self::fail(status::ACCESS_DENIED);
     /// 87h.
-    pub const UNWRITTEN_BLOCK: Self = Self::fail(MEDIA, 0x87);
+    pub const UNWRITTEN_BLOCK: Self = Self::fail(status::UNWRITTEN_BLOCK);
 
     // Path related status (figure 99).
 
     /// 60h: the controller itself failed on the way.
-    pub const CONTROLLER_PATHING_ERROR: Self = Self::retry(PATH, 0x60);
+    pub const CONTROLLER_PATHING_ERROR: Self = Self::retry(status::CONTROLLER_PATHING_ERROR);
 
-    const fn retry(kind: u16, code: u16) -> Self {
-        Self(kind << 8 | code)
+    const fn retry(code: u16) -> Self {
+        Self(code)
     }
 
-    const fn fail(kind: u16, code: u16) -> Self {
-        Self(DO_NOT_RETRY | kind << 8 | code)
+    const fn fail(code: u16) -> Self {
+        Self(DO_NOT_RETRY | code)
     }
 
     /// The same, for a command that may work when it is tried again.
@@ -190,13 +183,13 @@ impl Status {
     #[must_use]
     #[inline]
     pub const fn is_success(self) -> bool {
-        self.0 & 0x7FF == 0
+        self.0 & CODE_MASK == 0
     }
 
     /// Whether it is the same code of the same type, whatever More and Do Not Retry say.
     #[must_use]
     pub const fn is_same_code(self, other: Self) -> bool {
-        self.0 & 0x7FF == other.0 & 0x7FF
+        self.0 & CODE_MASK == other.0 & CODE_MASK
     }
 
     /// Status code type.

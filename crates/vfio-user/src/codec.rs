@@ -2,8 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::command::Command;
 use crate::message::{HEADER_BYTES, Header, MAX_FDS, Message, MessageError};
+use sidecore_spec_nvme::vfio_user::Command;
 
 /// One end of a vfio-user socket.
 pub type Connection = sidecore_peer::Connection<Codec>;

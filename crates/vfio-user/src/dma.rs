@@ -10,7 +10,7 @@ use sidecore_peer::{ExportFds, FdPlace, ResumeError, ResumeFds};
 use crate::body::{DMA_MAP_BYTES, DMA_UNMAP_BYTES};
 use crate::message::{DmaMap, DmaUnmap};
 use crate::refusal::Refusal;
-use crate::vfio;
+use sidecore_spec_nvme::vfio;
 
 /// Most maps at once (`max_dma_maps`).
 pub(crate) const MAX_MAPS: usize = MAX_REGIONS;

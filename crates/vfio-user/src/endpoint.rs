@@ -8,10 +8,10 @@ use sidecore_nvme::{FunctionState, HandedOver, PciFunction, TakeOverError};
 use sidecore_peer::{ExportFds, FdPlace, ResumeError, ResumeFds, SessionState, Snapshot};
 
 use crate::codec::Codec;
-use crate::command::Command;
 use crate::dma::MapState;
 use crate::message::Message;
 use crate::session::{ProtocolError, Session};
+use sidecore_spec_nvme::vfio_user::Command;
 
 /// A PCI function that clients of a socket are served, one after the other.
 pub struct PciEndpoint(pub Arc<dyn PciFunction>);

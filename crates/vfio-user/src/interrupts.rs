@@ -9,7 +9,7 @@ use crate::body::{INFO_BYTES, IRQ_SET_BYTES};
 use crate::message::{IrqInfo, IrqSet};
 use crate::refusal::Refusal;
 use crate::regions::check_argsz;
-use crate::vfio;
+use sidecore_spec_nvme::vfio;
 
 const DATA_MASK: u32 = vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_DATA_BOOL | vfio::IRQ_SET_DATA_EVENTFD;
 const ACTION_MASK: u32 = vfio::IRQ_SET_ACTION_MASK | vfio::IRQ_SET_ACTION_UNMASK | vfio::IRQ_SET_ACTION_TRIGGER;

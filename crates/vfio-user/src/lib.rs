@@ -69,7 +69,6 @@
 
 mod body;
 mod codec;
-mod command;
 mod data;
 mod descriptors;
 mod dma;
@@ -79,10 +78,8 @@ mod message;
 mod refusal;
 mod regions;
 mod session;
-pub mod vfio;
 
 pub use codec::{Codec, Connection, ConnectionError, Received};
-pub use command::Command;
 pub use data::Data;
 pub use endpoint::{PciEndpoint, with_doorbells_last};
 pub use message::{
@@ -91,3 +88,5 @@ pub use message::{
 };
 pub use session::{ProtocolError, Session};
 pub use sidecore_peer::{Access, ServerError, Service, Snapshot, Socket, SocketState, StreamError};
+pub use sidecore_spec_nvme::vfio;
+pub use sidecore_spec_nvme::vfio_user::Command;

@@ -3,18 +3,21 @@
 
 use std::os::fd::OwnedFd;
 
+use sidecore_spec_nvme::vfio_user::{
+    AccessHeader, Command, FLAG_ERROR, FLAG_NO_REPLY, MessageHeader, TYPE_COMMAND, TYPE_MASK, TYPE_REPLY,
+};
+
 pub use crate::body::{
     Body, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet, RegionAccess, RegionInfo, SparseArea, Version,
 };
-use crate::command::Command;
 
 /// Bytes in a message's header.
-pub const HEADER_BYTES: usize = 16;
+pub const HEADER_BYTES: usize = MessageHeader::BYTES;
 /// Most bytes that one REGION_READ or REGION_WRITE moves; we say so in the version data (`max_data_xfer_size`). QEMU
 /// reads the configuration space at once, and registers otherwise.
 pub const MAX_TRANSFER_BYTES: usize = 64 << 10;
 /// Bytes of a REGION_READ or REGION_WRITE before the data.
-pub const ACCESS_BYTES: usize = 16;
+pub const ACCESS_BYTES: usize = AccessHeader::BYTES;
 /// The largest payload that is read at all, with a command or its reply. One of a command that is not served is read as
 /// well, so that the stream stays in step when it is refused; and one that is larger than its structure, because clients
 /// pad structures to the room that they have for the reply.
@@ -24,12 +27,6 @@ pub const MAX_PAYLOAD_BYTES: usize = ACCESS_BYTES + MAX_TRANSFER_BYTES;
 pub const MAX_FDS: usize = 16;
 /// Most areas of a region that can be mapped.
 pub const MAX_AREAS: usize = 8;
-
-const TYPE_MASK: u32 = 0xf;
-const TYPE_COMMAND: u32 = 0;
-const TYPE_REPLY: u32 = 1;
-const FLAG_NO_REPLY: u32 = 1 << 4;
-const FLAG_ERROR: u32 = 1 << 5;
 
 /// Why bytes are not a message. The stream is out of step after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -93,10 +90,8 @@ impl Header {
     /// # Errors
     /// See [`MessageError`].
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, MessageError> {
-        let [i0, i1, c0, c1, s0, s1, s2, s3, f0, f1, f2, f3, e0, e1, e2, e3] = *bytes;
-        let command = Command::from_code(u16::from_ne_bytes([c0, c1]));
-        let size_bytes = u32::from_ne_bytes([s0, s1, s2, s3]);
-        let flags = u32::from_ne_bytes([f0, f1, f2, f3]);
+        let MessageHeader { id, command, size_bytes, flags, errno } = MessageHeader::decode(bytes);
+        let command = Command::from_code(command);
         let reply = match flags & TYPE_MASK {
             TYPE_COMMAND => false,
             TYPE_REPLY => true,
@@ -108,11 +103,11 @@ impl Header {
             return Err(MessageError::Oversized { command, size_bytes });
         }
         Ok(Self {
-            id: u16::from_ne_bytes([i0, i1]),
+            id,
             command,
             payload_bytes,
             flags: Flags { reply, no_reply: flags & FLAG_NO_REPLY != 0, error: flags & FLAG_ERROR != 0 },
-            errno: u32::from_ne_bytes([e0, e1, e2, e3]),
+            errno,
         })
     }
 
@@ -126,11 +121,8 @@ impl Header {
         }
         // A size that does not fit is none that a peer accepts.
         let size_bytes = u32::try_from(self.payload_bytes.saturating_add(HEADER_BYTES)).unwrap_or(u32::MAX);
-        to.extend_from_slice(&self.id.to_ne_bytes());
-        to.extend_from_slice(&self.command.code().to_ne_bytes());
-        to.extend_from_slice(&size_bytes.to_ne_bytes());
-        to.extend_from_slice(&flags.to_ne_bytes());
-        to.extend_from_slice(&self.errno.to_ne_bytes());
+        let header = MessageHeader { id: self.id, command: self.command.code(), size_bytes, flags, errno: self.errno };
+        to.extend_from_slice(&header.encode());
     }
 }
 

@@ -8,7 +8,7 @@ use crate::body::{INFO_BYTES, REGION_INFO_BYTES};
 use crate::dma::PAGE_BYTES;
 use crate::message::{DeviceInfo, RegionInfo, SparseArea};
 use crate::refusal::Refusal;
-use crate::vfio;
+use sidecore_spec_nvme::vfio;
 
 /// What the device is. QEMU demands the PCI flag, regions up to the configuration space, and interrupts up to MSI-X.
 pub(crate) fn device_info(request: &DeviceInfo) -> Result<DeviceInfo, Refusal> {

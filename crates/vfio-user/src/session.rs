@@ -10,7 +10,6 @@ use sidecore_nvme::{Done, HandedOver, PciFunction};
 use sidecore_peer::{ExportFds, ResumeError, ResumeFds};
 
 use crate::body::Body;
-use crate::command::Command;
 use crate::data::Data;
 use crate::descriptors::Descriptors;
 use crate::dma::{DmaTable, MAX_MAPS, MapState, PAGE_BYTES};
@@ -18,6 +17,7 @@ use crate::endpoint::not_resumed;
 use crate::message::{MAX_FDS, MAX_TRANSFER_BYTES, Message, RegionAccess, Version};
 use crate::refusal::Refusal;
 use crate::{interrupts, regions};
+use sidecore_spec_nvme::vfio_user::Command;
 
 /// The version that is spoken: 0.1 at most.
 const MAJOR: u16 = 0;

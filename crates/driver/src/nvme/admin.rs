@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use sidecore_ring::driver::SharedMemory;
 use sidecore_ring::driver::nvme::{CompletionRing, SubmissionRing};
+use sidecore_spec_nvme::vfio;
 
 use super::command::NvmeCommand;
 use super::plan::{ADMIN_DATA_BYTES, ADMIN_ENTRIES, AdminParts, PAGE};
 use super::registers::NvmeCapabilities;
 use super::status::NvmeStatus;
-use super::transport::{Transport, region};
+use super::transport::Transport;
 use crate::error::ClientError;
 
 /// How long to sleep at once: an interrupt that is masked, or does not exist, costs no more.
@@ -117,7 +118,7 @@ impl NvmeAdmin {
     /// # Errors
     /// The socket.
     pub fn ring_tail(&self, value: u32) -> Result<(), ClientError> {
-        self.transport.region_write(region::BAR0, self.tail_at, &value.to_le_bytes())
+        self.transport.region_write(vfio::PCI_BAR0_REGION_INDEX, self.tail_at, &value.to_le_bytes())
     }
 
     /// Writes the head doorbell, with any value.
@@ -125,7 +126,7 @@ impl NvmeAdmin {
     /// # Errors
     /// The socket.
     pub fn ring_head(&self, value: u32) -> Result<(), ClientError> {
-        self.transport.region_write(region::BAR0, self.head_at, &value.to_le_bytes())
+        self.transport.region_write(vfio::PCI_BAR0_REGION_INDEX, self.head_at, &value.to_le_bytes())
     }
 
     /// The next command that has completed and was not waited for.

@@ -3,33 +3,23 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use sidecore_spec_nvme::command::{CONTIGUOUS, INTERRUPTS_ENABLED};
+use sidecore_spec_nvme::identify::{SGLS_SUPPORTED_MASK, cns, oacs};
+use sidecore_spec_nvme::opcode::admin as admin_opcode;
+use sidecore_spec_nvme::pci::{self, offset};
+use sidecore_spec_nvme::register::{self, cc, csts};
+use sidecore_spec_nvme::{feature, vfio};
+
 use super::client::{NvmeClient, map};
-use super::command::{NvmeCommand, admin_opcode};
+use super::command::NvmeCommand;
 use super::doorbells::{MappedArea, QueueDoorbells};
 use super::identify::{NvmeControllerInfo, NvmeNamespaceInfo};
 use super::options::DataPointers;
 use super::plan::{ADMIN_ENTRIES, PAGE};
-use super::registers::{CC_ENABLE, CC_ENTRY_SIZES, CSTS_FATAL, CSTS_READY, NvmeCapabilities, register};
-use super::transport::{RegionInfo, Transport, region, set_irqs};
+use super::registers::{CC_ENTRY_SIZES, NvmeCapabilities};
+use super::transport::{RegionInfo, Transport};
 use crate::error::ClientError;
 use crate::options::Notify;
-
-/// Identify: a namespace, the controller.
-const CNS_NAMESPACE: u32 = 0x00;
-const CNS_CONTROLLER: u32 = 0x01;
-
-/// Set Features: how many queues.
-const FEATURE_QUEUES: u32 = 0x07;
-
-/// PCI: the command register, and its bits for memory accesses and bus mastering.
-const PCI_COMMAND: u64 = 0x04;
-const PCI_MEMORY_AND_MASTER: u16 = 0b110;
-/// PCI: class code 01 08 02, NVM Express, the least significant byte first.
-const PCI_CLASS: u64 = 0x09;
-const CLASS_NVME: [u8; 3] = [0x02, 0x08, 0x01];
-
-/// DEVICE_GET_INFO: it is a PCI device.
-const DEVICE_IS_PCI: u32 = 1 << 1;
 
 /// How often a register is read that is to change.
 const REGISTER_NAP: Duration = Duration::from_micros(200);
@@ -57,7 +47,7 @@ impl NvmeClient {
                 return Err(ClientError::NotReady { what, millis: timeout.as_millis() });
             }
             // One that is being stopped may still say so.
-            if status & CSTS_FATAL != 0 && self.read_register32(register::CC)? & CC_ENABLE != 0 {
+            if status & csts::CFS != 0 && self.read_register32(register::CC)? & cc::EN != 0 {
                 return Err(ClientError::Fatal);
             }
             std::thread::sleep(REGISTER_NAP);
@@ -76,19 +66,19 @@ impl NvmeClient {
     /// Resets and enables the controller, and creates all queues.
     pub(super) fn start(&mut self) -> Result<(), ClientError> {
         self.enable()?;
-        let raw = self.identify(CNS_CONTROLLER, 0)?;
+        let raw = self.identify(cns::CONTROLLER.into(), 0)?;
         self.controller = NvmeControllerInfo::parse(&raw, self.capabilities.min_page_bytes());
         let limit = self.controller.max_transfer_bytes;
         if limit != 0 && u64::from(self.options.slot_bytes) > limit {
             return Err(ClientError::Options(format!("the controller moves at most {limit} bytes at once (MDTS)")));
         }
-        if self.options.pointers == DataPointers::Sgl && self.controller.sgl_support & 0b11 == 0 {
+        if self.options.pointers == DataPointers::Sgl && self.controller.sgl_support & SGLS_SUPPORTED_MASK == 0 {
             return Err(ClientError::Missing { what: "SGLs" });
         }
         self.find_namespace()?;
         self.ask_for_queues()?;
         let area = MappedArea::new(&self.bar, self.options.map_doorbells)?;
-        let has_shadow = self.controller.optional_admin_commands & NvmeControllerInfo::DOORBELL_BUFFER_CONFIG != 0;
+        let has_shadow = self.controller.optional_admin_commands & oacs::DOORBELL_BUFFER_CONFIG != 0;
         let shadow = if has_shadow && self.options.shadow_doorbells { Some(self.shadow.clone()) } else { None };
         // The doorbells first: making them puts the shadow at zero.
         for id in 1..=self.options.queues {
@@ -115,17 +105,17 @@ impl NvmeClient {
 
     fn enable(&mut self) -> Result<(), ClientError> {
         let configuration = self.read_register32(register::CC)?;
-        if configuration & CC_ENABLE != 0 {
-            self.write_register32(register::CC, configuration & !CC_ENABLE)?;
+        if configuration & cc::EN != 0 {
+            self.write_register32(register::CC, configuration & !cc::EN)?;
         }
-        self.wait_for_status("stop", |status| status & CSTS_READY == 0 && status & CSTS_FATAL == 0)?;
+        self.wait_for_status("stop", |status| status & csts::RDY == 0 && status & csts::CFS == 0)?;
         self.admin.restart(&self.transport, self.capabilities);
         let [commands, completions] = self.admin.addresses();
         self.write_register32(register::AQA, (ADMIN_ENTRIES - 1) << 16 | (ADMIN_ENTRIES - 1))?;
         self.write_register64(register::ASQ, commands)?;
         self.write_register64(register::ACQ, completions)?;
-        self.write_register32(register::CC, CC_ENTRY_SIZES | CC_ENABLE)?;
-        self.wait_for_status("get ready", |status| status & CSTS_READY != 0)
+        self.write_register32(register::CC, CC_ENTRY_SIZES | cc::EN)?;
+        self.wait_for_status("get ready", |status| status & csts::RDY != 0)
     }
 
     fn find_namespace(&mut self) -> Result<(), ClientError> {
@@ -144,7 +134,7 @@ impl NvmeClient {
     }
 
     pub(super) fn identify_namespace(&mut self, id: u32) -> Result<NvmeNamespaceInfo, ClientError> {
-        let raw = self.identify(CNS_NAMESPACE, id)?;
+        let raw = self.identify(cns::NAMESPACE.into(), id)?;
         NvmeNamespaceInfo::parse(id, &raw)
             .filter(|namespace| namespace.metadata_bytes == 0)
             .ok_or(ClientError::Missing { what: "active namespace of that number, in a format without metadata" })
@@ -152,8 +142,9 @@ impl NvmeClient {
 
     fn ask_for_queues(&mut self) -> Result<(), ClientError> {
         let wanted = u32::from(self.options.queues) - 1;
-        let command =
-            NvmeCommand::new(admin_opcode::SET_FEATURES, 0).dword(10, FEATURE_QUEUES).dword(11, wanted << 16 | wanted);
+        let command = NvmeCommand::new(admin_opcode::SET_FEATURES, 0)
+            .dword(10, feature::NUMBER_OF_QUEUES.into())
+            .dword(11, wanted << 16 | wanted);
         let granted = self.admin.must("Set Features (Number of Queues)", command)?;
         if granted & 0xffff < wanted || granted >> 16 < wanted {
             return Err(ClientError::Missing { what: "that many queues" });
@@ -163,13 +154,11 @@ impl NvmeClient {
 
     /// Creates the completion and the submission queue of pair `id`, as its [`NvmeQueue`] has them in memory.
     fn create_queue(&mut self, id: u16) -> Result<(), ClientError> {
-        const CONTIGUOUS: u32 = 1;
-        const INTERRUPTS: u32 = 1 << 1;
         let interrupts = self.options.notify == Notify::Interrupt;
         let Some(queue) = self.queue(id - 1) else { return Ok(()) };
         let at = queue.addresses();
         let size = |entries: u32| (entries - 1) << 16 | u32::from(id);
-        let vector = if interrupts { INTERRUPTS | u32::from(id) << 16 } else { 0 };
+        let vector = if interrupts { INTERRUPTS_ENABLED | u32::from(id) << 16 } else { 0 };
         let command = NvmeCommand::new(admin_opcode::CREATE_COMPLETION_QUEUE, 0)
             .prp(at.completions, 0)
             .dword(10, size(at.completion_entries))
@@ -186,21 +175,21 @@ impl NvmeClient {
 /// Looks whether the device is an NVMe controller that this driver can drive.
 pub(super) fn probe(transport: &Transport) -> Result<Probe, ClientError> {
     let device = transport.device_info()?;
-    if device.flags & DEVICE_IS_PCI == 0 || device.regions <= region::CONFIG {
+    if device.flags & vfio::DEVICE_FLAGS_PCI == 0 || device.regions <= vfio::PCI_CONFIG_REGION_INDEX {
         return Err(ClientError::Missing { what: "PCI function" });
     }
     let mut class = [0; 3];
-    transport.region_read(region::CONFIG, PCI_CLASS, &mut class)?;
-    if class != CLASS_NVME {
+    transport.region_read(vfio::PCI_CONFIG_REGION_INDEX, offset::CLASS as u64, &mut class)?;
+    if class != pci::CLASS_NVME {
         return Err(ClientError::Missing { what: "NVMe controller: its class code is another" });
     }
-    let bar = transport.region_info(region::BAR0)?;
-    let (interrupts, vectors) = match transport.irq_info(set_irqs::MSIX)?.count {
-        0 => (set_irqs::MSI, transport.irq_info(set_irqs::MSI)?.count),
-        vectors => (set_irqs::MSIX, vectors),
+    let bar = transport.region_info(vfio::PCI_BAR0_REGION_INDEX)?;
+    let (interrupts, vectors) = match transport.irq_info(vfio::PCI_MSIX_IRQ_INDEX)?.count {
+        0 => (vfio::PCI_MSI_IRQ_INDEX, transport.irq_info(vfio::PCI_MSI_IRQ_INDEX)?.count),
+        vectors => (vfio::PCI_MSIX_IRQ_INDEX, vectors),
     };
     let mut raw = [0; 8];
-    transport.region_read(region::BAR0, register::CAP, &mut raw)?;
+    transport.region_read(vfio::PCI_BAR0_REGION_INDEX, register::CAP, &mut raw)?;
     let capabilities = NvmeCapabilities(u64::from_le_bytes(raw));
     if capabilities.min_page_bytes() > PAGE as u64 {
         return Err(ClientError::Missing { what: "memory pages of 4 KiB" });
@@ -210,7 +199,7 @@ pub(super) fn probe(transport: &Transport) -> Result<Probe, ClientError> {
 
 pub(super) fn enable_pci(transport: &Transport) -> Result<(), ClientError> {
     let mut command = [0; 2];
-    transport.region_read(region::CONFIG, PCI_COMMAND, &mut command)?;
-    let command = u16::from_le_bytes(command) | PCI_MEMORY_AND_MASTER;
-    transport.region_write(region::CONFIG, PCI_COMMAND, &command.to_le_bytes())
+    transport.region_read(vfio::PCI_CONFIG_REGION_INDEX, offset::COMMAND as u64, &mut command)?;
+    let command = u16::from_le_bytes(command) | pci::command::MEMORY | pci::command::BUS_MASTER;
+    transport.region_write(vfio::PCI_CONFIG_REGION_INDEX, offset::COMMAND as u64, &command.to_le_bytes())
 }

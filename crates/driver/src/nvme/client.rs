@@ -4,26 +4,24 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::event::EventfdFlags;
+use sidecore_spec_nvme::identify::{BYTES as IDENTIFY_BYTES, cns};
+use sidecore_spec_nvme::opcode::admin as admin_opcode;
+use sidecore_spec_nvme::{register, vfio};
 
 use super::admin::NvmeAdmin;
 use super::bring_up::{Probe, enable_pci, probe};
 use super::buffer::DmaBuffer;
-use super::command::{NvmeCommand, admin_opcode};
+use super::command::NvmeCommand;
 use super::doorbells::{MappedArea, QueueDoorbells, ShadowBuffers};
-use super::identify::{IDENTIFY_BYTES, NvmeControllerInfo, NvmeNamespaceInfo, u32_at};
+use super::identify::{NvmeControllerInfo, NvmeNamespaceInfo};
 use super::options::NvmeOptions;
 use super::plan::Plan;
 use super::queue::NvmeQueue;
-use super::registers::{
-    CC_SHUTDOWN, CC_SHUTDOWN_MASK, CSTS_SHUTDOWN_COMPLETE, CSTS_SHUTDOWN_MASK, NvmeCapabilities, register,
-};
-use super::transport::{RegionInfo, Transport, region};
+use super::registers::{CC_SHUTDOWN, CC_SHUTDOWN_MASK, CSTS_SHUTDOWN_COMPLETE, CSTS_SHUTDOWN_MASK, NvmeCapabilities};
+use super::transport::{RegionInfo, Transport};
 use crate::arena::Arena;
 use crate::error::ClientError;
 use crate::options::Notify;
-
-/// Identify: the active namespaces.
-pub(super) const CNS_ACTIVE_NAMESPACES: u32 = 0x02;
 
 /// Applications' buffers are apart from the rest, so that an overrun meets nothing.
 const BUFFER_GAP_BYTES: u64 = 1 << 30;
@@ -223,8 +221,9 @@ impl NvmeClient {
     /// # Errors
     /// The socket, or the controller fails the command.
     pub fn active_namespaces(&mut self) -> Result<Vec<u32>, ClientError> {
-        let raw = self.identify(CNS_ACTIVE_NAMESPACES, 0)?;
-        Ok((0..IDENTIFY_BYTES).step_by(4).map(|at| u32_at(&raw[..], at)).take_while(|id| *id != 0).collect())
+        let raw = self.identify(cns::ACTIVE_NAMESPACES.into(), 0)?;
+        let (entries, _) = raw.as_chunks();
+        Ok(entries.iter().map(|entry| u32::from_le_bytes(*entry)).take_while(|id| *id != 0).collect())
     }
 
     /// Identify with any CNS, for any namespace.
@@ -285,7 +284,7 @@ impl NvmeClient {
     /// The socket, or there is nothing.
     pub fn read_register32(&self, offset_bytes: u64) -> Result<u32, ClientError> {
         let mut bytes = [0; 4];
-        self.transport.region_read(region::BAR0, offset_bytes, &mut bytes)?;
+        self.transport.region_read(vfio::PCI_BAR0_REGION_INDEX, offset_bytes, &mut bytes)?;
         Ok(u32::from_le_bytes(bytes))
     }
 
@@ -295,7 +294,7 @@ impl NvmeClient {
     /// The socket, or there is nothing.
     pub fn read_register64(&self, offset_bytes: u64) -> Result<u64, ClientError> {
         let mut bytes = [0; 8];
-        self.transport.region_read(region::BAR0, offset_bytes, &mut bytes)?;
+        self.transport.region_read(vfio::PCI_BAR0_REGION_INDEX, offset_bytes, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
     }
 
@@ -304,7 +303,7 @@ impl NvmeClient {
     /// # Errors
     /// The socket, or there is nothing.
     pub fn write_register32(&self, offset_bytes: u64, value: u32) -> Result<(), ClientError> {
-        self.transport.region_write(region::BAR0, offset_bytes, &value.to_le_bytes())
+        self.transport.region_write(vfio::PCI_BAR0_REGION_INDEX, offset_bytes, &value.to_le_bytes())
     }
 
     /// Writes 64 bits of BAR0.
@@ -312,7 +311,7 @@ impl NvmeClient {
     /// # Errors
     /// The socket, or there is nothing.
     pub fn write_register64(&self, offset_bytes: u64, value: u64) -> Result<(), ClientError> {
-        self.transport.region_write(region::BAR0, offset_bytes, &value.to_le_bytes())
+        self.transport.region_write(vfio::PCI_BAR0_REGION_INDEX, offset_bytes, &value.to_le_bytes())
     }
 
     /// Makes a buffer that requests can move data from and to directly. It stays mapped, across reconnects as well, until

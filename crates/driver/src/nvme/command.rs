@@ -1,67 +1,23 @@
 //! The 64 bytes of a command (NVMe base 2.0, 3.3.3.1).
 
-/// Opcodes of admin commands.
-pub mod admin_opcode {
-    /// Delete I/O Submission Queue.
-    pub const DELETE_SUBMISSION_QUEUE: u8 = 0x00;
-    /// Create I/O Submission Queue.
-    pub const CREATE_SUBMISSION_QUEUE: u8 = 0x01;
-    /// Get Log Page.
-    pub const GET_LOG_PAGE: u8 = 0x02;
-    /// Delete I/O Completion Queue.
-    pub const DELETE_COMPLETION_QUEUE: u8 = 0x04;
-    /// Create I/O Completion Queue.
-    pub const CREATE_COMPLETION_QUEUE: u8 = 0x05;
-    /// Identify.
-    pub const IDENTIFY: u8 = 0x06;
-    /// Abort.
-    pub const ABORT: u8 = 0x08;
-    /// Set Features.
-    pub const SET_FEATURES: u8 = 0x09;
-    /// Get Features.
-    pub const GET_FEATURES: u8 = 0x0A;
-    /// Asynchronous Event Request.
-    pub const ASYNC_EVENT_REQUEST: u8 = 0x0C;
-    /// Namespace Management.
-    pub const NAMESPACE_MANAGEMENT: u8 = 0x0D;
-    /// Namespace Attachment.
-    pub const NAMESPACE_ATTACHMENT: u8 = 0x15;
-    /// Virtualization Management.
-    pub const VIRTUALIZATION_MANAGEMENT: u8 = 0x1C;
-    /// Doorbell Buffer Config.
-    pub const DOORBELL_BUFFER_CONFIG: u8 = 0x7C;
-}
+use sidecore_spec_nvme::command::{
+    COMMAND_BYTES, DATA_POINTER_OFFSET, FUSE_FIRST, FUSE_SECOND, FUSE_SHIFT, PRP_BYTES, PSDT_SGL, PSDT_SHIFT, sgl,
+};
 
-/// Opcodes of the NVM command set's commands.
-pub mod io_opcode {
-    /// Flush.
-    pub const FLUSH: u8 = 0x00;
-    /// Write.
-    pub const WRITE: u8 = 0x01;
-    /// Read.
-    pub const READ: u8 = 0x02;
-    /// Write Uncorrectable.
-    pub const WRITE_UNCORRECTABLE: u8 = 0x04;
-    /// Compare.
-    pub const COMPARE: u8 = 0x05;
-    /// Write Zeroes.
-    pub const WRITE_ZEROES: u8 = 0x08;
-    /// Dataset Management.
-    pub const DATASET_MANAGEMENT: u8 = 0x09;
-    /// Verify.
-    pub const VERIFY: u8 = 0x0C;
-}
+/// Dword 0 of the first of two fused commands.
+pub(crate) const FUSED_FIRST: u32 = FUSE_FIRST << FUSE_SHIFT;
+/// Dword 0 of the second of two fused commands.
+pub(crate) const FUSED_SECOND: u32 = FUSE_SECOND << FUSE_SHIFT;
+/// Dword 0: the data pointer is an SGL descriptor.
+const SGL: u32 = PSDT_SGL << PSDT_SHIFT;
 
-/// The first of two fused commands.
-pub(crate) const FUSE_FIRST: u32 = 1 << 8;
-/// The second of two fused commands.
-pub(crate) const FUSE_SECOND: u32 = 2 << 8;
-/// PSDT: the data pointer is an SGL descriptor.
-const SGL: u32 = 1 << 14;
-/// An SGL data block descriptor's type, in its last byte.
-const DATA_BLOCK: u32 = 0x00 << 28;
-/// An SGL last segment descriptor's.
-const LAST_SEGMENT: u32 = 0x03 << 28;
+/// The dword at which the data pointer begins.
+const DATA_POINTER: usize = DATA_POINTER_OFFSET / 4;
+
+/// The last dword of an SGL descriptor of this type.
+const fn sgl_type(kind: u8) -> u32 {
+    (kind as u32) << 28
+}
 
 /// A command, as sixteen dwords. Any is possible: for tests, those that make no sense too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,21 +54,27 @@ impl NvmeCommand {
     #[must_use]
     #[inline]
     pub const fn prp(self, first: u64, second: u64) -> Self {
-        self.qword(6, first).qword(8, second)
+        self.qword(DATA_POINTER, first).qword(DATA_POINTER + PRP_BYTES / 4, second)
     }
 
     /// With an SGL data block descriptor as its data pointer.
     #[must_use]
     #[inline]
     pub const fn sgl_data(self, address: u64, len_bytes: u32) -> Self {
-        self.flags(SGL).qword(6, address).dword(8, len_bytes).dword(9, DATA_BLOCK)
+        self.flags(SGL)
+            .qword(DATA_POINTER, address)
+            .dword(DATA_POINTER + 2, len_bytes)
+            .dword(DATA_POINTER + 3, sgl_type(sgl::DATA_BLOCK))
     }
 
     /// With an SGL last segment descriptor as its data pointer: `len_bytes` of descriptors at `address`.
     #[must_use]
     #[inline]
     pub const fn sgl_segment(self, address: u64, len_bytes: u32) -> Self {
-        self.flags(SGL).qword(6, address).dword(8, len_bytes).dword(9, LAST_SEGMENT)
+        self.flags(SGL)
+            .qword(DATA_POINTER, address)
+            .dword(DATA_POINTER + 2, len_bytes)
+            .dword(DATA_POINTER + 3, sgl_type(sgl::LAST_SEGMENT))
     }
 
     /// With a range of logical blocks: `blocks` from `lba` on. The field counts from 0 and has 16 bits.
@@ -140,8 +102,8 @@ impl NvmeCommand {
     /// The entry, as it lies in memory.
     #[must_use]
     #[inline]
-    pub fn bytes(&self) -> [u8; 64] {
-        let mut bytes = [0; 64];
+    pub fn bytes(&self) -> [u8; COMMAND_BYTES] {
+        let mut bytes = [0; COMMAND_BYTES];
         let (chunks, _) = bytes.as_chunks_mut::<4>();
         for (chunk, dword) in chunks.iter_mut().zip(self.0) {
             *chunk = dword.to_le_bytes();
@@ -152,6 +114,8 @@ impl NvmeCommand {
 
 #[cfg(test)]
 mod tests {
+    use sidecore_spec_nvme::opcode::nvm as io_opcode;
+
     use super::*;
 
     #[test]

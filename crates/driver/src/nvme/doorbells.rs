@@ -2,9 +2,10 @@
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 use sidecore_ring::driver::nvme::{DoorbellWords, HostShadow};
+use sidecore_spec_nvme::vfio;
 
 use super::registers::NvmeCapabilities;
-use super::transport::{RegionInfo, Transport, region};
+use super::transport::{RegionInfo, Transport};
 use crate::arena::Part;
 use crate::error::ClientError;
 
@@ -143,7 +144,9 @@ impl QueueDoorbells {
     #[cold]
     fn message(&self, at: u64, value: u32) -> Result<bool, ClientError> {
         match &self.transport {
-            Some(transport) => transport.poke(region::BAR0, at, &value.to_le_bytes(), self.posted).map(|()| true),
+            Some(transport) => {
+                transport.poke(vfio::PCI_BAR0_REGION_INDEX, at, &value.to_le_bytes(), self.posted).map(|()| true)
+            }
             None => Ok(false),
         }
     }

@@ -16,6 +16,7 @@ use rustix::net::{
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_ring::nvme::{Completion, CompletionQueue, Doorbells, ShadowDoorbells, SubmissionQueue};
+use sidecore_spec_nvme::register::{CC, CSTS};
 
 use super::transport::Transport;
 use super::wire::Wire;
@@ -101,9 +102,6 @@ struct Fake {
     events: BTreeMap<u32, OwnedFd>,
     report: Report,
 }
-
-const CC: u64 = 0x14;
-const CSTS: u64 = 0x1c;
 
 impl Fake {
     fn new(socket: UnixStream, character: Character, disk: Disk) -> Self {

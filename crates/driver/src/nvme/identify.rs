@@ -1,7 +1,6 @@
 //! What the controller says of itself and of its namespaces (NVMe base 2.0, 5.17; NVM command set 1.0, 4.1.5).
 
-/// Bytes of each answer to Identify.
-pub(crate) const IDENTIFY_BYTES: usize = 4096;
+use sidecore_spec_nvme::identify::{self, BYTES as IDENTIFY_BYTES};
 
 /// Identify Controller (CNS 01h).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,30 +38,28 @@ pub struct NvmeControllerInfo {
 }
 
 impl NvmeControllerInfo {
-    /// OACS: Doorbell Buffer Config.
-    pub(crate) const DOORBELL_BUFFER_CONFIG: u16 = 1 << 8;
-
     pub(crate) fn parse(raw: &[u8; IDENTIFY_BYTES], min_page_bytes: u64) -> Self {
-        let max_transfer_bytes = match raw[77] {
+        let raw = identify::Controller::decode(raw);
+        let max_transfer_bytes = match raw.mdts {
             0 => 0,
             log2 => min_page_bytes.checked_shl(log2.into()).unwrap_or(0),
         };
         Self {
-            vendor: u16_at(raw, 0),
-            serial: text(&raw[4..24]),
-            model: text(&raw[24..64]),
-            firmware: text(&raw[64..72]),
+            vendor: raw.vid,
+            serial: text(&raw.sn),
+            model: text(&raw.mn),
+            firmware: text(&raw.fr),
             max_transfer_bytes,
-            id: u16_at(raw, 78),
-            version: u32_at(raw, 80),
-            optional_admin_commands: u16_at(raw, 256),
-            namespaces: u32_at(raw, 516),
-            optional_commands: u16_at(raw, 520),
-            fused_operations: u16_at(raw, 522),
-            volatile_write_cache: raw[525],
-            atomic_compare_and_write: u16_at(raw, 532),
-            sgl_support: u32_at(raw, 536),
-            subsystem: text(&raw[768..1024]),
+            id: raw.cntlid,
+            version: raw.ver,
+            optional_admin_commands: raw.oacs,
+            namespaces: raw.nn,
+            optional_commands: raw.oncs,
+            fused_operations: raw.fuses,
+            volatile_write_cache: raw.vwc,
+            atomic_compare_and_write: raw.acwu,
+            sgl_support: raw.sgls,
+            subsystem: text(&raw.subnqn),
         }
     }
 }
@@ -91,22 +88,22 @@ pub struct NvmeNamespaceInfo {
 impl NvmeNamespaceInfo {
     /// `None` if its format makes no sense.
     pub(crate) fn parse(id: u32, raw: &[u8; IDENTIFY_BYTES]) -> Option<Self> {
+        let raw = identify::Namespace::decode(raw);
         // FLBAS: bits 3:0, and above 16 formats 6:5 in front of them.
-        let index = usize::from(raw[26] & 0xf) | usize::from(raw[26] >> 5 & 3) << 4;
-        let format = u32_at(raw, 128 + index * 4);
-        let log2 = format >> 16 & 0xff;
-        if !(9..=16).contains(&log2) {
+        let index = usize::from(raw.flbas & 0xf) | usize::from(raw.flbas >> 5 & 3) << 4;
+        let format = raw.lbaf[index];
+        if !(9..=16).contains(&format.lbads) {
             return None;
         }
         Some(Self {
             id,
-            blocks: u64_at(raw, 0),
-            capacity_blocks: u64_at(raw, 8),
-            used_blocks: u64_at(raw, 16),
-            block_bytes: 1 << log2,
-            metadata_bytes: u16_at(raw, 128 + index * 4),
-            nguid: raw[104..120].try_into().ok()?,
-            eui64: raw[120..128].try_into().ok()?,
+            blocks: raw.nsze,
+            capacity_blocks: raw.ncap,
+            used_blocks: raw.nuse,
+            block_bytes: 1 << format.lbads,
+            metadata_bytes: format.ms,
+            nguid: raw.nguid,
+            eui64: raw.eui64,
         })
     }
 
@@ -115,18 +112,6 @@ impl NvmeNamespaceInfo {
     pub fn len_bytes(&self) -> u64 {
         self.blocks.saturating_mul(self.block_bytes.into())
     }
-}
-
-fn u16_at(raw: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([raw[at], raw[at + 1]])
-}
-
-pub(crate) fn u32_at(raw: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(raw, at)) | u32::from(u16_at(raw, at + 2)) << 16
-}
-
-fn u64_at(raw: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(raw, at)) | u64::from(u32_at(raw, at + 4)) << 32
 }
 
 fn text(raw: &[u8]) -> String {
@@ -150,7 +135,7 @@ mod tests {
         let info = NvmeControllerInfo::parse(&raw, 4096);
         assert_eq!((info.vendor, &info.serial[..], &info.model[..]), (0x1234, "serial", "model"));
         assert_eq!((info.max_transfer_bytes, info.namespaces, &info.subsystem[..]), (1 << 20, 3, "nqn.x.y"));
-        assert_ne!(info.optional_admin_commands & NvmeControllerInfo::DOORBELL_BUFFER_CONFIG, 0);
+        assert_ne!(info.optional_admin_commands & identify::oacs::DOORBELL_BUFFER_CONFIG, 0);
     }
 
     #[test]

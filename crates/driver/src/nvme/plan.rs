@@ -1,5 +1,6 @@
 //! How large the parts of a client's memory are, and where they go.
 
+use sidecore_spec_nvme::command::{COMMAND_BYTES, COMPLETION_BYTES, PRP_BYTES, SGL_DESCRIPTOR_BYTES};
 use sidecore_units::PAGE_BYTES;
 
 use super::options::{DataPointers, NvmeOptions};
@@ -16,12 +17,6 @@ const USUAL_ENTRIES: u32 = 64;
 /// Bytes for the data of one admin command.
 pub(crate) const ADMIN_DATA_BYTES: usize = 2 * PAGE;
 
-const COMMAND_BYTES: usize = 64;
-const COMPLETION_BYTES: usize = 16;
-/// Bytes of an SGL descriptor, and of a range of Dataset Management.
-pub(crate) const DESCRIPTOR_BYTES: usize = 16;
-/// Bytes of an entry of a PRP list.
-pub(crate) const PRP_BYTES: usize = 8;
 /// A slot's PRP list has one page.
 const MAX_SLOT_BYTES: usize = PAGE / PRP_BYTES * PAGE;
 
@@ -78,8 +73,8 @@ impl Plan {
         if options.max_pieces > 1 && options.pointers == DataPointers::Prp {
             return wrong("data in pieces needs SGLs".to_owned());
         }
-        if usize::from(options.max_pieces) * DESCRIPTOR_BYTES > PAGE {
-            return wrong(format!("at most {} pieces", PAGE / DESCRIPTOR_BYTES));
+        if usize::from(options.max_pieces) * SGL_DESCRIPTOR_BYTES > PAGE {
+            return wrong(format!("at most {} pieces", PAGE / SGL_DESCRIPTOR_BYTES));
         }
         let least = u32::from(options.slots) + 1;
         let commands = match options.queue_entries {
@@ -99,7 +94,7 @@ impl Plan {
             completions: commands.saturating_mul(2).min(capabilities.max_entries()),
             data_stride: pages * PAGE,
             list_stride: if pages > 1 { (pages * PRP_BYTES).next_power_of_two() } else { 0 },
-            aux_stride: (usize::from(options.max_pieces) * DESCRIPTOR_BYTES).next_power_of_two().max(64),
+            aux_stride: (usize::from(options.max_pieces) * SGL_DESCRIPTOR_BYTES).next_power_of_two().max(64),
             shadow_bytes: (2 * (usize::from(options.queues) + 1) * capabilities.doorbell_stride_bytes() as usize)
                 .next_multiple_of(PAGE),
         })

@@ -2,47 +2,21 @@
 
 use std::time::Duration;
 
-/// Where the properties are in BAR0.
-pub mod register {
-    /// Controller Capabilities, 64 bits.
-    pub const CAP: u64 = 0x00;
-    /// Version.
-    pub const VS: u64 = 0x08;
-    /// Interrupt Mask Set.
-    pub const INTMS: u64 = 0x0C;
-    /// Interrupt Mask Clear.
-    pub const INTMC: u64 = 0x10;
-    /// Controller Configuration.
-    pub const CC: u64 = 0x14;
-    /// Controller Status.
-    pub const CSTS: u64 = 0x1C;
-    /// Admin Queue Attributes.
-    pub const AQA: u64 = 0x24;
-    /// Admin Submission Queue Base Address, 64 bits.
-    pub const ASQ: u64 = 0x28;
-    /// Admin Completion Queue Base Address, 64 bits.
-    pub const ACQ: u64 = 0x30;
-    /// The first doorbell.
-    pub const DOORBELLS: u64 = 0x1000;
-}
+use sidecore_spec_nvme::command::{COMMAND_BYTES_LOG2, COMPLETION_BYTES_LOG2};
+use sidecore_spec_nvme::register::{self, cap, cc, csts};
 
-/// CC.EN.
-pub(crate) const CC_ENABLE: u32 = 1;
-/// CC.IOSQES = 6 and CC.IOCQES = 4: commands of 64 bytes, completions of 16.
-pub(crate) const CC_ENTRY_SIZES: u32 = 6 << 16 | 4 << 20;
+/// CC.IOSQES and CC.IOCQES: commands of 64 bytes, completions of 16.
+pub(crate) const CC_ENTRY_SIZES: u32 =
+    COMMAND_BYTES_LOG2 << cc::IOSQES_SHIFT | COMPLETION_BYTES_LOG2 << cc::IOCQES_SHIFT;
 /// CC.SHN: a normal shutdown.
-pub(crate) const CC_SHUTDOWN: u32 = 1 << 14;
+pub(crate) const CC_SHUTDOWN: u32 = cc::SHN_NORMAL << cc::SHN_SHIFT;
 /// CC.SHN's bits.
-pub(crate) const CC_SHUTDOWN_MASK: u32 = 3 << 14;
+pub(crate) const CC_SHUTDOWN_MASK: u32 = 0b11 << cc::SHN_SHIFT;
 
-/// CSTS.RDY.
-pub(crate) const CSTS_READY: u32 = 1;
-/// CSTS.CFS.
-pub(crate) const CSTS_FATAL: u32 = 1 << 1;
-/// CSTS.SHST.
-pub(crate) const CSTS_SHUTDOWN_MASK: u32 = 3 << 2;
+/// CSTS.SHST's bits.
+pub(crate) const CSTS_SHUTDOWN_MASK: u32 = 0b11 << csts::SHST_SHIFT;
 /// CSTS.SHST: shutdown processing is complete.
-pub(crate) const CSTS_SHUTDOWN_COMPLETE: u32 = 2 << 2;
+pub(crate) const CSTS_SHUTDOWN_COMPLETE: u32 = csts::SHST_COMPLETE << csts::SHST_SHIFT;
 
 /// Controller Capabilities (CAP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,25 +26,25 @@ impl NvmeCapabilities {
     /// Most entries of an I/O queue (CAP.MQES, which counts from 0).
     #[must_use]
     pub fn max_entries(self) -> u32 {
-        (self.0 & 0xffff) as u32 + 1
+        (self.0 & cap::MQES_MASK) as u32 + 1
     }
 
     /// How long enabling and disabling may take (CAP.TO).
     #[must_use]
     pub fn timeout(self) -> Duration {
-        Duration::from_millis((self.0 >> 24 & 0xff) * 500)
+        Duration::from_millis((self.0 >> cap::TO_SHIFT & 0xff) * cap::TO_MILLIS)
     }
 
     /// Bytes from one doorbell to the next (CAP.DSTRD).
     #[must_use]
     pub fn doorbell_stride_bytes(self) -> u32 {
-        4 << (self.0 >> 32 & 0xf)
+        (register::DOORBELL_BYTES as u32) << (self.0 >> cap::DSTRD_SHIFT & 0xf)
     }
 
     /// The smallest memory page that it can be told to use (CAP.MPSMIN).
     #[must_use]
     pub fn min_page_bytes(self) -> u64 {
-        4096 << (self.0 >> 48 & 0xf)
+        4096 << (self.0 >> cap::MPSMIN_SHIFT & 0xf)
     }
 
     /// Where in BAR0 the tail doorbell of submission queue `queue` is.

@@ -1,18 +1,15 @@
 //! Submitting requests: what a command says, and where its data is.
 
+use sidecore_spec_nvme::command::{ATTRIBUTE_DEALLOCATE, DEALLOCATE, PRP_BYTES, SGL_DESCRIPTOR_BYTES};
+use sidecore_spec_nvme::opcode::nvm as io_opcode;
 use sidecore_units::{SECTOR_BYTES, Sector};
 
-use super::command::{FUSE_FIRST, FUSE_SECOND, NvmeCommand, io_opcode};
+use super::command::{FUSED_FIRST, FUSED_SECOND, NvmeCommand};
 use super::options::DataPointers;
-use super::plan::{DESCRIPTOR_BYTES, PAGE, PRP_BYTES};
+use super::plan::PAGE;
 use super::queue::NvmeQueue;
 use crate::error::ClientError;
 use crate::request::{Piece, Slot};
-
-/// Write Zeroes: the blocks may be deallocated.
-const DEALLOCATE: u32 = 1 << 25;
-/// Dataset Management: deallocate.
-const ATTRIBUTE_DEALLOCATE: u32 = 1 << 2;
 
 impl NvmeQueue {
     /// Reads `len_bytes` from `sector` on into the slot's buffer; both are whole blocks of the namespace's.
@@ -56,8 +53,8 @@ impl NvmeQueue {
             return Err(ClientError::Request("two slots, and room for both, are needed".to_owned()));
         }
         self.check_here(write)?;
-        self.submit_transfer(compare, io_opcode::COMPARE, FUSE_FIRST, sector, len_bytes)?;
-        self.submit_transfer(write, io_opcode::WRITE, FUSE_SECOND, sector, len_bytes)
+        self.submit_transfer(compare, io_opcode::COMPARE, FUSED_FIRST, sector, len_bytes)?;
+        self.submit_transfer(write, io_opcode::WRITE, FUSED_SECOND, sector, len_bytes)
     }
 
     /// Checks that `sectors` sectors from `sector` on can be read, without moving them.
@@ -109,7 +106,7 @@ impl NvmeQueue {
         let address = self.aux_at + at as u64;
         let command = match self.pointers {
             DataPointers::Prp => command.prp(address, 0),
-            DataPointers::Sgl => command.sgl_data(address, DESCRIPTOR_BYTES as u32),
+            DataPointers::Sgl => command.sgl_data(address, SGL_DESCRIPTOR_BYTES as u32),
         };
         self.submit(slot, command)
     }
@@ -163,14 +160,14 @@ impl NvmeQueue {
         let mut len_bytes = 0_u32;
         let at = slot.index() * self.aux_stride;
         for (index, piece) in pieces.iter().enumerate() {
-            let to = at + index * DESCRIPTOR_BYTES;
+            let to = at + index * SGL_DESCRIPTOR_BYTES;
             self.aux.store_u64(to, self.data.piece_address(slot, piece)?);
             // A data block descriptor's type is zero.
             self.aux.store_u64(to + 8, piece.len_bytes.into());
             len_bytes = len_bytes.saturating_add(piece.len_bytes);
         }
         let (lba, blocks) = self.blocks_of_bytes(sector, len_bytes)?;
-        let segment_bytes = (pieces.len() * DESCRIPTOR_BYTES) as u32;
+        let segment_bytes = (pieces.len() * SGL_DESCRIPTOR_BYTES) as u32;
         let command = NvmeCommand::new(opcode, self.namespace).blocks(lba, blocks);
         self.submit(slot, command.sgl_segment(self.aux_at + at as u64, segment_bytes))
     }

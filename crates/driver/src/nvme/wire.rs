@@ -1,7 +1,6 @@
 //! The client's half of the vfio-user protocol: messages out, replies in.
 //!
-//! It is written from the specification and shares no code with the server of this project, so that one's mistakes are
-//! found by the other.
+//! The numbers and layouts are shared with this project's server; what is done with them is not.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -14,78 +13,22 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
+use sidecore_spec_nvme::vfio_user::{
+    AccessHeader, Command, FLAG_ERROR, FLAG_NO_REPLY, MessageHeader, TYPE_COMMAND, TYPE_MASK, TYPE_REPLY,
+};
+
 use crate::error::ClientError;
 use crate::socket;
 
-/// A command's number and name.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Request(pub u16, pub &'static str);
-
-impl Request {
-    pub(crate) const VERSION: Self = Self(1, "VERSION");
-    pub(crate) const DMA_MAP: Self = Self(2, "DMA_MAP");
-    pub(crate) const DMA_UNMAP: Self = Self(3, "DMA_UNMAP");
-    pub(crate) const DEVICE_GET_INFO: Self = Self(4, "DEVICE_GET_INFO");
-    pub(crate) const DEVICE_GET_REGION_INFO: Self = Self(5, "DEVICE_GET_REGION_INFO");
-    pub(crate) const DEVICE_GET_IRQ_INFO: Self = Self(7, "DEVICE_GET_IRQ_INFO");
-    pub(crate) const DEVICE_SET_IRQS: Self = Self(8, "DEVICE_SET_IRQS");
-    pub(crate) const REGION_READ: Self = Self(9, "REGION_READ");
-    pub(crate) const REGION_WRITE: Self = Self(10, "REGION_WRITE");
-    pub(crate) const DEVICE_RESET: Self = Self(13, "DEVICE_RESET");
-    /// What is received raw belongs to no request of ours.
-    const ANY: Self = Self(0, "a message");
-}
-
-pub(crate) const HEADER_BYTES: usize = 16;
-/// Offset, region and count of a region access.
-const ACCESS_BYTES: usize = 16;
+/// What is received raw belongs to no command of ours.
+const ANY: Command = Command::Unknown(0);
 /// The largest register, or pair of them.
 pub(crate) const MAX_POKE_BYTES: usize = 8;
-
-const TYPE_MASK: u32 = 0xf;
-const TYPE_COMMAND: u32 = 0;
-const TYPE_REPLY: u32 = 1;
-const NO_REPLY: u32 = 1 << 4;
-const ERROR: u32 = 1 << 5;
 
 /// No reply that this client asks for is longer.
 const MAX_BODY_BYTES: usize = (1 << 20) + 64;
 /// Descriptors in one message.
 pub(crate) const MAX_FILES: usize = 8;
-
-/// A message's first 16 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
-    id: u16,
-    command: u16,
-    size: u32,
-    flags: u32,
-    error: u32,
-}
-
-impl Header {
-    fn bytes(self) -> [u8; HEADER_BYTES] {
-        let mut bytes = [0; HEADER_BYTES];
-        bytes[0..2].copy_from_slice(&self.id.to_le_bytes());
-        bytes[2..4].copy_from_slice(&self.command.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.size.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.flags.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.error.to_le_bytes());
-        bytes
-    }
-
-    fn parse(bytes: [u8; HEADER_BYTES]) -> Self {
-        let [a, b, c, d, ..] = bytes;
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        Self {
-            id: u16::from_le_bytes([a, b]),
-            command: u16::from_le_bytes([c, d]),
-            size: word(4),
-            flags: word(8),
-            error: word(12),
-        }
-    }
-}
 
 /// The payload of a reply, and the descriptors that came with it.
 #[derive(Debug)]
@@ -130,12 +73,12 @@ impl Wire {
     /// Sends a command and waits for its reply.
     pub(crate) fn call(
         &mut self,
-        request: Request,
+        request: Command,
         body: &[u8],
         files: &[BorrowedFd<'_>],
     ) -> Result<Reply, ClientError> {
         let header = self.header(request, body.len(), 0);
-        self.send(request, &[&header.bytes(), body], files)?;
+        self.send(request, &[&header.encode(), body], files)?;
         let (reply, files) = self.reply(request, header.id)?;
         let mut body = vec![0; body_len(request, reply)?];
         self.fill(request, &mut body)?;
@@ -151,14 +94,18 @@ impl Wire {
         data: &[u8],
         posted: bool,
     ) -> Result<(), ClientError> {
-        let request = Request::REGION_WRITE;
+        let request = Command::RegionWrite;
         let data = &data[..data.len().min(MAX_POKE_BYTES)];
-        let header = self.header(request, ACCESS_BYTES + data.len(), if posted { NO_REPLY } else { 0 });
-        let mut message = [0; HEADER_BYTES + ACCESS_BYTES + MAX_POKE_BYTES];
-        message[..HEADER_BYTES].copy_from_slice(&header.bytes());
-        message[HEADER_BYTES..][..ACCESS_BYTES].copy_from_slice(&access(offset_bytes, region, data.len()));
-        let len = HEADER_BYTES + ACCESS_BYTES + data.len();
-        message[HEADER_BYTES + ACCESS_BYTES..len].copy_from_slice(data);
+        let header = self.header(request, AccessHeader::BYTES + data.len(), if posted { FLAG_NO_REPLY } else { 0 });
+        let mut message = [0; MessageHeader::BYTES + AccessHeader::BYTES + MAX_POKE_BYTES];
+        message[..MessageHeader::BYTES].copy_from_slice(&header.encode());
+        message[MessageHeader::BYTES..][..AccessHeader::BYTES].copy_from_slice(&access(
+            offset_bytes,
+            region,
+            data.len(),
+        ));
+        let len = MessageHeader::BYTES + AccessHeader::BYTES + data.len();
+        message[MessageHeader::BYTES + AccessHeader::BYTES..len].copy_from_slice(data);
         self.send(request, &[&message[..len]], &[])?;
         if posted {
             return Ok(());
@@ -176,15 +123,15 @@ impl Wire {
 
     /// Sends any bytes at all.
     pub(crate) fn send_raw(&mut self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
-        self.send(Request::ANY, &[bytes], files)
+        self.send(ANY, &[bytes], files)
     }
 
     /// Receives whatever message comes next.
     pub(crate) fn receive_raw(&mut self) -> Result<RawMessage, ClientError> {
-        let (header, files) = self.receive_header(Request::ANY)?;
-        let mut body = vec![0; body_len(Request::ANY, header)?];
-        self.fill(Request::ANY, &mut body)?;
-        let Header { id, command, flags, error, .. } = header;
+        let (header, files) = self.receive_header(ANY)?;
+        let mut body = vec![0; body_len(ANY, header)?];
+        self.fill(ANY, &mut body)?;
+        let MessageHeader { id, command, flags, errno: error, .. } = header;
         Ok(RawMessage { id, command, flags, error, body, files })
     }
 
@@ -202,16 +149,16 @@ impl Wire {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 
-    fn header(&mut self, request: Request, body_bytes: usize, flags: u32) -> Header {
+    fn header(&mut self, request: Command, body_bytes: usize, flags: u32) -> MessageHeader {
         self.last_id = self.last_id.wrapping_add(1);
-        let size = u32::try_from(HEADER_BYTES + body_bytes).unwrap_or(u32::MAX);
-        Header { id: self.last_id, command: request.0, size, flags: TYPE_COMMAND | flags, error: 0 }
+        let size_bytes = u32::try_from(MessageHeader::BYTES + body_bytes).unwrap_or(u32::MAX);
+        MessageHeader { id: self.last_id, command: request.code(), size_bytes, flags: TYPE_COMMAND | flags, errno: 0 }
     }
 
     /// The header of the reply to message `id`. What the device asks meanwhile (it may want to reach memory by messages)
     /// is answered: this client does not do that.
-    fn reply(&mut self, request: Request, id: u16) -> Result<(Header, Vec<OwnedFd>), ClientError> {
-        let wrong = |why: String| ClientError::Answer { request: request.1, why };
+    fn reply(&mut self, request: Command, id: u16) -> Result<(MessageHeader, Vec<OwnedFd>), ClientError> {
+        let wrong = |why: String| ClientError::Answer { request: request.name(), why };
         loop {
             let (header, files) = self.receive_header(request)?;
             match header.flags & TYPE_MASK {
@@ -222,31 +169,36 @@ impl Wire {
                 }
                 other => return Err(wrong(format!("a message of type {other}"))),
             }
-            if header.id != id || header.command != request.0 {
+            if header.id != id || header.command != request.code() {
                 return Err(wrong(format!("it replies to message {} of command {}", header.id, header.command)));
             }
-            if header.flags & ERROR != 0 {
+            if header.flags & FLAG_ERROR != 0 {
                 let mut rest = vec![0; body_len(request, header)?];
                 self.fill(request, &mut rest)?;
-                let source = io::Error::from_raw_os_error(i32::try_from(header.error).unwrap_or(0));
-                return Err(ClientError::Denied { request: request.1, source });
+                let source = io::Error::from_raw_os_error(i32::try_from(header.errno).unwrap_or(0));
+                return Err(ClientError::Denied { request: request.name(), source });
             }
             return Ok((header, files));
         }
     }
 
-    fn refuse(&mut self, request: Request, header: Header) -> Result<(), ClientError> {
+    fn refuse(&mut self, request: Command, header: MessageHeader) -> Result<(), ClientError> {
         let mut body = vec![0; body_len(request, header)?];
         self.fill(request, &mut body)?;
-        if header.flags & NO_REPLY != 0 {
+        if header.flags & FLAG_NO_REPLY != 0 {
             return Ok(());
         }
         let error = u32::try_from(rustix::io::Errno::NOTSUP.raw_os_error()).unwrap_or(0);
-        let refusal = Header { size: HEADER_BYTES as u32, flags: TYPE_REPLY | ERROR, error, ..header };
-        self.send(request, &[&refusal.bytes()], &[])
+        let refusal = MessageHeader {
+            size_bytes: MessageHeader::BYTES as u32,
+            flags: TYPE_REPLY | FLAG_ERROR,
+            errno: error,
+            ..header
+        };
+        self.send(request, &[&refusal.encode()], &[])
     }
 
-    fn send(&mut self, request: Request, parts: &[&[u8]], files: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+    fn send(&mut self, request: Command, parts: &[&[u8]], files: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fits =
@@ -254,7 +206,7 @@ impl Wire {
         if !fits {
             return Err(ClientError::Options(format!("more than {MAX_FILES} files in one message")));
         }
-        let failed = |error| socket::failed(request.1, error);
+        let failed = |error| socket::failed(request.name(), error);
         let [first, rest @ ..] = parts else { return Ok(()) };
         let second = rest.first().copied().unwrap_or(&[]);
         let slices = [IoSlice::new(first), IoSlice::new(second)];
@@ -265,8 +217,8 @@ impl Wire {
         self.socket.write_all(&second[sent.saturating_sub(first.len())..]).map_err(failed)
     }
 
-    fn receive_header(&mut self, request: Request) -> Result<(Header, Vec<OwnedFd>), ClientError> {
-        let mut bytes = [0; HEADER_BYTES];
+    fn receive_header(&mut self, request: Command) -> Result<(MessageHeader, Vec<OwnedFd>), ClientError> {
+        let mut bytes = [0; MessageHeader::BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
@@ -274,11 +226,11 @@ impl Wire {
             match rustix::net::recvmsg(&self.socket, to, &mut control, RecvFlags::CMSG_CLOEXEC) {
                 Err(rustix::io::Errno::INTR) => {}
                 Ok(message) => break message.bytes,
-                Err(errno) => return Err(socket::failed(request.1, errno.into())),
+                Err(errno) => return Err(socket::failed(request.name(), errno.into())),
             }
         };
         if received == 0 {
-            return Err(ClientError::HungUp { request: request.1 });
+            return Err(ClientError::HungUp { request: request.name() });
         }
         let mut files = Vec::new();
         for message in control.drain() {
@@ -287,27 +239,27 @@ impl Wire {
             }
         }
         self.fill(request, &mut bytes[received..])?;
-        Ok((Header::parse(bytes), files))
+        Ok((MessageHeader::decode(&bytes), files))
     }
 
-    fn fill(&mut self, request: Request, to: &mut [u8]) -> Result<(), ClientError> {
-        self.socket.read_exact(to).map_err(|source| socket::failed(request.1, source))
+    fn fill(&mut self, request: Command, to: &mut [u8]) -> Result<(), ClientError> {
+        self.socket.read_exact(to).map_err(|source| socket::failed(request.name(), source))
     }
 }
 
 /// How much follows a header.
-fn body_len(request: Request, header: Header) -> Result<usize, ClientError> {
-    let len = (header.size as usize).checked_sub(HEADER_BYTES).filter(|len| *len <= MAX_BODY_BYTES);
-    len.ok_or_else(|| ClientError::Answer { request: request.1, why: format!("a message of {} bytes", header.size) })
+fn body_len(request: Command, header: MessageHeader) -> Result<usize, ClientError> {
+    let len = (header.size_bytes as usize).checked_sub(MessageHeader::BYTES).filter(|len| *len <= MAX_BODY_BYTES);
+    len.ok_or_else(|| ClientError::Answer {
+        request: request.name(),
+        why: format!("a message of {} bytes", header.size_bytes),
+    })
 }
 
 /// The body of a region access, before the data.
-pub(crate) fn access(offset_bytes: u64, region: u32, count: usize) -> [u8; ACCESS_BYTES] {
-    let mut bytes = [0; ACCESS_BYTES];
-    bytes[0..8].copy_from_slice(&offset_bytes.to_le_bytes());
-    bytes[8..12].copy_from_slice(&region.to_le_bytes());
-    bytes[12..16].copy_from_slice(&u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
-    bytes
+pub(crate) fn access(offset_bytes: u64, region: u32, count: usize) -> [u8; AccessHeader::BYTES] {
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    AccessHeader { offset_bytes, region, count }.encode()
 }
 
 #[cfg(test)]
@@ -322,16 +274,16 @@ mod tests {
         (Wire::over(here), there)
     }
 
-    fn message(id: u16, command: u16, flags: u32, error: u32, body: &[u8]) -> Vec<u8> {
-        let size = (HEADER_BYTES + body.len()) as u32;
-        [&Header { id, command, size, flags, error }.bytes()[..], body].concat()
+    fn message(id: u16, command: u16, flags: u32, errno: u32, body: &[u8]) -> Vec<u8> {
+        let size_bytes = (MessageHeader::BYTES + body.len()) as u32;
+        [&MessageHeader { id, command, size_bytes, flags, errno }.encode()[..], body].concat()
     }
 
     #[test]
     fn a_command_and_its_reply() {
         let (mut wire, mut device) = pair();
         device.write_all(&message(1, 4, TYPE_REPLY, 0, &[7; 16])).unwrap();
-        let reply = wire.call(Request::DEVICE_GET_INFO, &[1, 2, 3, 4], &[]).unwrap();
+        let reply = wire.call(Command::DeviceGetInfo, &[1, 2, 3, 4], &[]).unwrap();
         assert_eq!((reply.body, reply.files.len()), (vec![7; 16], 0));
         let mut asked = [0; 20];
         device.read_exact(&mut asked).unwrap();
@@ -345,10 +297,10 @@ mod tests {
         let mut told = [0; 36];
         device.read_exact(&mut told).unwrap();
         let expected = [&[0x34, 0x12, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0][..], &[5, 6, 7, 8]].concat();
-        assert_eq!(told.to_vec(), message(1, 10, NO_REPLY, 0, &expected));
+        assert_eq!(told.to_vec(), message(1, 10, FLAG_NO_REPLY, 0, &expected));
         device.write_all(&message(2, 10, TYPE_REPLY, 0, &[0; 16])).unwrap();
         wire.poke(2, 0x1234, &[5], false).unwrap();
-        device.write_all(&message(3, 10, TYPE_REPLY | ERROR, 22, &[])).unwrap();
+        device.write_all(&message(3, 10, TYPE_REPLY | FLAG_ERROR, 22, &[])).unwrap();
         let refused = wire.poke(2, 0x1234, &[5], false);
         assert!(matches!(refused, Err(ClientError::Denied { request: "REGION_WRITE", ref source })
             if source.raw_os_error() == Some(22)));
@@ -358,12 +310,12 @@ mod tests {
     fn what_the_device_asks_meanwhile_is_refused() {
         let (mut wire, mut device) = pair();
         device.write_all(&message(77, 11, TYPE_COMMAND, 0, &[0; 16])).unwrap();
-        device.write_all(&message(78, 12, TYPE_COMMAND | NO_REPLY, 0, &[0; 300])).unwrap();
+        device.write_all(&message(78, 12, TYPE_COMMAND | FLAG_NO_REPLY, 0, &[0; 300])).unwrap();
         device.write_all(&message(1, 13, TYPE_REPLY, 0, &[])).unwrap();
-        wire.call(Request::DEVICE_RESET, &[], &[]).unwrap();
+        wire.call(Command::DeviceReset, &[], &[]).unwrap();
         let mut seen = [0; 32];
         device.read_exact(&mut seen).unwrap();
-        assert_eq!(seen[16..].to_vec(), message(77, 11, TYPE_REPLY | ERROR, 95, &[]));
+        assert_eq!(seen[16..].to_vec(), message(77, 11, TYPE_REPLY | FLAG_ERROR, 95, &[]));
     }
 
     #[test]
@@ -372,8 +324,8 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let mut device = Wire::over(device);
         let reply = message(1, 5, TYPE_REPLY, 0, &[1; 48]);
-        device.send(Request::ANY, &[&reply[..]], &[file.as_fd(), file.as_fd()]).unwrap();
-        let reply = wire.call(Request::DEVICE_GET_REGION_INFO, &[], &[]).unwrap();
+        device.send(ANY, &[&reply[..]], &[file.as_fd(), file.as_fd()]).unwrap();
+        let reply = wire.call(Command::DeviceGetRegionInfo, &[], &[]).unwrap();
         assert_eq!((reply.files.len(), reply.body.len()), (2, 48));
         let many = [file.as_fd(); MAX_FILES + 1];
         assert!(matches!(wire.send_raw(&[0], &many), Err(ClientError::Options(_))));
@@ -381,8 +333,9 @@ mod tests {
 
     #[test]
     fn nonsense_and_silence_are_errors_with_the_commands_name() {
-        let huge = Header { id: 1, command: 13, size: u32::MAX, flags: TYPE_REPLY, error: 0 }.bytes().to_vec();
-        let tiny = Header { id: 1, command: 13, size: 15, flags: TYPE_REPLY, error: 0 }.bytes().to_vec();
+        let huge =
+            MessageHeader { id: 1, command: 13, size_bytes: u32::MAX, flags: TYPE_REPLY, errno: 0 }.encode().to_vec();
+        let tiny = MessageHeader { id: 1, command: 13, size_bytes: 15, flags: TYPE_REPLY, errno: 0 }.encode().to_vec();
         for nonsense in [
             message(2, 13, TYPE_REPLY, 0, &[]),
             message(1, 12, TYPE_REPLY, 0, &[]),
@@ -392,17 +345,17 @@ mod tests {
         ] {
             let (mut wire, mut device) = pair();
             device.write_all(&nonsense).unwrap();
-            let result = wire.call(Request::DEVICE_RESET, &[], &[]);
+            let result = wire.call(Command::DeviceReset, &[], &[]);
             assert!(matches!(result, Err(ClientError::Answer { request: "DEVICE_RESET", .. })), "{nonsense:?}");
         }
         let (mut wire, mut device) = pair();
         device.write_all(&message(1, 13, TYPE_REPLY, 0, &[])[..7]).unwrap();
-        let result = wire.call(Request::DEVICE_RESET, &[], &[]);
+        let result = wire.call(Command::DeviceReset, &[], &[]);
         assert!(matches!(result, Err(ClientError::Timeout { request: "DEVICE_RESET" })));
         assert!(wire.is_connected());
         drop(device);
         assert!(!wire.is_connected());
-        let result = wire.call(Request::DEVICE_RESET, &[], &[]);
+        let result = wire.call(Command::DeviceReset, &[], &[]);
         assert!(matches!(result, Err(ClientError::HungUp { request: "DEVICE_RESET" })));
     }
 }

@@ -1,7 +1,7 @@
 //! A client that has gone keeps the doorbell memory that it has mapped: nothing that it stores there reaches the
 //! clients after it.
 
-use sidecore_driver::{NvmeCapabilities, region};
+use sidecore_driver::{NvmeCapabilities, vfio};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 use sidecore_ring::driver::nvme::DoorbellWords;
 
@@ -22,9 +22,9 @@ impl Kept {
     }
 
     fn of(transport: &Transport) -> Self {
-        let info = transport.region_info(region::BAR0).unwrap();
+        let info = transport.region_info(vfio::PCI_BAR0_REGION_INDEX).unwrap();
         let mut raw = [0; 8];
-        transport.region_read(region::BAR0, register::CAP, &mut raw).unwrap();
+        transport.region_read(vfio::PCI_BAR0_REGION_INDEX, register::CAP, &mut raw).unwrap();
         let file = info.file.unwrap();
         let inode = rustix::fs::fstat(&file).unwrap().st_ino;
         let area = info.areas[0];

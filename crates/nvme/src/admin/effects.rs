@@ -1,8 +1,10 @@
 //! The log pages that say what is supported: log pages, commands with their effects, features.
 
+use sidecore_spec_nvme::opcode::{admin as opcode, nvm};
+
+use crate::admin::MANDATORY;
 use crate::admin::features::FEATURES;
 use crate::admin::log::LOG_PAGES;
-use crate::admin::opcode;
 use crate::bytes::Bytes;
 
 /// Bits of a command's entry (figure 211).
@@ -19,13 +21,13 @@ mod effect {
 
 /// I/O commands of the NVM command set that are served, and their effects (NVM command set 1.0, 3.2 and 3.3).
 const IO_COMMANDS: [(u8, u32); 7] = [
-    (0x00, effect::SUPPORTED),                   // Flush
-    (0x01, effect::SUPPORTED | effect::CONTENT), // Write
-    (0x02, effect::SUPPORTED),                   // Read
-    (0x05, effect::SUPPORTED),                   // Compare
-    (0x08, effect::SUPPORTED | effect::CONTENT), // Write Zeroes
-    (0x09, effect::SUPPORTED | effect::CONTENT), // Dataset Management
-    (0x0C, effect::SUPPORTED),                   // Verify
+    (nvm::FLUSH, effect::SUPPORTED),
+    (nvm::WRITE, effect::SUPPORTED | effect::CONTENT),
+    (nvm::READ, effect::SUPPORTED),
+    (nvm::COMPARE, effect::SUPPORTED),
+    (nvm::WRITE_ZEROES, effect::SUPPORTED | effect::CONTENT),
+    (nvm::DATASET_MANAGEMENT, effect::SUPPORTED | effect::CONTENT),
+    (nvm::VERIFY, effect::SUPPORTED),
 ];
 
 /// Supported Log Pages (figure 203): LSUPP in bit 0 of a dword for each.
@@ -41,7 +43,7 @@ pub(crate) fn log_pages_supported() -> Vec<u8> {
 pub(crate) fn commands_supported(is_managed: bool, has_doorbell_buffer: bool) -> Vec<u8> {
     let mut page = Bytes::new(4096);
     let mut admin = |opcode: u8, effects: u32| page.put(usize::from(opcode).saturating_mul(4), &effects.to_le_bytes());
-    for opcode in opcode::MANDATORY {
+    for opcode in MANDATORY {
         admin(opcode, effect::SUPPORTED);
     }
     if has_doorbell_buffer {

@@ -1,11 +1,16 @@
 //! Get Features and Set Features (NVMe base 2.0, 5.15 and 5.27).
 
 use serde::{Deserialize, Serialize};
+use sidecore_spec_nvme::command::BROADCAST_NSID;
+use sidecore_spec_nvme::feature::{
+    ARBITRATION, ASYNCHRONOUS_EVENTS, ERROR_RECOVERY, INTERRUPT_COALESCING, INTERRUPT_VECTOR, KEEP_ALIVE_TIMER,
+    NUMBER_OF_QUEUES, POWER_MANAGEMENT, TEMPERATURE_THRESHOLD, VOLATILE_WRITE_CACHE, WRITE_ATOMICITY,
+};
 use sidecore_units::Nanos;
 
 use crate::admin::events::Event;
 use crate::controller::{Controller, Outcome};
-use crate::{BROADCAST_NSID, Command, Status};
+use crate::{Command, Status};
 
 /// What the composite temperature is, in kelvins: nothing here gets warm.
 pub(crate) const TEMPERATURE: u16 = 300;
@@ -41,18 +46,6 @@ pub(crate) const FEATURES: &[(u8, u32)] = &[
 ];
 const NAMESPACE_SPECIFIC: u32 = 1 << 1;
 const CHANGEABLE: u32 = 1 << 2;
-
-const ARBITRATION: u8 = 0x01;
-const POWER_MANAGEMENT: u8 = 0x02;
-const TEMPERATURE_THRESHOLD: u8 = 0x04;
-const ERROR_RECOVERY: u8 = 0x05;
-const VOLATILE_WRITE_CACHE: u8 = 0x06;
-const NUMBER_OF_QUEUES: u8 = 0x07;
-const INTERRUPT_COALESCING: u8 = 0x08;
-const INTERRUPT_VECTOR: u8 = 0x09;
-const WRITE_ATOMICITY: u8 = 0x0A;
-const ASYNCHRONOUS_EVENTS: u8 = 0x0B;
-const KEEP_ALIVE_TIMER: u8 = 0x0F;
 
 /// Coalescing Disable (figure 328).
 const COALESCING_DISABLE: u32 = 1 << 16;

@@ -3,33 +3,16 @@
 mod controller;
 mod namespace;
 
+use sidecore_spec_nvme::command::BROADCAST_NSID;
+use sidecore_spec_nvme::identify::cns;
+
 use crate::bytes::Bytes;
 use crate::controller::{Controller, Outcome};
 use crate::manager::AllocatedNamespace;
-use crate::{BROADCAST_NSID, Command, Status};
+use crate::{Command, Status};
 
 use namespace::NamespaceView;
 pub(crate) use namespace::block_bytes_of;
-
-/// Controller or Namespace Structure (figure 273).
-mod structure {
-    pub const NAMESPACE: u8 = 0x00;
-    pub const CONTROLLER: u8 = 0x01;
-    pub const ACTIVE_NAMESPACES: u8 = 0x02;
-    pub const NAMESPACE_DESCRIPTORS: u8 = 0x03;
-    pub const COMMAND_SET_NAMESPACE: u8 = 0x05;
-    pub const COMMAND_SET_CONTROLLER: u8 = 0x06;
-    pub const COMMAND_SET_ACTIVE_NAMESPACES: u8 = 0x07;
-    pub const INDEPENDENT_NAMESPACE: u8 = 0x08;
-    pub const ALLOCATED_NAMESPACES: u8 = 0x10;
-    pub const ALLOCATED_NAMESPACE: u8 = 0x11;
-    pub const ATTACHED_CONTROLLERS: u8 = 0x12;
-    pub const CONTROLLERS: u8 = 0x13;
-    pub const PRIMARY_CAPABILITIES: u8 = 0x14;
-    pub const SECONDARY_CONTROLLERS: u8 = 0x15;
-    pub const COMMAND_SET_ALLOCATED_NAMESPACES: u8 = 0x1A;
-    pub const COMMAND_SET_ALLOCATED_NAMESPACE: u8 = 0x1B;
-}
 
 /// What a namespace's number stands for.
 enum Named {
@@ -49,48 +32,48 @@ impl Controller {
         let command_set = command.dword11() >> 24;
         let is_command_set_specific = matches!(
             selected,
-            structure::COMMAND_SET_NAMESPACE
-                | structure::COMMAND_SET_CONTROLLER
-                | structure::COMMAND_SET_ACTIVE_NAMESPACES
-                | structure::COMMAND_SET_ALLOCATED_NAMESPACES
-                | structure::COMMAND_SET_ALLOCATED_NAMESPACE
+            cns::COMMAND_SET_NAMESPACE
+                | cns::COMMAND_SET_CONTROLLER
+                | cns::COMMAND_SET_ACTIVE_NAMESPACES
+                | cns::COMMAND_SET_ALLOCATED_NAMESPACES
+                | cns::COMMAND_SET_ALLOCATED_NAMESPACE
         );
         if is_command_set_specific && command_set != 0 {
             return Err(Status::INVALID_FIELD);
         }
         let nsid = command.nsid();
         let data: Vec<u8> = match selected {
-            structure::NAMESPACE => match self.named(nsid)? {
+            cns::NAMESPACE => match self.named(nsid)? {
                 Named::Active(namespace) => namespace.identify(),
                 Named::Inactive => Vec::new(),
                 Named::All => namespace::common(),
             },
-            structure::CONTROLLER => self.identify_controller(),
-            structure::ACTIVE_NAMESPACES | structure::COMMAND_SET_ACTIVE_NAMESPACES => {
+            cns::CONTROLLER => self.identify_controller(),
+            cns::ACTIVE_NAMESPACES | cns::COMMAND_SET_ACTIVE_NAMESPACES => {
                 namespace_list(nsid, self.namespace.iter().map(|namespace| namespace.id))?
             }
-            structure::NAMESPACE_DESCRIPTORS => match self.named(nsid)? {
+            cns::NAMESPACE_DESCRIPTORS => match self.named(nsid)? {
                 Named::Active(namespace) => namespace.descriptors(),
                 _ => return Err(Status::INVALID_NAMESPACE),
             },
             // No storage tags, no protection information: all zero for the NVM command set.
-            structure::COMMAND_SET_NAMESPACE | structure::COMMAND_SET_ALLOCATED_NAMESPACE => {
+            cns::COMMAND_SET_NAMESPACE | cns::COMMAND_SET_ALLOCATED_NAMESPACE => {
                 self.named(nsid).map(|_| Vec::new())?
             }
-            structure::COMMAND_SET_CONTROLLER => controller::nvm_command_set(),
-            structure::INDEPENDENT_NAMESPACE => match self.named(nsid)? {
+            cns::COMMAND_SET_CONTROLLER => controller::nvm_command_set(),
+            cns::INDEPENDENT_NAMESPACE => match self.named(nsid)? {
                 Named::Active(namespace) => namespace.independent(),
                 _ => Vec::new(),
             },
-            structure::ALLOCATED_NAMESPACES | structure::COMMAND_SET_ALLOCATED_NAMESPACES => {
+            cns::ALLOCATED_NAMESPACES | cns::COMMAND_SET_ALLOCATED_NAMESPACES => {
                 let own = self.namespace.iter().map(|namespace| namespace.id);
                 namespace_list(nsid, own.chain(self.allocated()?.iter().map(|namespace| namespace.id)))?
             }
-            structure::ALLOCATED_NAMESPACE => self.identify_allocated(nsid)?,
-            structure::ATTACHED_CONTROLLERS => controller_list(first_controller(command), self.attached(nsid)?),
-            structure::CONTROLLERS => controller_list(first_controller(command), self.controllers()),
-            structure::PRIMARY_CAPABILITIES => self.primary_capabilities()?,
-            structure::SECONDARY_CONTROLLERS => self.secondary_controller_list(first_controller(command))?,
+            cns::ALLOCATED_NAMESPACE => self.identify_allocated(nsid)?,
+            cns::ATTACHED_CONTROLLERS => controller_list(first_controller(command), self.attached(nsid)?),
+            cns::CONTROLLERS => controller_list(first_controller(command), self.controllers()),
+            cns::PRIMARY_CAPABILITIES => self.primary_capabilities()?,
+            cns::SECONDARY_CONTROLLERS => self.secondary_controller_list(first_controller(command))?,
             _ => return Err(Status::INVALID_FIELD),
         };
         self.send_structure(command, &data)

@@ -1,26 +1,21 @@
 //! Get Log Page (NVMe base 2.0, 5.16).
 
+use sidecore_spec_nvme::command::BROADCAST_NSID;
+use sidecore_spec_nvme::log_page::{
+    CHANGED_NAMESPACES, COMMANDS_SUPPORTED, ERROR_INFORMATION, FEATURES_SUPPORTED, FIRMWARE_SLOT, HEALTH,
+    MANAGEMENT_SUPPORTED, SUPPORTED_LOG_PAGES,
+};
 use sidecore_units::Nanos;
 
 use crate::admin::effects::{commands_supported, features_supported, log_pages_supported};
 use crate::admin::events::EventKind;
 use crate::admin::features::TEMPERATURE;
-use crate::bytes::Bytes;
+use crate::bytes::{Bytes, text};
 use crate::controller::{Controller, FIRMWARE, Outcome};
 use crate::pointer::MAX_TRANSFER_BYTES;
-use crate::{BROADCAST_NSID, Command, Status};
+use crate::{Command, Status};
 
-/// Log page identifiers (figure 201).
-pub(crate) const SUPPORTED_LOG_PAGES: u8 = 0x00;
-pub(crate) const ERROR_INFORMATION: u8 = 0x01;
-pub(crate) const HEALTH: u8 = 0x02;
-pub(crate) const FIRMWARE_SLOT: u8 = 0x03;
-pub(crate) const CHANGED_NAMESPACES: u8 = 0x04;
-pub(crate) const COMMANDS_SUPPORTED: u8 = 0x05;
-pub(crate) const FEATURES_SUPPORTED: u8 = 0x12;
-pub(crate) const MANAGEMENT_SUPPORTED: u8 = 0x13;
-
-/// All of them.
+/// The log pages that there are.
 pub(crate) const LOG_PAGES: [u8; 8] = [
     SUPPORTED_LOG_PAGES,
     ERROR_INFORMATION,
@@ -132,7 +127,7 @@ impl Controller {
 fn firmware_slots() -> Vec<u8> {
     let mut page = Bytes::new(512);
     page.put(0, &[1]);
-    page.put_text(8, FIRMWARE, 8);
+    page.put(8, &text::<8>(FIRMWARE));
     page.into()
 }
 

@@ -1,9 +1,11 @@
 //! Namespace Management and Namespace Attachment (NVMe base 2.0, 5.23 and 5.22), of a primary controller.
 
+use sidecore_spec_nvme::command::BROADCAST_NSID;
+
 use crate::admin::identify::block_bytes_of;
 use crate::controller::{Controller, Outcome, Waiting};
 use crate::manager::{CreateNamespace, Manager};
-use crate::{BROADCAST_NSID, Command, Status};
+use crate::{Command, Status};
 use std::sync::Arc;
 
 impl Controller {

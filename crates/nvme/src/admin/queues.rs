@@ -3,21 +3,12 @@
 use std::collections::BTreeMap;
 
 use sidecore_memory::GuestAddress;
+use sidecore_spec_nvme::command::{COMMAND_BYTES_LOG2, COMPLETION_BYTES_LOG2, CONTIGUOUS, INTERRUPTS_ENABLED};
 use sidecore_units::PAGE_BYTES;
 
 use crate::controller::{Controller, Outcome, Waiting};
 use crate::registers::MAX_QUEUE_ENTRIES;
 use crate::{Command, CompletionQueueSetup, QueuesState, StartError, Status, SubmissionQueueSetup};
-
-/// log2 of the entries' sizes, the only ones there are (figure 275, SQES and CQES).
-const SUBMISSION_ENTRY_SIZE: u32 = 6;
-const COMPLETION_ENTRY_SIZE: u32 = 4;
-
-/// Physically Contiguous, bit 0 of dword 11, which CAP.CQR demands.
-const CONTIGUOUS: u32 = 1;
-
-/// Interrupts Enabled, bit 1 of dword 11.
-const INTERRUPTS: u32 = 1 << 1;
 
 /// Which I/O queues there are.
 #[derive(Debug, Default)]
@@ -126,9 +117,9 @@ impl Controller {
             return Err(Status::INVALID_QUEUE_ID);
         }
         let size = self.registers.configuration().completion_entry_size();
-        let Creation { id, entries, address } = creation(command, size == COMPLETION_ENTRY_SIZE)?;
+        let Creation { id, entries, address } = creation(command, size == COMPLETION_BYTES_LOG2)?;
         let vector = (command.dword11() >> 16) as u16;
-        let vector = (command.dword11() & INTERRUPTS != 0).then_some(vector);
+        let vector = (command.dword11() & INTERRUPTS_ENABLED != 0).then_some(vector);
         if vector.is_some_and(|vector| vector >= self.limits.vectors) {
             return Err(Status::INVALID_INTERRUPT_VECTOR);
         }
@@ -147,7 +138,7 @@ impl Controller {
             return Err(Status::INVALID_QUEUE_ID);
         }
         let size = self.registers.configuration().submission_entry_size();
-        let Creation { id, entries, address } = creation(command, size == SUBMISSION_ENTRY_SIZE)?;
+        let Creation { id, entries, address } = creation(command, size == COMMAND_BYTES_LOG2)?;
         let completion_queue = (command.dword11() >> 16) as u16;
         if !self.is_queue_id(completion_queue, self.features.completion_queues()) {
             return Err(Status::INVALID_QUEUE_ID);

@@ -2,30 +2,13 @@
 
 use sidecore_block::{BlockRequest, Operation};
 use sidecore_memory::{GuestMemory, RegionHint};
+use sidecore_spec_nvme::command::{
+    ATTRIBUTE_DEALLOCATE, BROADCAST_NSID, DEALLOCATE, DIRECTIVE_TYPE, FORCE_UNIT_ACCESS, PROTECTION_INFORMATION,
+};
+pub(super) use sidecore_spec_nvme::opcode::nvm as opcode;
 
 use crate::pointer::{self, Direction, Gathered, MAX_TRANSFER_BYTES};
-use crate::{BROADCAST_NSID, Command, Namespace, Status};
-
-/// Opcodes (figure 8, and NVM command set 1.0, figure 22).
-pub(super) mod opcode {
-    pub(crate) const FLUSH: u8 = 0x00;
-    pub(crate) const WRITE: u8 = 0x01;
-    pub(crate) const READ: u8 = 0x02;
-    pub(crate) const COMPARE: u8 = 0x05;
-    pub(crate) const WRITE_ZEROES: u8 = 0x08;
-    pub(crate) const DATASET_MANAGEMENT: u8 = 0x09;
-    pub(crate) const VERIFY: u8 = 0x0C;
-}
-
-/// Dword 12: bypass caches (FUA), and protection information (PRINFO).
-const FORCE_UNIT_ACCESS: u32 = 1 << 30;
-const PROTECTION_INFORMATION: u32 = 0b1111 << 26;
-/// Dword 12 of Write Zeroes: the blocks may be deallocated (DEAC).
-const DEALLOCATE: u32 = 1 << 25;
-/// Dword 12 of Write: a directive type (DTYPE), of which there are none.
-const DIRECTIVE: u32 = 0b1111 << 20;
-/// Dword 11 of Dataset Management: deallocate (AD).
-const ATTRIBUTE_DEALLOCATE: u32 = 1 << 2;
+use crate::{Command, Namespace, Status};
 
 /// The request is followed by a flush, which completes the command.
 pub(super) const FLUSH_AFTER: u64 = 1 << 32;
@@ -137,7 +120,7 @@ impl Rules {
             opcode::WRITE => {
                 self.check_writable(command)?;
                 let range = self.transfer(command)?;
-                if command.dword12() & DIRECTIVE != 0 {
+                if command.dword12() & DIRECTIVE_TYPE != 0 {
                     return Err(Status::INVALID_FIELD);
                 }
                 pointer::gather(command, range.len_bytes, Direction::FromGuest, memory, hint, &mut request.segments)?;

@@ -1,14 +1,14 @@
 //! Dataset Management (NVM command set 1.0, 3.2.3): up to 256 ranges, whose blocks may be deallocated.
 
 use sidecore_block::{Batch, Operation};
+use sidecore_spec_nvme::command::{DatasetRange, MAX_RANGES};
 
 use super::command::{Range, Rules};
 use super::steps::{Stepper, Surroundings};
 use crate::pointer::{self, Direction};
 use crate::{Command, Status};
 
-const RANGE_BYTES: usize = 16;
-const MAX_RANGES: usize = 256;
+const RANGE_BYTES: usize = DatasetRange::BYTES;
 
 /// The ranges of a command, in memory of ours: read once, checked, and carried out as they were checked.
 pub(super) struct Ranges {
@@ -30,11 +30,9 @@ impl Ranges {
         self.parsed.clear();
         let (ranges, _) = self.bytes.as_chunks::<RANGE_BYTES>();
         for bytes in ranges.iter().take(count) {
-            // Context attributes, length in blocks, first block.
-            let word = u128::from_le_bytes(*bytes);
-            let (len_blocks, first) = ((word >> 32) as u32, (word >> 64) as u64);
-            let range = rules.blocks(first, u64::from(len_blocks))?;
-            if len_blocks > 0 {
+            let DatasetRange { blocks, lba, .. } = DatasetRange::decode(bytes);
+            let range = rules.blocks(lba, u64::from(blocks))?;
+            if blocks > 0 {
                 self.parsed.push(range);
             }
         }

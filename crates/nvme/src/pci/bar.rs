@@ -1,8 +1,7 @@
 //! The base address registers: which access is for what.
 
 use sidecore_ring::nvme::DoorbellStride;
-
-use crate::registers::DOORBELLS_OFFSET;
+use sidecore_spec_nvme::register::DOORBELLS;
 
 /// BAR0: the controller's properties and doorbells.
 pub(crate) const REGISTERS_BAR: u8 = 0;
@@ -37,11 +36,11 @@ pub(crate) enum Bar {
 impl Bar {
     /// Behind the last doorbell there can be: those that an earlier version has handed over are 2 KiB apart.
     pub(super) const END_BYTES: u64 =
-        DOORBELLS_OFFSET + (MAX_QUEUE_PAIRS as u64 + 1) * (8 << DoorbellStride::HalfPage.dstrd());
+        DOORBELLS + (MAX_QUEUE_PAIRS as u64 + 1) * (8 << DoorbellStride::HalfPage.dstrd());
 
     /// What is at `offset`, with doorbells 4 << `stride` bytes apart (NVMe over PCIe transport 1.0, 3.1.2).
     pub(crate) fn at(offset: u64, stride: u8) -> Self {
-        let Some(behind) = offset.checked_sub(DOORBELLS_OFFSET) else { return Self::Register(offset) };
+        let Some(behind) = offset.checked_sub(DOORBELLS) else { return Self::Register(offset) };
         let stride_bytes = 4_u64.checked_shl(stride.into()).unwrap_or(4);
         let Some(index) = behind.checked_div(stride_bytes) else { return Self::Hole };
         let queue = match u16::try_from(index / 2) {

@@ -1,5 +1,7 @@
 //! The capabilities in the configuration space (NVMe over PCIe transport 1.0, 3.8; PCI Express base 5.0, 7.5 and 7.7).
 
+use sidecore_spec_nvme::pci::capability;
+
 use crate::pci::Interrupts;
 use crate::pci::bar::{MSIX_BAR, PENDING_OFFSET, TABLE_OFFSET};
 
@@ -29,12 +31,12 @@ const fn field(offset: u8, value: u32, writable: u32) -> Field {
 /// All of them, in dwords.
 pub(super) fn fields(interrupts: Interrupts) -> Vec<Field> {
     let mut fields = vec![
-        // Capability 01h; version 3, and no power management events. In PMCSR the power state can be written (D0 and
+        // Version 3, and no power management events. In PMCSR the power state can be written (D0 and
         // D3hot are all there are), and going back to D0 resets nothing.
-        field(POWER, 0x0003_0001 | (MESSAGES as u32) << 8, 0),
+        field(POWER, 0x0003_0000 | (MESSAGES as u32) << 8 | capability::POWER_MANAGEMENT as u32, 0),
         field(POWER + 4, 1 << 3, 0b11),
-        // Capability 10h, the last; version 2, an endpoint.
-        field(EXPRESS, 0x0002_0010, 0),
+        // The last capability; version 2, an endpoint.
+        field(EXPRESS, 0x0002_0000 | capability::EXPRESS as u32, 0),
         // Device Capabilities: role-based error reporting, function level reset.
         field(EXPRESS + 0x04, 1 << 15 | 1 << 28, 0),
         // Device Control: error reporting, relaxed ordering, sizes, no snoop. Bit 15 reads as zero.
@@ -59,15 +61,19 @@ fn messages(interrupts: Interrupts) -> Vec<Field> {
     let next = (EXPRESS as u32) << 8;
     match interrupts {
         Interrupts::MsiX => vec![
-            // Capability 11h; MSI-X Enable and Function Mask can be written.
-            field(MESSAGES, 0x11 | next | (vectors.saturating_sub(1) & 0x7FF) << 16, 0xC000_0000),
+            // MSI-X Enable and Function Mask can be written.
+            field(
+                MESSAGES,
+                u32::from(capability::MSIX) | next | (vectors.saturating_sub(1) & 0x7FF) << 16,
+                0xC000_0000,
+            ),
             field(MESSAGES + 4, TABLE_OFFSET as u32 | MSIX_BAR as u32, 0),
             field(MESSAGES + 8, PENDING_OFFSET as u32 | MSIX_BAR as u32, 0),
         ],
         Interrupts::Msi => vec![
-            // Capability 05h; 64-bit addresses, no mask of each vector. MSI Enable can be written, and how many vectors
+            // 64-bit addresses, no mask of each vector. MSI Enable can be written, and how many vectors
             // (a power of two) are enabled.
-            field(MESSAGES, 0x05 | next | vectors.trailing_zeros() << 17 | 1 << 23, 0x0071_0000),
+            field(MESSAGES, u32::from(capability::MSI) | next | vectors.trailing_zeros() << 17 | 1 << 23, 0x0071_0000),
             // The message's address and its data.
             field(MESSAGES + 4, 0, !0b11),
             field(MESSAGES + 8, 0, u32::MAX),

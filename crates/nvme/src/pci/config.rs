@@ -1,10 +1,14 @@
 //! The configuration space (NVMe over PCIe transport 1.0, 3.8).
 
-use crate::pci::bar::{Bar, MSIX_BAR_BYTES, REGISTERS_BAR_BYTES};
+use sidecore_spec_nvme::pci::{
+    BAR_BYTES, BAR_MEMORY_64, CLASS_NVME, CONFIG_BYTES, STATUS_CAPABILITIES, command, offset,
+};
+
+use crate::pci::bar::{Bar, MSIX_BAR, MSIX_BAR_BYTES, REGISTERS_BAR_BYTES};
 use crate::pci::{Interrupts, capabilities, ids};
 
-/// Its size. What lies behind the first 256 bytes is an empty list of extended capabilities.
-pub(crate) const CONFIG_BYTES: usize = 4096;
+/// Where the base address register of the MSI-X table is.
+const MSIX_BAR_OFFSET: usize = offset::BAR0 + MSIX_BAR as usize * BAR_BYTES;
 
 /// Initiate Function Level Reset, bit 15 of Device Control.
 const INITIATE_RESET: u8 = 1 << 7;
@@ -27,25 +31,25 @@ impl ConfigSpace {
     pub(crate) fn reset(&mut self) {
         self.values.fill(0);
         self.writable.fill(0);
-        let [interface, sub_class, class] = ids::CLASS;
+        // What lies behind the first 256 bytes is an empty list of extended capabilities.
+        let [interface, sub_class, class] = CLASS_NVME;
         let device = u32::from(ids::DEVICE) << 16 | u32::from(ids::VENDOR);
-        self.define(0x00, device, 0);
-        // Command: memory space, bus master, parity error response, SERR#, interrupt disable. Status: there is a list of
-        // capabilities.
-        self.define(0x04, 1 << 20, 0x0546);
-        self.define(0x08, u32::from_le_bytes([ids::REVISION, interface, sub_class, class]), 0);
-        // Cache line size.
-        self.define(0x0C, 0, 0xFF);
+        self.define(offset::ID, device, 0);
+        let commands =
+            command::MEMORY | command::BUS_MASTER | command::PARITY_ERROR | command::SERR | command::INTERRUPT_DISABLE;
+        self.define(offset::COMMAND, u32::from(STATUS_CAPABILITIES) << 16, commands.into());
+        self.define(offset::REVISION, u32::from_le_bytes([ids::REVISION, interface, sub_class, class]), 0);
+        self.define(offset::CACHE_LINE_SIZE, 0, 0xFF);
         // BAR0 and BAR1: memory, 64-bit. BAR4: memory, 32-bit; for MSI-X alone.
-        self.define(0x10, 0b100, mask(REGISTERS_BAR_BYTES));
-        self.define(0x14, 0, u32::MAX);
+        self.define(offset::BAR0, BAR_MEMORY_64, mask(REGISTERS_BAR_BYTES));
+        self.define(offset::BAR0 + BAR_BYTES, 0, u32::MAX);
         if self.interrupts == Interrupts::MsiX {
-            self.define(0x20, 0, mask(MSIX_BAR_BYTES));
+            self.define(MSIX_BAR_OFFSET, 0, mask(MSIX_BAR_BYTES));
         }
-        self.define(0x2C, device, 0);
-        self.define(0x34, capabilities::FIRST.into(), 0);
-        // Interrupt line; no pin.
-        self.define(0x3C, 0, 0xFF);
+        self.define(offset::SUBSYSTEM, device, 0);
+        self.define(offset::CAPABILITIES, capabilities::FIRST.into(), 0);
+        // The interrupt line; there is no pin.
+        self.define(offset::INTERRUPT_LINE, 0, 0xFF);
         for field in capabilities::fields(self.interrupts) {
             self.define(field.offset, field.value, field.writable);
         }

@@ -9,6 +9,3 @@ pub(crate) const VENDOR: u16 = 0x1234;
 pub(crate) const DEVICE: u16 = 0x5EC0;
 /// Revision ID.
 pub(crate) const REVISION: u8 = 1;
-/// Class Code: programming interface (NVM Express I/O controller), sub-class (non-volatile memory), base class (mass
-/// storage).
-pub(crate) const CLASS: [u8; 3] = [0x02, 0x08, 0x01];

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::{EventFd, MakeSignal};
 use sidecore_ring::nvme::{DoorbellStride, Doorbells};
+use sidecore_spec_nvme::pci::CONFIG_BYTES;
 use sidecore_units::Nanos;
 
 use crate::controller::{Controller, Limits, Parts};
@@ -15,7 +16,7 @@ use crate::handover::Shape;
 use crate::inbox::{Inbox, News, QueueEvent};
 use crate::manager::Manager;
 use crate::pci::bar::{Bar, MAX_QUEUE_PAIRS, MSIX_BAR, MSIX_BAR_BYTES, REGISTERS_BAR, REGISTERS_BAR_BYTES};
-use crate::pci::config::{CONFIG_BYTES, ConfigSpace};
+use crate::pci::config::ConfigSpace;
 use crate::pci::msix::Msix;
 use crate::pci::{AccessError, BarInfo, Interrupts, MappableArea, PciFunction, Region};
 use crate::{

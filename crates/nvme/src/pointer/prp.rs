@@ -7,12 +7,13 @@
 //!   the address of a page in which it goes on.
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, Segments};
+use sidecore_spec_nvme::command::PRP_BYTES;
 use sidecore_units::PAGE_BYTES;
 
 use super::{PAGE_MASK, push};
 use crate::Status;
 
-const ENTRY_BYTES: u64 = 8;
+const ENTRY_BYTES: u64 = PRP_BYTES as u64;
 
 /// Pages that follow each other are one piece: a store has less to do then.
 struct Run {

@@ -16,11 +16,12 @@
 //! through it.
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, Segments};
+use sidecore_spec_nvme::command::{SGL_DESCRIPTOR_BYTES, sgl};
 
 use super::{Direction, Gathered, Hole, MAX_DESCRIPTORS, MAX_HOLES, push};
 use crate::Status;
 
-const DESCRIPTOR_BYTES: u64 = 16;
+const DESCRIPTOR_BYTES: u64 = SGL_DESCRIPTOR_BYTES as u64;
 
 /// SGL descriptor types (figure 107).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,14 +41,15 @@ struct Descriptor {
 }
 
 impl Descriptor {
-    fn new(bytes: [u8; 16]) -> Result<Self, Status> {
+    fn new(bytes: [u8; SGL_DESCRIPTOR_BYTES]) -> Result<Self, Status> {
         let word = u128::from_le_bytes(bytes);
         // The upper half of the last byte is the type, the lower one the subtype: an address, and nothing else.
-        let kind = match (word >> 120) as u8 {
-            0x00 => Kind::DataBlock,
-            0x10 => Kind::BitBucket,
-            0x20 => Kind::Segment,
-            0x30 => Kind::LastSegment,
+        let (kind, subtype) = ((word >> 124) as u8, (word >> 120) as u8 & 0xF);
+        let kind = match (kind, subtype) {
+            (sgl::DATA_BLOCK, 0) => Kind::DataBlock,
+            (sgl::BIT_BUCKET, 0) => Kind::BitBucket,
+            (sgl::SEGMENT, 0) => Kind::Segment,
+            (sgl::LAST_SEGMENT, 0) => Kind::LastSegment,
             _ => return Err(Status::INVALID_SGL_TYPE),
         };
         Ok(Self { kind, address: word as u64, len_bytes: u64::from((word >> 64) as u32) })

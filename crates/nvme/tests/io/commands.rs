@@ -5,7 +5,8 @@ use std::sync::Arc;
 use sidecore_block::{
     Affected, BlockDevice, DelayStore, Fault, FaultPlan, FaultRule, FaultStore, Geometry, NullStore, RamStore, When,
 };
-use sidecore_nvme::{BROADCAST_NSID, Command, Done, MAX_TRANSFER_BYTES, QueueHost, Status};
+use sidecore_nvme::{Command, Done, MAX_TRANSFER_BYTES, QueueHost, Status};
+use sidecore_spec_nvme::command::BROADCAST_NSID;
 use sidecore_units::Nanos;
 
 use crate::rig::{BLOCK_BYTES, BLOCKS, DATA, DISK_BYTES, LISTS, Options, Rig, namespace, op, or, pattern, ram, ranged};

@@ -38,15 +38,15 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use sidecore_memory::{MemoryError, Window, copy};
+use sidecore_spec_nvme::command::{COMMAND_BYTES, COMPLETION_BYTES, MAX_ENTRIES};
+use sidecore_spec_nvme::register::DOORBELL_BYTES;
 
 use crate::cell::Words;
-use crate::nvme::{COMMAND_BYTES, COMPLETION_BYTES, Completion, MAX_ENTRIES};
+use crate::nvme::Completion;
 use crate::split::need_event;
 
 /// Bytes of a word that entries are made of.
 const WORD_BYTES: usize = 8;
-/// Bytes of a doorbell.
-const DOORBELL_BYTES: usize = 4;
 const COMMAND_WORDS: usize = COMMAND_BYTES / WORD_BYTES;
 const COMPLETION_WORDS: usize = COMPLETION_BYTES / WORD_BYTES;
 

@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, copy};
+use sidecore_spec_nvme::command::COMPLETION_BYTES;
 
+use super::DoorbellError;
 use super::place::Place;
-use super::{COMPLETION_BYTES, DoorbellError};
 use crate::cell::Words;
 
 /// A completion queue's entry (NVMe base 2.0, 3.3.3.2.1).

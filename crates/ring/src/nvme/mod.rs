@@ -27,15 +27,6 @@ pub use doorbells::{DoorbellStride, Doorbells};
 pub use shadow::ShadowDoorbells;
 pub use submission::SubmissionQueue;
 
-/// Bytes of a submission queue's entry (CC.IOSQES = 6).
-pub const COMMAND_BYTES: usize = 64;
-
-/// Bytes of a completion queue's entry (CC.IOCQES = 4).
-pub const COMPLETION_BYTES: usize = 16;
-
-/// Most entries that a queue has (NVMe base 2.0, 3.3.3.1).
-pub const MAX_ENTRIES: u32 = 1 << 16;
-
 /// A doorbell value that a queue cannot have: Invalid Doorbell Write Value (NVMe base 2.0, figure 147). The queue is as it
 /// was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,9 +4,9 @@ use std::sync::atomic::AtomicU64;
 
 use sidecore_memory::copy::CACHE_LINE_BYTES;
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError};
+use sidecore_spec_nvme::command::MAX_ENTRIES;
 use sidecore_units::PAGE_BYTES;
 
-use super::MAX_ENTRIES;
 use crate::cell::Words;
 
 /// Bytes of a word that entries are made of.

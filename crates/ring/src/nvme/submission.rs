@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, copy};
+use sidecore_spec_nvme::command::COMMAND_BYTES;
 
+use super::DoorbellError;
 use super::place::{Place, WORD_BYTES};
-use super::{COMMAND_BYTES, DoorbellError};
 use crate::cell::Words;
 
 /// Words of a command.

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, RegionHint, RegionSpec, SharedPages, UserAddress};
 
+use sidecore_spec_nvme::command::{COMMAND_BYTES, COMPLETION_BYTES, MAX_ENTRIES};
+
 use super::*;
 use crate::cell::Words;
 use crate::driver::nvme::{CompletionRing, DoorbellWords, HostShadow, SubmissionRing};

@@ -6,9 +6,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use sidecore_socket::{Blocking, StreamError, send};
 
 use super::*;
-use crate::command::Command;
 use crate::data::Data;
 use crate::message::{ACCESS_BYTES, Body, MAX_TRANSFER_BYTES, RegionAccess};
+use sidecore_spec_nvme::vfio_user::Command;
 
 fn pair() -> (Connection, Connection) {
     let (one, other) = UnixStream::pair().unwrap();

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::data::Data;
-use crate::vfio;
+use sidecore_spec_nvme::vfio;
 
 fn bytes_of(message: &Message) -> Vec<u8> {
     let mut bytes = Vec::new();

@@ -1,6 +1,10 @@
 //! A controller's data structures (NVMe base 2.0, 5.17.2.1; NVM command set 1.0, 4.1.5.2), and those about its secondary
 //! controllers.
 
+use sidecore_spec_nvme::command::{COMMAND_BYTES_LOG2, COMPLETION_BYTES_LOG2};
+use sidecore_spec_nvme::identify::{self, oacs};
+use sidecore_spec_nvme::register::VERSION_2_0;
+
 use crate::Status;
 use crate::admin::abort::ABORT_LIMIT;
 use crate::admin::data::STRUCTURE_BYTES;
@@ -8,19 +12,11 @@ use crate::admin::errors::ERROR_LOG_ENTRIES;
 use crate::admin::events::REQUEST_LIMIT;
 use crate::admin::features::{CRITICAL_TEMPERATURE, KEEP_ALIVE_UNITS, NAMESPACE_NOTICES, WARNING_TEMPERATURE};
 use crate::admin::identify::namespace::compare_and_write_blocks;
-use crate::bytes::Bytes;
+use crate::bytes::{Bytes, text};
 use crate::controller::{Controller, FIRMWARE};
 use crate::manager::Resource;
 use crate::pci::ids;
 use crate::pointer::MAX_TRANSFER_PAGES_LOG2;
-use crate::registers::VERSION;
-
-/// Optional Admin Command Support.
-mod admin_commands {
-    pub const NAMESPACE_MANAGEMENT: u16 = 1 << 3;
-    pub const VIRTUALIZATION_MANAGEMENT: u16 = 1 << 7;
-    pub const DOORBELL_BUFFER_CONFIG: u16 = 1 << 8;
-}
 
 /// Optional NVM Command Support: Compare, Dataset Management, Write Zeroes, Save and Select in features, Verify.
 const NVM_COMMANDS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 7;
@@ -57,53 +53,56 @@ impl Controller {
     /// Identify Controller (figure 275).
     pub(super) fn identify_controller(&self) -> Vec<u8> {
         let identity = &self.identity;
-        let mut structure = Bytes::new(STRUCTURE_BYTES);
-        structure.put(0, &ids::VENDOR.to_le_bytes());
-        structure.put(2, &ids::VENDOR.to_le_bytes());
-        structure.put_text(4, &identity.serial, 20);
-        structure.put_text(24, &identity.model, 40);
-        structure.put_text(64, FIRMWARE, 8);
-        if self.manager.is_some() {
-            structure.put(76, &[MULTIPLE_CONTROLLERS]);
+        let (tnvmcap, unvmcap) = self.manager.as_ref().map_or((0, 0), |manager| manager.capacity());
+        let mut subnqn = [0; 256];
+        // SUBNQN is at most 223 bytes long (4.5), and a zero ends it.
+        for (to, from) in subnqn.iter_mut().zip(identity.subsystem_name.bytes().take(223)) {
+            *to = from;
         }
-        structure.put(77, &[MAX_TRANSFER_PAGES_LOG2]);
-        structure.put(78, &identity.controller_id.to_le_bytes());
-        structure.put(80, &VERSION.to_le_bytes());
-        structure.put(92, &NAMESPACE_NOTICES.to_le_bytes());
-        // CNTRLTYPE: an I/O controller.
-        structure.put(111, &[1]);
-        structure.put(256, &self.optional_admin_commands().to_le_bytes());
-        structure.put(258, &[ABORT_LIMIT, REQUEST_LIMIT, FIRMWARE_UPDATES, LOG_PAGES, ERROR_LOG_ENTRIES]);
-        structure.put(266, &WARNING_TEMPERATURE.to_le_bytes());
-        structure.put(268, &CRITICAL_TEMPERATURE.to_le_bytes());
-        if let Some(manager) = &self.manager {
-            let (total, unallocated) = manager.capacity();
-            structure.put(280, &total.to_le_bytes());
-            structure.put(296, &unallocated.to_le_bytes());
-        }
-        structure.put(320, &KEEP_ALIVE_UNITS.to_le_bytes());
-        // SQES and CQES: 64 and 16 bytes, at least and at most.
-        structure.put(512, &[6 << 4 | 6, 4 << 4 | 4]);
-        structure.put(516, &self.max_namespaces().to_le_bytes());
-        structure.put(520, &NVM_COMMANDS.to_le_bytes());
-        structure.put(522, &FUSED.to_le_bytes());
-        structure.put(525, &[FLUSH_ALL | u8::from(self.has_volatile_cache())]);
-        structure.put(532, &compare_and_write_blocks(4096).to_le_bytes());
-        structure.put(536, &SGLS.to_le_bytes());
-        structure.put(540, &self.max_namespaces().to_le_bytes());
-        // SUBNQN is UTF-8, ended by a zero, at most 223 bytes long (4.5).
-        let name = identity.subsystem_name.as_bytes();
-        structure.put(768, name.get(..223).unwrap_or(name));
-        structure.into()
+        let structure = identify::Controller {
+            vid: ids::VENDOR,
+            ssvid: ids::VENDOR,
+            sn: text(&identity.serial),
+            mn: text(&identity.model),
+            fr: text(FIRMWARE),
+            cmic: if self.manager.is_some() { MULTIPLE_CONTROLLERS } else { 0 },
+            mdts: MAX_TRANSFER_PAGES_LOG2,
+            cntlid: identity.controller_id,
+            ver: VERSION_2_0,
+            oaes: NAMESPACE_NOTICES,
+            cntrltype: identify::IO_CONTROLLER,
+            oacs: self.optional_admin_commands(),
+            acl: ABORT_LIMIT,
+            aerl: REQUEST_LIMIT,
+            frmw: FIRMWARE_UPDATES,
+            lpa: LOG_PAGES,
+            elpe: ERROR_LOG_ENTRIES,
+            wctemp: WARNING_TEMPERATURE,
+            cctemp: CRITICAL_TEMPERATURE,
+            tnvmcap,
+            unvmcap,
+            kas: KEEP_ALIVE_UNITS,
+            sqes: (COMMAND_BYTES_LOG2 << 4 | COMMAND_BYTES_LOG2) as u8,
+            cqes: (COMPLETION_BYTES_LOG2 << 4 | COMPLETION_BYTES_LOG2) as u8,
+            nn: self.max_namespaces(),
+            oncs: NVM_COMMANDS,
+            fuses: FUSED,
+            vwc: FLUSH_ALL | u8::from(self.has_volatile_cache()),
+            acwu: compare_and_write_blocks(4096),
+            sgls: SGLS,
+            mnan: self.max_namespaces(),
+            subnqn,
+        };
+        structure.encode().to_vec()
     }
 
     fn optional_admin_commands(&self) -> u16 {
         let mut supported = 0;
         if self.manager.is_some() {
-            supported |= admin_commands::NAMESPACE_MANAGEMENT | admin_commands::VIRTUALIZATION_MANAGEMENT;
+            supported |= oacs::NAMESPACE_MANAGEMENT | oacs::VIRTUALIZATION_MANAGEMENT;
         }
         if !self.doorbells_are_mapped {
-            supported |= admin_commands::DOORBELL_BUFFER_CONFIG;
+            supported |= oacs::DOORBELL_BUFFER_CONFIG;
         }
         supported
     }

@@ -1,5 +1,7 @@
 //! A namespace's data structures (NVM command set 1.0, 4.1.5; NVMe base 2.0, 5.17.2).
 
+use sidecore_spec_nvme::identify;
+
 use crate::Namespace;
 use crate::admin::data::STRUCTURE_BYTES;
 use crate::bytes::Bytes;
@@ -79,49 +81,50 @@ fn zero_based(count: u64) -> u16 {
     u16::try_from(count.saturating_sub(1)).unwrap_or(u16::MAX)
 }
 
-/// NLBAF and the formats themselves, without metadata.
-fn put_formats(structure: &mut Bytes) {
-    structure.put(25, &[LBA_FORMATS.len().saturating_sub(1) as u8]);
-    for (index, shift) in LBA_FORMATS.iter().enumerate() {
-        structure.put(index.saturating_mul(4).saturating_add(128), &[0, 0, *shift, 0]);
+/// The fields that all namespaces have in common: the formats, without metadata.
+fn common_fields() -> identify::Namespace {
+    let nlbaf = LBA_FORMATS.len().saturating_sub(1) as u8;
+    let mut structure = identify::Namespace { nlbaf, ..identify::Namespace::default() };
+    for (format, shift) in structure.lbaf.iter_mut().zip(LBA_FORMATS) {
+        format.lbads = shift;
     }
+    structure
 }
 
 /// What namespaces to be created have in common.
 pub(super) fn common() -> Vec<u8> {
-    let mut structure = Bytes::new(STRUCTURE_BYTES);
-    put_formats(&mut structure);
-    structure.into()
+    common_fields().encode().to_vec()
 }
 
 impl NamespaceView {
     /// Identify Namespace.
     pub(super) fn identify(&self) -> Vec<u8> {
         let blocks = self.capacity_bytes.checked_div(self.block_bytes.into()).unwrap_or(0);
-        let mut structure = Bytes::new(STRUCTURE_BYTES);
-        // NSZE, NCAP, NUSE: not thin, as far as the host is concerned.
-        for offset in [0, 8, 16] {
-            structure.put(offset, &blocks.to_le_bytes());
-        }
-        // NSFEAT: NACWU and the like are meant (bit 1), NGUIDs are never reused (bit 3), and NPWG and the like say how to
-        // write best (bit 4).
-        structure.put(24, &[1 << 1 | 1 << 3 | 1 << 4]);
-        put_formats(&mut structure);
-        structure.put(26, &[format_of(self.block_bytes)]);
-        structure.put(33, &[self.deallocation()]);
-        // NACWU; NAWUN and NAWUPF are one block.
-        structure.put(38, &compare_and_write_blocks(self.block_bytes).to_le_bytes());
-        // NVMCAP.
-        structure.put(48, &u128::from(self.capacity_bytes).to_le_bytes());
-        // NPWG, NPWA, NPDG, NPDA, NOWS, all 0's based.
         let granularity = self.physical_block_bytes.checked_div(self.block_bytes).unwrap_or(1);
-        let granularity = zero_based(granularity.into()).to_le_bytes();
-        for offset in [64, 66, 68, 70, 72] {
-            structure.put(offset, &granularity);
-        }
-        structure.put(99, &[self.attributes()]);
-        structure.put(104, &self.nguid);
-        structure.into()
+        let granularity = zero_based(granularity.into());
+        let structure = identify::Namespace {
+            // Not thin, as far as the host is concerned.
+            nsze: blocks,
+            ncap: blocks,
+            nuse: blocks,
+            // NACWU and the like are meant (bit 1), NGUIDs are never reused (bit 3), and NPWG and the like say how to
+            // write best (bit 4).
+            nsfeat: 1 << 1 | 1 << 3 | 1 << 4,
+            flbas: format_of(self.block_bytes),
+            dlfeat: self.deallocation(),
+            // NAWUN and NAWUPF are one block.
+            nacwu: compare_and_write_blocks(self.block_bytes),
+            nvmcap: self.capacity_bytes.into(),
+            npwg: granularity,
+            npwa: granularity,
+            npdg: granularity,
+            npda: granularity,
+            nows: granularity,
+            nsattr: self.attributes(),
+            nguid: self.nguid,
+            ..common_fields()
+        };
+        structure.encode().to_vec()
     }
 
     /// DLFEAT: deallocated blocks read as zeros (bits 2:0), and Write Zeroes deallocates if it may (bit 3); or nothing is

@@ -1,10 +1,14 @@
-//! Numbers that the protocol has from Linux's `<linux/vfio.h>`, under their names there.
+//! Numbers that vfio-user takes from Linux's `<linux/vfio.h>`, under their names there.
 
 /// DEVICE_GET_INFO: DEVICE_RESET works.
 pub const DEVICE_FLAGS_RESET: u32 = 1 << 0;
 /// DEVICE_GET_INFO: it is a PCI device.
 pub const DEVICE_FLAGS_PCI: u32 = 1 << 1;
 
+/// Base address register 0.
+pub const PCI_BAR0_REGION_INDEX: u32 = 0;
+/// Base address register 4.
+pub const PCI_BAR4_REGION_INDEX: u32 = 4;
 /// The expansion ROM's region; 0 to 5 are the base address registers.
 pub const PCI_ROM_REGION_INDEX: u32 = 6;
 /// The configuration space's region.
@@ -58,7 +62,8 @@ pub const IRQ_SET_ACTION_TRIGGER: u32 = 1 << 5;
 pub const DMA_MAP_FLAG_READ: u32 = 1 << 0;
 /// DMA_MAP: the device may write.
 pub const DMA_MAP_FLAG_WRITE: u32 = 1 << 1;
-/// DMA_MAP: the descriptor is to be mapped (libvfio-user's; the specification means this whenever there is one).
+/// DMA_MAP: the descriptor is to be mapped (libvfio-user's; the specification means this whenever
+/// there is one).
 pub const DMA_MAP_FLAG_MMAP: u32 = 1 << 2;
 
 /// DMA_UNMAP: everything.
