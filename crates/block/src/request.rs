@@ -108,8 +108,8 @@ pub struct BlockRequest {
     pub segments: Segments,
     /// The front end's name for it; `None` while it rests in a pool.
     pub tag: Option<Tag>,
-    /// A word of the front end's own; stores and stages leave it alone.
-    pub private: u64,
+    /// The request's place in its front end; stores and stages leave it alone.
+    pub slot: u32,
     /// Set by [`BlockRequest::send_on`], cleared by [`BlockRequest::come_back`].
     pub detour: Detour,
     /// How it ended. Set by the store before `poll` hands the request back.
@@ -129,7 +129,7 @@ impl BlockRequest {
             len_bytes: 0,
             segments: Segments::with_capacity(max_segments),
             tag: None,
-            private: 0,
+            slot: 0,
             detour: Detour::default(),
             result: Ok(()),
             taken_at: Nanos::ZERO,

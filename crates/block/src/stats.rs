@@ -2,6 +2,8 @@
 
 use sidecore_telemetry::counters;
 
+use crate::{BlockRequest, Operation};
+
 counters! {
     /// The counters of a queue. Its sidecore alone writes them, any thread may read them.
     ///
@@ -44,5 +46,25 @@ counters! {
     histogram {
         /// From taking a request off the ring to completing it.
         pub latency as latency_ns = "latency",
+    }
+}
+
+impl QueueStats {
+    /// Counts a request that the store has answered, by its kind.
+    #[inline]
+    pub fn count(&self, request: &BlockRequest) {
+        match request.operation {
+            Operation::Read => {
+                self.reads.add(1);
+                self.bytes_read.add(request.len_bytes);
+            }
+            Operation::Write => {
+                self.writes.add(1);
+                self.bytes_written.add(request.len_bytes);
+            }
+            Operation::Flush => self.flushes.add(1),
+            Operation::Discard => self.discards.add(1),
+            Operation::WriteZeroes { .. } => self.write_zeroes.add(1),
+        }
     }
 }

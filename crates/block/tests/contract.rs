@@ -49,9 +49,9 @@ fn ram_serves_small_requests_while_a_large_one_is_under_way() {
     let pieces = [(at, cut), (at + cut, (1 << 20) - cut)];
     let mut channel = device.open_channel(&CoreContext::default(), 8).unwrap();
     let mut large = harness.request(sidecore_block::Operation::Write, 4096, &pieces);
-    large.private = 1;
+    large.slot = 1;
     let mut small = harness.range_request(sidecore_block::Operation::Discard, 0, 4096);
-    small.private = 2;
+    small.slot = 2;
     channel.submit(Nanos::ZERO, &mut vec![large, small]);
     let (mut order, mut polls) = (Vec::new(), 0);
     while channel.readiness().in_flight > 0 {
@@ -61,7 +61,7 @@ fn ram_serves_small_requests_while_a_large_one_is_under_way() {
         channel.poll(Nanos(polls), &mut completed);
         for mut request in completed {
             assert_eq!(request.result, Ok(()));
-            order.push((request.private, polls));
+            order.push((request.slot, polls));
             request.tag.take().map(Tag::into_bits);
         }
         assert_eq!(channel.readiness(), Readiness::polled(channel.readiness().in_flight));
@@ -69,7 +69,7 @@ fn ram_serves_small_requests_while_a_large_one_is_under_way() {
     assert_eq!(order, [(2, 1), (1, 4)], "a slice is 256 KiB");
     assert_eq!(harness.load(4096, 1 << 20), bytes);
     let mut zero = harness.range_request(sidecore_block::Operation::WriteZeroes { may_unmap: false }, 4096, 1 << 20);
-    zero.private = 3;
+    zero.slot = 3;
     assert_eq!(harness.run(vec![zero]), [Ok(())]);
     assert!(harness.load(4096, 1 << 20).iter().all(|byte| *byte == 0));
 }

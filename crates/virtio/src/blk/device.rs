@@ -1,7 +1,7 @@
 //! What all queues of a disk share with each other and the control path.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use sidecore_block::{Geometry, QueueStats};
 use sidecore_spec_virtio::blk::{Config, WRITEBACK_OFFSET};
@@ -21,7 +21,7 @@ pub struct BlkDevice {
     features: u64,
     /// The cache mode that the driver chose (5.2.5.2): true is write-back.
     writeback: AtomicBool,
-    stats: Box<[QueueStats]>,
+    stats: Box<[Arc<QueueStats>]>,
     broken: AtomicBool,
     reason: Mutex<Option<String>>,
 }
@@ -38,7 +38,7 @@ impl BlkDevice {
             geometry,
             config_generation: AtomicU32::new(0),
             writeback: AtomicBool::new(options.write_cache),
-            stats: (0..options.queues).map(|_| QueueStats::default()).collect(),
+            stats: (0..options.queues).map(|_| Arc::default()).collect(),
             broken: AtomicBool::new(false),
             reason: Mutex::new(None),
             options,
@@ -102,7 +102,7 @@ impl BlkDevice {
 
     /// The counters of a queue.
     #[must_use]
-    pub fn queue_stats(&self, index: u16) -> Option<&QueueStats> {
+    pub fn queue_stats(&self, index: u16) -> Option<&Arc<QueueStats>> {
         self.stats.get(usize::from(index))
     }
 

@@ -3,7 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, QueueStats, Tag};
+use sidecore_block::{
+    BATCH, BlockChannel, BlockError, BlockRequest, Budget, Flush, InFlight, Next, Operation, QueueName,
+};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, EventFd, IdleMode, MakeSignal, Pollable, Polled, Signal};
 use sidecore_ring::{Chain, DeviceRing, RingError, RingState, Token};
@@ -11,17 +13,8 @@ use sidecore_spec_virtio::blk::{ID_BYTES, feature};
 use sidecore_units::Nanos;
 
 use super::BlkDevice;
-use super::request::{RequestRules, Status, Verdict};
+use super::request::{Parsed, RequestRules, Status, Verdict};
 use crate::{QueueResources, StartError};
-
-/// Requests taken, submitted and published together. Small enough that the
-/// guest prepares new ones while the rest is served, large enough that the
-/// store can fetch ahead.
-const BATCH: usize = 16;
-
-/// Bytes of requests that a poll takes before the next queue has its turn, but
-/// for the last request's.
-const POLL_BYTES: u64 = 512 << 10;
 
 /// Descriptors in a chain beyond its data: header, status, and some grace for
 /// drivers that cut them up.
@@ -31,9 +24,12 @@ const FRAMING_DESCRIPTORS: usize = 4;
 /// same.
 const MAX_CALL_DELAY: u32 = 4;
 
-/// Set in a tag: the write becomes a flush before it completes (write-through,
-/// 5.2.6.2).
-const FLUSH_AFTER: u64 = 1 << 32;
+/// What a queue needs to answer a chain that is in flight.
+struct Taken {
+    token: Token,
+    /// Where the status byte goes.
+    status: GuestAddress,
+}
 
 /// Called on the sidecore with the ring's state once nothing is in flight.
 pub type StopReply = Box<dyn FnOnce(RingState) + Send>;
@@ -47,12 +43,7 @@ pub struct BlkQueue {
     chain: Chain,
     rules: RequestRules,
     hint: RegionHint,
-    channel: Box<dyn BlockChannel>,
-    /// Requests at rest: as many as the ring can have in flight.
-    pool: Batch,
-    /// Taken and not yet accepted by the channel.
-    waiting: Batch,
-    completed: Batch,
+    engine: InFlight<Taken>,
     kick: Option<EventFd>,
     call: Option<Box<dyn Signal>>,
     /// Signalled once, when the queue breaks.
@@ -66,9 +57,6 @@ pub struct BlkQueue {
     unpublished: bool,
     /// Turns since something was published that no call was considered for.
     call_delay: Option<u32>,
-    /// Completed in the turn they were taken in: when that was, and how many.
-    /// Their end is the next turn's time, which saves a look at the clock.
-    unmeasured: Option<(Nanos, u64)>,
 }
 
 impl BlkQueue {
@@ -88,9 +76,9 @@ impl BlkQueue {
     ) -> Result<Self, StartError> {
         let io = |error| StartError::Io { index, error };
         let event = |fd: Option<OwnedFd>| fd.map(EventFd::from_peer).transpose().map_err(io);
-        if device.queue_stats(index).is_none() {
+        let Some(stats) = device.queue_stats(index).cloned() else {
             return Err(StartError::NoSuchQueue { index, queue_count: device.options().queues });
-        }
+        };
         let QueueResources { memory, layout, features, kick, call, err } = resources;
         let mut ring = DeviceRing::new(&memory, &layout, state).map_err(|error| match error {
             // The ring's description may be right and its memory not there yet.
@@ -100,8 +88,10 @@ impl BlkQueue {
         ring.suppress_kicks();
         channel.attach_memory(&memory).map_err(io)?;
         let options = device.options();
-        let depth = usize::from(layout.size);
         let max_segments = usize::try_from(options.seg_max).unwrap_or(usize::MAX).saturating_add(FRAMING_DESCRIPTORS);
+        let mut engine = InFlight::new(stats);
+        engine.add_requests(layout.size.into(), max_segments);
+        engine.set_channel(Some(channel));
         let mut id = [0; ID_BYTES];
         for (to, from) in id.iter_mut().zip(options.serial.bytes()) {
             *to = from;
@@ -119,10 +109,7 @@ impl BlkQueue {
             ring,
             chain: Chain::with_limit(max_segments),
             hint: RegionHint::default(),
-            channel,
-            pool: (0..depth).map(|_| BlockRequest::blank(max_segments)).collect(),
-            waiting: Batch::with_capacity(depth),
-            completed: Batch::with_capacity(depth),
+            engine,
             kick: event(kick)?,
             call: call.map(|call| signal(call.as_fd())).transpose().map_err(io)?,
             err: event(err)?,
@@ -134,7 +121,6 @@ impl BlkQueue {
             // one too many does no harm.
             call_delay: Some(0),
             unpublished: false,
-            unmeasured: None,
         })
     }
 
@@ -154,10 +140,6 @@ impl BlkQueue {
             call.signal();
         }
         old
-    }
-
-    fn stats(device: &BlkDevice, index: u16) -> Option<&QueueStats> {
-        device.queue_stats(index)
     }
 
     /// Stops taking requests, says why, and tells the guest as far as virtio
@@ -180,49 +162,47 @@ impl BlkQueue {
         }
     }
 
-    /// Takes up to [`BATCH`] requests from the ring, or fewer if they are of
-    /// `room_bytes`, which becomes less; how many there were.
+    /// Takes up to [`BATCH`] requests from the ring, as far as the `budget` goes. Returns their
+    /// number.
     #[inline]
-    fn take(&mut self, now: Nanos, room_bytes: &mut u64) -> usize {
+    fn take(&mut self, now: Nanos, budget: &mut Budget) -> usize {
         // A volume that is served may grow, and does not shrink.
         self.rules.geometry.capacity_bytes = self.device.capacity_bytes();
         let mut taken = 0_usize;
-        while taken < BATCH && *room_bytes > 0 {
-            let Some(mut request) = self.pool.pop() else {
+        while taken < BATCH && budget.take() {
+            let Some(mut request) = self.engine.blank() else {
                 break;
             };
             let token = match self.ring.pop(&self.memory, &mut self.chain) {
                 Ok(Some(token)) => token,
                 Ok(None) => {
-                    self.pool.push(request);
+                    self.engine.recycle(request);
                     break;
                 }
                 Err(error) => {
-                    self.pool.push(request);
+                    self.engine.recycle(request);
                     self.break_with(&error);
                     break;
                 }
             };
             taken = taken.wrapping_add(1);
             request.taken_at = now;
-            let verdict = self.rules.parse(&self.memory, &self.chain, &mut self.hint, &mut request);
-            match verdict {
-                Ok(Verdict::Submit) => {
-                    *room_bytes = room_bytes.saturating_sub(request.len_bytes);
-                    request.tag = Some(Tag::from_bits(token.into_bits() | self.flush_after(request.operation)));
-                    self.waiting.push(request);
+            match self.rules.parse(&self.memory, &self.chain, &mut self.hint, &mut request) {
+                Ok(Parsed { verdict: Verdict::Submit, status }) => {
+                    budget.spend_bytes(request.len_bytes);
+                    let flush = self.flush_of(request.operation);
+                    self.engine.submit(request, Taken { token, status }, flush);
                 }
-                Ok(Verdict::Done(status, written_bytes)) => {
-                    if status != Status::Ok
-                        && let Some(stats) = Self::stats(&self.device, self.index)
-                    {
-                        stats.rejected.add(1);
+                Ok(Parsed { verdict: Verdict::Done(answer, written_bytes), status }) => {
+                    self.engine.recycle(request);
+                    if answer != Status::Ok {
+                        self.engine.stats().rejected.add(1);
                     }
-                    self.answer(token, request, status, written_bytes);
+                    self.answer(Taken { token, status }, answer, written_bytes);
                 }
                 Err(error) => {
                     self.ring.abandon(token);
-                    self.pool.push(request);
+                    self.engine.recycle(request);
                     self.break_with(&error);
                     break;
                 }
@@ -235,73 +215,34 @@ impl BlkQueue {
     /// can turn the cache off (5.2.5.2), and one that cannot flush must not be
     /// left with one (5.2.6.2).
     #[inline]
-    fn flush_after(&self, operation: Operation) -> u64 {
+    fn flush_of(&self, operation: Operation) -> Flush {
         let cached = self.rules.features & feature::FLUSH != 0 && self.device.writeback();
-        if operation.is_write() && self.rules.geometry.volatile_cache && !cached { FLUSH_AFTER } else { 0 }
+        if operation.is_write() && self.rules.geometry.volatile_cache && !cached { Flush::After } else { Flush::Never }
     }
 
     #[inline]
-    fn finish_request(&mut self, now: Nanos, mut request: Box<BlockRequest>) {
-        let Some(bits) = request.tag.take().map(Tag::into_bits) else {
-            self.pool.push(request);
-            return;
-        };
-        let flushes = bits & FLUSH_AFTER != 0;
-        if flushes && request.result.is_ok() && request.operation != Operation::Flush {
-            // The write is done; what completes now is its flush.
-            self.count(&request);
-            request.operation = Operation::Flush;
-            request.tag = Some(Tag::from_bits(bits));
-            self.waiting.push(request);
-            return;
-        }
-        if !(flushes && request.operation == Operation::Flush) {
-            self.count(&request);
-        }
-        if request.taken_at == now {
-            let (_, count) = self.unmeasured.unwrap_or((now, 0));
-            self.unmeasured = Some((now, count.wrapping_add(1)));
-        } else if let Some(stats) = Self::stats(&self.device, self.index) {
-            stats.latency.record(now.since(request.taken_at), 1);
-        }
+    fn finish_request(&mut self, now: Nanos, taken: Taken, request: Box<BlockRequest>) {
+        self.engine.stats().requests.add(1);
+        self.engine.account(now, &request);
         let (status, written_bytes) = match request.result {
             Ok(()) if request.operation == Operation::Read => {
                 (Status::Ok, u32::try_from(request.len_bytes).unwrap_or(0))
             }
             Ok(()) => (Status::Ok, 0),
             Err(error) => {
-                self.note_error(&request, error);
+                let name = QueueName { device: self.device.name(), queue: self.index };
+                self.engine.log_error(name, &request, error);
                 (status_of(error), 0)
             }
         };
-        self.answer(Token::from_bits(bits), request, status, written_bytes);
+        self.engine.recycle(request);
+        self.answer(taken, status, written_bytes);
     }
 
-    /// Counts what the store failed, and logs it each time that the count has
-    /// doubled: a failing disk must not turn the sidecore into a log writer.
-    #[cold]
-    fn note_error(&self, request: &BlockRequest, error: BlockError) {
-        let Some(stats) = Self::stats(&self.device, self.index) else { return };
-        stats.errors.add(1);
-        let errors = stats.errors.get();
-        if errors.is_power_of_two() {
-            tracing::warn!(
-                device = self.device.name(),
-                queue = self.index,
-                operation = ?request.operation,
-                offset_bytes = request.offset_bytes,
-                len_bytes = request.len_bytes,
-                errors,
-                "the store failed a request: {error}"
-            );
-        }
-    }
-
-    /// Writes the status and gives the request back to the ring and the pool.
+    /// Writes the status and gives the chain back to the ring.
     #[inline]
-    fn answer(&mut self, token: Token, request: Box<BlockRequest>, status: Status, written_bytes: u32) {
-        let address = GuestAddress(request.private);
-        self.pool.push(request);
+    fn answer(&mut self, taken: Taken, status: Status, written_bytes: u32) {
+        let Taken { token, status: address } = taken;
         if let Err(error) = self.memory.write_slice(address, &[status as u8], &mut self.hint) {
             self.ring.abandon(token);
             self.break_with(&error);
@@ -312,39 +253,18 @@ impl BlkQueue {
         self.call_delay.get_or_insert(0);
     }
 
-    #[inline]
-    fn count(&self, request: &BlockRequest) {
-        let Some(stats) = Self::stats(&self.device, self.index) else {
-            return;
-        };
-        stats.requests.add(1);
-        match request.operation {
-            Operation::Read => {
-                stats.reads.add(1);
-                stats.bytes_read.add(request.len_bytes);
-            }
-            Operation::Write => {
-                stats.writes.add(1);
-                stats.bytes_written.add(request.len_bytes);
-            }
-            Operation::Flush => stats.flushes.add(1),
-            Operation::Discard => stats.discards.add(1),
-            Operation::WriteZeroes { .. } => stats.write_zeroes.add(1),
-        }
-    }
-
-    /// Submits what waits, takes what is done, shows the guest.
+    /// Submits what is queued, takes what is done, shows the guest. Returns the number of requests
+    /// that came back.
     #[inline]
     fn exchange(&mut self, now: Nanos) -> usize {
-        self.channel.exchange(now, &mut self.waiting, &mut self.completed);
-        let reaped = self.completed.len();
-        while let Some(request) = self.completed.pop() {
-            self.finish_request(now, request);
+        let returned = self.engine.exchange(now);
+        while let Some((taken, request)) = self.engine.next_completed(now) {
+            self.finish_request(now, taken, request);
         }
         if std::mem::take(&mut self.unpublished) {
             self.ring.publish();
         }
-        reaped
+        returned
     }
 
     /// Calls the guest if it asked for it. Deferred until a turn has nothing
@@ -355,39 +275,27 @@ impl BlkQueue {
             && self.ring.take_call()
         {
             call.signal();
-            if let Some(stats) = Self::stats(&self.device, self.index) {
-                stats.calls.add(1);
-            }
+            self.engine.stats().calls.add(1);
         }
-    }
-
-    fn in_flight(&self) -> bool {
-        self.ring.in_flight() > 0
     }
 }
 
 impl Pollable for BlkQueue {
     fn poll(&mut self, now: Nanos, budget: usize) -> Polled {
-        if let Some((taken_at, count)) = self.unmeasured.take()
-            && let Some(stats) = Self::stats(&self.device, self.index)
-        {
-            stats.latency.record(now.since(taken_at), count);
-        }
+        self.engine.begin_poll(now);
         let mut work = 0_usize;
-        if self.in_flight() {
+        if self.engine.in_flight() > 0 {
             work = self.exchange(now);
         }
         let mut taken = 0_usize;
-        let mut room_bytes = POLL_BYTES;
-        while !self.halted && taken < budget {
-            let batch = self.take(now, &mut room_bytes);
+        let mut budget = Budget::new(budget);
+        while !self.halted {
+            let batch = self.take(now, &mut budget);
             if batch == 0 {
                 break;
             }
             taken = taken.saturating_add(batch);
-            if let Some(stats) = Self::stats(&self.device, self.index) {
-                stats.batches.add(1);
-            }
+            self.engine.stats().batches.add(1);
             self.exchange(now);
             if batch < BATCH {
                 break;
@@ -409,13 +317,8 @@ impl Pollable for BlkQueue {
                 self.call_delay = Some(delay.wrapping_add(1));
             }
         }
-        if let Some(stats) = Self::stats(&self.device, self.index) {
-            stats.polls.add(1);
-            if work == 0 {
-                stats.empty_polls.add(1);
-            }
-        }
-        if self.stopping.is_some() && !self.in_flight() {
+        self.engine.end_poll(work);
+        if self.stopping.is_some() && self.engine.in_flight() == 0 {
             return Polled::Finished;
         }
         if work > 0 { Polled::Busy(work) } else { Polled::Idle }
@@ -430,7 +333,7 @@ impl Pollable for BlkQueue {
             self.consider_call();
         }
         self.halted |= self.device.is_broken();
-        if !self.waiting.is_empty() || self.channel.readiness().next == Next::Now {
+        if self.engine.readiness().next == Next::Now {
             return Arm::CannotSleep;
         }
         if self.halted {
@@ -460,25 +363,23 @@ impl Pollable for BlkQueue {
         if let Some(kick) = &self.kick {
             watch(kick.as_fd());
         }
-        if let Some(store) = self.channel.wake_fd() {
+        if let Some(store) = self.engine.channel().and_then(BlockChannel::wake_fd) {
             watch(store);
         }
     }
 
     fn on_wake(&mut self) {
-        if let Some(kick) = &self.kick
-            && let Some(stats) = Self::stats(&self.device, self.index)
-        {
-            stats.kicks.add(kick.drain());
+        if let Some(kick) = &self.kick {
+            self.engine.stats().kicks.add(kick.drain());
         }
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        self.channel.readiness().next.deadline()
+        self.engine.readiness().next.deadline()
     }
 
     fn waits_since(&self) -> Option<Nanos> {
-        self.channel.waits_since()
+        self.engine.channel().and_then(BlockChannel::waits_since)
     }
 
     fn finish(mut self) {

@@ -91,12 +91,20 @@ pub enum Verdict {
     Done(Status, u32),
 }
 
+/// A parsed request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parsed {
+    /// What becomes of it.
+    pub verdict: Verdict,
+    /// Where its status byte goes.
+    pub status: GuestAddress,
+}
+
 const REJECTED: Verdict = Verdict::Done(Status::IoError, 0);
 const UNSUPPORTED: Verdict = Verdict::Done(Status::Unsupported, 0);
 
 impl RequestRules {
-    /// Parses `chain` into `request`, whose `private` word becomes the address
-    /// of the status byte.
+    /// Parses `chain` into `request`.
     ///
     /// # Errors
     /// The driver is broken: see [`RequestError`].
@@ -107,13 +115,25 @@ impl RequestRules {
         chain: &Chain,
         hint: &mut RegionHint,
         request: &mut BlockRequest,
-    ) -> Result<Verdict, RequestError> {
+    ) -> Result<Parsed, RequestError> {
         let readable = Bytes::new(chain.readable());
         let writable = Bytes::new(chain.writable());
         let Some((result, status)) = writable.split_last_byte() else {
             return Err(RequestError::NoStatus);
         };
-        request.private = status.0;
+        let verdict = self.judge(memory, (readable, result), hint, request)?;
+        Ok(Parsed { verdict, status })
+    }
+
+    /// Parses a request whose status byte is set aside: `result` is what the driver wants written.
+    #[inline]
+    fn judge(
+        &self,
+        memory: &GuestMemory,
+        (readable, result): (Bytes<'_>, Bytes<'_>),
+        hint: &mut RegionHint,
+        request: &mut BlockRequest,
+    ) -> Result<Verdict, RequestError> {
         let (header, payload) = split_header(memory, readable, hint)?;
         let RequestHeader { kind, sector } = RequestHeader::decode(&header);
         let sector = Sector(sector);
