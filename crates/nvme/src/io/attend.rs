@@ -1,10 +1,10 @@
-//! What an ordinary poll has no eye for: commands in steps, fused pairs, the fence, and changes that wait.
+//! The slow path of a poll: commands in steps, fused pairs, the fence, and pending changes.
 
-use sidecore_block::Tag;
 use sidecore_units::Nanos;
 
 use super::command::Job;
-use super::fused::{FUSED_WRITE, Phase};
+use super::fused::Phase;
+use super::origin::Origin;
 use super::queue::IoQueue;
 use super::steps::{FUSED_STEP, Held, Surroundings};
 use crate::Status;
@@ -12,11 +12,7 @@ use crate::Status;
 impl IoQueue {
     /// Gives a stepper's next requests to the store.
     pub(super) fn advance(&mut self, index: usize) -> Option<Status> {
-        let stepper = self.steps.steppers.get_mut(index)?;
-        let before = self.waiting.len();
-        let ended = stepper.advance(&mut self.waiting);
-        self.out = self.out.saturating_add(self.waiting.len().saturating_sub(before));
-        ended
+        self.steps.steppers.get_mut(index)?.advance(&mut self.engine)
     }
 
     /// Starts commands that wait for a stepper, as many as there are steppers.
@@ -49,7 +45,7 @@ impl IoQueue {
     /// Carries a fused pair on, once this queue is alone.
     pub(super) fn drive_fused(&mut self, now: Nanos) {
         let Some(fused) = &self.fused else { return };
-        if fused.phase != Phase::Closing || !self.seat.close() || self.out > 0 || !self.seat.is_alone() {
+        if fused.phase != Phase::Closing || !self.seat.close() || self.engine.in_flight() > 0 || !self.seat.is_alone() {
             return;
         }
         let held = Held { command: fused.compare, job: Job::Compare, slot: fused.slot, taken_at: fused.taken_at };
@@ -65,13 +61,11 @@ impl IoQueue {
     pub(super) fn compared(&mut self, now: Nanos, status: Status) {
         let Some(fused) = &mut self.fused else { return };
         if status.is_success()
-            && let Some(mut write) = fused.write.take()
+            && let Some(write) = fused.write.take()
         {
             fused.phase = Phase::Writing;
-            write.tag = Some(Tag::from_bits(FUSED_WRITE | fused.flags));
-            self.waiting.push(write);
-            self.out = self.out.wrapping_add(1);
-            self.again = true;
+            self.engine.submit(write, Origin::FusedWrite, fused.flush);
+            self.engine.continue_now();
             return;
         }
         self.end_fused(now, status, Status::FAILED_FUSED);
@@ -82,9 +76,9 @@ impl IoQueue {
         let Some(mut fused) = self.fused.take() else { return };
         self.seat.open();
         if let Some(write) = fused.write.take() {
-            self.pool.push(write);
+            self.engine.recycle(write);
         }
-        self.measure(now, fused.taken_at);
+        self.engine.measure(now, fused.taken_at);
         let is_well = compare_status.is_success();
         let compare_status =
             if is_well { compare_status } else { self.log_refusal(fused.slot, &fused.compare, compare_status) };
@@ -95,18 +89,15 @@ impl IoQueue {
         self.attention = true;
     }
 
-    /// What an ordinary poll has no eye for. Whether commands may be taken.
+    /// The slow path of a poll. Returns whether commands may be taken.
     #[cold]
     pub(super) fn attend(&mut self, now: Nanos) -> bool {
         self.seat.rise();
-        let fenced = self.seat.is_closed();
-        if fenced && self.out == 0 {
+        let fenced = self.seat.look();
+        if fenced && self.engine.in_flight() == 0 {
             self.seat.answer();
         }
-        if std::mem::replace(&mut self.fenced, fenced) && !fenced {
-            self.seat.see_opened();
-        }
-        if self.stopping.is_some() {
+        if self.is_stopping() {
             return false;
         }
         if !self.completions.post_backlog(&self.doorbells, now) {
@@ -118,22 +109,21 @@ impl IoQueue {
         if !fenced {
             self.drive_fused(now);
         }
-        if !self.waiting.is_empty() {
+        if self.engine.has_queued() {
             self.exchange(now);
         }
         self.remove_stopped();
         while self.in_flight == 0
-            && self.stopping.is_none()
+            && !self.is_stopping()
             && let Some(change) = self.changes.pop_front()
         {
             self.apply(change);
         }
         let busy = fenced
-            || self.stopping.is_some()
             || self.fused.is_some()
             || self.completions.has_backlog()
             || !self.changes.is_empty()
-            || self.halted
+            || !self.is_serving()
             || self.doorbells.is_missing();
         let ending = self.submissions.iter().flatten().any(|submission| submission.stopping.is_some());
         self.attention = busy || ending || !self.steps.held.is_empty();

@@ -1,6 +1,6 @@
 //! From a command to a block request (NVM command set 1.0, 3.2 and 3.3).
 
-use sidecore_block::{BlockRequest, Operation};
+use sidecore_block::{BlockRequest, Flush, Operation};
 use sidecore_memory::{GuestMemory, RegionHint};
 use sidecore_spec_nvme::command::{
     ATTRIBUTE_DEALLOCATE, BROADCAST_NSID, DEALLOCATE, DIRECTIVE_TYPE, FORCE_UNIT_ACCESS, PROTECTION_INFORMATION,
@@ -9,11 +9,6 @@ pub(super) use sidecore_spec_nvme::opcode::nvm as opcode;
 
 use crate::pointer::{self, Direction, Gathered, MAX_TRANSFER_BYTES};
 use crate::{Command, Namespace, Status};
-
-/// The request is followed by a flush, which completes the command.
-pub(super) const FLUSH_AFTER: u64 = 1 << 32;
-/// The request is a flush for now, and is followed by what the command asks for: a read.
-pub(super) const FLUSH_FIRST: u64 = 1 << 33;
 
 /// What takes more than one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +24,8 @@ pub(super) enum Job {
 /// What becomes of a command that nothing is wrong with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The block request is filled in and goes to the store, with these flags in its tag.
-    Submit(u64),
+    /// The block request is filled in and goes to the store, with this flush.
+    Submit(Flush),
     /// It takes steps.
     Steps(Job),
     /// There is nothing to do.
@@ -111,9 +106,8 @@ impl Rules {
                 match pointer::gather(command, range.len_bytes, Direction::ToGuest, memory, hint, segments)? {
                     Gathered::HasHoles => Ok(Verdict::Steps(Job::ReadAround)),
                     Gathered::Whole => {
-                        let flags = self.flush_flag(command, FLUSH_FIRST);
-                        fill(request, if flags == 0 { Operation::Read } else { Operation::Flush }, range);
-                        Ok(Verdict::Submit(flags))
+                        fill(request, Operation::Read, range);
+                        Ok(Verdict::Submit(self.forced_flush(command, Flush::Before)))
                     }
                 }
             }
@@ -125,7 +119,7 @@ impl Rules {
                 }
                 pointer::gather(command, range.len_bytes, Direction::FromGuest, memory, hint, &mut request.segments)?;
                 fill(request, Operation::Write, range);
-                Ok(Verdict::Submit(self.write_flag(command, write_through)))
+                Ok(Verdict::Submit(self.write_flush(command, write_through)))
             }
             opcode::FLUSH => {
                 // Identify Controller, VWC: all namespaces are this one, or none.
@@ -136,7 +130,7 @@ impl Rules {
                 }
                 request.segments.clear();
                 fill(request, Operation::Flush, Range { offset_bytes: 0, len_bytes: 0 });
-                Ok(Verdict::Submit(0))
+                Ok(Verdict::Submit(Flush::Never))
             }
             opcode::WRITE_ZEROES if self.write_zeroes || self.nsid.is_none() => {
                 self.check_writable(command)?;
@@ -144,7 +138,7 @@ impl Rules {
                 request.segments.clear();
                 let may_unmap = command.dword12() & DEALLOCATE != 0;
                 fill(request, Operation::WriteZeroes { may_unmap }, range);
-                Ok(Verdict::Submit(self.write_flag(command, write_through)))
+                Ok(Verdict::Submit(self.write_flush(command, write_through)))
             }
             opcode::COMPARE => {
                 self.check_transfer(command)?;
@@ -181,7 +175,7 @@ impl Rules {
 
     /// Whether the blocks are to be read from the medium itself, which takes a flush.
     pub(super) fn wants_flush_first(&self, command: &Command) -> bool {
-        self.flush_flag(command, FLUSH_FIRST) != 0
+        self.forced_flush(command, Flush::Before) != Flush::Never
     }
 
     /// The range of a command that names one.
@@ -238,13 +232,13 @@ impl Rules {
     }
 
     #[inline]
-    fn flush_flag(&self, command: &Command, flag: u64) -> u64 {
-        if self.volatile_cache && command.dword12() & FORCE_UNIT_ACCESS != 0 { flag } else { 0 }
+    fn forced_flush(&self, command: &Command, flush: Flush) -> Flush {
+        if self.volatile_cache && command.dword12() & FORCE_UNIT_ACCESS != 0 { flush } else { Flush::Never }
     }
 
     #[inline]
-    fn write_flag(&self, command: &Command, write_through: bool) -> u64 {
-        if write_through && self.volatile_cache { FLUSH_AFTER } else { self.flush_flag(command, FLUSH_AFTER) }
+    fn write_flush(&self, command: &Command, write_through: bool) -> Flush {
+        if write_through && self.volatile_cache { Flush::After } else { self.forced_flush(command, Flush::After) }
     }
 }
 

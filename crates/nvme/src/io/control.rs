@@ -3,7 +3,6 @@
 use std::io;
 use std::sync::Arc;
 
-use sidecore_block::Tag;
 use sidecore_memory::{GuestAddress, GuestMemory};
 use sidecore_reactor::Signal;
 use sidecore_ring::nvme::ShadowDoorbells;
@@ -11,8 +10,7 @@ use sidecore_ring::nvme::ShadowDoorbells;
 use super::command::Rules;
 use super::completions::Coalescing;
 use super::doorbells::Source;
-use super::queue::IoQueue;
-use super::steps::{STEP_COUNT, STEP_REQUESTS};
+use super::queue::{IoQueue, State};
 use super::submission::Submission;
 use crate::{CompletionQueueState, Done, Namespace, StartError, Status, SubmissionQueueSetup, SubmissionQueueState};
 
@@ -87,13 +85,9 @@ impl IoQueue {
 
     /// Ends the queue: takes and posts nothing more; done when the store has answered everything.
     pub(super) fn stop(&mut self, done: Done) {
-        for mut request in self.waiting.drain(..) {
-            request.tag.take().map(Tag::into_bits);
-            self.out = self.out.saturating_sub(1);
-            self.pool.push(request);
-        }
+        self.engine.abandon(drop);
         self.steps.held.clear();
-        self.stopping = Some(done);
+        self.state = State::Stopping(done);
         self.attention = true;
     }
 
@@ -140,17 +134,12 @@ impl IoQueue {
 
     /// Lets go of the old table, everywhere, and takes up the new one.
     fn move_to(&mut self, memory: &GuestMemory) {
-        for request in &mut self.pool {
-            request.segments.release();
-        }
         self.steps.release();
         self.completions.rebind(memory);
         for submission in self.submissions.iter_mut().flatten() {
             submission.rebind(memory);
         }
-        if let Some(channel) = &mut self.channel
-            && let Err(error) = channel.attach_memory(memory)
-        {
+        if let Err(error) = self.engine.attach_memory(memory) {
             tracing::warn!(device = self.shared.options.name, queue = self.id, "the store refuses the memory: {error}");
         }
         self.memory = memory.clone();
@@ -162,7 +151,7 @@ impl IoQueue {
     /// # Errors
     /// The kernel refuses what it needs; there is no channel then, and no namespace.
     pub(super) fn attach(&mut self, namespace: Option<&Namespace>) -> io::Result<()> {
-        if let Some(channel) = self.channel.take()
+        if let Some(channel) = self.engine.set_channel(None)
             && let Some(fd) = channel.wake_fd()
         {
             self.wake.unwatch(fd);
@@ -170,13 +159,12 @@ impl IoQueue {
         let namespaces = self.shared.options.namespaces;
         self.rules = Rules::new(None, namespaces);
         if let Some(namespace) = namespace {
-            let depth = STEP_COUNT.saturating_mul(STEP_REQUESTS).saturating_add(self.depth as usize);
-            let mut channel = namespace.store.open_channel(&self.core, depth)?;
+            let mut channel = namespace.store.open_channel(&self.core, self.engine.depth())?;
             channel.attach_memory(&self.memory)?;
             if let Some(fd) = channel.wake_fd() {
                 self.wake.watch(fd)?;
             }
-            self.channel = Some(channel);
+            self.engine.set_channel(Some(channel));
             self.rules = Rules::new(Some(namespace), namespaces);
         }
         Ok(())

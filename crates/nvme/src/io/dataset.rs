@@ -1,9 +1,10 @@
 //! Dataset Management (NVM command set 1.0, 3.2.3): up to 256 ranges, whose blocks may be deallocated.
 
-use sidecore_block::{Batch, Operation};
+use sidecore_block::Operation;
 use sidecore_spec_nvme::command::{DatasetRange, MAX_RANGES};
 
 use super::command::{Range, Rules};
+use super::origin::Engine;
 use super::steps::{Stepper, Surroundings};
 use crate::pointer::{self, Direction};
 use crate::{Command, Status};
@@ -59,11 +60,11 @@ pub(super) fn begin(stepper: &mut Stepper, command: &Command, around: &mut Surro
 }
 
 /// As many of the next ranges as there are requests for.
-pub(super) fn issue(stepper: &mut Stepper, batch: &mut Batch) {
+pub(super) fn issue(stepper: &mut Stepper, engine: &mut Engine) {
     while stepper.can_issue()
         && let Some(range) = stepper.ranges.parsed.get(stepper.ranges.next).copied()
     {
         stepper.ranges.next = stepper.ranges.next.saturating_add(1);
-        stepper.issue(Operation::Discard, range, batch);
+        stepper.issue(Operation::Discard, range, engine);
     }
 }

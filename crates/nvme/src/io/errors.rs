@@ -5,7 +5,8 @@ use sidecore_block::BlockRequest;
 
 use super::command::{Job, opcode};
 use super::fused::Fused;
-use super::queue::{IoQueue, OPCODE_SHIFT, SLOT_BITS};
+use super::origin::Whole;
+use super::queue::IoQueue;
 use super::steps::Stepper;
 use crate::admin::errors::Failed;
 use crate::{Command, Status};
@@ -37,13 +38,12 @@ impl IoQueue {
         self.log(slot, command.id(), (opcode, command.nsid(), lba), status)
     }
 
-    /// The store has failed a request, and with it the command that the tag says.
+    /// The store has failed a request, and with it its command.
     #[cold]
-    pub(super) fn log_request(&self, tag_bits: u64, request: &BlockRequest, status: Status) -> Status {
-        let (slot, id) = ((tag_bits & 0xFFFF) as usize, (tag_bits >> SLOT_BITS & 0xFFFF) as u16);
-        let opcode = (tag_bits >> OPCODE_SHIFT & 0xFF) as u8;
+    pub(super) fn log_request(&self, whole: Whole, request: &BlockRequest, status: Status) -> Status {
+        let Whole { slot, command_id, opcode } = whole;
         let (nsid, lba) = self.rules.place(request.offset_bytes);
-        self.log(slot, id, (opcode, nsid, lba), status)
+        self.log(slot.into(), command_id, (opcode, nsid, lba), status)
     }
 
     /// A command in steps has failed: in the first block of a step, as far as is known.

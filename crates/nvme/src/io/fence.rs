@@ -86,12 +86,14 @@ pub(super) struct Seat {
     /// Its ticket while it has closed the fence.
     ticket: Option<u64>,
     resting: bool,
+    /// The fence was closed when [`look`](Self::look) saw it last.
+    was_closed: bool,
 }
 
 impl Seat {
     /// Takes place `index`, awake.
     pub(super) fn new(fence: &Arc<Fence>, index: usize) -> Self {
-        let mut seat = Self { fence: Arc::clone(fence), index, ticket: None, resting: true };
+        let mut seat = Self { fence: Arc::clone(fence), index, ticket: None, resting: true, was_closed: false };
         seat.rise();
         seat
     }
@@ -119,9 +121,14 @@ impl Seat {
         }
     }
 
-    /// The fence was closed and is open again: what was done meanwhile is visible from here on.
-    pub(super) fn see_opened(&self) {
-        fence(Ordering::Acquire);
+    /// Returns whether the fence is closed. If it was closed and is open again, what was done at the store meanwhile is
+    /// visible from here on.
+    pub(super) fn look(&mut self) -> bool {
+        let closed = self.is_closed();
+        if std::mem::replace(&mut self.was_closed, closed) && !closed {
+            fence(Ordering::Acquire);
+        }
+        closed
     }
 
     /// It sleeps, with nothing at the store.
@@ -243,12 +250,11 @@ mod tests {
                     let mut done = 0;
                     while done < ROUNDS {
                         seat.rise();
-                        if seat.is_closed() {
+                        if seat.look() {
                             seat.answer();
                             std::thread::yield_now();
                             continue;
                         }
-                        seat.see_opened();
                         if done % 3 == 0 {
                             if !seat.close() || !seat.is_alone() {
                                 std::thread::yield_now();

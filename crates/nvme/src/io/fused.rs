@@ -4,7 +4,7 @@
 //! carried out, or neither: a compare that fails keeps its status, and its write gets Command Aborted due to Failed
 //! Fused Command. What keeps other commands away from the store meanwhile is in `fence.rs`.
 
-use sidecore_block::{BlockRequest, Operation};
+use sidecore_block::{BlockRequest, Flush, Operation};
 use sidecore_memory::{GuestMemory, RegionHint};
 use sidecore_units::Nanos;
 
@@ -14,9 +14,6 @@ use crate::{Command, Status};
 
 /// Most bytes of a fused Compare and Write (ACWU): what is compared in one step, so that the others do not wait for long.
 pub const COMPARE_AND_WRITE_BYTES: u64 = STEP_BYTES;
-
-/// The request is the write of a fused pair.
-pub(super) const FUSED_WRITE: u64 = 1 << 35;
 
 /// How far a pair is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,12 +34,12 @@ pub(super) struct Fused {
     pub(super) taken_at: Nanos,
     /// The write, translated; at the store while it is written.
     pub(super) write: Option<Box<BlockRequest>>,
-    /// What is in the write's tag.
-    pub(super) flags: u64,
+    /// The flush that the write needs.
+    pub(super) flush: Flush,
     pub(super) phase: Phase,
 }
 
-/// Looks at both commands, and fills in the write; returns what is to be in its tag.
+/// Checks both commands and fills in the write. Returns the flush that the write needs.
 ///
 /// # Errors
 /// The status of each: the one that is wrong says why, and the other that it was aborted for it.
@@ -53,7 +50,7 @@ pub(super) fn check(
     memory: &GuestMemory,
     hint: &mut RegionHint,
     request: &mut BlockRequest,
-) -> Result<u64, (Status, Status)> {
+) -> Result<Flush, (Status, Status)> {
     let same_range = compare.nsid() == write.nsid()
         && compare.qword10() == write.qword10()
         && compare.dword12() & 0xFFFF == write.dword12() & 0xFFFF;
@@ -65,7 +62,7 @@ pub(super) fn check(
         return Err((Status::ATOMIC_WRITE_UNIT_EXCEEDED, Status::FAILED_FUSED));
     }
     match rules.parse(write, write_through, memory, hint, request) {
-        Ok(Verdict::Submit(flags)) if request.operation == Operation::Write => Ok(flags),
+        Ok(Verdict::Submit(flush)) if request.operation == Operation::Write => Ok(flush),
         Ok(_) => Err((Status::FAILED_FUSED, Status::INVALID_FIELD)),
         Err(status) => Err((Status::FAILED_FUSED, status)),
     }

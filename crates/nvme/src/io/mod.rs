@@ -26,6 +26,7 @@ mod errors;
 mod fence;
 mod finish;
 mod fused;
+mod origin;
 mod outcome;
 mod queue;
 mod read_around;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use sidecore_block::{Batch, BlockChannel, BlockRequest, Next};
+use sidecore_block::{BlockChannel, Next};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled, Signal};
 use sidecore_ring::nvme::Doorbells;
@@ -20,8 +20,9 @@ use super::control::Change;
 use super::doorbells::DoorbellView;
 use super::fence::Seat;
 use super::fused::Fused;
+use super::origin::Engine;
 use super::shared::Shared;
-use super::steps::{STEP_COUNT, STEP_REQUESTS, Steps};
+use super::steps::Steps;
 use super::submission::Submission;
 use super::wake::Wake;
 use crate::pointer::MAX_PIECES;
@@ -36,11 +37,14 @@ const LOSS_INTERVAL: u32 = 64;
 /// Invalid doorbell values are reported once in this time: a driver may write as many as it likes.
 const REPORT_INTERVAL: Nanos = Nanos::from_millis(1);
 
-/// A tag's lowest half is the submission queue's place in the list, and the command's identifier.
-pub(super) const SLOT_BITS: u32 = 16;
-
-/// Above the flags, the command's opcode.
-pub(super) const OPCODE_SHIFT: u32 = 48;
+/// Whether a queue serves its driver.
+pub(super) enum State {
+    Serving,
+    /// Takes nothing more: guest memory is gone, or the store is.
+    Halted,
+    /// Takes and posts nothing more, and ends when the store has answered everything.
+    Stopping(Done),
+}
 
 /// What a queue is started with.
 pub(super) struct Start {
@@ -64,8 +68,9 @@ pub struct IoQueue {
     pub(super) memory: GuestMemory,
     pub(super) hint: RegionHint,
     pub(super) rules: Rules,
-    /// `None` while no namespace is attached.
-    pub(super) channel: Option<Box<dyn BlockChannel>>,
+    /// Without a channel while no namespace is attached.
+    pub(super) engine: Engine,
+    stats: Arc<QueueStats>,
     pub(super) completions: Completions,
     /// By slot; a slot keeps its queue until all of its commands are completed.
     pub(super) submissions: Vec<Option<Submission>>,
@@ -73,36 +78,20 @@ pub struct IoQueue {
     pub(super) first: usize,
     pub(super) doorbells: DoorbellView,
     pub(super) shadow_pages: Option<(GuestAddress, GuestAddress)>,
-    /// Requests at rest: as many as commands can be in flight.
-    pub(super) pool: Batch,
-    /// Taken and not yet accepted by the channel.
-    pub(super) waiting: Batch,
-    pub(super) completed: Batch,
-    /// Requests that are waiting or at the store.
-    pub(super) out: usize,
-    /// One of those that wait is the other half of what is half done.
-    pub(super) again: bool,
     /// Commands taken and not completed, and how many there may be.
     pub(super) in_flight: u32,
     pub(super) depth: u32,
     pub(super) steps: Steps,
     pub(super) fused: Option<Fused>,
     pub(super) seat: Seat,
-    /// The fence was closed when it was looked at last.
-    pub(super) fenced: bool,
     /// What waits until nothing is in flight.
     pub(super) changes: VecDeque<Change>,
-    pub(super) stopping: Option<Done>,
-    /// Takes nothing more: guest memory is gone, or the store is.
-    pub(super) halted: bool,
-    /// There is something that an ordinary poll has no eye for.
+    pub(super) state: State,
+    /// The next poll takes the slow path, `attend.rs`.
     pub(super) attention: bool,
     pub(super) wake: Wake,
     /// The time of the last poll.
     pub(super) now: Nanos,
-    /// Completed in the turn they were taken in: when that was, and how many. Their end is the next turn's time, which
-    /// saves a look at the clock.
-    pub(super) unmeasured: Option<(Nanos, u64)>,
     polls_to_loss: u32,
     reported_at: Option<Nanos>,
 }
@@ -125,7 +114,10 @@ impl IoQueue {
         let io = |error| StartError::Io { id, error };
         let entries = usize::try_from(setup.entries).unwrap_or(usize::MAX);
         let depth = entries.saturating_sub(1).clamp(1, DEPTH);
-        let most_out = STEP_COUNT.saturating_mul(STEP_REQUESTS).saturating_add(depth);
+        let stats: Arc<QueueStats> = shared.stats(id).cloned().unwrap_or_default();
+        let mut engine = Engine::new(Arc::clone(&stats.block));
+        // One more for the write of a fused pair, whose compare has been taken as well.
+        engine.add_requests(depth.saturating_add(1), MAX_PIECES);
         let doorbells = DoorbellView::new(doorbells);
         if from.is_none() {
             doorbells.reset_head(id);
@@ -135,31 +127,23 @@ impl IoQueue {
             core: Rc::clone(core),
             hint: RegionHint::default(),
             rules: Rules::new(None, shared.options.namespaces),
-            channel: None,
             completions: Completions::new(&setup, from.as_ref(), depth, event, coalescing, &shared)?,
             submissions: Vec::new(),
             first: 0,
             doorbells,
             shadow_pages: None,
-            // One more for the write of a fused pair, whose compare has been taken as well.
-            pool: (0..=depth).map(|_| BlockRequest::blank(MAX_PIECES)).collect(),
-            waiting: Batch::with_capacity(most_out),
-            completed: Batch::with_capacity(most_out),
-            out: 0,
-            again: false,
             in_flight: 0,
             depth: u32::try_from(depth).unwrap_or(1),
-            steps: Steps::new(&shared, id, depth),
+            steps: Steps::new(&shared, id, depth, &mut engine),
+            engine,
+            stats,
             fused: None,
             seat: Seat::new(&shared.fence, usize::from(id).saturating_sub(1)),
-            fenced: false,
             changes: VecDeque::new(),
-            stopping: None,
-            halted: false,
+            state: State::Serving,
             attention: false,
             wake: Wake::new(kick).map_err(io)?,
             now: Nanos::ZERO,
-            unmeasured: None,
             polls_to_loss: LOSS_INTERVAL,
             reported_at: None,
             memory: setup.memory,
@@ -174,16 +158,23 @@ impl IoQueue {
     }
 
     #[inline]
-    pub(super) fn stats(&self) -> Option<&QueueStats> {
-        self.shared.stats(self.id)
+    pub(super) fn stats(&self) -> &QueueStats {
+        &self.stats
+    }
+
+    pub(super) fn is_serving(&self) -> bool {
+        matches!(self.state, State::Serving)
+    }
+
+    #[inline]
+    pub(super) fn is_stopping(&self) -> bool {
+        matches!(self.state, State::Stopping(_))
     }
 
     /// The driver has written a doorbell value that its queue cannot have.
     #[cold]
     pub(super) fn report_invalid_doorbell(&mut self) {
-        if let Some(stats) = self.stats() {
-            stats.invalid_doorbells.add(1);
-        }
+        self.stats().invalid_doorbells.add(1);
         if self.reported_at.is_some_and(|at| self.now.since(at) < REPORT_INTERVAL) {
             return;
         }
@@ -195,7 +186,9 @@ impl IoQueue {
     #[cold]
     pub(super) fn break_with(&mut self, reason: &dyn std::fmt::Display) {
         tracing::error!(device = self.shared.options.name, queue = self.id, "queue stopped: {reason}");
-        self.halted = true;
+        if self.is_serving() {
+            self.state = State::Halted;
+        }
         self.attention = true;
         (self.shared.report)(QueueEvent::Fatal { queue: self.id });
     }
@@ -212,11 +205,6 @@ impl IoQueue {
         }
     }
 
-    /// When the store is to be polled next.
-    fn store_next(&self) -> Next {
-        self.channel.as_ref().map_or(Next::OnWake, |channel| channel.readiness().next)
-    }
-
     /// Whether there is something to take or to post, at another look.
     fn finds_work(&mut self) -> bool {
         let mut valid = true;
@@ -231,7 +219,7 @@ impl IoQueue {
         if self.completions.has_backlog() {
             return room > 0;
         }
-        let may_take = !self.halted && self.changes.is_empty() && !self.pool.is_empty() && room > 0;
+        let may_take = self.is_serving() && self.changes.is_empty() && self.engine.has_blank() && room > 0;
         may_take && self.submissions.iter().flatten().any(Submission::has_next)
     }
 
@@ -260,13 +248,9 @@ impl IoQueue {
 impl Pollable for IoQueue {
     fn poll(&mut self, now: Nanos, budget: usize) -> Polled {
         self.now = now;
-        if let Some((taken_at, count)) = self.unmeasured.take()
-            && let Some(stats) = self.stats()
-        {
-            stats.latency.record(now.since(taken_at), count);
-        }
+        self.engine.begin_poll(now);
         let mut work = 0_usize;
-        if self.out > 0 {
+        if self.engine.in_flight() > 0 {
             work = self.exchange(now);
         }
         let ordinary = !self.attention && !self.seat.is_closed();
@@ -280,13 +264,8 @@ impl Pollable for IoQueue {
         if !self.completions.tell(&self.doorbells, now) {
             self.report_invalid_doorbell();
         }
-        if let Some(stats) = self.stats() {
-            stats.polls.add(1);
-            if work == 0 {
-                stats.empty_polls.add(1);
-            }
-        }
-        if self.stopping.is_some() && self.out == 0 {
+        self.engine.end_poll(work);
+        if self.is_stopping() && self.engine.in_flight() == 0 {
             return Polled::Finished;
         }
         if work > 0 { Polled::Busy(work) } else { Polled::Idle }
@@ -299,9 +278,8 @@ impl Pollable for IoQueue {
     fn arm(&mut self) -> Arm {
         let stuck = self.seat.is_closed()
             || self.fused.is_some()
-            || !self.waiting.is_empty()
-            || (self.out == 0 && !self.steps.held.is_empty())
-            || self.store_next() == Next::Now;
+            || (self.engine.in_flight() == 0 && !self.steps.held.is_empty())
+            || self.engine.readiness().next == Next::Now;
         if stuck {
             return Arm::CannotSleep;
         }
@@ -312,7 +290,7 @@ impl Pollable for IoQueue {
             self.ask_for_no_kicks();
             return Arm::WorkPending;
         }
-        if self.out == 0 {
+        if self.engine.in_flight() == 0 {
             self.seat.rest();
             self.attention = true;
         }
@@ -330,28 +308,28 @@ impl Pollable for IoQueue {
 
     fn on_wake(&mut self) {
         let kicks = self.wake.kick.drain();
-        if let Some(stats) = self.stats() {
-            stats.kicks.add(kicks);
-        }
+        self.stats().kicks.add(kicks);
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        self.store_next().deadline().into_iter().chain(self.completions.deadline()).min()
+        self.engine.readiness().next.deadline().into_iter().chain(self.completions.deadline()).min()
     }
 
     fn waits_since(&self) -> Option<Nanos> {
-        self.channel.as_ref().and_then(|channel| channel.waits_since())
+        self.engine.channel().and_then(BlockChannel::waits_since)
     }
 
     fn finish(mut self) {
         self.on_wake();
-        let done = self.stopping.take();
+        let state = std::mem::replace(&mut self.state, State::Halted);
         let changes = std::mem::take(&mut self.changes);
         let stopped: Vec<_> =
             self.submissions.iter_mut().flatten().filter_map(|submission| submission.stopping.take()).collect();
         // Everything that holds guest memory goes before anybody is told.
         drop(self);
         drop((changes, stopped));
-        drop(done);
+        if let State::Stopping(done) = state {
+            done.call();
+        }
     }
 }

@@ -131,7 +131,7 @@ impl QueueSet {
     /// The counters of a completion queue, from number 1, with those of the submission queues that complete into it.
     #[must_use]
     pub fn stats(&self, queue: u16) -> Option<&QueueStats> {
-        self.shared.stats(queue)
+        self.shared.stats(queue).map(|stats| &**stats)
     }
 
     /// How many I/O queue pairs there can be.

@@ -41,7 +41,7 @@ pub(super) type Report = Box<dyn Fn(QueueEvent) + Send + Sync>;
 pub(super) struct Shared {
     pub(super) options: IoOptions,
     /// By completion queue, from number 1.
-    stats: Box<[QueueStats]>,
+    stats: Box<[Arc<QueueStats>]>,
     /// Interrupts that are held back because their vector is masked.
     pending: Box<[AtomicBool]>,
     pub(super) fence: Arc<Fence>,
@@ -59,7 +59,7 @@ impl Shared {
     pub(super) fn new(options: IoOptions, report: Report) -> io::Result<Arc<Self>> {
         let queues = usize::from(options.queue_pairs);
         Ok(Arc::new(Self {
-            stats: (0..queues).map(|_| QueueStats::default()).collect(),
+            stats: (0..queues).map(|_| Arc::default()).collect(),
             pending: (0..options.vectors).map(|_| AtomicBool::new(false)).collect(),
             fence: Fence::new(queues),
             private: private_memory(area_bytes().saturating_mul(u64::from(options.queue_pairs)))?,
@@ -72,7 +72,7 @@ impl Shared {
 
     /// The counters of a completion queue.
     #[inline]
-    pub(super) fn stats(&self, queue: u16) -> Option<&QueueStats> {
+    pub(super) fn stats(&self, queue: u16) -> Option<&Arc<QueueStats>> {
         self.stats.get(usize::from(queue).checked_sub(1)?)
     }
 

@@ -1,6 +1,7 @@
 //! The counters of a completion queue, and the SMART activity that follows from them.
 
 use std::ops::Deref;
+use std::sync::Arc;
 
 use sidecore_block::QueueCounts;
 use sidecore_telemetry::{Counter, CounterSet};
@@ -16,7 +17,7 @@ use crate::{Activity, Statistics};
 /// the host did not get (Compare, Verify).
 #[derive(Debug, Default)]
 pub struct QueueStats {
-    block: sidecore_block::QueueStats,
+    pub(super) block: Arc<sidecore_block::QueueStats>,
     /// Compares completed.
     pub compares: Counter,
     /// Verifies completed.

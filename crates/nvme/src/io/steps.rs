@@ -6,12 +6,13 @@
 
 use std::collections::VecDeque;
 
-use sidecore_block::{Batch, BlockError, BlockRequest, Operation, Tag};
+use sidecore_block::{Batch, BlockError, BlockRequest, Flush, Operation};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, Segments};
 use sidecore_units::Nanos;
 
 use super::command::{Job, Range, Rules};
 use super::dataset::Ranges;
+use super::origin::{Engine, Origin};
 use super::outcome::status_of;
 use super::shared::Shared;
 use super::{compare, dataset, read_around, verify};
@@ -32,10 +33,6 @@ pub(super) const STEP_REQUESTS: usize = 8;
 
 /// Bytes that are compared or copied at once, between the guest's memory and ours.
 const SCRATCH_BYTES: usize = 4096;
-
-/// The request belongs to a stepper, whose number is in the tag.
-pub(super) const STEP: u64 = 1 << 34;
-const STEP_SHIFT: u32 = 40;
 
 /// A command that waits for a stepper.
 #[derive(Debug)]
@@ -87,7 +84,7 @@ pub(super) struct Scratch {
 }
 
 impl Stepper {
-    fn new(index: usize, private: &GuestMemory, buffer: GuestAddress) -> Self {
+    fn new(index: usize, rest: Batch, private: &GuestMemory, buffer: GuestAddress) -> Self {
         Self {
             index,
             job: None,
@@ -101,7 +98,7 @@ impl Stepper {
             guest: Segments::with_capacity(MAX_PIECES),
             holes: Vec::with_capacity(MAX_HOLES),
             ranges: Ranges::default(),
-            rest: (0..STEP_REQUESTS).map(|_| BlockRequest::blank(1)).collect(),
+            rest,
             out: 0,
             private: private.clone(),
             buffer,
@@ -131,15 +128,16 @@ impl Stepper {
         Ok(())
     }
 
-    /// Puts the next requests into `batch`; with none left to wait for, it is free, and this is how the command ended.
-    pub(super) fn advance(&mut self, batch: &mut Batch) -> Option<Status> {
+    /// Submits the next requests. With none left to wait for, the stepper is free, and the command has ended with the
+    /// status.
+    pub(super) fn advance(&mut self, engine: &mut Engine) -> Option<Status> {
         if self.status.is_success() {
             if std::mem::take(&mut self.flush_first) {
-                self.issue(Operation::Flush, Range { offset_bytes: 0, len_bytes: 0 }, batch);
+                self.issue(Operation::Flush, Range { offset_bytes: 0, len_bytes: 0 }, engine);
             } else if self.job == Some(Job::Deallocate) {
-                dataset::issue(self, batch);
+                dataset::issue(self, engine);
             } else {
-                self.read_on(batch);
+                self.read_on(engine);
             }
         }
         if self.out > 0 {
@@ -150,17 +148,17 @@ impl Stepper {
     }
 
     /// The next part of the range, into the buffer: one at a time.
-    fn read_on(&mut self, batch: &mut Batch) {
+    fn read_on(&mut self, engine: &mut Engine) {
         let left_bytes = self.range.len_bytes.saturating_sub(self.done_bytes);
         if self.out > 0 || left_bytes == 0 {
             return;
         }
         let offset_bytes = self.range.offset_bytes.saturating_add(self.done_bytes);
-        self.issue(Operation::Read, Range { offset_bytes, len_bytes: left_bytes.min(STEP_BYTES) }, batch);
+        self.issue(Operation::Read, Range { offset_bytes, len_bytes: left_bytes.min(STEP_BYTES) }, engine);
     }
 
     /// Gives a request to the store; false if all are there.
-    pub(super) fn issue(&mut self, operation: Operation, range: Range, batch: &mut Batch) -> bool {
+    pub(super) fn issue(&mut self, operation: Operation, range: Range, engine: &mut Engine) -> bool {
         let Some(mut request) = self.rest.pop() else { return false };
         request.segments.clear();
         if operation == Operation::Read {
@@ -176,8 +174,7 @@ impl Stepper {
         request.offset_bytes = range.offset_bytes;
         request.len_bytes = range.len_bytes;
         request.taken_at = self.taken_at;
-        request.tag = Some(Tag::from_bits(STEP | (self.index as u64) << STEP_SHIFT));
-        batch.push(request);
+        engine.submit(request, Origin::Step(self.index), Flush::Never);
         self.out = self.out.saturating_add(1);
         true
     }
@@ -187,20 +184,16 @@ impl Stepper {
         !self.rest.is_empty()
     }
 
-    /// Takes back a request that the store has answered; the error, if it is one that the command ends with.
-    pub(super) fn take_back(&mut self, request: Box<BlockRequest>, scratch: &mut Scratch) -> Option<BlockError> {
+    /// Takes back a request that the store has answered, with its data or with the status that it means for the command.
+    pub(super) fn take_back(&mut self, request: Box<BlockRequest>, scratch: &mut Scratch) {
         self.out = self.out.saturating_sub(1);
-        let (operation, result) = (request.operation, request.result);
-        let mut failed = None;
-        match result {
+        let operation = request.operation;
+        match request.result {
             Err(BlockError::Unsupported) if operation == Operation::Discard => {}
-            Err(error) => {
-                failed = Some(error);
-                if self.status.is_success() {
-                    // A command that reads fails to read, also if it is the flush before that fails.
-                    let asked = if operation == Operation::Discard { operation } else { Operation::Read };
-                    self.status = status_of(asked, error);
-                }
+            Err(error) if self.status.is_success() => {
+                // A command that reads fails to read, also if it is the flush before that fails.
+                let asked = if operation == Operation::Discard { operation } else { Operation::Read };
+                self.status = status_of(asked, error);
             }
             Ok(()) if operation == Operation::Read => {
                 match self.job {
@@ -210,10 +203,9 @@ impl Stepper {
                 }
                 self.done_bytes = self.done_bytes.saturating_add(request.len_bytes);
             }
-            Ok(()) => {}
+            _ => {}
         }
         self.rest.push(request);
-        failed
     }
 }
 
@@ -226,11 +218,16 @@ pub(super) struct Steps {
 
 impl Steps {
     /// Steppers for queue `queue`, and room for `depth` commands that wait.
-    pub(super) fn new(shared: &Shared, queue: u16, depth: usize) -> Self {
+    pub(super) fn new(shared: &Shared, queue: u16, depth: usize, engine: &mut Engine) -> Self {
         let (private, area) = shared.buffers(queue);
         let buffer = |index: usize| GuestAddress(area.0.saturating_add(STEP_BYTES.saturating_mul(index as u64)));
         Self {
-            steppers: (0..STEP_COUNT).map(|index| Stepper::new(index, private, buffer(index))).collect(),
+            steppers: (0..STEP_COUNT)
+                .map(|index| {
+                    let rest = (0..STEP_REQUESTS).map(|_| engine.make_request(1)).collect();
+                    Stepper::new(index, rest, private, buffer(index))
+                })
+                .collect(),
             held: VecDeque::with_capacity(depth),
             scratch: Scratch { ours: Box::new([0; SCRATCH_BYTES]), theirs: Box::new([0; SCRATCH_BYTES]) },
         }
@@ -247,9 +244,4 @@ impl Steps {
             stepper.guest.release();
         }
     }
-}
-
-/// The stepper that a request belongs to.
-pub(super) fn index_of(tag_bits: u64) -> usize {
-    (tag_bits >> STEP_SHIFT & 0xFF) as usize
 }

@@ -1,20 +1,14 @@
 //! Taking commands: no more than there is room for completions.
 
-use sidecore_block::{BlockRequest, Tag};
+use sidecore_block::{BATCH, BlockRequest, Budget};
 use sidecore_units::Nanos;
 
 use super::command::Verdict;
 use super::fused::{self, Fused, Phase};
-use super::queue::{IoQueue, OPCODE_SHIFT, SLOT_BITS};
+use super::origin::{Origin, Whole};
+use super::queue::IoQueue;
 use super::steps::Held;
 use crate::{Command, Fuse, Status};
-
-/// Commands taken, submitted and completed together. Small enough that the guest prepares new ones while the rest is
-/// served, large enough that the store can fetch ahead.
-const BATCH: usize = 16;
-
-/// Bytes of commands that a poll takes before the next queue has its turn, but for the last command's.
-const POLL_BYTES: u64 = 512 << 10;
 
 impl IoQueue {
     /// Takes commands from all submission queues in turn; how many there were.
@@ -22,11 +16,11 @@ impl IoQueue {
     pub(super) fn take_from_all(&mut self, now: Nanos, budget: usize) -> usize {
         let count = self.submissions.len();
         let mut taken = 0_usize;
-        let mut room_bytes = POLL_BYTES;
+        let mut budget = Budget::new(budget);
         let mut slot = self.first;
         for _ in 0..count {
             slot = if slot < count { slot } else { 0 };
-            taken = taken.saturating_add(self.take_from(slot, now, budget.saturating_sub(taken), &mut room_bytes));
+            taken = taken.saturating_add(self.take_from(slot, now, &mut budget));
             slot = slot.wrapping_add(1);
         }
         let next = self.first.wrapping_add(1);
@@ -34,9 +28,10 @@ impl IoQueue {
         taken
     }
 
-    /// Takes commands from one submission queue, at most about `budget`, and gives them to the store; how many there were.
+    /// Takes commands from one submission queue, as far as the `budget` goes, and gives them to the store. Returns their
+    /// number.
     #[inline]
-    pub(super) fn take_from(&mut self, slot: usize, now: Nanos, budget: usize, room_bytes: &mut u64) -> usize {
+    pub(super) fn take_from(&mut self, slot: usize, now: Nanos, budget: &mut Budget) -> usize {
         let Some(Some(submission)) = self.submissions.get_mut(slot) else { return 0 };
         let valid = submission.look(&self.doorbells);
         let has_next = submission.has_next();
@@ -44,19 +39,17 @@ impl IoQueue {
             self.report_invalid_doorbell();
         }
         let mut taken = 0_usize;
-        while has_next && taken < budget && self.fused.is_none() {
-            let batch = self.take(slot, now, room_bytes);
+        while has_next && self.fused.is_none() {
+            let batch = self.take(slot, now, budget);
             if batch == 0 {
                 break;
             }
             taken = taken.saturating_add(batch);
-            if let Some(stats) = self.stats() {
-                stats.batches.add(1);
-            }
+            self.stats().batches.add(1);
             if !self.steps.held.is_empty() {
                 self.start_held();
             }
-            if self.out > 0 {
+            if self.engine.in_flight() > 0 {
                 self.exchange(now);
             }
             if batch < BATCH {
@@ -71,9 +64,9 @@ impl IoQueue {
         taken
     }
 
-    /// Takes up to [`BATCH`] commands, or fewer if they are of `room_bytes`, which becomes less; how many there were.
+    /// Takes up to [`BATCH`] commands, as far as the `budget` goes. Returns their number.
     #[inline]
-    pub(super) fn take(&mut self, slot: usize, now: Nanos, room_bytes: &mut u64) -> usize {
+    pub(super) fn take(&mut self, slot: usize, now: Nanos, budget: &mut Budget) -> usize {
         let write_through = self.shared.is_write_through();
         let (room, valid) = self.completions.room(self.in_flight, BATCH as u32, &self.doorbells);
         if !valid {
@@ -82,14 +75,14 @@ impl IoQueue {
         let mut taken = 0_usize;
         let room = (room.min(self.depth.saturating_sub(self.in_flight)) as usize).min(BATCH);
         self.completions.prefetch();
-        while taken < room && *room_bytes > 0 {
-            let Some(mut request) = self.pool.pop() else { break };
+        while taken < room && budget.take() {
+            let Some(mut request) = self.engine.blank() else { break };
             let Some(Some(submission)) = self.submissions.get_mut(slot) else {
-                self.pool.push(request);
+                self.engine.recycle(request);
                 break;
             };
             let Some(command) = submission.next() else {
-                self.pool.push(request);
+                self.engine.recycle(request);
                 break;
             };
             taken = taken.wrapping_add(1);
@@ -104,15 +97,12 @@ impl IoQueue {
                 continue;
             }
             let verdict = self.rules.parse(&command, write_through, &self.memory, &mut self.hint, &mut request);
-            if let Ok(Verdict::Submit(flags)) = verdict {
-                *room_bytes = room_bytes.saturating_sub(request.len_bytes);
-                let opcode = u64::from(command.opcode()) << OPCODE_SHIFT;
-                let bits = opcode | flags | u64::from(command.id()) << SLOT_BITS | slot as u64;
-                request.tag = Some(Tag::from_bits(bits));
-                self.waiting.push(request);
-                self.out = self.out.wrapping_add(1);
+            if let Ok(Verdict::Submit(flush)) = verdict {
+                budget.spend_bytes(request.len_bytes);
+                let whole = Whole { slot: slot as u16, command_id: command.id(), opcode: command.opcode() };
+                self.engine.submit(request, Origin::Whole(whole), flush);
             } else {
-                self.pool.push(request);
+                self.engine.recycle(request);
                 self.take_other(slot, command, verdict);
             }
         }
@@ -153,7 +143,7 @@ impl IoQueue {
             _ => None,
         };
         let Some(second) = second else {
-            self.pool.push(request);
+            self.engine.recycle(request);
             // 3.4.2: one doorbell write is for both, so a second one that is not there now is missing.
             self.reject(slot, first, alone.unwrap_or(Status::MISSING_FUSED));
             return;
@@ -162,20 +152,20 @@ impl IoQueue {
         let write_through = self.shared.is_write_through();
         let pair = (first, &second);
         match fused::check(pair, write_through, &self.rules, &self.memory, &mut self.hint, &mut request) {
-            Ok(flags) => {
+            Ok(flush) => {
                 self.fused = Some(Fused {
                     slot,
                     compare: *first,
                     write_id: second.id(),
                     taken_at: self.now,
                     write: Some(request),
-                    flags,
+                    flush,
                     phase: Phase::Closing,
                 });
                 self.attention = true;
             }
             Err((first_status, second_status)) => {
-                self.pool.push(request);
+                self.engine.recycle(request);
                 self.reject(slot, first, first_status);
                 self.reject(slot, &second, second_status);
             }
@@ -184,9 +174,7 @@ impl IoQueue {
 
     /// Completes a command that was refused.
     pub(super) fn reject(&mut self, slot: usize, command: &Command, status: Status) {
-        if let Some(stats) = self.stats() {
-            stats.rejected.add(1);
-        }
+        self.stats().rejected.add(1);
         let status = self.log_refusal(slot, command, status);
         self.complete(slot, command.id(), status);
     }
@@ -194,9 +182,7 @@ impl IoQueue {
     /// Posts a completion.
     #[inline]
     pub(super) fn complete(&mut self, slot: usize, command_id: u16, status: Status) {
-        if let Some(stats) = self.stats() {
-            stats.requests.add(1);
-        }
+        self.stats().requests.add(1);
         let Some(Some(submission)) = self.submissions.get_mut(slot) else { return };
         submission.in_flight = submission.in_flight.saturating_sub(1);
         self.in_flight = self.in_flight.saturating_sub(1);
