@@ -456,7 +456,7 @@ fn reads_and_writes_are_limited_apart() {
         }
         counts
     };
-    guest.submit(&mut batch);
+    guest.channel.submit(start, &mut batch);
     assert_eq!(done(&mut guest, start), (8, 4));
     let next = guest.channel.readiness().next.deadline().unwrap();
     assert_eq!(next, start.after(Nanos::from_millis(10)));
