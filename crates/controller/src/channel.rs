@@ -18,17 +18,16 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 
-use rustix::event::epoll;
 use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, Readiness, Tag};
 use sidecore_extent::{BlockRange, LastBytes, LastExtent, Mapping, Piece};
 use sidecore_memory::GuestMemory;
-use sidecore_reactor::EventFd;
+use sidecore_reactor::{EventFd, WakeSet};
 use sidecore_units::{Nanos, Plba, Vlba};
 
 use crate::function::{Function, Opening, Ports};
@@ -61,7 +60,7 @@ pub(crate) struct FunctionChannel {
     quiescence: Quiescence,
     line: Line,
     /// Readable when the store or the hypervisor side has something for us.
-    wake: OwnedFd,
+    wake: WakeSet,
     depth: usize,
     /// Waiting to be translated; reads apart from the rest, because their limits
     /// are.
@@ -111,8 +110,8 @@ impl FunctionChannel {
         depth: usize,
     ) -> io::Result<Self> {
         let wake_up = Arc::new(EventFd::new()?);
-        let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&wake, wake_up.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        let wake = WakeSet::new()?;
+        wake.add(wake_up.as_fd())?;
         stores.watch(&wake)?;
         let (reply_sender, replies) = mpsc::channel();
         let line = Line {

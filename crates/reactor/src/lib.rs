@@ -22,6 +22,7 @@ mod reactor;
 mod signal;
 mod sleeper;
 mod stats;
+mod wake_set;
 
 pub use contention::{Contention, CoreChange, CoreSample};
 pub use context::CoreContext;
@@ -33,3 +34,4 @@ pub use reactor::{GLANCE_INTERVAL, PATIENCE, Reactor, Turn, YIELD};
 pub use signal::{MakeSignal, Signal};
 pub use sleeper::{Sleeper, WakeKey};
 pub use stats::{ReactorCounts, ReactorStats};
+pub use wake_set::WakeSet;

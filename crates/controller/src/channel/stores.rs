@@ -2,11 +2,10 @@
 //! that is not ours alone, the file.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
-use rustix::event::epoll;
 use sidecore_block::{Batch, BlockChannel, BlockRequest, Next};
 use sidecore_memory::GuestMemory;
+use sidecore_reactor::WakeSet;
 use sidecore_units::Nanos;
 
 /// The channels below a function's.
@@ -52,10 +51,10 @@ impl Outgoing {
 
 impl Stores {
     /// Has `wake` become readable when one of them has something to hand back.
-    pub(super) fn watch(&self, wake: &OwnedFd) -> io::Result<()> {
+    pub(super) fn watch(&self, wake: &WakeSet) -> io::Result<()> {
         for store in self.all() {
             if let Some(fd) = store.wake_fd() {
-                epoll::add(wake, fd, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+                wake.add(fd)?;
             }
         }
         Ok(())

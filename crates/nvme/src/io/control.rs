@@ -154,7 +154,7 @@ impl IoQueue {
         if let Some(channel) = self.engine.set_channel(None)
             && let Some(fd) = channel.wake_fd()
         {
-            self.wake.unwatch(fd);
+            self.wake.remove(fd);
         }
         let namespaces = self.shared.options.namespaces;
         self.rules = Rules::new(None, namespaces);
@@ -162,7 +162,7 @@ impl IoQueue {
             let mut channel = namespace.store.open_channel(&self.core, self.engine.depth())?;
             channel.attach_memory(&self.memory)?;
             if let Some(fd) = channel.wake_fd() {
-                self.wake.watch(fd)?;
+                self.wake.add(fd)?;
             }
             self.engine.set_channel(Some(channel));
             self.rules = Rules::new(Some(namespace), namespaces);

@@ -37,7 +37,6 @@ mod steps;
 mod submission;
 mod take;
 mod verify;
-mod wake;
 
 pub use fused::COMPARE_AND_WRITE_BYTES;
 pub use queue::IoQueue;

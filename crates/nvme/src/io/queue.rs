@@ -9,7 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use sidecore_block::{BlockChannel, Next};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
-use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled, Signal};
+use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled, Signal, WakeSet};
 use sidecore_ring::nvme::Doorbells;
 use sidecore_units::Nanos;
 
@@ -24,7 +24,6 @@ use super::origin::Engine;
 use super::shared::Shared;
 use super::steps::Steps;
 use super::submission::Submission;
-use super::wake::Wake;
 use crate::pointer::MAX_PIECES;
 use crate::{CompletionQueueSetup, CompletionQueueState, Done, Namespace, QueueEvent, StartError};
 
@@ -89,7 +88,9 @@ pub struct IoQueue {
     pub(super) state: State,
     /// The next poll takes the slow path, `attend.rs`.
     pub(super) attention: bool,
-    pub(super) wake: Wake,
+    kick: Arc<EventFd>,
+    /// The kick and the store, whose descriptor changes with the namespace.
+    pub(super) wake: WakeSet,
     /// The time of the last poll.
     pub(super) now: Nanos,
     polls_to_loss: u32,
@@ -114,6 +115,8 @@ impl IoQueue {
         let io = |error| StartError::Io { id, error };
         let entries = usize::try_from(setup.entries).unwrap_or(usize::MAX);
         let depth = entries.saturating_sub(1).clamp(1, DEPTH);
+        let wake = WakeSet::new().map_err(io)?;
+        wake.add(kick.as_fd()).map_err(io)?;
         let stats: Arc<QueueStats> = shared.stats(id).cloned().unwrap_or_default();
         let mut engine = Engine::new(Arc::clone(&stats.block));
         // One more for the write of a fused pair, whose compare has been taken as well.
@@ -142,7 +145,8 @@ impl IoQueue {
             changes: VecDeque::new(),
             state: State::Serving,
             attention: false,
-            wake: Wake::new(kick).map_err(io)?,
+            kick,
+            wake,
             now: Nanos::ZERO,
             polls_to_loss: LOSS_INTERVAL,
             reported_at: None,
@@ -307,7 +311,7 @@ impl Pollable for IoQueue {
     }
 
     fn on_wake(&mut self) {
-        let kicks = self.wake.kick.drain();
+        let kicks = self.kick.drain();
         self.stats().kicks.add(kicks);
     }
 
