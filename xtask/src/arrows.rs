@@ -86,9 +86,10 @@ pub fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The table in Markdown.
+/// The map of the rooms and the table, in Markdown.
 pub fn as_markdown() -> String {
-    let mut page = String::from("| room | may depend on |\n| --- | --- |\n");
+    let mut page = map();
+    page.push_str("\n| room | may depend on |\n| --- | --- |\n");
     for (room, uses) in ARROWS {
         let uses = match uses {
             Only([]) => "nothing".to_owned(),
@@ -98,6 +99,37 @@ pub fn as_markdown() -> String {
         let _ = writeln!(page, "| {room} | {uses} |");
     }
     page
+}
+
+/// The map of the rooms that ship, as a Mermaid diagram: users above, what they use below. An arrow
+/// that follows from two others is left out.
+fn map() -> String {
+    let mut map = String::from("```mermaid\nflowchart TD\n");
+    for (room, uses) in ARROWS.iter().rev() {
+        let Only(used) = uses else { continue };
+        if !ships(room) {
+            continue;
+        }
+        let _ = writeln!(map, "    {}[{room}]", room.replace('/', "-"));
+        let implied = |to: &str| used.iter().any(|between| *between != to && reaches(between, to));
+        for to in used.iter().filter(|to| !implied(to)) {
+            let _ = writeln!(map, "    {} --> {}", room.replace('/', "-"), to.replace('/', "-"));
+        }
+    }
+    map.push_str("```\n");
+    map
+}
+
+fn ships(room: &str) -> bool {
+    !room.starts_with("verify/") && room != "xtask"
+}
+
+/// Whether a way of arrows leads from a room to another one.
+fn reaches(from: &str, to: &str) -> bool {
+    match row(from) {
+        Some(Only(rooms)) => rooms.iter().any(|next| *next == to || reaches(next, to)),
+        _ => false,
+    }
 }
 
 /// What ships or is run may depend on: normal and build dependencies, as (from, to).
@@ -232,6 +264,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_map_leaves_out_what_follows() {
+        assert!(reaches("virtio", "units") && !reaches("units", "virtio"));
+        let map = map();
+        assert!(map.contains("    ring --> memory\n"), "{map}");
+        assert!(!map.contains("    ring --> units\n"), "by way of memory: {map}");
+        assert!(!map.contains("verify"), "{map}");
     }
 
     #[test]
