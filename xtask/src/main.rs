@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask demo|libvirt|test|bench|lint|fuzz|arrows|metrics`.
+//! The project's own commands: `cargo xtask demo|libvirt|test|bench|lint|ratchet|fuzz|arrows|metrics`.
 //!
 //! Everything that `make`, CI and a developer run is here, in the language of the project, so that there is one way to
 //! do each thing. A command says what it does and how long it took, stops at the first failure, and says what to do.
@@ -11,6 +11,7 @@ mod fuzz;
 mod law;
 mod libvirt;
 mod lint;
+mod ratchet;
 mod shell;
 mod steps;
 mod test;
@@ -55,6 +56,8 @@ enum Task {
     },
     /// Check formatting, the house rules and clippy.
     Lint,
+    /// Write xtask/ratchets.txt anew: fewer violations of style, never more.
+    Ratchet,
     /// Fuzz every target, or one.
     Fuzz(fuzz::Options),
     /// Print the table of which room may depend on which, as ARCHITECTURE.md shows it.
@@ -87,6 +90,7 @@ fn run(task: Task) -> Result<()> {
         Task::Test => test::run(&workspace),
         Task::Bench { arguments } => bench::run(&arguments),
         Task::Lint => lint::run(&workspace),
+        Task::Ratchet => ratchet::tighten(&workspace),
         Task::Fuzz(options) => fuzz::run(&workspace, &options),
         Task::Arrows => {
             print!("{}", arrows::as_markdown());

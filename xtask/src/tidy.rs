@@ -1,4 +1,4 @@
-//! House rules for the text of the tree: nothing left for later, and no file that nobody can hold in the head.
+//! House rules for the text of the tree: nothing is left for later.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,13 +8,10 @@ use anyhow::{Context, Result, bail};
 use crate::shell;
 use crate::workspace::Workspace;
 
-/// Longer Rust files than this should be split.
-const LONG_FILE_LINES: usize = 800;
-
 /// Words that postpone. Spelt in halves, so that this file passes its own check.
 const POSTPONED: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:"), concat!("to", "do!(")];
 
-/// Fails on a postponed thought; warns of a long file.
+/// Fails on a postponed thought.
 pub fn check(workspace: &Workspace) -> Result<()> {
     let mut broken = Vec::new();
     for file in tracked_files()? {
@@ -24,10 +21,6 @@ pub fn check(workspace: &Workspace) -> Result<()> {
         };
         for (line, word) in postponed(&text) {
             broken.push(format!("{}:{line}: {word}: do it now, or describe it under docs/decisions", file.display()));
-        }
-        let lines = text.lines().count();
-        if lines > LONG_FILE_LINES && file.extension().is_some_and(|extension| extension == "rs") {
-            println!("    warning: {} has {lines} lines, which is more than one thought: split it", file.display());
         }
     }
     if !broken.is_empty() {
@@ -61,7 +54,7 @@ pub fn show(path: &Path, workspace: &Workspace) -> String {
 }
 
 /// What git has, or would have after the next commit.
-fn tracked_files() -> Result<Vec<PathBuf>> {
+pub fn tracked_files() -> Result<Vec<PathBuf>> {
     let list = shell::read(Command::new("git").args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]))
         .context("the house rules are checked on the files that git lists: run this in a git clone")?;
     Ok(list.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from).collect())
