@@ -4,6 +4,7 @@
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -53,13 +54,20 @@ fn unit(config: &Path) -> String {
     format!("[Unit]\nDefaultDependencies=no\n{service}\n")
 }
 
+/// One machine at a time: their systemds have the same control group as root, and each would end
+/// the daemon of the other, whose unit has the same name.
+static ONE: Mutex<()> = Mutex::new(());
+
 struct Machine {
     directory: tempfile::TempDir,
     unshare: Child,
+    /// Dropped last.
+    _one: MutexGuard<'static, ()>,
 }
 
 impl Machine {
     fn start(change: impl Fn(String) -> String) -> Self {
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         std::fs::File::create(path.join("pool")).unwrap().set_len(64 << 20).unwrap();
@@ -90,7 +98,7 @@ impl Machine {
             .process_group(0)
             .spawn()
             .unwrap();
-        Self { directory, unshare }
+        Self { directory, unshare, _one: one }
     }
 
     fn log(&self) -> String {
