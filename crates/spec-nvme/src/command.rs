@@ -16,22 +16,22 @@ pub const MAX_ENTRIES: u32 = 1 << 16;
 /// The NSID that names all namespaces (3.2.1.2).
 pub const BROADCAST_NSID: u32 = 0xFFFF_FFFF;
 
-/// Dword 0: where FUSE begins, two bits (figure 86).
+/// Dword 0: where FUSE begins, two bits (figure 91).
 pub const FUSE_SHIFT: u32 = 8;
 /// FUSE: the first of two fused commands.
 pub const FUSE_FIRST: u32 = 0b01;
 /// FUSE: the second of two fused commands.
 pub const FUSE_SECOND: u32 = 0b10;
-/// Dword 0: where PSDT begins, two bits (figure 86).
+/// Dword 0: where PSDT begins, two bits (figure 91).
 pub const PSDT_SHIFT: u32 = 14;
 /// PSDT: the data pointer is an SGL descriptor, the metadata pointer the address of a buffer.
 pub const PSDT_SGL: u32 = 0b01;
 /// PSDT: both pointers are SGL descriptors.
 pub const PSDT_SGL_WITH_METADATA_SEGMENT: u32 = 0b10;
 
-/// Byte offset of the metadata pointer (figure 87).
+/// Byte offset of the metadata pointer (3.3.3.1).
 pub const METADATA_POINTER_OFFSET: usize = 16;
-/// Byte offset of the data pointer (figure 87): two PRP entries or one SGL descriptor.
+/// Byte offset of the data pointer (3.3.3.1): two PRP entries or one SGL descriptor.
 pub const DATA_POINTER_OFFSET: usize = 24;
 
 /// Size of an entry of a PRP list (4.1.1).
@@ -39,7 +39,7 @@ pub const PRP_BYTES: usize = 8;
 /// Size of an SGL descriptor (4.1.2).
 pub const SGL_DESCRIPTOR_BYTES: usize = 16;
 
-/// SGL descriptor types (figure 104), in the upper half of a descriptor's last byte.
+/// SGL descriptor types (figure 107), in the upper half of a descriptor's last byte.
 pub mod sgl {
     /// Data Block.
     pub const DATA_BLOCK: u8 = 0x0;
@@ -71,7 +71,7 @@ pub const ATTRIBUTE_DEALLOCATE: u32 = 1 << 2;
 pub const MAX_RANGES: usize = 256;
 
 layout! {
-    /// A range of Dataset Management (NVM command set 1.0, figure 39).
+    /// A range of Dataset Management (NVM command set 1.0, 3.2.3).
     pub struct DatasetRange: 16 {
         /// Context attributes.
         pub attributes: u32 = 0,

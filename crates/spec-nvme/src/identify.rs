@@ -128,7 +128,7 @@ layout! {
 }
 
 layout! {
-    /// An LBA format (NVM command set 1.0, figure 98).
+    /// An LBA format (NVM command set 1.0, 4.1.5).
     pub struct LbaFormat: 4 {
         /// Metadata Size in bytes.
         pub ms: u16 = 0,
@@ -140,7 +140,7 @@ layout! {
 }
 
 layout! {
-    /// Identify Namespace (NVM command set 1.0, figure 97). The fields have the specification's names.
+    /// Identify Namespace (NVM command set 1.0, 4.1.5). The fields have the specification's names.
     pub struct Namespace: 4096 {
         /// Namespace Size in blocks.
         pub nsze: u64 = 0,

@@ -26,10 +26,10 @@ pub const DOORBELLS: u64 = 0x1000;
 /// Size of a doorbell, and the least distance between two.
 pub const DOORBELL_BYTES: usize = 4;
 
-/// VS of a controller of version 2.0 (figure 37).
+/// VS of a controller of version 2.0 (3.1.3.2).
 pub const VERSION_2_0: u32 = 0x0002_0000;
 
-/// Fields of [`CAP`] (figure 36).
+/// Fields of [`CAP`] (3.1.3.1).
 pub mod cap {
     /// Maximum Queue Entries Supported, counted from 0.
     pub const MQES_MASK: u64 = 0xFFFF;
@@ -49,7 +49,7 @@ pub mod cap {
     pub const CRMS_CRWMS: u64 = 1 << 59;
 }
 
-/// Fields of [`CC`] (figure 46).
+/// Fields of [`CC`] (3.1.3.5).
 pub mod cc {
     /// Enable.
     pub const EN: u32 = 1;
@@ -71,7 +71,7 @@ pub mod cc {
     pub const IOCQES_SHIFT: u32 = 20;
 }
 
-/// Fields of [`CSTS`] (figure 47).
+/// Fields of [`CSTS`] (3.1.3.6).
 pub mod csts {
     /// Ready.
     pub const RDY: u32 = 1;

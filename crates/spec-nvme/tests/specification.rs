@@ -46,7 +46,8 @@ fn nvm_opcodes() {
     assert_eq!(nvm::VERIFY, opcode(0b00011, 0b00));
 }
 
-/// Figures 35, 36, 46 and 47: the first byte of each property, and the first bit of each field.
+/// Figure 35 and 3.1.3.1 to 3.1.3.6: the first byte of each property, and the first bit of each
+/// field.
 #[test]
 fn properties() {
     use register::{ACQ, AQA, ASQ, CAP, CC, CRTO, CSTS, DOORBELLS, INTMC, INTMS, VS};
@@ -64,7 +65,7 @@ fn properties() {
     assert_eq!((csts::SHST_OCCURRING, csts::SHST_COMPLETE), (1, 2));
 }
 
-/// Figures 86, 87, 91 and 104; NVM command set 1.0, figures 39 and those of the commands' dwords.
+/// 3.3.3.1, figures 91 and 107; NVM command set 1.0, 3.2 and 3.3: the commands' dwords.
 #[test]
 fn fields_of_commands() {
     assert_eq!((command::COMMAND_BYTES, command::COMPLETION_BYTES), (64, 16));
@@ -108,7 +109,7 @@ fn identifiers() {
     assert_eq!(oacs::DOORBELL_BUFFER_CONFIG, 0x100);
 }
 
-/// Figures 96 to 99 and NVM command set 1.0, figures 16 to 18: type, code and title.
+/// Figures 96 to 99 and NVM command set 1.0, figure 16: type, code and title.
 const STATUSES: &[(u16, u16, &str)] = &[
     (0, 0x00, "Successful Completion"),
     (0, 0x01, "Invalid Command Opcode"),
@@ -213,7 +214,7 @@ fn the_controllers_structure() {
     assert_bytes(&controller.encode(), &figure);
 }
 
-/// NVM command set 1.0, figures 97 and 98, in the same way.
+/// NVM command set 1.0, 4.1.5, in the same way.
 #[test]
 fn the_namespaces_structure() {
     let mut lbaf = [LbaFormat::default(); 64];
