@@ -120,7 +120,7 @@ impl DeviceStats {
 pub struct QueueCounters {
     /// Its number.
     pub index: u16,
-    /// What it counted.
+    /// The counters.
     #[serde(flatten)]
     pub counts: QueueCounts,
     /// Bytes that guests read and wrote.

@@ -133,7 +133,8 @@ pub trait BlockChannel {
         self.poll(now, completed);
     }
 
-    /// What is in flight and when to poll next. Asked when a turn found nothing: constant time.
+    /// The requests in flight and the time of the next poll. Asked when a turn found nothing, so it
+    /// takes constant time.
     fn readiness(&self) -> Readiness;
 
     /// When the oldest request was taken that waits for another thread, which needs a CPU: a worker

@@ -26,7 +26,7 @@ const POLL_BYTES: u64 = 512 << 10;
 /// halves of a fused pair.
 const ROUNDS: u32 = 3;
 
-/// What a poll may still take.
+/// The requests and bytes that a poll may still take.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     requests: usize,
@@ -147,7 +147,8 @@ impl<C> InFlight<C> {
         self.pool.extend(requests);
     }
 
-    /// Makes a request that is kept by the front end and not in the pool. Allocates.
+    /// Makes a request that is kept by the front end and not in the pool. Allocates. If it is in
+    /// flight when everything is [abandoned](Self::abandon), it ends in the pool all the same.
     #[must_use]
     #[allow(clippy::unnecessary_box_returns)] // a request is always boxed
     pub fn make_request(&mut self, max_segments: usize) -> Box<BlockRequest> {
@@ -370,7 +371,7 @@ impl<C> InFlight<C> {
         self.slots.iter_mut().filter_map(|slot| slot.context.take()).for_each(each);
     }
 
-    /// What the store has in flight and when to poll it next. A queued request needs the next poll.
+    /// The requests in flight and the time of the next poll. A queued request needs it at once.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         let next = if self.queued.is_empty() { Next::OnWake } else { Next::Now };
@@ -418,7 +419,7 @@ mod tests {
 
     use super::*;
 
-    /// What a scripted store was given, and what it has to hand back.
+    /// The operations that a scripted store was given, and the requests that it holds.
     #[derive(Default)]
     struct Script {
         asked: Vec<Operation>,

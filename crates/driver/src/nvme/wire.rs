@@ -20,7 +20,7 @@ use sidecore_spec_nvme::vfio_user::{
 use crate::error::ClientError;
 use crate::socket;
 
-/// What is received raw belongs to no command of ours.
+/// Messages received raw belong to no command of this driver.
 const ANY: Command = Command::Unknown(0);
 /// The largest register, or pair of them.
 pub(crate) const MAX_POKE_BYTES: usize = 8;

@@ -1,4 +1,4 @@
-//! Whose requests a queue has in flight.
+//! The owners of a queue's requests in flight.
 
 use sidecore_block::InFlight;
 
@@ -14,7 +14,7 @@ pub(super) struct Whole {
     pub(super) opcode: u8,
 }
 
-/// What a request belongs to.
+/// The owner of a request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     Whole(Whole),

@@ -31,7 +31,7 @@ impl ConfigSpace {
     pub(crate) fn reset(&mut self) {
         self.values.fill(0);
         self.writable.fill(0);
-        // What lies behind the first 256 bytes is an empty list of extended capabilities.
+        // Behind the first 256 bytes is an empty list of extended capabilities.
         let [interface, sub_class, class] = CLASS_NVME;
         let device = u32::from(ids::DEVICE) << 16 | u32::from(ids::VENDOR);
         self.define(offset::ID, device, 0);
