@@ -23,6 +23,7 @@ const PEER_FACING: &[&str] = &[
     "volume",
     "controller",
     "virtio",
+    "nvme-subsystem",
     "nvme",
     "socket",
     "peer",

@@ -2,12 +2,13 @@
 
 mod late;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_linux::Clock;
+use sidecore_nvme_subsystem::{FunctionState, NamespaceIds, Subsystems, restore};
 use sidecore_peer::{Access, Service};
 use sidecore_units::Nanos;
 
@@ -15,7 +16,7 @@ use crate::AssemblyError;
 use crate::controllers::{ControllerHandle, Controllers, VolumeChange};
 use crate::core_watch::CoreWatch;
 use crate::disk::Disk;
-use crate::front_end::{NvmeParts, NvmeThreads, Subsystems};
+use crate::front_end::{NvmeParts, NvmeThreads};
 use crate::left::LeftDevice;
 use crate::opening::{self, Opening};
 use crate::pending::PendingDisk;
@@ -23,6 +24,7 @@ use crate::report::{ClosedControllerReport, DeviceReport, Stats};
 use crate::sidecore::{Sidecore, SidecoreThread};
 use crate::spec::{DeviceSpec, Spec, StoreKind, StoreSpec};
 use crate::stores::Stores;
+use crate::volume_service::Volumes;
 
 /// A daemon's sidecores, stores, controllers and devices. Dropping it drains it.
 pub struct Assembly {
@@ -133,7 +135,7 @@ impl Assembly {
             ends: false,
         }));
         let disks = Arc::default();
-        let subsystems = Arc::new(Subsystems::new(&graph, &disks));
+        let subsystems = Arc::new(Subsystems::default());
         let (pending, late) = (Mutex::default(), Mutex::default());
         let order = Mutex::new(spec.devices.iter().map(|device| device.name.clone()).collect());
         let assembly =
@@ -154,8 +156,7 @@ impl Assembly {
                 assembly.disks().push(Arc::new(disk));
             }
         }
-        let standings = left.iter().flat_map(|left| left.known().standings).collect();
-        assembly.subsystems.stand(&standings, &assembly.controllers());
+        assembly.restore_functions(&left.iter().flat_map(|left| left.subsystem().functions).collect());
         assembly.subsystems.refresh();
         // Physical functions last: what their hosts have asked for meanwhile may be about the others, whose clients are to be
         // there then.
@@ -493,23 +494,34 @@ impl Assembly {
             None => Arc::clone(graph.nvme.insert(Arc::new(NvmeThreads::start(service)?))),
         };
         let left = left.iter().find(|left| left.name == device.name);
-        let mut parts = NvmeParts { threads, manager: None, volume: None, store_uuid: None };
-        let Some(controller) = bottom.kind.controller().and_then(|name| self.controller(name)) else {
-            return Ok(parts);
-        };
-        parts.store_uuid = Some(controller.store_uuid());
+        let controller = bottom.kind.controller().and_then(|name| self.controller(name));
+        let owner = controller.as_ref().map(|controller| (controller.name(), controller.store_uuid()));
+        let ids = NamespaceIds::of_store(bottom.kind.word(), &bottom.name, owner);
+        let mut parts = NvmeParts { threads, manager: None, volume: None, ids };
+        let Some(controller) = controller else { return Ok(parts) };
         match &bottom.kind {
             StoreKind::PhysicalFunction { .. } if !device.read_only => {
-                let numbers = left.and_then(|left| left.known().numbers);
-                parts.manager = Some(self.subsystems.of(&controller, numbers).map_err(AssemblyError::Threads)?);
+                let numbers = left.and_then(|left| left.subsystem().numbers);
+                let managed = self.subsystems.of(controller.name(), self.volumes_of(&controller), numbers);
+                parts.manager = Some(managed.map_err(AssemblyError::Threads)?);
             }
             StoreKind::Volume(volume) => {
                 let refused = |error| AssemblyError::Controller { user: subject(device), error };
-                parts.volume = Some(controller.volume(&volume.volume).map_err(refused)?);
+                let report = controller.volume(&volume.volume).map_err(refused)?;
+                (parts.volume, parts.ids) = (Some(report.id), controller.namespace_ids(&report));
             }
             _ => {}
         }
         Ok(parts)
+    }
+
+    /// Gives NVMe functions the state that they had under another process.
+    fn restore_functions(&self, states: &BTreeMap<String, FunctionState>) {
+        self.controllers().iter().for_each(|controller| restore(&self.volumes_of(controller), states));
+    }
+
+    fn volumes_of(&self, controller: &Arc<ControllerHandle>) -> Volumes {
+        Volumes::new(controller, &self.graph, &self.disks)
     }
 
     /// When a volume has changed, the guests that see it are told, and whoever manages it.

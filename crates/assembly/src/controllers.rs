@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use sidecore_block::BlockDevice;
 use sidecore_controller::{Controller, ControllerError, ControllerOptions, FunctionOptions, Limit, Limits};
 use sidecore_extent::BlockRange;
+use sidecore_nvme_subsystem::NamespaceIds;
 use sidecore_units::Vlba;
 use sidecore_volume::{FormatOptions, OpenError, VolumeError, VolumeId, VolumeInfo, VolumeState};
 
@@ -284,6 +285,11 @@ impl ControllerHandle {
     /// The number that the store was given when it was formatted.
     pub(crate) fn store_uuid(&self) -> [u8; 16] {
         self.controller.store_uuid()
+    }
+
+    /// The identifiers of one of its volumes as an NVMe namespace.
+    pub(crate) fn namespace_ids(&self, volume: &VolumeReport) -> NamespaceIds {
+        NamespaceIds::of_volume(&self.spec.name, volume.id, volume.created_at_unix_s, self.store_uuid())
     }
 
     /// The size of a logical block of its volumes as NVMe namespaces: its store's, in bytes.

@@ -12,7 +12,7 @@ use crate::front_end::{FrontEnd, Nvme, NvmeParts, Refused, VirtioBlk};
 use crate::left::LeftDevice;
 use crate::report::{DeviceReport, DeviceState, DeviceStats, DisconnectReport, QueueCounters};
 use crate::sidecore::Sidecore;
-use crate::spec::{DeviceSpec, FrontEndKind, StoreKind, StoreSpec};
+use crate::spec::{DeviceSpec, FrontEndKind, StoreKind, StoreSpec, VolumeSpec};
 
 /// A device of an assembly.
 pub(crate) struct Disk {
@@ -50,7 +50,7 @@ impl Disk {
         let weak = Arc::downgrade(&store);
         let front_end: Box<dyn FrontEnd> = match spec.front_end {
             FrontEndKind::VirtioBlk => Box::new(VirtioBlk::new(spec, store, serving, service)),
-            FrontEndKind::Nvme => Box::new(Nvme::new(spec, (store, &bottom), serving, parts(service)?)?),
+            FrontEndKind::Nvme => Box::new(Nvme::new(spec, store, serving, parts(service)?)?),
         };
         let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
         Ok(Self { spec: spec.clone(), configured: bottom, below, store: weak, store_type, outlives, front_end })
@@ -109,6 +109,11 @@ impl Disk {
     /// The store at the bottom of what it serves, if it serves anything.
     pub(crate) fn bottom(&self) -> Option<StoreSpec> {
         self.below().bottom.clone()
+    }
+
+    /// The volume that it serves, if it serves one.
+    pub(crate) fn volume(&self) -> Option<VolumeSpec> {
+        self.bottom()?.kind.volume().cloned()
     }
 
     /// The store at the bottom of what it was configured to serve.
@@ -182,7 +187,7 @@ impl Disk {
             store: spec.store.clone(),
             store_type: self.store_type.to_owned(),
             controller: self.configured.kind.controller().map(str::to_owned),
-            volume: self.bottom().and_then(|bottom| bottom.kind.volume().map(|volume| volume.volume.clone())),
+            volume: self.volume().map(|volume| volume.volume),
             socket: spec.socket.display().to_string(),
             capacity_bytes: geometry.capacity_bytes,
             block_bytes: geometry.block_bytes,

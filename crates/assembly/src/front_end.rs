@@ -16,7 +16,7 @@ use crate::report::QueueCounters;
 use crate::sidecore::Sidecore;
 use sidecore_peer::{Access, Disconnect};
 
-pub(crate) use nvme::{Numbers, Nvme, NvmeParts, NvmeThreads, Subsystems};
+pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads};
 pub(crate) use refused::Refused;
 pub(crate) use virtio_blk::VirtioBlk;
 

@@ -1,14 +1,12 @@
 //! What a device leaves to the next process, which serves it to the VMM that is connected.
 
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
+use sidecore_nvme_subsystem::SubsystemState;
 use sidecore_peer::{Snapshot, SocketState, close_aside};
 use sidecore_vfio_user::with_doorbells_last;
-
-use crate::front_end::Numbers;
 
 /// Of what is written here. A process that knows another one does not go on.
 const VERSION: u32 = 2;
@@ -41,32 +39,14 @@ pub(crate) enum LeftError {
 struct ExportedDevice {
     version: u32,
     socket: SocketState,
-    /// Of an NVMe function.
-    known: Known,
-}
-
-/// What is known of a subsystem beyond its configuration.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Known {
-    /// There if it is a physical function with volumes to manage.
-    pub(crate) numbers: Option<Numbers>,
-    /// By device: of a virtual function its own, of a physical one all that it manages.
-    pub(crate) standings: BTreeMap<String, Standing>,
-}
-
-/// What a physical function's host has made of a virtual function.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Standing {
-    /// The volume that it was configured to serve, by the controller's number, and the one that it serves.
-    pub(crate) configured: u64,
-    pub(crate) volume: Option<u64>,
-    pub(crate) is_online: bool,
+    /// Empty unless it is an NVMe function.
+    known: SubsystemState,
 }
 
 impl LeftDevice {
-    /// The client of a device, and what is known of its subsystem if it is an NVMe function. `None`, with a line in the
-    /// log, if it cannot be written down.
-    pub(crate) fn pack(name: &str, socket: Snapshot, known: Known) -> Option<Self> {
+    /// The client of a device, and the state of its subsystem if it is an NVMe function. `None`,
+    /// with a line in the log, if the state cannot be written.
+    pub(crate) fn pack(name: &str, socket: Snapshot, known: SubsystemState) -> Option<Self> {
         let Snapshot { state, fds } = socket;
         match serde_json::to_vec(&ExportedDevice { version: VERSION, socket: state, known }) {
             Ok(state) => Some(Self { name: name.to_owned(), state, fds }),
@@ -78,12 +58,12 @@ impl LeftDevice {
         }
     }
 
-    /// What is known besides; nothing, if it cannot be read.
-    pub(crate) fn known(&self) -> Known {
+    /// The state of its subsystem; empty if it cannot be read.
+    pub(crate) fn subsystem(&self) -> SubsystemState {
         /// The part that this is about.
         #[derive(Deserialize)]
         struct Part {
-            known: Known,
+            known: SubsystemState,
         }
         serde_json::from_slice(&self.state).map(|part: Part| part.known).unwrap_or_default()
     }

@@ -54,6 +54,7 @@ mod served;
 mod sidecore;
 pub mod spec;
 mod stores;
+mod volume_service;
 
 pub use access::AccountError;
 pub use assembly::Assembly;

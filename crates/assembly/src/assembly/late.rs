@@ -90,11 +90,11 @@ impl Assembly {
             (disk.spec.clone(), disk.left.take())
         };
         let left: Vec<LeftDevice> = left.into_iter().collect();
-        let standings = left.iter().flat_map(|left| left.known().standings).collect();
+        let functions = left.iter().flat_map(|left| left.subsystem().functions).collect();
         let served = self.disk(&spec, graph, &left).and_then(|disk| Ok((Arc::new(disk), access(&spec)?)));
         let served = served.and_then(|(disk, access)| {
             self.disks().push(Arc::clone(&disk));
-            self.subsystems.stand(&standings, &self.controllers());
+            self.restore_functions(&functions);
             disk.serve(access, left.into_iter().next()).inspect_err(|_| {
                 self.disks().retain(|other| !Arc::ptr_eq(other, &disk));
             })

@@ -1,8 +1,5 @@
 //! An NVMe controller over a vfio-user socket.
 
-mod attachment;
-mod manager;
-mod names;
 mod runner;
 
 use std::io;
@@ -15,21 +12,20 @@ use sidecore_nvme::io::{IoOptions, QueueSet};
 use sidecore_nvme::{
     Attendant, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction, QueueHost, Statistics,
 };
+use sidecore_nvme_subsystem::{FunctionState, NamespaceIds, Subsystem, SubsystemState, identity};
 use sidecore_peer::{Access, Disconnect, Service, Socket};
 use sidecore_reactor::{CoreContext, IdleMode};
 use sidecore_ring::nvme::Doorbells;
 use sidecore_vfio_user::PciEndpoint;
 
-pub(crate) use self::manager::{Numbers, Subsystem, Subsystems};
-use self::names::NamespaceIds;
 use self::runner::Runner;
 use super::{FrontEnd, LastStart};
 use crate::AssemblyError;
 use crate::flush::flush_and_wait;
-use crate::left::{LeftDevice, Standing};
-use crate::report::{QueueCounters, VolumeReport};
+use crate::left::LeftDevice;
+use crate::report::QueueCounters;
 use crate::sidecore::Sidecore;
-use crate::spec::{DeviceSpec, StoreSpec};
+use crate::spec::DeviceSpec;
 
 /// A virtual function has one namespace.
 const NAMESPACE: u32 = 1;
@@ -49,12 +45,11 @@ impl NvmeThreads {
 /// What a function is made with, besides its store.
 pub(crate) struct NvmeParts {
     pub(crate) threads: Arc<NvmeThreads>,
-    /// Who manages the controller's subsystem, if it is a primary controller.
+    /// The subsystem of the controller, if the function is a primary controller.
     pub(crate) manager: Option<Arc<Subsystem>>,
-    /// The volume that it serves, if it serves one.
-    pub(crate) volume: Option<VolumeReport>,
-    /// The number that a controller's store was given when it was formatted.
-    pub(crate) store_uuid: Option<[u8; 16]>,
+    /// The volume that the function serves, if any, by the controller's number.
+    pub(crate) volume: Option<u64>,
+    pub(crate) ids: NamespaceIds,
 }
 
 /// A function and its queues.
@@ -92,16 +87,12 @@ impl Nvme {
     /// A function that nobody can connect to yet; `sidecores` has one for each queue pair.
     pub(crate) fn new(
         spec: &DeviceSpec,
-        (store, bottom): (Arc<dyn BlockDevice>, &StoreSpec),
+        store: Arc<dyn BlockDevice>,
         sidecores: Vec<Sidecore>,
-        NvmeParts { threads, manager, volume, store_uuid }: NvmeParts,
+        NvmeParts { threads, manager, volume, ids }: NvmeParts,
     ) -> Result<Self, AssemblyError> {
         let failed = |error| AssemblyError::Function { name: spec.name.clone(), error };
-        let configured = volume.as_ref().map(|volume| volume.id);
-        let ids = match &volume {
-            None => NamespaceIds { nguid: names::nguid(bottom), uuid: names::uuid(bottom, store_uuid) },
-            Some(volume) => NamespaceIds::of_volume(volume, store_uuid.unwrap_or_default()),
-        };
+        let serial = spec.serial.as_deref().unwrap_or(&spec.name);
         let (namespace, geometry) = namespace(spec, store, ids)?;
         let doorbells = Arc::new(Doorbells::new(spec.queues).map_err(failed)?);
         let options = IoOptions {
@@ -127,7 +118,7 @@ impl Nvme {
         let queues = Arc::new(QueueSet::new(options, runners, report).map_err(failed)?);
         let setup = FunctionSetup {
             name: spec.name.clone(),
-            identity: names::identity(spec, manager.is_some()),
+            identity: identity(&spec.name, &spec.store, serial, manager.is_some()),
             queue_pairs: spec.queues,
             interrupts: spec.interrupts,
             doorbells,
@@ -142,10 +133,10 @@ impl Nvme {
         let made = NvmeFunction::new(setup);
         let _ = function.set(Arc::downgrade(&made));
         let namespace = Some(namespace);
-        let served = Served { namespace, geometry, is_closed: false, is_online: true, volume: configured };
+        let served = Served { namespace, geometry, is_closed: false, is_online: true, volume };
         Ok(Self {
             spec: spec.clone(),
-            configured,
+            configured: volume,
             function: made,
             queues,
             sidecores,
@@ -174,10 +165,10 @@ impl Nvme {
     pub(crate) fn attach(
         &self,
         store: Arc<dyn BlockDevice>,
-        volume: &VolumeReport,
-        store_uuid: [u8; 16],
+        volume: u64,
+        ids: NamespaceIds,
     ) -> Result<bool, AssemblyError> {
-        let (namespace, geometry) = namespace(&self.spec, store, NamespaceIds::of_volume(volume, store_uuid))?;
+        let (namespace, geometry) = namespace(&self.spec, store, ids)?;
         let _one = self.change();
         {
             let mut served = self.served();
@@ -185,7 +176,7 @@ impl Nvme {
                 return Ok(false);
             }
             (served.namespace, served.geometry) = (Some(Arc::clone(&namespace)), geometry);
-            served.volume = Some(volume.id);
+            served.volume = Some(volume);
         }
         self.replace(Some(namespace));
         Ok(true)
@@ -214,14 +205,14 @@ impl Nvme {
         self.manager.is_some()
     }
 
-    /// What a physical function's host has made of it, if it is a virtual one.
-    pub(crate) fn standing(&self) -> Option<Standing> {
+    /// Its state as the host of its physical function has set it, if it serves volumes.
+    pub(crate) fn state(&self) -> Option<FunctionState> {
         let served = self.served();
-        Some(Standing { configured: self.configured?, volume: served.volume, is_online: served.is_online })
+        Some(FunctionState { configured: self.configured?, volume: served.volume, is_online: served.is_online })
     }
 
     /// Whether its controller can be enabled.
-    pub(crate) fn is_online(&self) -> bool {
+    fn is_online(&self) -> bool {
         self.served().is_online
     }
 
@@ -254,9 +245,9 @@ impl FrontEnd for Nvme {
     fn hand_over(&self) -> Option<LeftDevice> {
         let mut socket = self.socket();
         let left = socket.take()?.export()?;
-        let mut known = self.manager.as_ref().map(|manager| manager.known()).unwrap_or_default();
-        known.standings.extend(self.standing().map(|standing| (self.spec.name.clone(), standing)));
-        LeftDevice::pack(&self.spec.name, left, known)
+        let mut state = self.manager.as_ref().map_or_else(SubsystemState::default, |manager| manager.state());
+        state.functions.extend(self.state().map(|state| (self.spec.name.clone(), state)));
+        LeftDevice::pack(&self.spec.name, left, state)
     }
 
     fn close(&self) {

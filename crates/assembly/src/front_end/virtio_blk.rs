@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use sidecore_block::{BlockDevice, Geometry};
+use sidecore_nvme_subsystem::SubsystemState;
 use sidecore_peer::{Access, Disconnect, Service, Socket};
 use sidecore_vhost_user::VirtioEndpoint;
 use sidecore_virtio::VirtioDevice;
@@ -11,7 +12,7 @@ use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
 use super::FrontEnd;
 use crate::AssemblyError;
-use crate::left::{Known, LeftDevice};
+use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::served::ServedBlk;
 use crate::sidecore::Sidecore;
@@ -61,7 +62,7 @@ impl FrontEnd for VirtioBlk {
 
     fn hand_over(&self) -> Option<LeftDevice> {
         let mut socket = self.socket();
-        LeftDevice::pack(self.served.device().name(), socket.take()?.export()?, Known::default())
+        LeftDevice::pack(self.served.device().name(), socket.take()?.export()?, SubsystemState::default())
     }
 
     fn close(&self) {
