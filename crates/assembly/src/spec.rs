@@ -4,7 +4,10 @@
 //! but the friendly checks, which know the place in the file, are made where the file is read.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+
+use sidecore_block::{BlockDevice, DelayStore, FaultStore};
 
 pub use sidecore_block::{Affected, Fault, FaultPlan, FaultRule, When};
 pub use sidecore_linux::{FileOptions, HostFileOptions};
@@ -43,13 +46,66 @@ pub struct SidecoreSpec {
     pub cpu: Option<CoreId>,
 }
 
-/// A store and its name.
+/// A store: a bottom, and the stages in front of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSpec {
-    /// Its name.
+    /// Unique among the stores.
     pub name: String,
-    /// What it is.
+    /// The bottom: where blocks end up, or another store.
     pub kind: StoreKind,
+    /// In the order in which a request passes them: the last one is next to the bottom.
+    pub stages: Vec<StageSpec>,
+}
+
+impl StoreSpec {
+    /// A store without stages.
+    #[must_use]
+    pub fn new(name: impl Into<String>, kind: StoreKind) -> Self {
+        Self { name: name.into(), kind, stages: Vec::new() }
+    }
+
+    /// One stage in front of the store called `store`, which other users may share.
+    #[must_use]
+    pub fn in_front_of(name: impl Into<String>, store: impl Into<String>, stage: StageSpec) -> Self {
+        Self { stages: vec![stage], ..Self::new(name, StoreKind::Store { store: store.into() }) }
+    }
+
+    /// Its type in reports: the bottom's, or that of the stage in front of another store.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match (&self.kind, self.stages.first()) {
+            (StoreKind::Store { .. }, Some(stage)) => stage.word(),
+            (kind, _) => kind.word(),
+        }
+    }
+}
+
+/// A stage: an interposer on the path of requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StageSpec {
+    /// Holds each request back for a while.
+    Delay(Nanos),
+    /// Makes requests fail, as planned.
+    Fault(FaultPlan),
+}
+
+impl StageSpec {
+    /// The word for it in the configuration and in reports.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Delay(_) => "delay",
+            Self::Fault(_) => "fault",
+        }
+    }
+
+    /// The device that this stage makes of the one below it.
+    pub(crate) fn open(&self, below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+        match self {
+            Self::Delay(delay) => Arc::new(DelayStore::new(below, *delay)),
+            Self::Fault(plan) => Arc::new(FaultStore::new(below, plan.clone())),
+        }
+    }
 }
 
 /// A controller: a store divided into volumes, each of them seen through a virtual function.
@@ -204,7 +260,7 @@ pub struct LimitSpec {
     pub burst: u64,
 }
 
-/// What a store is.
+/// The bottom of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreKind {
     /// Completes everything and keeps nothing.
@@ -225,19 +281,10 @@ pub enum StoreKind {
     File(FileOptions),
     /// A file whose blocks are reached on the device below its filesystem, for as long as nobody else opens it.
     HostFile(HostFileOptions),
-    /// Another store, each request held back for a while.
-    Delay {
+    /// Another store, opened once for all of its users.
+    Store {
         /// The other store's name.
         store: String,
-        /// For how long.
-        delay: Nanos,
-    },
-    /// Another store, with failures planted in it.
-    Fault {
-        /// The other store's name.
-        store: String,
-        /// Which failures.
-        plan: FaultPlan,
     },
     /// A virtual function of a controller.
     Volume(VolumeSpec),
@@ -257,8 +304,7 @@ impl StoreKind {
             Self::Ram { .. } => "ram",
             Self::File(_) => "file",
             Self::HostFile(_) => "host-file",
-            Self::Delay { .. } => "delay",
-            Self::Fault { .. } => "fault",
+            Self::Store { .. } => "store",
             Self::Volume(_) => "volume",
             Self::PhysicalFunction { .. } => "pf",
         }
@@ -268,7 +314,7 @@ impl StoreKind {
     #[must_use]
     pub fn inner(&self) -> Option<&str> {
         match self {
-            Self::Delay { store, .. } | Self::Fault { store, .. } => Some(store),
+            Self::Store { store } => Some(store),
             _ => None,
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use sidecore_block::{BlockDevice, DelayStore, FaultStore, Geometry, NullStore, RamStore};
+use sidecore_block::{BlockDevice, Geometry, NullStore, RamStore};
 use sidecore_controller::HostFunction;
 use sidecore_linux::{FileStore, HostFile};
 
@@ -12,7 +12,7 @@ use crate::controllers::Controllers;
 use crate::flush::flush;
 use crate::host::MappedFile;
 use crate::machine;
-use crate::spec::{FileOptions, HostFileOptions, StoreKind, StoreSpec};
+use crate::spec::{FileOptions, HostFileOptions, StageSpec, StoreKind, StoreSpec};
 
 /// The stores that are known by name, and those of them that are open. A store that nothing leads to is not opened: it
 /// would only take memory.
@@ -45,7 +45,7 @@ impl Stores {
 
     /// The type of the store of this name.
     pub(crate) fn kind(&self, name: &str) -> Option<&'static str> {
-        self.known.get(name).map(|known| known.spec.kind.word())
+        self.known.get(name).map(|known| known.spec.word())
     }
 
     /// The store at the bottom of those that the one of this name is put in front of.
@@ -72,8 +72,10 @@ impl Stores {
         self.open.contains_key(name)
     }
 
-    /// Keeps a store of a known name that was opened elsewhere.
-    pub(crate) fn put(&mut self, name: String, store: Arc<dyn BlockDevice>) {
+    /// Keeps a store of a known name whose bottom was opened elsewhere.
+    pub(crate) fn put(&mut self, name: String, bottom: Arc<dyn BlockDevice>) {
+        let Some(known) = self.known.get(&name) else { return };
+        let store = behind(&known.spec.stages, bottom);
         self.open.insert(name, store);
     }
 
@@ -98,27 +100,24 @@ impl Stores {
             return Ok(Arc::clone(store));
         }
         let unknown = || AssemblyError::Unknown { user: user.to_owned(), kind: "store", name: name.to_owned() };
-        let kind = self.known.get(name).ok_or_else(unknown)?.spec.kind.clone();
+        let spec = self.known.get(name).ok_or_else(unknown)?.spec.clone();
         if above.iter().any(|above| above == name) {
             return Err(AssemblyError::Cycle { name: name.to_owned() });
         }
         above.push(name.to_owned());
         let user = format!("store \"{name}\"");
-        let mut inner = |store: &String| self.open_below(store, &user, controllers, above);
-        let store: Arc<dyn BlockDevice> = match &kind {
-            StoreKind::Delay { store, delay } => Arc::new(DelayStore::new(inner(store)?, *delay)),
-            StoreKind::Fault { store, plan } => Arc::new(FaultStore::new(inner(store)?, plan.clone())),
+        let bottom: Arc<dyn BlockDevice> = match &spec.kind {
+            StoreKind::Store { store } => self.open_below(store, &user, controllers, above)?,
             StoreKind::Volume(volume) => controllers.open_function(&user, volume)?,
             StoreKind::PhysicalFunction { controller } => controllers.physical_function(&user, controller)?,
             StoreKind::Ram { size_bytes, block_bytes } => ram(name, *size_bytes, *block_bytes)?,
-            StoreKind::File(_) | StoreKind::HostFile(_) => {
-                file_or_host_file(&StoreSpec { name: name.to_owned(), kind })?
-            }
+            StoreKind::File(_) | StoreKind::HostFile(_) => file_or_host_file(&spec)?,
             StoreKind::Null { size_bytes, block_bytes } => {
                 Arc::new(NullStore::new(Geometry::new(*size_bytes, *block_bytes)))
             }
         };
         above.pop();
+        let store = behind(&spec.stages, bottom);
         self.open.insert(name.to_owned(), Arc::clone(&store));
         Ok(store)
     }
@@ -163,6 +162,11 @@ impl Stores {
     }
 }
 
+/// A store with its stages in front of its bottom.
+fn behind(stages: &[StageSpec], bottom: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+    stages.iter().rev().fold(bottom, |below, stage| stage.open(below))
+}
+
 fn ram(name: &str, size_bytes: u64, block_bytes: u32) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
     let refused = |error| AssemblyError::Memory { name: name.to_owned(), size_bytes, error };
     let store = RamStore::new(Geometry::new(size_bytes, block_bytes)).map_err(refused)?;
@@ -170,7 +174,8 @@ fn ram(name: &str, size_bytes: u64, block_bytes: u32) -> Result<Arc<dyn BlockDev
     Ok(Arc::new(store))
 }
 
-/// A store in a file. Blocks the calling thread: see [`FileStore::open`] and [`HostFile::open`].
+/// A store in a file, without its stages. Blocks the calling thread: see [`FileStore::open`] and
+/// [`HostFile::open`].
 pub(crate) fn file_or_host_file(spec: &StoreSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
     match &spec.kind {
         StoreKind::HostFile(options) => {

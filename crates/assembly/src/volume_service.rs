@@ -117,7 +117,7 @@ impl VolumeService for Volumes {
             let spec = VolumeSpec { volume: volume.clone(), size_bytes: None, quota_bytes: None, ..configured };
             let store = controller.open_function(&spec).map_err(|error| refusal(&error))?;
             let writes = !disk.spec.read_only && !store.geometry().read_only;
-            let bottom = StoreSpec { name: disk.spec.store.clone(), kind: StoreKind::Volume(spec) };
+            let bottom = StoreSpec::new(&disk.spec.store, StoreKind::Volume(spec));
             let writer = writes.then_some(&bottom);
             if self.disks().iter().any(|other| both_write(writer, other.writes_to().as_ref())) {
                 return Err(ManageError::Private);
@@ -162,8 +162,8 @@ impl VolumeService for Volumes {
 /// The volume that a function was configured to serve directly, without a stage in between.
 fn configured_volume(disk: &Disk) -> Option<VolumeSpec> {
     let configured = disk.configured();
-    let is_direct = configured.name == disk.spec.store && disk.nvme().is_some();
-    configured.kind.volume().filter(|_| is_direct).cloned()
+    let is_direct = configured.name == disk.spec.store && configured.stages.is_empty();
+    configured.kind.volume().filter(|_| is_direct && disk.nvme().is_some()).cloned()
 }
 
 /// The refusal of a controller in NVMe's terms.

@@ -120,7 +120,7 @@ fn a_busy_neighbour_is_noticed_and_so_is_its_end() {
     let kind = StoreKind::Ram { size_bytes: 1 << 20, block_bytes: 512 };
     let spec = Spec {
         sidecores: vec![SidecoreSpec { name: NAME.to_owned(), cpu: Some(core) }],
-        stores: vec![StoreSpec { name: "mem".to_owned(), kind }],
+        stores: vec![StoreSpec::new("mem", kind)],
         controllers: Vec::new(),
         devices: vec![disk],
     };

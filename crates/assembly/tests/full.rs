@@ -67,9 +67,9 @@ fn spec(pool: &Path, sockets: &Path) -> Spec {
     let names = ["root", "other"];
     let volume = |name: &str| {
         let kind = StoreKind::Volume(VolumeSpec { size_bytes: Some(VOLUME_BYTES), ..VolumeSpec::new("pool", name) });
-        StoreSpec { name: name.to_owned(), kind }
+        StoreSpec::new(name, kind)
     };
-    let below = StoreSpec { name: "below".to_owned(), kind: StoreKind::File(FileOptions::new(pool)) };
+    let below = StoreSpec::new("below", StoreKind::File(FileOptions::new(pool)));
     Spec {
         sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
         stores: [below].into_iter().chain(names.map(volume)).collect(),

@@ -33,7 +33,7 @@ fn named(directory: &Path, name: &str, file: &Path) -> Spec {
     let kind = StoreKind::HostFile(HostFileOptions::new(file));
     Spec {
         sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
-        stores: vec![StoreSpec { name: name.to_owned(), kind }],
+        stores: vec![StoreSpec::new(name, kind)],
         controllers: Vec::new(),
         devices: vec![device(directory, name)],
     }

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceState;
-use sidecore_assembly::spec::{DeviceSpec, FrontEndKind, Nanos, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{
+    DeviceSpec, FrontEndKind, Nanos, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
+};
 use sidecore_block::dropped_tags;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Status};
 use sidecore_ring::driver::{Buffer, RawDescriptor};
@@ -30,14 +32,14 @@ const NEEDS_RESET: u8 = 0x40;
 fn spec(directory: &Path) -> Spec {
     let device = |name| DeviceSpec { queues: 4, seg_max: Some(16), ..device(directory, name) };
     let ram = || StoreKind::Ram { size_bytes: DISK_BYTES, block_bytes: 512 };
-    let store = |name: &str, kind| StoreSpec { name: name.to_owned(), kind };
+    let store = |name: &str, kind| StoreSpec::new(name, kind);
     Spec {
         sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
         stores: vec![
             store("victim", ram()),
             store("neighbour", ram()),
             store("below", ram()),
-            store("slow", StoreKind::Delay { store: "below".to_owned(), delay: Nanos::from_millis(1) }),
+            StoreSpec::in_front_of("slow", "below", StageSpec::Delay(Nanos::from_millis(1))),
         ],
         controllers: Vec::new(),
         devices: vec![device("victim"), device("neighbour"), device("slow")],

@@ -33,7 +33,7 @@ fn spec(directory: &Path, names: &[&str]) -> Spec {
             std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
         }
         let kind = StoreKind::File(FileOptions { direct: false, ..FileOptions::new(path) });
-        StoreSpec { name: (*name).to_owned(), kind }
+        StoreSpec::new(*name, kind)
     };
     Spec {
         sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],

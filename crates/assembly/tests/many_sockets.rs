@@ -40,7 +40,7 @@ fn spec(directory: &Path, count: usize) -> Spec {
     let kind = StoreKind::Null { size_bytes: 1 << 20, block_bytes: 512 };
     Spec {
         sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
-        stores: vec![StoreSpec { name: "null".to_owned(), kind }],
+        stores: vec![StoreSpec::new("null", kind)],
         controllers: Vec::new(),
         devices: (0..count).map(device).collect(),
     }

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    Affected, Fault, FaultPlan, FaultRule, IdleMode, Sector, Spec, StoreKind, StoreSpec, VolumeSpec, When,
+    Affected, Fault, FaultPlan, FaultRule, IdleMode, Sector, Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec, When,
 };
 use sidecore_assembly::{Assembly, ControllerHandle};
 use sidecore_driver::{
@@ -320,8 +320,8 @@ fn a_shutdown_flushes_and_errors_are_logged() {
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path(), IdleMode::Poll, &["bad", "one"]);
     let rule = FaultRule { affected: Affected::Flushes, when: When::EveryNth(1), fault: Fault::Eio };
-    let kind = StoreKind::Fault { store: "file".to_owned(), plan: FaultPlan { seed: 1, rules: vec![rule] } };
-    spec.stores.push(StoreSpec { name: "bad".to_owned(), kind });
+    let stage = StageSpec::Fault(FaultPlan { seed: 1, rules: vec![rule] });
+    spec.stores.push(StoreSpec::in_front_of("bad", "file", stage));
     let assembly = Assembly::start(&spec).unwrap();
     for (device, is_bad) in spec.devices.iter().zip([true, false]) {
         let mut client = connect(&device.socket);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
     Affected, ControllerSpec, CrashLogSpec, DeviceSpec, Fault, FaultPlan, FaultRule, FileOptions, FormatSpec, IdleMode,
-    SidecoreSpec, Spec, StoreKind, StoreSpec, VolumeSpec, When,
+    SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec, When,
 };
 use sidecore_assembly::{Assembly, ControllerHandle, ErrorKind};
 use sidecore_driver::{NvmeClient, NvmeCommand, NvmeStatus, admin_opcode, register};
@@ -45,7 +45,7 @@ const ATTACHMENT_LIMIT: u16 = 0x127;
 
 fn volume(name: &str) -> StoreSpec {
     let spec = VolumeSpec { size_bytes: Some(VOLUME_BYTES), ..VolumeSpec::new("pool", name) };
-    StoreSpec { name: name.to_owned(), kind: StoreKind::Volume(spec) }
+    StoreSpec::new(name, StoreKind::Volume(spec))
 }
 
 /// The physical function, and two virtual ones.
@@ -59,7 +59,7 @@ fn spec(directory: &Path, idle: IdleMode) -> Spec {
     Spec {
         sidecores: ["sc0", "sc1"].map(|name| SidecoreSpec { name: name.to_owned(), cpu: None }).to_vec(),
         stores: [("below", file), ("pf", pf)]
-            .map(|(name, kind)| StoreSpec { name: name.to_owned(), kind })
+            .map(|(name, kind)| StoreSpec::new(name, kind))
             .into_iter()
             .chain(["one", "two"].map(volume))
             .collect(),
@@ -83,7 +83,7 @@ fn start(idle: IdleMode) -> (TempDir, Spec, Assembly, NvmeClient) {
 
 /// A store that shows a volume which is there.
 fn showing(volume: &str) -> StoreSpec {
-    StoreSpec { name: "other".to_owned(), kind: StoreKind::Volume(VolumeSpec::new("pool", volume)) }
+    StoreSpec::new("other", StoreKind::Volume(VolumeSpec::new("pool", volume)))
 }
 
 fn pool(assembly: &Assembly) -> Arc<ControllerHandle> {
@@ -513,8 +513,8 @@ fn a_store_that_loses_writes_at_the_end_is_not_gone_on_with() {
     let generation = slots.map(|slot| u64::from_le_bytes(slot[32..40].try_into().unwrap())).max().unwrap();
     let bad = (generation + 2) * 2 % 4 * 4096;
     let rule = FaultRule { affected: Affected::Writes, when: When::Touching(bad..bad + 2 * 4096), fault: Fault::Eio };
-    let kind = StoreKind::Fault { store: "below".to_owned(), plan: FaultPlan { seed: 1, rules: vec![rule] } };
-    spec.stores.push(StoreSpec { name: "bad".to_owned(), kind });
+    let stage = StageSpec::Fault(FaultPlan { seed: 1, rules: vec![rule] });
+    spec.stores.push(StoreSpec::in_front_of("bad", "below", stage));
     spec.controllers[0] = ControllerSpec {
         store: "bad".to_owned(),
         format: None,

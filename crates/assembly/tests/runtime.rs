@@ -7,7 +7,9 @@ mod guest;
 use std::path::Path;
 
 use sidecore_assembly::report::DeviceState;
-use sidecore_assembly::spec::{DeviceSpec, FileOptions, Nanos, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{
+    DeviceSpec, FileOptions, Nanos, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
+};
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, Status};
 
@@ -17,7 +19,7 @@ use guest::{connect, read, write};
 const DISK_BYTES: u64 = 1 << 20;
 
 fn store(name: &str, kind: StoreKind) -> StoreSpec {
-    StoreSpec { name: name.to_owned(), kind }
+    StoreSpec::new(name, kind)
 }
 
 fn ram(name: &str) -> StoreSpec {
@@ -117,12 +119,12 @@ fn what_cannot_be_added_is_said_and_leaves_everything_as_it_was() {
     assert!(message(&lost, None).contains("names sidecore \"no\""));
     let nowhere = DeviceSpec { socket: path.join("no/such.sock"), ..named("file") };
     assert!(message(&nowhere, None).starts_with("device \"new\": "));
-    let circle = store("new", StoreKind::Delay { store: "new".to_owned(), delay: Nanos::ZERO });
+    let circle = StoreSpec::in_front_of("new", "new", StageSpec::Delay(Nanos::ZERO));
     assert!(matches!(assembly.add_device(&new, Some(&circle)), Err(AssemblyError::Cycle { .. })));
     assert_eq!(message(&new, None), "device \"new\" names store \"new\", which there is not");
     // A second guest that writes to the file, also through something in front of it.
     assembly.add_device(&device(path, "file"), None).unwrap();
-    let slow = store("slow", StoreKind::Delay { store: "file".to_owned(), delay: Nanos::ZERO });
+    let slow = StoreSpec::in_front_of("slow", "file", StageSpec::Delay(Nanos::ZERO));
     assert!(message(&named("slow"), Some(&slow)).contains("device \"file\" writes to store \"slow\" too"));
     assembly.add_device(&DeviceSpec { read_only: true, ..named("slow") }, Some(&slow)).unwrap();
     assembly.remove_device("new").unwrap();
@@ -137,7 +139,7 @@ fn what_cannot_be_added_is_said_and_leaves_everything_as_it_was() {
 fn removing_waits_for_what_is_in_flight_and_several_may_remove_at_once() {
     let directory = tempfile::tempdir().unwrap();
     let assembly = Assembly::start(&spec(directory.path())).unwrap();
-    let slow = store("slow", StoreKind::Delay { store: "mem".to_owned(), delay: Nanos::from_millis(50) });
+    let slow = StoreSpec::in_front_of("slow", "mem", StageSpec::Delay(Nanos::from_millis(50)));
     let device = device(directory.path(), "slow");
     assembly.add_device(&device, Some(&slow)).unwrap();
     let mut client = connect(&device.socket);

@@ -7,23 +7,24 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    Affected, Fault, FaultPlan, FaultRule, FileOptions, Nanos, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec, When,
+    Affected, Fault, FaultPlan, FaultRule, FileOptions, Nanos, Sector, SidecoreSpec, Spec, StageSpec, StoreKind,
+    StoreSpec, When,
 };
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, BlkQueue, ClientError, ClientOptions, Completion, Status};
 
 use common::{PATIENCE, device, until};
 
-fn ram(size_bytes: u64) -> StoreKind {
-    StoreKind::Ram { size_bytes, block_bytes: 512 }
+fn ram(name: &str, size_bytes: u64) -> StoreSpec {
+    StoreSpec::new(name, StoreKind::Ram { size_bytes, block_bytes: 512 })
 }
 
-/// Stores by name, and a device of the same name in front of each.
-fn spec(directory: &Path, stores: Vec<(&str, StoreKind)>) -> Spec {
+/// Stores, and a device of the same name in front of each.
+fn spec(directory: &Path, stores: Vec<StoreSpec>) -> Spec {
     Spec {
         sidecores: ["sc0", "sc1"].map(|name| SidecoreSpec { name: name.to_owned(), cpu: None }).to_vec(),
-        devices: stores.iter().map(|(name, _)| device(directory, name)).collect(),
-        stores: stores.into_iter().map(|(name, kind)| StoreSpec { name: name.to_owned(), kind }).collect(),
+        devices: stores.iter().map(|store| device(directory, &store.name)).collect(),
+        stores,
         controllers: Vec::new(),
     }
 }
@@ -63,7 +64,7 @@ fn read(queue: &mut BlkQueue, sector: u64) -> (Status, u8) {
 #[test]
 fn a_disk_waits_runs_and_waits_again_and_keeps_its_contents_and_counters() {
     let directory = tempfile::tempdir().unwrap();
-    let spec = spec(directory.path(), vec![("mem", ram(1 << 20))]);
+    let spec = spec(directory.path(), vec![ram("mem", 1 << 20)]);
     let assembly = Assembly::start(&spec).unwrap();
     assert_eq!(assembly.devices()[0].state, DeviceState::Waiting);
     {
@@ -90,7 +91,7 @@ fn a_disk_waits_runs_and_waits_again_and_keeps_its_contents_and_counters() {
 #[test]
 fn a_disk_of_sixty_four_queues_serves_each_of_them() {
     let directory = tempfile::tempdir().unwrap();
-    let mut spec = spec(directory.path(), vec![("mem", ram(1 << 20))]);
+    let mut spec = spec(directory.path(), vec![ram("mem", 1 << 20)]);
     spec.devices[0].queues = 64;
     let assembly = Assembly::start(&spec).unwrap();
     let mut client = connect(&spec, 0);
@@ -106,7 +107,7 @@ fn a_disk_of_sixty_four_queues_serves_each_of_them() {
 #[test]
 fn queues_go_round_the_sidecores() {
     let directory = tempfile::tempdir().unwrap();
-    let mut spec = spec(directory.path(), vec![("mem", ram(1 << 20))]);
+    let mut spec = spec(directory.path(), vec![ram("mem", 1 << 20)]);
     spec.devices[0].queues = 3;
     spec.devices[0].sidecores = vec!["sc0".to_owned(), "sc1".to_owned()];
     let assembly = Assembly::start(&spec).unwrap();
@@ -124,9 +125,9 @@ fn stores_are_stacked_and_fail_as_planned() {
     let directory = tempfile::tempdir().unwrap();
     let bad = FaultRule { affected: Affected::All, when: When::Touching(4096..8192), fault: Fault::Eio };
     let stores = vec![
-        ("mem", ram(1 << 20)),
-        ("bad", StoreKind::Fault { store: "mem".to_owned(), plan: FaultPlan { seed: 0, rules: vec![bad] } }),
-        ("slow", StoreKind::Delay { store: "bad".to_owned(), delay: Nanos::from_millis(20) }),
+        ram("mem", 1 << 20),
+        StoreSpec::in_front_of("bad", "mem", StageSpec::Fault(FaultPlan { seed: 0, rules: vec![bad] })),
+        StoreSpec::in_front_of("slow", "bad", StageSpec::Delay(Nanos::from_millis(20))),
     ];
     let spec = spec(directory.path(), stores);
     let assembly = Assembly::start(&spec).unwrap();
@@ -142,13 +143,48 @@ fn stores_are_stacked_and_fail_as_planned() {
 }
 
 #[test]
+fn requests_pass_the_stages_of_a_store_in_their_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("disk.img");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let fault = |affected, when| {
+        let rules = vec![FaultRule { affected, when, fault: Fault::Eio }];
+        StageSpec::Fault(FaultPlan { seed: 0, rules })
+    };
+    // A request that the first stage refuses is not counted by the second one.
+    let stages = vec![
+        fault(Affected::All, When::Touching(4096..8192)),
+        fault(Affected::Writes, When::EveryNth(2)),
+        StageSpec::Delay(Nanos::ZERO),
+    ];
+    let bottoms = [
+        ("file", StoreKind::File(FileOptions::new(&image))),
+        ("ram", StoreKind::Ram { size_bytes: 1 << 20, block_bytes: 512 }),
+    ];
+    let staged = |(name, kind)| StoreSpec { stages: stages.clone(), ..StoreSpec::new(name, kind) };
+    let spec = spec(directory.path(), bottoms.map(staged).into());
+    let assembly = Assembly::start(&spec).unwrap();
+    for (device, name) in ["file", "ram"].into_iter().enumerate() {
+        assert_eq!(assembly.devices()[device].store_type, name);
+        let mut client = connect(&spec, device);
+        let queue = client.queue(0).unwrap();
+        let statuses = [8, 0, 8, 0].map(|sector| write(queue, sector, 7));
+        assert_eq!(statuses, [Status::IoError, Status::Ok, Status::IoError, Status::IoError]);
+        assert_eq!(read(queue, 0), (Status::Ok, 7));
+        assert_eq!(read(queue, 8).0, Status::IoError);
+    }
+    assembly.drain();
+    assert_eq!(std::fs::read(&image).unwrap()[..4096], [7; 4096]);
+}
+
+#[test]
 fn draining_finishes_what_is_in_flight_and_flushes_files() {
     let directory = tempfile::tempdir().unwrap();
     let image = directory.path().join("disk.img");
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
     let stores = vec![
-        ("disk", StoreKind::File(FileOptions::new(&image))),
-        ("slow", StoreKind::Delay { store: "disk".to_owned(), delay: Nanos::from_millis(200) }),
+        StoreSpec::new("disk", StoreKind::File(FileOptions::new(&image))),
+        StoreSpec::in_front_of("slow", "disk", StageSpec::Delay(Nanos::from_millis(200))),
     ];
     let mut spec = spec(directory.path(), stores);
     spec.devices.remove(0);
@@ -176,7 +212,7 @@ fn draining_finishes_what_is_in_flight_and_flushes_files() {
 #[test]
 fn a_guest_that_breaks_its_disk_harms_no_other() {
     let directory = tempfile::tempdir().unwrap();
-    let spec = spec(directory.path(), vec![("one", ram(1 << 20)), ("two", ram(1 << 20))]);
+    let spec = spec(directory.path(), vec![ram("one", 1 << 20), ram("two", 1 << 20)]);
     let assembly = Assembly::start(&spec).unwrap();
     let (mut one, mut two) = (connect(&spec, 0), connect(&spec, 1));
     assert_eq!(write(one.queue(0).unwrap(), 0, 1), Status::Ok);
@@ -198,7 +234,7 @@ fn a_guest_that_breaks_its_disk_harms_no_other() {
 #[test]
 fn a_ring_larger_than_allowed_is_not_started() {
     let directory = tempfile::tempdir().unwrap();
-    let spec = spec(directory.path(), vec![("mem", ram(1 << 20))]);
+    let spec = spec(directory.path(), vec![ram("mem", 1 << 20)]);
     let assembly = Assembly::start(&spec).unwrap();
     let options = ClientOptions { queue_size: 512, huge_pages: false, ..ClientOptions::default() };
     let refused = match BlkClient::connect(&spec.devices[0].socket, &options) {
@@ -215,7 +251,7 @@ fn a_ring_larger_than_allowed_is_not_started() {
 #[test]
 fn a_read_only_disk_is_one_whatever_its_store_is() {
     let directory = tempfile::tempdir().unwrap();
-    let mut spec = spec(directory.path(), vec![("mem", ram(1 << 20))]);
+    let mut spec = spec(directory.path(), vec![ram("mem", 1 << 20)]);
     spec.devices[0].read_only = true;
     let assembly = Assembly::start(&spec).unwrap();
     let mut client = connect(&spec, 0);
@@ -227,7 +263,7 @@ fn a_read_only_disk_is_one_whatever_its_store_is() {
 #[test]
 fn what_cannot_be_started_is_said_and_leaves_nothing_behind() {
     let directory = tempfile::tempdir().unwrap();
-    let good = || spec(directory.path(), vec![("mem", ram(1 << 20))]);
+    let good = || spec(directory.path(), vec![ram("mem", 1 << 20)]);
     let message = |spec: &Spec| -> String {
         match Assembly::start(spec) {
             Ok(_) => panic!("started"),
@@ -244,7 +280,7 @@ fn what_cannot_be_started_is_said_and_leaves_nothing_behind() {
     spec.devices[0].sidecores.clear();
     assert_eq!(message(&spec), "device \"mem\": it has no sidecore");
     let mut spec = good();
-    spec.stores[0].kind = StoreKind::Delay { store: "mem".to_owned(), delay: Nanos::ZERO };
+    spec.stores[0] = StoreSpec::in_front_of("mem", "mem", StageSpec::Delay(Nanos::ZERO));
     assert!(matches!(Assembly::start(&spec), Err(AssemblyError::Cycle { .. })));
     let mut spec = good();
     spec.stores[0].kind = StoreKind::File(FileOptions::new("/no/such"));
@@ -253,7 +289,7 @@ fn what_cannot_be_started_is_said_and_leaves_nothing_behind() {
     spec.devices[0].queues = 65;
     assert!(message(&spec).contains("1 to 64 queues"));
     // The second device's socket fails when the first is being served already.
-    let mut spec = self::spec(directory.path(), vec![("one", ram(1 << 20)), ("two", ram(1 << 20))]);
+    let mut spec = self::spec(directory.path(), vec![ram("one", 1 << 20), ram("two", 1 << 20)]);
     spec.devices[1].socket = directory.path().join("no/such.sock");
     assert!(message(&spec).starts_with("device \"two\": "));
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);

@@ -25,7 +25,7 @@ fn spec(directory: &Path) -> Spec {
     let kind = StoreKind::File(FileOptions { direct: false, ..FileOptions::new(path) });
     Spec {
         sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
-        stores: vec![StoreSpec { name: "disk".to_owned(), kind }],
+        stores: vec![StoreSpec::new("disk", kind)],
         controllers: Vec::new(),
         devices: vec![device(directory, "disk")],
     }

@@ -50,10 +50,7 @@ fn spec(directory: &Path, on: On) -> Spec {
     let root = VolumeSpec { size_bytes: Some(VOLUME_BYTES), ..VolumeSpec::new("pool", "root") };
     Spec {
         sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
-        stores: vec![
-            StoreSpec { name: "below".to_owned(), kind },
-            StoreSpec { name: "root".to_owned(), kind: StoreKind::Volume(root) },
-        ],
+        stores: vec![StoreSpec::new("below", kind), StoreSpec::new("root", StoreKind::Volume(root))],
         controllers: vec![ControllerSpec {
             format: Some(FormatSpec { label: "test".to_owned(), ..FormatSpec::default() }),
             ..ControllerSpec::new("pool", "below")
@@ -71,7 +68,7 @@ fn serve(assembly: &Assembly, directory: &Path, volume: &str) -> DeviceSpec {
     let name = format!("vf-{volume}");
     let device = DeviceSpec { store: format!("pool/{volume}"), ..device(directory, &name) };
     let kind = StoreKind::Volume(VolumeSpec::new("pool", volume));
-    assembly.add_device(&device, Some(&StoreSpec { name: device.store.clone(), kind })).unwrap();
+    assembly.add_device(&device, Some(&StoreSpec::new(&device.store, kind))).unwrap();
     device
 }
 
@@ -247,7 +244,7 @@ fn refusals_have_a_kind_and_change_nothing() {
         assert_eq!(result.as_ref().map_err(|error| error.kind), Err(kind), "{result:?}");
     }
     let missing = DeviceSpec { store: "new".to_owned(), ..device(path, "new") };
-    let kind = |volume: VolumeSpec| StoreSpec { name: "new".to_owned(), kind: StoreKind::Volume(volume) };
+    let kind = |volume: VolumeSpec| StoreSpec::new("new", StoreKind::Volume(volume));
     let refused = |store: StoreSpec| assembly.add_device(&missing, Some(&store)).unwrap_err();
     let error = refused(kind(VolumeSpec::new("pool", "x")));
     assert_eq!(error.kind(), ErrorKind::NotFound);
@@ -259,7 +256,7 @@ fn refusals_have_a_kind_and_change_nothing() {
     let error = refused(kind(VolumeSpec::new("pool", "root")));
     assert!(matches!(error, AssemblyError::SecondWriter { .. }), "{error}");
     let pf = StoreKind::PhysicalFunction { controller: "pool".to_owned() };
-    let error = refused(StoreSpec { name: "new".to_owned(), kind: pf });
+    let error = refused(StoreSpec::new("new", pf));
     assert!(error.to_string().contains("`physical_function = false`"), "{error}");
     assert_eq!(pool.report().functions.len(), 1);
     assert_eq!(names(&pool), ["root"]);
@@ -369,7 +366,7 @@ fn a_quota_and_limits_hold_for_their_function_alone() {
         limits: LimitsSpec { read_iops: Some(LimitSpec { per_s: 100, burst: 1 }), ..LimitsSpec::default() },
         ..VolumeSpec::new("pool", "small")
     };
-    spec.stores.push(StoreSpec { name: "small".to_owned(), kind: StoreKind::Volume(limited) });
+    spec.stores.push(StoreSpec::new("small", StoreKind::Volume(limited)));
     spec.devices.push(device(path, "small"));
     let assembly = Assembly::start(&spec).unwrap();
     let (mut root, mut small) = (connect(&spec.devices[0].socket), connect(&spec.devices[1].socket));
@@ -394,7 +391,7 @@ fn the_physical_function_shows_all_of_the_store() {
     let mut spec = spec(path, On::Ram);
     spec.controllers[0].physical_function = true;
     let pf = StoreKind::PhysicalFunction { controller: "pool".to_owned() };
-    spec.stores.push(StoreSpec { name: "pf".to_owned(), kind: pf });
+    spec.stores.push(StoreSpec::new("pf", pf));
     spec.devices.push(DeviceSpec { read_only: true, ..device(path, "pf") });
     let assembly = Assembly::start(&spec).unwrap();
     let (mut root, pf) = (connect(&spec.devices[0].socket), connect(&spec.devices[1].socket));

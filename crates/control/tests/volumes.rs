@@ -20,10 +20,7 @@ impl Daemon {
         let directory = tempfile::tempdir().unwrap();
         let spec = Spec {
             sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
-            stores: vec![StoreSpec {
-                name: "below".to_owned(),
-                kind: StoreKind::Ram { size_bytes: 32 << 20, block_bytes: 512 },
-            }],
+            stores: vec![StoreSpec::new("below", StoreKind::Ram { size_bytes: 32 << 20, block_bytes: 512 })],
             controllers: vec![ControllerSpec {
                 format: Some(FormatSpec::default()),
                 ..ControllerSpec::new("pool", "below")

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use sidecore_assembly::spec::{
-    ControllerSpec, FileOptions, FormatSpec, IdleMode, Nanos, SidecoreSpec, Spec, StoreKind, StoreSpec, VolumeSpec,
+    ControllerSpec, FileOptions, FormatSpec, IdleMode, Nanos, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
+    VolumeSpec,
 };
 use sidecore_driver::{NvmeClient, NvmeQueue};
 
@@ -14,7 +15,7 @@ pub const DISK_BYTES: u64 = 8 << 20;
 const POOL_BYTES: u64 = 64 << 20;
 
 fn store(name: &str, kind: StoreKind) -> StoreSpec {
-    StoreSpec { name: name.to_owned(), kind }
+    StoreSpec::new(name, kind)
 }
 
 fn ram(name: &str, size_bytes: u64) -> StoreSpec {
@@ -22,7 +23,7 @@ fn ram(name: &str, size_bytes: u64) -> StoreSpec {
 }
 
 fn slow(name: &str, below: &str, millis: u64) -> StoreSpec {
-    store(name, StoreKind::Delay { store: below.to_owned(), delay: Nanos::from_millis(millis) })
+    StoreSpec::in_front_of(name, below, StageSpec::Delay(Nanos::from_millis(millis)))
 }
 
 fn volume(name: &str) -> StoreSpec {

@@ -7,8 +7,8 @@
 use std::path::Path;
 
 use sidecore_assembly::spec::{
-    ControllerSpec, DeviceSpec, FaultPlan, FileOptions, FormatSpec, Nanos, Sector, SidecoreSpec, Spec, StoreKind,
-    StoreSpec, VolumeSpec,
+    ControllerSpec, DeviceSpec, FaultPlan, FileOptions, FormatSpec, Nanos, Sector, SidecoreSpec, Spec, StageSpec,
+    StoreKind, StoreSpec, VolumeSpec,
 };
 use sidecore_counting_alloc::allocations_of;
 use sidecore_driver::Queue;
@@ -23,21 +23,21 @@ pub fn spec(directory: &Path, devices: Vec<DeviceSpec>) -> Spec {
     let file = directory.join("disk.img");
     std::fs::File::create(&file).unwrap().set_len(DISK_BYTES).unwrap();
     let ram = |size_bytes| StoreKind::Ram { size_bytes, block_bytes: 512 };
-    let below = || "below".to_owned();
     let kinds = [
         ("null", StoreKind::Null { size_bytes: DISK_BYTES, block_bytes: 512 }),
         ("ram", ram(DISK_BYTES)),
         ("file", StoreKind::File(FileOptions::new(file))),
-        ("delay", StoreKind::Delay { store: below(), delay: Nanos::from_micros(1) }),
-        ("fault", StoreKind::Fault { store: below(), plan: FaultPlan::default() }),
         ("volume", StoreKind::Volume(VolumeSpec { size_bytes: Some(DISK_BYTES), ..VolumeSpec::new("pool", "volume") })),
         ("below", ram(DISK_BYTES)),
         ("pool", ram(4 * DISK_BYTES)),
     ];
+    let mut stores: Vec<StoreSpec> = kinds.map(|(name, kind)| StoreSpec::new(name, kind)).into();
+    stores.push(StoreSpec::in_front_of("delay", "below", StageSpec::Delay(Nanos::from_micros(1))));
+    stores.push(StoreSpec::in_front_of("fault", "below", StageSpec::Fault(FaultPlan::default())));
     Spec {
         sidecores: vec![SidecoreSpec { name: SIDECORE.to_owned(), cpu: None }],
         devices,
-        stores: kinds.map(|(name, kind)| StoreSpec { name: name.to_owned(), kind }).into(),
+        stores,
         controllers: vec![ControllerSpec {
             format: Some(FormatSpec::default()),
             ..ControllerSpec::new("pool", "pool")

@@ -126,7 +126,7 @@ impl NewDevice {
             (None, Some(function)) => {
                 // No name of the configuration has a slash.
                 let name = format!("{}/{}@{}", function.controller, function.volume, self.name);
-                (name.clone(), Some(StoreSpec { name, kind: StoreKind::Volume(function.settle()?) }))
+                (name.clone(), Some(StoreSpec::new(name, StoreKind::Volume(function.settle()?))))
             }
             _ => return Err("a device has either a `store` or a `volume`".to_owned()),
         };

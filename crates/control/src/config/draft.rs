@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sidecore_assembly::spec::{
-    Affected, Fault, FaultPlan, FaultRule, FileOptions, FrontEndKind, Interrupts, QUEUES_MAX, SERIAL_MAX_BYTES, Sector,
-    When,
+    Affected, Fault, FaultPlan, FaultRule, FileOptions, FrontEndKind, Interrupts, Nanos, QUEUES_MAX, SERIAL_MAX_BYTES,
+    Sector, StageSpec, When,
 };
 use toml::Spanned;
 use toml::de::DeTable;
@@ -63,6 +63,7 @@ pub(super) struct StoreDraft {
     pub(super) head: Head,
     /// `None` if the section cannot be made sense of, which was reported.
     pub(super) kind: Option<KindDraft>,
+    pub(super) stages: Vec<StageSpec>,
 }
 
 /// As [`StoreKind`](sidecore_assembly::spec::StoreKind), with places.
@@ -70,8 +71,7 @@ pub(super) enum KindDraft {
     Null { size_bytes: u64, block_bytes: u32 },
     Ram { size_bytes: Spanned<u64>, block_bytes: u32 },
     File(Spanned<FileOptions>, FileMap),
-    Delay { store: Spanned<String>, delay_us: u64 },
-    Fault { store: Spanned<String>, plan: FaultPlan },
+    Store { store: Spanned<String> },
     Volume(VolumeDraft),
     PhysicalFunction { controller: Spanned<String> },
 }
@@ -89,7 +89,7 @@ impl KindDraft {
     /// The store that this one is put in front of.
     pub(super) fn inner(&self) -> Option<&Spanned<String>> {
         match self {
-            Self::Delay { store, .. } | Self::Fault { store, .. } => Some(store),
+            Self::Store { store } => Some(store),
             _ => None,
         }
     }
@@ -140,10 +140,10 @@ pub(super) fn read(text: &str, base: &Path, problems: &mut Collector<'_>) -> Opt
     let mut top = Section::new(document.get_ref(), 0..0, "", problems);
     let control_socket = top.path("control_socket", base);
     let control_access = access::access(&mut top, &access::CONTROL);
-    let sidecores = top.tables("sidecore");
-    let stores = top.tables("store");
-    let controllers = top.tables("controller");
-    let devices = top.tables("device");
+    let sidecores = top.tables("sidecore", "sidecore");
+    let stores = top.tables("store", "store");
+    let controllers = top.tables("controller", "controller");
+    let devices = top.tables("device", "device");
     top.finish();
     Some(Draft {
         control_socket,
@@ -171,22 +171,47 @@ fn sidecore(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>)
 
 fn store(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Collector<'_>) -> StoreDraft {
     let (mut section, head) = open("store", table, at, problems);
-    let word = section.word("type", &["null", "ram", "file", "delay", "fault", "volume", "pf"]);
+    let tables = section.tables("stage", "store.stage");
+    let word = section.word("type", &["null", "ram", "file", "delay", "fault", "volume", "pf", "store"]);
     let word = section.required("type", word, "\"file\"").map(Spanned::into_inner);
+    let mut last = None;
     let kind = match word {
         Some("null") => memory(&mut section)
             .map(|(size, block_bytes)| KindDraft::Null { size_bytes: size.into_inner(), block_bytes }),
         Some("ram") => memory(&mut section).map(|(size_bytes, block_bytes)| KindDraft::Ram { size_bytes, block_bytes }),
         Some("file") => file(&mut section, base),
-        Some("delay") => delay(&mut section),
-        Some("fault") => fault(&mut section),
         Some("volume") => controller::volume(&mut section),
         Some("pf") => controller::physical_function(&mut section),
-        // Without the type nobody knows which keys belong here.
-        _ => return StoreDraft { head, kind: None },
+        Some("store") => other_store(&mut section),
+        // The older spelling of a stage in front of another store.
+        Some(word) => {
+            let kind = other_store(&mut section);
+            last = stage(&mut section, word);
+            kind
+        }
+        None => None,
     };
-    section.finish();
-    StoreDraft { head, kind }
+    // Without the type it is not known which keys belong here.
+    if word.is_some() {
+        section.finish();
+    }
+    let mut stages = stages(tables, &head, problems);
+    stages.extend(last);
+    StoreDraft { head, kind, stages }
+}
+
+/// The stages in front of a store.
+fn stages(tables: Vec<(Range<usize>, &DeTable<'_>)>, store: &Head, problems: &mut Collector<'_>) -> Vec<StageSpec> {
+    let read = |(at, table)| {
+        let subject = format!("[[store.stage]] of {}", store.subject);
+        let mut section = Section::new(table, at, subject, problems);
+        let word = section.word("type", &["delay", "fault"]);
+        let word = section.required("type", word, "\"delay\"")?;
+        let stage = stage(&mut section, word.get_ref());
+        section.finish();
+        stage
+    };
+    tables.into_iter().filter_map(read).collect()
 }
 
 /// What the stores without a file have: a size.
@@ -243,16 +268,22 @@ fn file(section: &mut Section<'_, '_, '_>, base: &Path) -> Option<KindDraft> {
     Some(KindDraft::File(Spanned::new(span, options), map))
 }
 
-fn delay(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
-    let store = inner(section);
+/// The keys of a stage of this type.
+fn stage(section: &mut Section<'_, '_, '_>, word: &str) -> Option<StageSpec> {
+    match word {
+        "delay" => delay(section),
+        _ => Some(fault(section)),
+    }
+}
+
+fn delay(section: &mut Section<'_, '_, '_>) -> Option<StageSpec> {
     let delay_us = section.number("delay_us", 0..=MINUTE_US);
     let delay_us = section.required("delay_us", delay_us, "100");
-    Some(KindDraft::Delay { store: store?, delay_us: delay_us?.into_inner() })
+    Some(StageSpec::Delay(Nanos::from_micros(delay_us?.into_inner())))
 }
 
 /// With a seed the failures are as rare as asked for and come at random; without, exactly every so many requests.
-fn fault(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
-    let store = inner(section);
+fn fault(section: &mut Section<'_, '_, '_>) -> StageSpec {
     let seed = section.number("seed", 0..=u64::MAX).map(Spanned::into_inner);
     let mut rules = bad_ranges(section);
     for (key, fault, affected) in [
@@ -267,7 +298,7 @@ fn fault(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
         };
         rules.extend(affected.iter().map(|affected| FaultRule { affected: *affected, when: when.clone(), fault }));
     }
-    Some(KindDraft::Fault { store: store?, plan: FaultPlan { seed: seed.unwrap_or(0), rules } })
+    StageSpec::Fault(FaultPlan { seed: seed.unwrap_or(0), rules })
 }
 
 /// Bad spots, in sectors, because that is what a guest's log names.
@@ -285,9 +316,10 @@ fn bad_ranges(section: &mut Section<'_, '_, '_>) -> Vec<FaultRule> {
 }
 
 /// The store that a store is put in front of.
-fn inner(section: &mut Section<'_, '_, '_>) -> Option<Spanned<String>> {
+fn other_store(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
     let store = section.string("store");
-    section.required("store", store, "\"the name of another [[store]]\"")
+    let store = section.required("store", store, "\"the name of another [[store]]\"")?;
+    Some(KindDraft::Store { store })
 }
 
 fn device(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Collector<'_>) -> DeviceDraft {

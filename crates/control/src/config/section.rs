@@ -137,13 +137,13 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         })
     }
 
-    /// The tables of a list of tables, as `[[key]]` writes them, with where each begins.
-    pub(super) fn tables(&mut self, key: &'static str) -> Vec<(Range<usize>, &'t DeTable<'t>)> {
+    /// The tables of a list of tables, as `[[heading]]` writes them, with where each begins.
+    pub(super) fn tables(&mut self, key: &'static str, heading: &str) -> Vec<(Range<usize>, &'t DeTable<'t>)> {
         let table = |value: &'t Spanned<DeValue<'t>>| value.get_ref().as_table().map(|table| (value.span(), table));
         let Some(value) = self.get(key) else { return Vec::new() };
         let found = value.get_ref().as_array().and_then(|array: &DeArray<'t>| array.iter().map(table).collect());
         if found.is_none() {
-            self.complain(value.span(), format!("`{key}` is a list of sections: write [[{key}]]"));
+            self.complain(value.span(), format!("`{key}` is a list of sections: write [[{heading}]]"));
         }
         found.unwrap_or_default()
     }

@@ -67,16 +67,13 @@ fn settle_store(store: StoreDraft) -> Option<StoreSpec> {
             let FileOptions { path, read_only, predecessor_timeout, .. } = options.into_inner();
             StoreKind::HostFile(HostFileOptions { path, read_only, predecessor_timeout })
         }
-        KindDraft::Delay { store, delay_us } => {
-            StoreKind::Delay { store: store.into_inner(), delay: Nanos::from_micros(delay_us) }
-        }
-        KindDraft::Fault { store, plan } => StoreKind::Fault { store: store.into_inner(), plan },
+        KindDraft::Store { store } => StoreKind::Store { store: store.into_inner() },
         KindDraft::Volume(volume) => StoreKind::Volume(VolumeDraft::settle(volume)),
         KindDraft::PhysicalFunction { controller } => {
             StoreKind::PhysicalFunction { controller: controller.into_inner() }
         }
     };
-    Some(StoreSpec { name: store.head.name?.into_inner(), kind })
+    Some(StoreSpec { stages: store.stages, ..StoreSpec::new(store.head.name?.into_inner(), kind) })
 }
 
 fn settle_device(device: DeviceDraft, load: &mut Load, spin_us: &HashMap<String, u64>) -> Option<DeviceSpec> {

@@ -31,7 +31,7 @@ struct Function {
 fn spec(directory: &Path, idle: IdleMode, block_bytes: u32, kind: StoreKind) -> Spec {
     Spec {
         sidecores: ["sc0", "sc1"].map(|name| SidecoreSpec { name: name.to_owned(), cpu: None }).to_vec(),
-        stores: vec![StoreSpec { name: "disk".to_owned(), kind }],
+        stores: vec![StoreSpec::new("disk", kind)],
         controllers: Vec::new(),
         devices: vec![DeviceSpec {
             front_end: FrontEndKind::Nvme,

@@ -1,91 +1,8 @@
-//! Every fault of a configuration is found, placed and explained. The table of faults is the specification.
+//! The table of faults.
 
-use std::path::Path;
-
-use sidecore_control::{Config, Depth, Problems, offline};
-use tempfile::TempDir;
-
-/// A configuration without faults, to put faults into.
-const GOOD: &str = r#"
-control_socket = "control.sock"
-[[sidecore]]
-name = "sc0"
-[[sidecore]]
-name = "sc1"
-spin_us = 7
-[[store]]
-name = "mem"
-type = "ram"
-size = "1MiB"
-[[store]]
-name = "disk"
-type = "file"
-path = "disk.img"
-[[device]]
-name = "vd0"
-store = "mem"
-socket = "vd0.sock"
-sidecore = "sc0"
-"#;
-
-/// Controllers and their functions without faults, to add to it.
-const CONTROLLERS: &str = r#"
-[[controller]]
-name = "usual"
-store = "disk"
-[[store]]
-name = "m"
-type = "ram"
-size = "1MiB"
-[[controller]]
-name = "own"
-store = "m"
-format = "blank"
-block_size = "4KiB"
-label = "the fast one"
-btlb = 0
-tree_memory = "8MiB"
-commit_interval_ms = 100
-warn_used_percent = 95
-physical_function = true
-[[store]]
-name = "v"
-type = "volume"
-controller = "own"
-volume = "v"
-size = "10GiB"
-quota = "1GiB"
-weight = 300
-read_iops = 1000
-write_bps = "100MiB"
-write_bps_burst = "1MiB"
-[[store]]
-name = "p"
-type = "pf"
-controller = "own"
-"#;
-
-/// A directory with what the configurations name.
-fn directory() -> TempDir {
-    let directory = tempfile::tempdir().unwrap();
-    for (name, bytes) in [("disk.img", 1 << 20), ("empty.img", 0), ("odd.img", 1000)] {
-        std::fs::File::create(directory.path().join(name)).unwrap().set_len(bytes).unwrap();
-    }
-    offline::format(&directory.path().join("disk.img"), &offline::FormatSpec::default(), offline::GiveUp::Nothing)
-        .unwrap();
-    std::fs::File::create(directory.path().join("blank.img")).unwrap().set_len(1 << 20).unwrap();
-    std::fs::write(directory.path().join("used.img"), vec![1; 1 << 20]).unwrap();
-    std::os::unix::fs::symlink("disk.img", directory.path().join("alias.img")).unwrap();
-    directory
-}
-
-fn parse(directory: &Path, text: &str, depth: Depth) -> Result<Config, Problems> {
-    Config::parse(&directory.join("disks.toml"), text, depth)
-}
-
-/// What is added to the good configuration, and what is said about it: `line:column` counted from the first added
-/// line, and fragments of the message.
-const FAULTS: &[(&str, &str, &str, &[&str])] = &[
+/// Text added to the good configuration, and the problem that it causes: `line:column` counted from
+/// the first added line, and fragments of the message.
+pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     // The language.
     ("not TOML", "[[device]\n", "1:", &["this is not TOML"]),
     ("a key twice", "[[sidecore]]\nname = \"x\"\nname = \"y\"\n", "3:1", &["duplicate key"]),
@@ -169,6 +86,49 @@ const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "9:9",
         &["in front of itself (through x, y)"],
     ),
+    // Stages.
+    (
+        "a stage of no type",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n[[store.stage]]\ndelay_us = 1\n",
+        "5:1",
+        &["[[store.stage]] of [[store]] \"x\"", "`type` is missing", "type = \"delay\""],
+    ),
+    (
+        "a stage of an unknown type",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n[[store.stage]]\ntype = \"null\"\n",
+        "6:8",
+        &["\"null\" is not one of \"delay\", \"fault\""],
+    ),
+    (
+        "a stage without a key that it needs",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n[[store.stage]]\ntype = \"delay\"\n",
+        "5:1",
+        &["`delay_us` is missing"],
+    ),
+    (
+        "a bottom's key in a stage",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n[[store.stage]]\ntype = \"fault\"\nstore = \"mem\"\n",
+        "7:1",
+        &["unknown key `store`", "known here: type, seed"],
+    ),
+    (
+        "a stage that is no section",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\nstage = \"delay\"\n",
+        "5:9",
+        &["write [[store.stage]]"],
+    ),
+    (
+        "a number out of a stage's limits",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n[[store.stage]]\ntype = \"delay\"\ndelay_us = -1\n",
+        "7:12",
+        &["from 0 to 60000000"],
+    ),
+    (
+        "a store in front of itself with a stage",
+        "[[store]]\nname = \"x\"\ntype = \"store\"\nstore = \"x\"\n[[store.stage]]\ntype = \"fault\"\n",
+        "4:9",
+        &["in front of itself"],
+    ),
     // Numbers.
     ("no size", "[[store]]\nname = \"x\"\ntype = \"null\"\n", "1:1", &["`size` is missing"]),
     (
@@ -239,7 +199,7 @@ const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         &["from 1 to 1000000"],
     ),
     (
-        "a map that nobody knows",
+        "an unknown map",
         "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"used.img\"\nmap = \"tape\"\n",
         "5:7",
         &["host-file"],
@@ -516,203 +476,3 @@ const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         &["from 1 to 1000", "not 1001"],
     ),
 ];
-
-#[test]
-fn each_fault_is_found_at_its_place_and_nothing_else_is() {
-    let directory = directory();
-    let offset = GOOD.matches('\n').count();
-    for (name, added, place, fragments) in FAULTS {
-        let problems = match parse(directory.path(), &format!("{GOOD}{added}"), Depth::Machine) {
-            Ok(_) => panic!("{name}: not found"),
-            Err(problems) => problems,
-        };
-        let text = problems.to_string();
-        let (line, column) = place.split_once(':').unwrap();
-        let line = line.parse::<usize>().unwrap() + offset;
-        let last = text.lines().last().unwrap();
-        assert!(last.contains(&format!("disks.toml:{line}:{column}")), "{name}: not at {place} (line {line}): {text}");
-        for fragment in *fragments {
-            assert!(text.contains(fragment), "{name}: no word of {fragment}: {text}");
-        }
-        // A circle is reported by each store in it; anything else once.
-        let expected = if *name == "stores in a circle" { 2 } else { 1 };
-        assert_eq!(problems.list.len(), expected, "{name}: {text}");
-    }
-}
-
-#[test]
-fn all_faults_are_reported_at_once_in_the_order_of_the_file() {
-    let directory = directory();
-    let text = "[[device]]\nname = \"x\"\nstore = \"nowhere\"\nsocket = \"/no/such/x.sock\"\nqueues = 0\nqeues = 1\n";
-    let problems = parse(directory.path(), text, Depth::Machine).unwrap_err();
-    let lines: Vec<usize> = problems.list.iter().filter_map(|problem| Some(problem.place?.0)).collect();
-    // The default control socket's directory may or may not be there.
-    let lines: Vec<usize> = lines.into_iter().filter(|line| *line > 1).collect();
-    assert_eq!(lines, [3, 4, 5, 6], "{problems}");
-    assert!(problems.to_string().contains("add a section [[sidecore]]"), "{problems}");
-}
-
-#[test]
-fn the_good_one_is_good_and_means_what_it_says() {
-    use sidecore_assembly::spec::{IdleMode, Nanos};
-    let directory = directory();
-    let more = "[[device]]\nname = \"vd1\"\nstore = \"disk\"\nsocket = \"vd1.sock\"\nqueues = 3\n\
-        [[device]]\nname = \"vd2\"\nstore = \"disk\"\nread_only = true\nsocket = \"vd2.sock\"\n";
-    let config = parse(directory.path(), &format!("{GOOD}{more}"), Depth::Machine).unwrap();
-    assert_eq!(config.control_socket, directory.path().join("control.sock"));
-    let devices = &config.spec.devices;
-    assert_eq!(devices[0].sidecores, ["sc0"]);
-    assert_eq!(devices[0].idle, IdleMode::Adaptive { spin: Nanos::from_micros(50) });
-    assert_eq!((devices[0].queues, devices[0].queue_size_max), (1, 1024));
-    // Those that name no sidecore go where there are fewest queues, and spin as it says.
-    assert_eq!(devices[1].sidecores, ["sc1"]);
-    assert_eq!(devices[1].idle, IdleMode::Adaptive { spin: Nanos::from_micros(7) });
-    assert_eq!(devices[2].sidecores, ["sc0"]);
-}
-
-#[test]
-fn a_function_has_msi_x_unless_it_is_told_to_have_msi() {
-    use sidecore_assembly::spec::Interrupts;
-    let directory = directory();
-    let device = |rest: &str| {
-        let function = format!(
-            "[[device]]\nname = \"x\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"x.sock\"\nread_only = true\n{rest}"
-        );
-        let config = parse(directory.path(), &format!("{GOOD}{function}"), Depth::Text).unwrap();
-        config.spec.devices.last().unwrap().interrupts
-    };
-    assert_eq!((device(""), device("interrupts = \"msi\"\n")), (Interrupts::MsiX, Interrupts::Msi));
-}
-
-#[test]
-fn controllers_and_volumes_mean_what_they_say() {
-    use sidecore_assembly::spec::{FormatSpec, LimitSpec, LimitsSpec, StoreKind};
-    let directory = directory();
-    let config = parse(directory.path(), &format!("{GOOD}{CONTROLLERS}"), Depth::Machine).unwrap();
-    let [usual, own] = &config.spec.controllers[..] else { panic!("{config:?}") };
-    assert_eq!((usual.format.clone(), usual.btlb_entries, usual.tree_memory_bytes), (None, 8, 64 << 20));
-    assert_eq!((usual.commit_interval.as_millis(), usual.physical_function), (5000, false));
-    assert_eq!((usual.warn_used_percent, own.warn_used_percent), (80, 95));
-    assert_eq!(own.format, Some(FormatSpec { block_bytes: 4096, label: "the fast one".to_owned() }));
-    assert_eq!((own.btlb_entries, own.commit_interval.as_millis(), own.physical_function), (0, 100, true));
-    let StoreKind::Volume(volume) = &config.spec.stores[3].kind else { panic!("{config:?}") };
-    assert_eq!((volume.size_bytes, volume.quota_bytes, volume.weight), (Some(10 << 30), Some(1 << 30), 300));
-    let limits = LimitsSpec {
-        read_iops: Some(LimitSpec { per_s: 1000, burst: 1000 }),
-        write_bps: Some(LimitSpec { per_s: 100 << 20, burst: 1 << 20 }),
-        ..LimitsSpec::default()
-    };
-    assert_eq!(volume.limits, limits);
-}
-
-#[test]
-fn the_text_can_be_checked_without_the_machine() {
-    let nowhere = Path::new("/no/such");
-    assert!(parse(nowhere, GOOD, Depth::Machine).is_err());
-    assert!(parse(nowhere, GOOD, Depth::Text).is_ok());
-}
-
-#[test]
-fn a_busy_file_is_reported() {
-    let directory = directory();
-    let options = sidecore_assembly::spec::FileOptions::new(directory.path().join("disk.img"));
-    let config = parse(directory.path(), GOOD, Depth::Machine).unwrap();
-    let assembly = {
-        let mut spec = config.spec;
-        spec.devices[0].store = "disk".to_owned();
-        sidecore_assembly::Assembly::start(&spec).unwrap()
-    };
-    let problems = parse(directory.path(), GOOD, Depth::Machine).unwrap_err().to_string();
-    assert!(problems.contains(&format!("{} is in use", options.path.display())), "{problems}");
-    assert!(problems.contains("a program is serving"), "{problems}");
-    drop(assembly);
-    assert!(parse(directory.path(), GOOD, Depth::Machine).is_ok());
-}
-
-#[test]
-fn checking_leaves_no_trace() {
-    let directory = directory();
-    let list = || {
-        let mut names: Vec<_> =
-            std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        names.sort();
-        names
-    };
-    let before = list();
-    let config = directory.path().join("disks.toml");
-    assert!(Config::load(&config, Depth::Machine).unwrap_err().to_string().contains("there is no such file"));
-    parse(directory.path(), GOOD, Depth::Machine).unwrap();
-    assert_eq!(list(), before);
-}
-
-#[test]
-fn what_is_no_configuration_is_refused_and_never_panics() {
-    let directory = directory();
-    let file = directory.path().join("big.toml");
-    std::fs::write(&file, vec![b'#'; (1 << 20) + 1]).unwrap();
-    assert!(Config::load(&file, Depth::Text).unwrap_err().to_string().contains("larger than 1MiB"));
-    std::fs::write(&file, [0xff, 0xfe]).unwrap();
-    assert!(Config::load(&file, Depth::Text).unwrap_err().to_string().contains("cannot be read"));
-    assert!(Config::load(directory.path(), Depth::Text).is_err());
-    // Every prefix of good ones, every byte of them replaced, and some nonsense.
-    for good in [GOOD, CONTROLLERS] {
-        for end in 0..good.len() {
-            let _ = parse(directory.path(), &good[..end], Depth::Text);
-            for byte in ["\"", "[", "=", "\u{e9}"] {
-                let text = format!("{}{byte}{}", &good[..end], &good[end + 1..]);
-                let _ = parse(directory.path(), &text, Depth::Text);
-            }
-        }
-    }
-    for text in [
-        "device = [1, 2]",
-        "device = [[]]",
-        "store = [{}]",
-        &"[".repeat(100_000),
-        &"a.".repeat(50_000),
-        &"[[device]]\n".repeat(90_000),
-    ] {
-        let problems = parse(directory.path(), text, Depth::Text).unwrap_err();
-        assert!(problems.list.len() <= 100);
-    }
-}
-
-/// The keys that a section may have, as a misfit of a key makes it tell.
-fn known_keys(section: &str) -> Vec<String> {
-    let problems =
-        parse(Path::new("/"), &format!("{section}\nxxxxxxxxxxxx = 1\n"), Depth::Text).unwrap_err().to_string();
-    let (_, list) = problems.split_once("known here: ").unwrap_or_else(|| panic!("{problems}"));
-    list.lines().next().unwrap().split(", ").map(str::to_owned).collect()
-}
-
-#[test]
-fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
-    let manual = include_str!("../../../docs/config.md");
-    for (heading, section) in [
-        ("## [[sidecore]]", "[[sidecore]]"),
-        ("### type = \"null\"", "[[store]]\ntype = \"null\""),
-        ("### type = \"ram\"", "[[store]]\ntype = \"ram\""),
-        ("### type = \"file\"", "[[store]]\ntype = \"file\""),
-        ("### type = \"delay\"", "[[store]]\ntype = \"delay\""),
-        ("### type = \"fault\"", "[[store]]\ntype = \"fault\""),
-        ("### type = \"volume\"", "[[store]]\ntype = \"volume\""),
-        ("### type = \"pf\"", "[[store]]\ntype = \"pf\""),
-        ("## [[controller]]", "[[controller]]"),
-        ("## [[device]]", "[[device]]"),
-    ] {
-        let (_, chapter) = manual.split_once(&format!("{heading}\n")).unwrap();
-        let chapter = chapter.split("\n##").next().unwrap();
-        let mut listed: Vec<&str> =
-            chapter.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
-        if heading.starts_with("###") {
-            listed.splice(0..0, ["name", "type"]);
-        }
-        let mut known = known_keys(section);
-        listed.sort_unstable();
-        known.sort_unstable();
-        assert_eq!(listed, known, "{heading}");
-    }
-    let example = manual.split_once("```toml\n").unwrap().1.split_once("```").unwrap().0;
-    let config = parse(Path::new("/"), example, Depth::Text).unwrap_or_else(|problems| panic!("{problems}"));
-    assert_eq!(config.spec.devices.len(), 2);
-}

@@ -1,0 +1,36 @@
+//! Stages in both spellings.
+
+use std::path::Path;
+
+use sidecore_assembly::spec::{Affected, Fault, FaultPlan, FaultRule, Nanos, StageSpec, StoreKind, StoreSpec, When};
+use sidecore_control::Depth;
+
+use crate::{GOOD, parse};
+
+#[test]
+fn both_spellings_of_a_stage_mean_the_same() {
+    let stores = |text: &str| {
+        let config = parse(Path::new("/"), &format!("{GOOD}{text}"), Depth::Text);
+        config.unwrap_or_else(|problems| panic!("{problems}")).spec.stores.split_off(2)
+    };
+    let delay = StageSpec::Delay(Nanos::from_micros(5));
+    let rule = |affected, fault| FaultRule { affected, when: When::EveryNth(9), fault };
+    let rules = vec![rule(Affected::Reads, Fault::Short), rule(Affected::Writes, Fault::Short)];
+    let fault = StageSpec::Fault(FaultPlan { seed: 0, rules });
+    for (word, keys, stage) in [("delay", "delay_us = 5\n", &delay), ("fault", "short_every = 9\n", &fault)] {
+        let old = stores(&format!("[[store]]\nname = \"x\"\ntype = \"{word}\"\nstore = \"disk\"\n{keys}"));
+        let new = "[[store]]\nname = \"x\"\ntype = \"store\"\nstore = \"disk\"\n[[store.stage]]\n";
+        assert_eq!(old, stores(&format!("{new}type = \"{word}\"\n{keys}")));
+        assert_eq!(old, [StoreSpec::in_front_of("x", "disk", stage.clone())]);
+        assert_eq!(old[0].word(), word);
+    }
+    let several = "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n[[store.stage]]\ntype = \"fault\"\n\
+                   short_every = 9\n[[store.stage]]\ntype = \"delay\"\ndelay_us = 5\n";
+    let kind = StoreKind::Null { size_bytes: 512, block_bytes: 512 };
+    let several_are = StoreSpec { stages: vec![fault.clone(), delay.clone()], ..StoreSpec::new("x", kind) };
+    assert_eq!(stores(several), [several_are]);
+    // Stages in front of the older spelling are passed before its own.
+    let mixed = "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"mem\"\ndelay_us = 5\n[[store.stage]]\n\
+                 type = \"fault\"\nshort_every = 9\n";
+    assert_eq!(stores(mixed)[0].stages, [fault, delay]);
+}
