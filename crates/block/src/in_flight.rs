@@ -7,6 +7,7 @@
 //! so a front end keeps what it needs to answer a command, of a type of its own, and nothing is
 //! packed into tags.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use sidecore_memory::GuestMemory;
@@ -72,7 +73,7 @@ pub enum Flush {
 
 /// How far a request is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Phase {
+pub(crate) enum Phase {
     /// The store carries out the request itself, and it completes with that.
     #[default]
     Last,
@@ -84,15 +85,19 @@ enum Phase {
     FlushFirst(Operation),
 }
 
-/// A request's place in the engine, which lasts as long as the request.
-#[derive(Debug)]
-struct Slot<C> {
-    context: Option<C>,
-    phase: Phase,
+/// A front end's data about a request in flight. It travels in the request itself: a table beside
+/// the requests would cost another cache line for each.
+pub trait Context: Sized {
+    /// The context as two words.
+    fn into_words(self) -> [u64; 2];
+
+    /// The context that [`into_words`](Self::into_words) was called on.
+    fn from_words(words: [u64; 2]) -> Self;
 }
 
 /// The requests of one queue between its ring and its store.
 pub struct InFlight<C> {
+    context: PhantomData<C>,
     /// `None` while there is no store.
     channel: Option<Box<dyn BlockChannel>>,
     /// Blank requests.
@@ -101,7 +106,8 @@ pub struct InFlight<C> {
     queued: Batch,
     /// Handed back by the channel.
     completed: Batch,
-    slots: Vec<Slot<C>>,
+    /// How many requests there are, blank or not.
+    count: usize,
     /// Requests that are queued, in the channel or completed.
     in_flight: usize,
     /// Tags of other epochs are of abandoned requests.
@@ -116,16 +122,17 @@ pub struct InFlight<C> {
     stats: Arc<QueueStats>,
 }
 
-impl<C> InFlight<C> {
+impl<C: Context> InFlight<C> {
     /// An engine without requests and without a store.
     #[must_use]
     pub fn new(stats: Arc<QueueStats>) -> Self {
         Self {
+            context: PhantomData,
             channel: None,
             pool: Batch::new(),
             queued: Batch::new(),
             completed: Batch::new(),
-            slots: Vec::new(),
+            count: 0,
             in_flight: 0,
             epoch: 0,
             rounds: 0,
@@ -152,20 +159,17 @@ impl<C> InFlight<C> {
     #[must_use]
     #[allow(clippy::unnecessary_box_returns)] // a request is always boxed
     pub fn make_request(&mut self, max_segments: usize) -> Box<BlockRequest> {
-        let mut request = BlockRequest::blank(max_segments);
-        request.slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
-        self.slots.push(Slot { context: None, phase: Phase::Last });
-        let count = self.slots.len();
+        self.count = self.count.saturating_add(1);
         for batch in [&mut self.queued, &mut self.completed, &mut self.pool] {
-            batch.reserve(count.saturating_sub(batch.len()));
+            batch.reserve(self.count.saturating_sub(batch.len()));
         }
-        request
+        BlockRequest::blank(max_segments)
     }
 
     /// How many requests there are, blank or not: the depth that a channel needs.
     #[must_use]
     pub fn depth(&self) -> usize {
-        self.slots.len()
+        self.count
     }
 
     /// Replaces the store's channel and gives the old one back. Nothing may be in flight.
@@ -213,7 +217,7 @@ impl<C> InFlight<C> {
     /// Queues a request for the store, with the flush that it needs.
     #[inline]
     pub fn submit(&mut self, mut request: Box<BlockRequest>, context: C, flush: Flush) {
-        let phase = match flush {
+        request.phase = match flush {
             Flush::Never => Phase::Last,
             Flush::After => Phase::ThenFlush,
             Flush::Before => {
@@ -221,8 +225,7 @@ impl<C> InFlight<C> {
                 Phase::FlushFirst(operation)
             }
         };
-        let Some(slot) = self.slots.get_mut(request.slot as usize) else { return };
-        *slot = Slot { context: Some(context), phase };
+        request.context = context.into_words();
         self.in_flight = self.in_flight.wrapping_add(1);
         self.queue(request);
     }
@@ -287,40 +290,18 @@ impl<C> InFlight<C> {
                 continue;
             };
             let epoch = request.tag.take().map(Tag::into_bits);
-            let slot = self.slots.get_mut(request.slot as usize)?;
             if epoch != Some(u64::from(self.epoch)) {
                 self.in_flight = self.in_flight.wrapping_sub(1);
                 self.pool.push(request);
                 continue;
             }
-            if slot.phase != Phase::Last && Self::carry_on(slot, &mut request) {
+            if request.phase != Phase::Last && carry_on(&mut request) {
                 self.continues = true;
                 self.queue(request);
                 continue;
             }
             self.in_flight = self.in_flight.wrapping_sub(1);
-            return Some((slot.context.take()?, request));
-        }
-    }
-
-    /// Turns a request of several phases into its next one. False if it is over.
-    fn carry_on(slot: &mut Slot<C>, request: &mut BlockRequest) -> bool {
-        let phase = std::mem::take(&mut slot.phase);
-        match phase {
-            Phase::ThenFlush if request.result.is_ok() => {
-                let operation = std::mem::replace(&mut request.operation, Operation::Flush);
-                slot.phase = Phase::Flushing(operation);
-                true
-            }
-            Phase::FlushFirst(operation) => {
-                request.operation = operation;
-                request.result.is_ok()
-            }
-            Phase::Flushing(operation) => {
-                request.operation = operation;
-                false
-            }
-            Phase::ThenFlush | Phase::Last => false,
+            return Some((C::from_words(request.context), request));
         }
     }
 
@@ -360,15 +341,14 @@ impl<C> InFlight<C> {
     }
 
     /// Abandons everything in flight: queued requests return to the pool now, the others when the
-    /// channel hands them back, and none of them is handed out. `each` gets their contexts.
-    pub fn abandon(&mut self, each: impl FnMut(C)) {
+    /// channel hands them back, and none of them is handed out.
+    pub fn abandon(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         for mut request in self.queued.drain(..).chain(self.completed.drain(..)) {
             request.tag.take().map(Tag::into_bits);
             self.in_flight = self.in_flight.wrapping_sub(1);
             self.pool.push(request);
         }
-        self.slots.iter_mut().filter_map(|slot| slot.context.take()).for_each(each);
     }
 
     /// The requests in flight and the time of the next poll. A queued request needs it at once.
@@ -377,6 +357,26 @@ impl<C> InFlight<C> {
         let next = if self.queued.is_empty() { Next::OnWake } else { Next::Now };
         let idle = Readiness { in_flight: 0, next: Next::OnWake };
         self.channel.as_ref().map_or(idle, |channel| channel.readiness()).behind(self.queued.len(), next)
+    }
+}
+
+/// Turns a request of several phases into its next one. False if it is over.
+fn carry_on(request: &mut BlockRequest) -> bool {
+    match std::mem::take(&mut request.phase) {
+        Phase::ThenFlush if request.result.is_ok() => {
+            let operation = std::mem::replace(&mut request.operation, Operation::Flush);
+            request.phase = Phase::Flushing(operation);
+            true
+        }
+        Phase::FlushFirst(operation) => {
+            request.operation = operation;
+            request.result.is_ok()
+        }
+        Phase::Flushing(operation) => {
+            request.operation = operation;
+            false
+        }
+        Phase::ThenFlush | Phase::Last => false,
     }
 }
 
@@ -389,7 +389,7 @@ pub struct QueueName<'a> {
     pub queue: u16,
 }
 
-impl<C> InFlight<C> {
+impl<C: Context> InFlight<C> {
     /// Counts a request that the store has failed, and writes it to the log each time that their
     /// number has doubled: a failing disk must not turn the sidecore into a log writer.
     #[cold]
@@ -470,6 +470,16 @@ mod tests {
         }
     }
 
+    impl Context for u32 {
+        fn into_words(self) -> [u64; 2] {
+            [self.into(), 0]
+        }
+
+        fn from_words([context, _]: [u64; 2]) -> Self {
+            Self::try_from(context).unwrap()
+        }
+    }
+
     fn engine(count: usize) -> (InFlight<u32>, Store) {
         let (mut engine, store) = (InFlight::new(Arc::default()), Store::default());
         engine.add_requests(count, 0);
@@ -541,10 +551,7 @@ mod tests {
         submit(&mut engine, 1, Operation::Write, Flush::After);
         assert_eq!(poll(&mut engine), []);
         submit(&mut engine, 2, Operation::Read, Flush::Never);
-        let mut abandoned = Vec::new();
-        engine.abandon(|context| abandoned.push(context));
-        abandoned.sort_unstable();
-        assert_eq!(abandoned, [1, 2]);
+        engine.abandon();
         assert_eq!(engine.in_flight(), 1, "the store has one");
         // The next owner's request beside the late one.
         submit(&mut engine, 3, Operation::Read, Flush::Never);
@@ -575,6 +582,6 @@ mod tests {
         submit(&mut engine, 1, Operation::Read, Flush::Never);
         assert_eq!(poll(&mut engine), []);
         assert_eq!(engine.in_flight(), 1);
-        engine.abandon(drop);
+        engine.abandon();
     }
 }

@@ -66,7 +66,7 @@ pub use delay::DelayStore;
 pub use device::{BlockChannel, BlockDevice, Geometry, Next, Readiness};
 pub use error::{BlockError, BoundsError};
 pub use fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
-pub use in_flight::{BATCH, Budget, Flush, InFlight, QueueName};
+pub use in_flight::{BATCH, Budget, Context, Flush, InFlight, QueueName};
 pub use null::NullStore;
 pub use ram::RamStore;
 pub use request::{Batch, BlockRequest, Detour, Operation, Tag, dropped_tags};

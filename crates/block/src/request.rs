@@ -6,6 +6,7 @@ use sidecore_memory::Segments;
 use sidecore_units::Nanos;
 
 use crate::BlockError;
+use crate::in_flight::Phase;
 
 /// Requests on their way: boxes out of a front end's pool.
 ///
@@ -108,8 +109,10 @@ pub struct BlockRequest {
     pub segments: Segments,
     /// The front end's name for it; `None` while it rests in a pool.
     pub tag: Option<Tag>,
-    /// The request's place in its front end; stores and stages leave it alone.
-    pub slot: u32,
+    /// The front end's [`Context`](crate::Context); stores and stages leave it alone.
+    pub(crate) context: [u64; 2],
+    /// How far the request is; stores and stages leave it alone.
+    pub(crate) phase: Phase,
     /// Set by [`BlockRequest::send_on`], cleared by [`BlockRequest::come_back`].
     pub detour: Detour,
     /// How it ended. Set by the store before `poll` hands the request back.
@@ -129,7 +132,8 @@ impl BlockRequest {
             len_bytes: 0,
             segments: Segments::with_capacity(max_segments),
             tag: None,
-            slot: 0,
+            context: [0; 2],
+            phase: Phase::Last,
             detour: Detour::default(),
             result: Ok(()),
             taken_at: Nanos::ZERO,

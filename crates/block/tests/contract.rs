@@ -49,9 +49,9 @@ fn ram_serves_small_requests_while_a_large_one_is_under_way() {
     let pieces = [(at, cut), (at + cut, (1 << 20) - cut)];
     let mut channel = device.open_channel(&CoreContext::default(), 8).unwrap();
     let mut large = harness.request(sidecore_block::Operation::Write, 4096, &pieces);
-    large.slot = 1;
+    large.taken_at = Nanos(1);
     let mut small = harness.range_request(sidecore_block::Operation::Discard, 0, 4096);
-    small.slot = 2;
+    small.taken_at = Nanos(2);
     channel.submit(Nanos::ZERO, &mut vec![large, small]);
     let (mut order, mut polls) = (Vec::new(), 0);
     while channel.readiness().in_flight > 0 {
@@ -61,15 +61,15 @@ fn ram_serves_small_requests_while_a_large_one_is_under_way() {
         channel.poll(Nanos(polls), &mut completed);
         for mut request in completed {
             assert_eq!(request.result, Ok(()));
-            order.push((request.slot, polls));
+            order.push((request.taken_at, polls));
             request.tag.take().map(Tag::into_bits);
         }
         assert_eq!(channel.readiness(), Readiness::polled(channel.readiness().in_flight));
     }
-    assert_eq!(order, [(2, 1), (1, 4)], "a slice is 256 KiB");
+    assert_eq!(order, [(Nanos(2), 1), (Nanos(1), 4)], "a slice is 256 KiB");
     assert_eq!(harness.load(4096, 1 << 20), bytes);
     let mut zero = harness.range_request(sidecore_block::Operation::WriteZeroes { may_unmap: false }, 4096, 1 << 20);
-    zero.slot = 3;
+    zero.taken_at = Nanos(3);
     assert_eq!(harness.run(vec![zero]), [Ok(())]);
     assert!(harness.load(4096, 1 << 20).iter().all(|byte| *byte == 0));
 }

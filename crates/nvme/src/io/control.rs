@@ -85,7 +85,7 @@ impl IoQueue {
 
     /// Ends the queue: takes and posts nothing more; done when the store has answered everything.
     pub(super) fn stop(&mut self, done: Done) {
-        self.engine.abandon(drop);
+        self.engine.abandon();
         self.steps.held.clear();
         self.state = State::Stopping(done);
         self.attention = true;

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use sidecore_block::{
-    BATCH, BlockChannel, BlockError, BlockRequest, Budget, Flush, InFlight, Next, Operation, QueueName,
+    BATCH, BlockChannel, BlockError, BlockRequest, Budget, Context, Flush, InFlight, Next, Operation, QueueName,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, EventFd, IdleMode, MakeSignal, Pollable, Polled, Signal};
@@ -29,6 +29,18 @@ struct Taken {
     token: Token,
     /// Where the status byte goes.
     status: GuestAddress,
+}
+
+impl Context for Taken {
+    #[inline]
+    fn into_words(self) -> [u64; 2] {
+        [self.token.into_bits(), self.status.0]
+    }
+
+    #[inline]
+    fn from_words([token, status]: [u64; 2]) -> Self {
+        Self { token: Token::from_bits(token), status: GuestAddress(status) }
+    }
 }
 
 /// Called on the sidecore with the ring's state once nothing is in flight.
