@@ -270,35 +270,41 @@ impl RequestRules {
 }
 
 /// Takes the first 16 bytes off `bytes`: a [`RequestHeader`] or a [`Range`].
-#[inline]
+#[inline(always)] // the bytes stay in registers
 fn split_header<'a>(
     memory: &GuestMemory,
     bytes: Bytes<'a>,
     hint: &mut RegionHint,
 ) -> Result<([u8; RequestHeader::BYTES], Bytes<'a>), RequestError> {
-    let mut header = [0_u8; RequestHeader::BYTES];
-    let rest = if let Some(first) = bytes.first()
-        && first.len_bytes as usize >= RequestHeader::BYTES
-    {
-        header = memory.read_array(first.address, hint)?;
-        bytes.skip(RequestHeader::BYTES as u64)
-    } else {
-        let mut filled = 0_usize;
-        for descriptor in bytes.descriptors() {
-            let room = header.get_mut(filled..).unwrap_or(&mut []);
-            let count = room.len().min(descriptor.len_bytes as usize);
-            let Some(place) = room.get_mut(..count) else {
-                break;
-            };
-            memory.read_slice(descriptor.address, place, hint)?;
-            filled = filled.saturating_add(count);
-        }
-        if filled < RequestHeader::BYTES {
-            return Err(RequestError::ShortHeader { len_bytes: filled as u64 });
-        }
-        bytes.skip(RequestHeader::BYTES as u64)
+    let header = match bytes.first() {
+        Some(first) if first.len_bytes as usize >= RequestHeader::BYTES => memory.read_array(first.address, hint)?,
+        _ => gather_header(memory, bytes, hint)?,
     };
-    Ok((header, rest))
+    Ok((header, bytes.skip(RequestHeader::BYTES as u64)))
+}
+
+/// The first 16 bytes, cut up by the driver.
+#[cold]
+fn gather_header(
+    memory: &GuestMemory,
+    bytes: Bytes<'_>,
+    hint: &mut RegionHint,
+) -> Result<[u8; RequestHeader::BYTES], RequestError> {
+    let mut header = [0_u8; RequestHeader::BYTES];
+    let mut filled = 0_usize;
+    for descriptor in bytes.descriptors() {
+        let room = header.get_mut(filled..).unwrap_or(&mut []);
+        let count = room.len().min(descriptor.len_bytes as usize);
+        let Some(place) = room.get_mut(..count) else {
+            break;
+        };
+        memory.read_slice(descriptor.address, place, hint)?;
+        filled = filled.saturating_add(count);
+    }
+    if filled < RequestHeader::BYTES {
+        return Err(RequestError::ShortHeader { len_bytes: filled as u64 });
+    }
+    Ok(header)
 }
 
 /// A run of bytes over several descriptors, without what was cut off at its
