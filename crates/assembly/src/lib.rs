@@ -48,7 +48,6 @@ pub mod offline;
 mod opening;
 mod operation;
 mod pending;
-mod queue;
 pub mod report;
 mod served;
 mod sidecore;

@@ -75,8 +75,6 @@ pub struct SidecoreReport {
     pub counts: ReactorCounts,
     /// The share of the time, 0 to 1, that rounds took in which something was done.
     pub utilisation: f64,
-    /// The queues that it polls right now.
-    pub queues: u64,
     /// Its core is lost to other work: how much of it, and the remedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,

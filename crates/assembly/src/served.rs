@@ -16,7 +16,7 @@ use sidecore_virtio::blk::{BlkDevice, BlkQueue};
 use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
 
 use crate::front_end::LastStart;
-use crate::sidecore::{Counted, DiskReactor, Sidecore};
+use crate::sidecore::Sidecore;
 
 /// Requests in flight that take longer than this are worth a line in the log.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -39,17 +39,12 @@ pub(crate) struct ServedBlk {
 /// A request queue: where it is served, and whether it is.
 struct Queue {
     sidecore: Sidecore,
-    running: Mutex<Option<Running>>,
-}
-
-/// Where it is on its sidecore.
-struct Running {
-    id: PollableId,
-    _counted: Counted,
+    /// What it is there.
+    running: Mutex<Option<PollableId<BlkQueue>>>,
 }
 
 impl Queue {
-    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+    fn running(&self) -> MutexGuard<'_, Option<PollableId<BlkQueue>>> {
         // An id is whole whoever panicked.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -170,10 +165,10 @@ impl VirtioDevice for ServedBlk {
             let io_error = |error| StartError::Io { index, error };
             let channel = store.open_channel(reactor.context(), usize::from(size)).map_err(io_error)?;
             let queue = BlkQueue::new(&device, index, resources, state, channel, idle, peer_event)?;
-            reactor.add(crate::queue::Queue::VirtioBlk(Box::new(queue))).map_err(io_error)
+            reactor.add(queue).map_err(io_error)
         });
         let id = started.map_err(|_| StartError::SidecoreGone)??;
-        *running = Some(Running { id, _counted: queue.sidecore.count_queue() });
+        *running = Some(id);
         self.running_count.fetch_add(1, Ordering::Relaxed);
         self.last_start.set();
         tracing::info!(device = self.name(), queue = index, sidecore = queue.sidecore.name(), size, "queue started");
@@ -184,10 +179,10 @@ impl VirtioDevice for ServedBlk {
         let queue = self.queue(index).ok()?;
         // Held until the queue has stopped: a start that comes meanwhile waits.
         let mut running = queue.running();
-        let Running { id, _counted } = running.take()?;
+        let id = running.take()?;
         let (reply, stopped) = mpsc::sync_channel(1);
         let asked = queue.sidecore.ask(move |reactor| {
-            if let Some(queue) = virtqueue(reactor, id) {
+            if let Some(queue) = reactor.get_mut(id) {
                 queue.stop(Box::new(move |state| {
                     let _ = reply.send(state);
                 }));
@@ -205,11 +200,11 @@ impl VirtioDevice for ServedBlk {
     fn set_call(&self, index: u16, call: Option<OwnedFd>) {
         let Ok(queue) = self.queue(index) else { return };
         let running = queue.running();
-        let Some(Running { id, .. }) = *running else { return };
+        let Some(id) = *running else { return };
         match call.map(|call| peer_event(call.as_fd())).transpose() {
             Ok(call) => {
                 // What was there before is dropped here.
-                let _ = queue.sidecore.ask(move |reactor| virtqueue(reactor, id).map(|queue| queue.set_call(call)));
+                let _ = queue.sidecore.ask(move |reactor| reactor.get_mut(id).map(|queue| queue.set_call(call)));
             }
             Err(error) => self.device.break_with(&format!("queue {index}: the call descriptor is unusable: {error}")),
         }
@@ -226,10 +221,6 @@ impl VirtioDevice for ServedBlk {
     fn loss(&self) -> Option<String> {
         if self.loss_accepted.load(Ordering::Relaxed) { None } else { self.store().as_ref()?.loss() }
     }
-}
-
-fn virtqueue(reactor: &mut DiskReactor, id: PollableId) -> Option<&mut BlkQueue> {
-    reactor.get_mut(id).and_then(crate::queue::Queue::virtio_blk)
 }
 
 /// Waits for a queue's last words, and says so when they take long: the store owes answers then, and nobody but it can

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
@@ -14,12 +14,11 @@ use sidecore_telemetry::CounterSet;
 use sidecore_units::{CoreId, Nanos};
 
 use crate::AssemblyError;
-use crate::queue::Queue;
 use crate::report::SidecoreReport;
 use crate::spec::SidecoreSpec;
 
 /// What a sidecore runs.
-pub(crate) type DiskReactor = Reactor<Queue, EpollSleeper>;
+pub(crate) type DiskReactor = Reactor<EpollSleeper>;
 
 /// Deep enough for a request's whole way; only what is touched takes memory.
 const STACK_BYTES: usize = 512 << 10;
@@ -29,10 +28,8 @@ const STACK_BYTES: usize = 512 << 10;
 pub(crate) struct Sidecore {
     name: String,
     cpu: Option<CoreId>,
-    post: Post<Queue, EpollSleeper>,
+    post: Post<EpollSleeper>,
     stats: Arc<ReactorStats>,
-    /// How many queues it polls.
-    queues: Arc<AtomicU64>,
     started_at: Nanos,
     /// The kernel's accounts of the thread, if it keeps any.
     time: Option<Arc<ThreadTime>>,
@@ -86,15 +83,6 @@ impl fmt::Display for CoreWarning<'_> {
                  `cpu` that nothing else uses, or set `idle = \"adaptive\"` for its disks"
             ),
         }
-    }
-}
-
-/// A queue that counts among those that a sidecore polls, until it is dropped.
-pub(crate) struct Counted(Arc<AtomicU64>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -162,12 +150,6 @@ impl Sidecore {
         let _ = self.post.send(Box::new(what));
     }
 
-    /// One queue more, until what this returns is dropped.
-    pub(crate) fn count_queue(&self) -> Counted {
-        self.queues.fetch_add(1, Ordering::Relaxed);
-        Counted(Arc::clone(&self.queues))
-    }
-
     /// Whether it has ended by itself: nothing on it will be served again.
     pub(crate) fn is_lost(&self) -> bool {
         self.end.unwanted.load(Ordering::Acquire)
@@ -180,7 +162,6 @@ impl Sidecore {
             cpu: self.cpu.map(|cpu| cpu.0),
             counts: self.stats.counts(),
             utilisation: 0.0,
-            queues: self.queues.load(Ordering::Relaxed),
             warning: self.core_warning().map(|warning| warning.to_string()),
         };
         report.utilisation = report.utilisation_since(None, now.since(self.started_at).0);
@@ -217,7 +198,6 @@ impl SidecoreThread {
             cpu: spec.cpu,
             post,
             stats,
-            queues: Arc::default(),
             started_at: clock.now(),
             time,
             lost_percent: Arc::default(),
@@ -246,7 +226,7 @@ impl Drop for SidecoreThread {
 }
 
 /// On the thread itself: to its CPU, and a reactor with nothing in it.
-fn set_up(spec: &SidecoreSpec, mailbox: Mailbox<Queue, EpollSleeper>) -> Result<DiskReactor, AssemblyError> {
+fn set_up(spec: &SidecoreSpec, mailbox: Mailbox<EpollSleeper>) -> Result<DiskReactor, AssemblyError> {
     if let Some(cpu) = spec.cpu {
         cpu::pin_current_thread(cpu).map_err(|error| AssemblyError::Pin { name: spec.name.clone(), error })?;
     }

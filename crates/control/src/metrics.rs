@@ -19,7 +19,6 @@ const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> Value
 }
 
 const SIDECORES: &[Metric<SidecoreReport>] = &[
-    gauge("queues", "Queues that it polls right now.", |s| Value::Whole(s.queues)),
     gauge(
         "without_core",
         "1 while its core is lost to other work: it pauses between looks at its disks, and `sidecore list` says so.",

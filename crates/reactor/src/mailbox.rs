@@ -13,31 +13,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::{EventFd, Reactor};
 
 /// Something to be done on the sidecore's own thread.
-pub type Mail<P, S> = Box<dyn FnOnce(&mut Reactor<P, S>) + Send>;
+pub type Mail<S> = Box<dyn FnOnce(&mut Reactor<S>) + Send>;
 
-struct Shared<P, S> {
+struct Shared<S> {
     /// True from the sending of mail until it is taken.
     pending: AtomicBool,
-    queue: Mutex<VecDeque<Mail<P, S>>>,
+    queue: Mutex<VecDeque<Mail<S>>>,
     closed: AtomicBool,
     /// Readable when there is mail, for a sidecore that sleeps.
     wake: EventFd,
 }
 
-impl<P, S> Shared<P, S> {
-    fn queue(&self) -> std::sync::MutexGuard<'_, VecDeque<Mail<P, S>>> {
+impl<S> Shared<S> {
+    fn queue(&self) -> std::sync::MutexGuard<'_, VecDeque<Mail<S>>> {
         // Mail is boxed closures, which no panic leaves half-written.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The sidecore's end.
-pub struct Mailbox<P, S>(Arc<Shared<P, S>>);
+pub struct Mailbox<S>(Arc<Shared<S>>);
 
 /// The sender's end; clone it as often as needed.
-pub struct Post<P, S>(Arc<Shared<P, S>>);
+pub struct Post<S>(Arc<Shared<S>>);
 
-impl<P, S> Clone for Post<P, S> {
+impl<S> Clone for Post<S> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
@@ -59,7 +59,7 @@ impl std::error::Error for Closed {}
 ///
 /// # Errors
 /// No eventfd can be had.
-pub fn mailbox<P, S>() -> io::Result<(Post<P, S>, Mailbox<P, S>)> {
+pub fn mailbox<S>() -> io::Result<(Post<S>, Mailbox<S>)> {
     let shared = Arc::new(Shared {
         pending: AtomicBool::new(false),
         queue: Mutex::new(VecDeque::new()),
@@ -69,12 +69,12 @@ pub fn mailbox<P, S>() -> io::Result<(Post<P, S>, Mailbox<P, S>)> {
     Ok((Post(Arc::clone(&shared)), Mailbox(shared)))
 }
 
-impl<P, S> Post<P, S> {
+impl<S> Post<S> {
     /// Delivers mail by the sidecore's next turn, waking it if it sleeps.
     ///
     /// # Errors
     /// [`Closed`] once the reactor is gone.
-    pub fn send(&self, mail: Mail<P, S>) -> Result<(), Closed> {
+    pub fn send(&self, mail: Mail<S>) -> Result<(), Closed> {
         {
             let mut queue = self.0.queue();
             if self.0.closed.load(Ordering::Relaxed) {
@@ -88,10 +88,10 @@ impl<P, S> Post<P, S> {
     }
 }
 
-impl<P, S> Mailbox<P, S> {
+impl<S> Mailbox<S> {
     /// The next mail, `None` if there is none.
     #[inline]
-    pub(crate) fn take(&self) -> Option<Mail<P, S>> {
+    pub(crate) fn take(&self) -> Option<Mail<S>> {
         if !self.0.pending.load(Ordering::Acquire) {
             return None;
         }
@@ -112,7 +112,7 @@ impl<P, S> Mailbox<P, S> {
     }
 }
 
-impl<P, S> Drop for Mailbox<P, S> {
+impl<S> Drop for Mailbox<S> {
     fn drop(&mut self) {
         let undelivered = {
             let mut queue = self.0.queue();

@@ -1,14 +1,42 @@
 //! What a reactor polls.
 
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 
 use sidecore_units::Nanos;
 
 use crate::IdleMode;
 
-/// A pollable's place in its reactor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PollableId(pub(crate) usize);
+/// Names a pollable of type `P` in its reactor: that one alone. Once it has finished, the name is
+/// invalid, even after another pollable has taken its place.
+pub struct PollableId<P> {
+    pub(crate) index: usize,
+    pub(crate) generation: u64,
+    of: PhantomData<fn() -> P>,
+}
+
+impl<P> PollableId<P> {
+    pub(crate) const fn new(index: usize, generation: u64) -> Self {
+        Self { index, generation, of: PhantomData }
+    }
+}
+
+// Derived, these would ask the same of `P`.
+impl<P> Clone for PollableId<P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P> Copy for PollableId<P> {}
+
+impl<P> fmt::Debug for PollableId<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.index, self.generation)
+    }
+}
 
 /// What one poll found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,11 +63,11 @@ pub enum Arm {
 }
 
 /// Something that a sidecore polls: a virtqueue, an NVMe queue pair, a NIC.
-pub trait Pollable {
+pub trait Pollable: Any {
     /// Does up to `budget` units of work as of `now`. Never blocks.
     fn poll(&mut self, now: Nanos, budget: usize) -> Polled;
 
-    /// How it wants to spend its idle time.
+    /// How it spends its idle time. Asked once, when a reactor takes it.
     fn idle_mode(&self) -> IdleMode;
 
     /// Turns its notifications on, *then* looks for work once more: a kick
@@ -64,5 +92,5 @@ pub trait Pollable {
     fn waits_since(&self) -> Option<Nanos>;
 
     /// Ends it after [`Polled::Finished`]: the place to hand its state back.
-    fn finish(self);
+    fn finish(self: Box<Self>);
 }

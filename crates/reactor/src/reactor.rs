@@ -1,5 +1,6 @@
 //! The loop itself.
 
+use std::any::Any;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -60,17 +61,22 @@ enum State {
     Armed,
 }
 
-struct Entry<P> {
-    pollable: P,
+struct Entry {
+    pollable: Box<dyn Pollable>,
+    generation: u64,
+    /// Its idle mode's spin time; `None` if it never sleeps.
+    spin: Option<Nanos>,
     state: State,
     /// When it last had work; the spin time counts from here.
     last_busy: Nanos,
 }
 
 /// Owns and polls everything that one sidecore serves.
-pub struct Reactor<P, S> {
+pub struct Reactor<S> {
     context: Rc<CoreContext>,
-    entries: Vec<Option<Entry<P>>>,
+    entries: Vec<Option<Entry>>,
+    /// How many pollables there have been.
+    generation: u64,
     /// Who is awake, in polling order.
     awake: Vec<usize>,
     armed_count: usize,
@@ -85,21 +91,22 @@ pub struct Reactor<P, S> {
     /// When it was last considered whether to give way.
     last_yield: Nanos,
     sleeper: S,
-    mailbox: Mailbox<P, S>,
+    mailbox: Mailbox<S>,
     woken: Vec<WakeKey>,
     stats: Arc<ReactorStats>,
 }
 
-impl<P: Pollable, S: Sleeper> Reactor<P, S> {
+impl<S: Sleeper> Reactor<S> {
     /// A reactor with nothing to poll, whose pollables share `context`.
     ///
     /// # Errors
     /// The sleeper cannot watch the mailbox.
-    pub fn new(context: CoreContext, mut sleeper: S, mailbox: Mailbox<P, S>) -> io::Result<Self> {
+    pub fn new(context: CoreContext, mut sleeper: S, mailbox: Mailbox<S>) -> io::Result<Self> {
         sleeper.watch(mailbox.wake_fd(), MAIL_KEY)?;
         Ok(Self {
             context: Rc::new(context),
             entries: Vec::new(),
+            generation: 0,
             awake: Vec::new(),
             armed_count: 0,
             first: 0,
@@ -142,7 +149,7 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
     ///
     /// # Errors
     /// One of its wake descriptors cannot be watched; it is dropped then.
-    pub fn add(&mut self, pollable: P) -> io::Result<PollableId> {
+    pub fn add<P: Pollable>(&mut self, pollable: P) -> io::Result<PollableId<P>> {
         let index = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
         let mut result = Ok(());
         let sleeper = &mut self.sleeper;
@@ -157,20 +164,29 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
             });
             return Err(error);
         }
-        let entry = Some(Entry { pollable, state: State::Awake, last_busy: Nanos::ZERO });
+        self.generation += 1;
+        let generation = self.generation;
+        let spin = pollable.idle_mode().spin();
+        let pollable = Box::new(pollable);
+        let entry = Some(Entry { pollable, generation, spin, state: State::Awake, last_busy: Nanos::ZERO });
         match self.entries.get_mut(index) {
             Some(slot) => *slot = entry,
             None => self.entries.push(entry),
         }
         self.awake.push(index);
-        Ok(PollableId(index))
+        self.stats.queues.set(self.len() as u64);
+        Ok(PollableId::new(index, generation))
     }
 
     /// Access to a pollable, which is awake from now on: what is changed about
-    /// it may mean work.
-    pub fn get_mut(&mut self, id: PollableId) -> Option<&mut P> {
-        self.wake(id.0);
-        self.entries.get_mut(id.0)?.as_mut().map(|entry| &mut entry.pollable)
+    /// it may mean work. `None` if it has finished.
+    pub fn get_mut<P: Pollable>(&mut self, id: PollableId<P>) -> Option<&mut P> {
+        if self.entries.get(id.index)?.as_ref()?.generation != id.generation {
+            return None;
+        }
+        self.wake(id.index);
+        let pollable: &mut dyn Any = &mut *self.entries.get_mut(id.index)?.as_mut()?.pollable;
+        pollable.downcast_mut()
     }
 
     /// Sets whether other threads keep the sidecore from running. While they do, the sidecore sleeps
@@ -268,6 +284,8 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
                 Polled::Idle => changed |= entry.rest(now),
                 Polled::Finished => {
                     let slot = self.entries.get_mut(index).and_then(Option::take);
+                    // Before `finish`: a thread that waits for it may read the gauge next.
+                    self.stats.queues.set(self.entries.iter().flatten().count() as u64);
                     if let Some(entry) = slot {
                         let sleeper = &mut self.sleeper;
                         entry.pollable.wake_fds(&mut |fd| {
@@ -385,10 +403,16 @@ impl<P: Pollable, S: Sleeper> Reactor<P, S> {
     }
 }
 
-impl<P: Pollable> Entry<P> {
+impl<S> Drop for Reactor<S> {
+    fn drop(&mut self) {
+        self.stats.queues.set(0);
+    }
+}
+
+impl Entry {
     /// Puts it to sleep if it has been idle for long enough; whether it was.
     fn rest(&mut self, now: Nanos) -> bool {
-        let Some(spin) = self.pollable.idle_mode().spin() else {
+        let Some(spin) = self.spin else {
             return false;
         };
         if now.since(self.last_busy) < spin {

@@ -26,4 +26,6 @@ counters! {
     pub yields: Counter = "yields_total",
     /// Messages from the control path: queues started, stopped, changed.
     pub mails: Counter = "mails_total",
+    /// Queues that it polls right now.
+    pub queues: Gauge = "queues",
 }

@@ -327,7 +327,7 @@ fn a_lying_driver_breaks_its_device_and_a_reset_brings_it_back() {
         let (reply, answer) = mpsc::channel();
         rig.queue.stop(Box::new(move |state| reply.send(state).unwrap()));
         assert_eq!(rig.poll(), Polled::Finished);
-        rig.queue.finish();
+        Box::new(rig.queue).finish();
         answer.try_recv().expect("a broken queue hands its state back");
         rig.device.reset();
         assert!(rig.device.broken().is_none());
@@ -481,7 +481,7 @@ fn stopping_waits_for_what_is_in_flight_and_takes_nothing_new() {
     assert_eq!(rig.queue.arm(), Arm::CannotSleep, "this store wakes nobody");
     open.store(true, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(rig.poll(), Polled::Finished);
-    rig.queue.finish();
+    Box::new(rig.queue).finish();
     assert_eq!(answer.try_recv().unwrap(), RingState { next_avail: 1, next_used: 1 });
     assert_eq!(log.lock().unwrap().len(), 1, "the second request is still the ring's");
     assert_eq!(rig.driver.pop().unwrap().unwrap().slot, 0);

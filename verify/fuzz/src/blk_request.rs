@@ -65,7 +65,7 @@ fuzz_target!(|input: &[u8]| {
     for _ in 0..4 {
         now += 1;
         if queue.poll(Nanos(now), 64) == Polled::Finished {
-            queue.finish();
+            Box::new(queue).finish();
             break;
         }
     }

@@ -48,13 +48,13 @@ impl Sleeper for Restless {
 }
 
 thread_local! {
-    static SIDECORE: RefCell<Option<Reactor<IoQueue, Restless>>> = const { RefCell::new(None) };
+    static SIDECORE: RefCell<Option<Reactor<Restless>>> = const { RefCell::new(None) };
 }
 
 struct Runner;
 
 impl QueueRunner for Runner {
-    fn start(&self, make: MakeQueue) -> Result<PollableId, StartError> {
+    fn start(&self, make: MakeQueue) -> Result<PollableId<IoQueue>, StartError> {
         SIDECORE.with_borrow_mut(|sidecore| {
             let sidecore = sidecore.as_mut().expect("a sidecore");
             let queue = make(sidecore.context())?;
@@ -62,7 +62,7 @@ impl QueueRunner for Runner {
         })
     }
 
-    fn tell(&self, queue: PollableId, task: Task) {
+    fn tell(&self, queue: PollableId<IoQueue>, task: Task) {
         SIDECORE.with_borrow_mut(|sidecore| {
             if let Some(queue) = sidecore.as_mut().expect("a sidecore").get_mut(queue) {
                 task(queue);

@@ -95,11 +95,11 @@ impl Sleeper for SimulatedSleep {
 
 /// A queue of a guest's: running, or on its way to a stop.
 enum Queue {
-    Running(PollableId),
+    Running(PollableId<BlkQueue>),
     Stopping(Receiver<RingState>),
 }
 
-type Sidecore = Reactor<BlkQueue, SimulatedSleep>;
+type Sidecore = Reactor<SimulatedSleep>;
 
 fn start(reactor: &mut Sidecore, random: &mut Random, guest: &Guest, state: RingState) -> Queue {
     let mode = match random.below(3) {

@@ -43,10 +43,10 @@ fn example() -> (Stats, Vec<DeviceReport>) {
             asleep_ns: 1_500_000_000,
             yields: 21,
             mails: 19,
+            queues: 20,
             ..ReactorCounts::default()
         },
         utilisation: 0.25,
-        queues: 20,
         warning: None,
     };
     let device = DeviceReport {

@@ -323,7 +323,7 @@ impl Pollable for IoQueue {
         self.engine.channel().and_then(BlockChannel::waits_since)
     }
 
-    fn finish(mut self) {
+    fn finish(mut self: Box<Self>) {
         self.on_wake();
         let state = std::mem::replace(&mut self.state, State::Halted);
         let changes = std::mem::take(&mut self.changes);

@@ -33,17 +33,17 @@ pub trait QueueRunner: Send + Sync {
     ///
     /// # Errors
     /// The queue's, or [`StartError::SidecoreGone`].
-    fn start(&self, make: MakeQueue) -> Result<PollableId, StartError>;
+    fn start(&self, make: MakeQueue) -> Result<PollableId<IoQueue>, StartError>;
 
     /// Has something done to a queue that was started there, in the order of the calls; does not wait. What cannot be
     /// delivered is dropped. If the queue is busy stopping or gone, that is the same.
-    fn tell(&self, queue: PollableId, task: Task);
+    fn tell(&self, queue: PollableId<IoQueue>, task: Task);
 }
 
 /// A completion queue that runs.
 struct Running {
     runner: usize,
-    id: PollableId,
+    id: PollableId<IoQueue>,
     kick: Arc<EventFd>,
     vector: Option<u16>,
 }

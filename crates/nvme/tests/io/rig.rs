@@ -65,14 +65,14 @@ impl Sleeper for Restless {
 
 thread_local! {
     /// This thread's sidecores: each test has a thread of its own.
-    static SIDECORES: RefCell<Vec<Reactor<IoQueue, Restless>>> = const { RefCell::new(Vec::new()) };
+    static SIDECORES: RefCell<Vec<Reactor<Restless>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// One of them.
 struct Runner(usize);
 
 impl QueueRunner for Runner {
-    fn start(&self, make: MakeQueue) -> Result<PollableId, StartError> {
+    fn start(&self, make: MakeQueue) -> Result<PollableId<IoQueue>, StartError> {
         SIDECORES.with_borrow_mut(|sidecores| {
             let sidecore = &mut sidecores[self.0];
             let queue = make(sidecore.context())?;
@@ -80,7 +80,7 @@ impl QueueRunner for Runner {
         })
     }
 
-    fn tell(&self, queue: PollableId, task: Task) {
+    fn tell(&self, queue: PollableId<IoQueue>, task: Task) {
         SIDECORES.with_borrow_mut(|sidecores| {
             if let Some(queue) = sidecores[self.0].get_mut(queue) {
                 task(queue);

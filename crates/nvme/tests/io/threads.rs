@@ -19,13 +19,13 @@ const ENTRIES: u32 = 16;
 const INCREMENTS: u64 = 400;
 
 struct Sidecore {
-    post: Post<IoQueue, EpollSleeper>,
+    post: Post<EpollSleeper>,
 }
 
 impl QueueRunner for Sidecore {
-    fn start(&self, make: MakeQueue) -> Result<PollableId, StartError> {
+    fn start(&self, make: MakeQueue) -> Result<PollableId<IoQueue>, StartError> {
         let (reply, answer) = std::sync::mpsc::sync_channel(1);
-        let mail = Box::new(move |reactor: &mut Reactor<IoQueue, EpollSleeper>| {
+        let mail = Box::new(move |reactor: &mut Reactor<EpollSleeper>| {
             let queue = make(reactor.context());
             let _ = reply.send(queue.map(|queue| reactor.add(queue).unwrap()));
         });
@@ -33,7 +33,7 @@ impl QueueRunner for Sidecore {
         answer.recv().map_err(|_| StartError::SidecoreGone)?
     }
 
-    fn tell(&self, queue: PollableId, task: Task) {
+    fn tell(&self, queue: PollableId<IoQueue>, task: Task) {
         let _ = self.post.send(Box::new(move |reactor| {
             if let Some(queue) = reactor.get_mut(queue) {
                 task(queue);

@@ -15,6 +15,7 @@ struct World {
     wakes: RefCell<VecDeque<(u64, Vec<WakeKey>)>>,
     timeouts: RefCell<Vec<Option<Nanos>>>,
     log: RefCell<Vec<String>>,
+    stats: RefCell<Option<Arc<ReactorStats>>>,
 }
 
 struct Script(Rc<World>);
@@ -116,15 +117,16 @@ impl Pollable for Worker {
     fn waits_since(&self) -> Option<Nanos> {
         self.waits_since.get()
     }
-    fn finish(self) {
-        self.log("finishes");
+    fn finish(self: Box<Self>) {
+        let queues = self.world.stats.borrow().as_ref().map_or(0, |stats| stats.queues.get());
+        self.log(&format!("finishes, then {queues} queues"));
     }
 }
 
 struct Bench {
     world: Rc<World>,
-    reactor: Reactor<Worker, Script>,
-    post: crate::Post<Worker, Script>,
+    reactor: Reactor<Script>,
+    post: crate::Post<Script>,
 }
 
 impl Bench {
@@ -132,6 +134,7 @@ impl Bench {
         let world = Rc::new(World::default());
         let (post, mailbox) = mailbox().unwrap();
         let reactor = Reactor::new(CoreContext::default(), Script(Rc::clone(&world)), mailbox).unwrap();
+        *world.stats.borrow_mut() = Some(reactor.stats());
         Self { world, reactor, post }
     }
     fn turn(&mut self, passes_ns: u64) -> Turn {
@@ -156,7 +159,7 @@ fn adaptive_spins_then_arms_then_sleeps_until_woken() {
     assert_eq!(bench.turn(0), Turn::Busy);
     assert_eq!(bench.turn(SPIN.0 - 1), Turn::Idle);
     assert_eq!(bench.log(), ["a did 1"]);
-    bench.world.wakes.borrow_mut().push_back((1_000_000, vec![WakeKey(id.0 as u64)]));
+    bench.world.wakes.borrow_mut().push_back((1_000_000, vec![WakeKey(id.index as u64)]));
     assert_eq!(bench.turn(1), Turn::Slept);
     assert_eq!(bench.log(), ["a arms", "a woken", "a disarms"]);
     assert_eq!(*bench.world.timeouts.borrow(), [None]);
@@ -196,7 +199,7 @@ fn a_pause_ends_at_a_deadline_and_at_a_kick_of_a_neighbour() {
     bench.reactor.add(polls).unwrap();
     let id = bench.reactor.add(Worker::new(&bench.world, "i", IdleMode::Interrupt)).unwrap();
     bench.reactor.set_without_core(true);
-    bench.world.wakes.borrow_mut().push_back((5, vec![WakeKey(id.0 as u64)]));
+    bench.world.wakes.borrow_mut().push_back((5, vec![WakeKey(id.index as u64)]));
     assert_eq!(bench.turn(MIN_PAUSE.0), Turn::Slept);
     assert_eq!(bench.world.timeouts.borrow().last(), Some(&Some(Nanos(10))));
     assert_eq!(bench.log(), ["i arms", "i woken", "i disarms"]);
@@ -285,7 +288,7 @@ fn neither_a_sleep_nor_a_yield_counts_as_busy() {
     let mut bench = Bench::new();
     let world = Rc::clone(&bench.world);
     // Mail that takes 3 us makes a turn busy, and the sidecore sleeps at the end of the same turn.
-    let work = |reactor: &mut Reactor<Worker, Script>| {
+    let work = |reactor: &mut Reactor<Script>| {
         let now = &reactor.sleeper.0.now;
         now.set(now.get() + 3_000);
     };
@@ -359,7 +362,7 @@ fn mail_is_delivered_in_order_and_refused_after_the_end() {
     let order = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     for number in 0..2 {
         let order = std::sync::Arc::clone(&order);
-        let mail: Mail<Worker, Script> = Box::new(move |reactor| {
+        let mail: Mail<Script> = Box::new(move |reactor| {
             order.lock().unwrap().push(number);
             if number == 1 {
                 reactor.get_mut(id).unwrap().finished = true;
@@ -369,20 +372,22 @@ fn mail_is_delivered_in_order_and_refused_after_the_end() {
     }
     assert_eq!(bench.turn(1), Turn::Slept, "the last pollable finished");
     assert_eq!(*order.lock().unwrap(), [0, 1]);
-    assert_eq!(bench.log(), ["a finishes"]);
+    assert_eq!(bench.log(), ["a finishes, then 0 queues"]);
     assert!(bench.reactor.get_mut(id).is_none());
     drop(bench.reactor);
     assert_eq!(bench.post.send(Box::new(|_| {})), Err(crate::Closed));
 }
 
 #[test]
-fn a_slot_is_used_again() {
+fn a_place_is_used_again_and_an_old_name_is_invalid() {
     let mut bench = Bench::new();
     let mut worker = Worker::new(&bench.world, "a", IdleMode::Poll);
     worker.finished = true;
     let first = bench.reactor.add(worker).unwrap();
     bench.turn(1);
     let again = bench.reactor.add(Worker::new(&bench.world, "b", IdleMode::Poll)).unwrap();
-    assert_eq!(first, again);
+    assert_eq!(first.index, again.index);
+    assert!(bench.reactor.get_mut(first).is_none());
+    assert_eq!(bench.reactor.get_mut(again).unwrap().name, "b");
     assert_eq!(bench.reactor.len(), 1);
 }

@@ -394,7 +394,7 @@ impl Pollable for BlkQueue {
         self.engine.channel().and_then(BlockChannel::waits_since)
     }
 
-    fn finish(mut self) {
+    fn finish(mut self: Box<Self>) {
         self.on_wake();
         self.consider_call();
         let state = self.ring.state();

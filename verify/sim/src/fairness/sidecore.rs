@@ -108,7 +108,7 @@ impl Sleeper for Sleepless {
 
 fn obey(orders: &Receiver<Order>, answers: &Sender<Answer>) {
     let (_post, mail) = mailbox().expect("a mailbox");
-    let mut reactor: Reactor<BlkQueue, Sleepless> =
+    let mut reactor: Reactor<Sleepless> =
         Reactor::new(CoreContext::default(), Sleepless, mail).expect("a reactor");
     let mut guests: Vec<(usize, Greedy)> = Vec::new();
     for order in orders {

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use sidecore_nvme::StartError;
-use sidecore_nvme::io::{MakeQueue, QueueRunner, Task};
+use sidecore_nvme::io::{IoQueue, MakeQueue, QueueRunner, Task};
 use sidecore_reactor::PollableId;
 
 use super::super::LastStart;
-use crate::queue::Queue;
 use crate::sidecore::Sidecore;
 
 pub(super) struct Runner {
@@ -22,14 +21,11 @@ impl Runner {
 }
 
 impl QueueRunner for Runner {
-    fn start(&self, make: MakeQueue) -> Result<PollableId, StartError> {
-        let counted = self.sidecore.count_queue();
+    fn start(&self, make: MakeQueue) -> Result<PollableId<IoQueue>, StartError> {
         let started = self.sidecore.ask(move |reactor| {
             let queue = make(reactor.context())?;
             let id = queue.id();
-            reactor
-                .add(Queue::Nvme { queue: Box::new(queue), _counted: counted })
-                .map_err(|error| StartError::Io { id, error })
+            reactor.add(queue).map_err(|error| StartError::Io { id, error })
         });
         let started = started.map_err(|_| StartError::SidecoreGone)?;
         if started.is_ok() {
@@ -38,9 +34,9 @@ impl QueueRunner for Runner {
         started
     }
 
-    fn tell(&self, queue: PollableId, task: Task) {
+    fn tell(&self, queue: PollableId<IoQueue>, task: Task) {
         self.sidecore.tell(move |reactor| {
-            if let Some(queue) = reactor.get_mut(queue).and_then(Queue::nvme) {
+            if let Some(queue) = reactor.get_mut(queue) {
                 task(queue);
             }
         });
