@@ -37,9 +37,11 @@ const ARROWS: &[(&str, Uses)] = &[
     ("vhost-user", Only(&["spec-virtio", "peer", "socket", "virtio", "ring", "memory", "units"])),
     ("vfio-user", Only(&["spec-nvme", "peer", "socket", "nvme", "memory", "units"])),
     ("linux", Only(&["reactor", "block", "memory", "units"])),
+    ("sidecore", Only(&["linux", "reactor", "units"])),
     (
         "assembly",
         Only(&[
+            "sidecore",
             "linux",
             "controller",
             "volume",

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sidecore_linux::Clock;
 use sidecore_nvme_subsystem::{FunctionState, NamespaceIds, Subsystems, restore};
 use sidecore_peer::{Access, Service};
+use sidecore_sidecore::{Sidecore, SidecoreThread};
 use sidecore_units::Nanos;
 
 use crate::AssemblyError;
@@ -20,9 +21,8 @@ use crate::front_end::{NvmeParts, NvmeThreads};
 use crate::left::LeftDevice;
 use crate::opening::{self, Opening};
 use crate::pending::PendingDisk;
-use crate::report::{ClosedControllerReport, DeviceReport, Stats};
-use crate::sidecore::{Sidecore, SidecoreThread};
-use crate::spec::{DeviceSpec, Spec, StoreKind, StoreSpec};
+use crate::report::{ClosedControllerReport, DeviceReport, SidecoreReport, Stats};
+use crate::spec::{DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use crate::stores::Stores;
 use crate::volume_service::Volumes;
 
@@ -116,7 +116,9 @@ impl Assembly {
         }
         let mut threads = Vec::new();
         for sidecore in &spec.sidecores {
-            threads.push(SidecoreThread::start(sidecore, &clock)?);
+            let SidecoreSpec { name, cpu } = sidecore;
+            let started = SidecoreThread::start(name, *cpu, &clock);
+            threads.push(started.map_err(|error| AssemblyError::sidecore(name, error))?);
         }
         let sidecores: Vec<Sidecore> = threads.iter().map(|thread| thread.sidecore().clone()).collect();
         let core_watch = CoreWatch::start(&sidecores, &clock);
@@ -369,7 +371,7 @@ impl Assembly {
         Stats {
             uptime_ns: now.since(self.started_at).0,
             interval_ns: None,
-            sidecores: self.sidecores.iter().map(|sidecore| sidecore.report(now)).collect(),
+            sidecores: self.sidecores.iter().map(|sidecore| SidecoreReport::of(sidecore, now)).collect(),
             devices,
         }
     }

@@ -9,8 +9,7 @@ use std::time::Duration;
 use sidecore_linux::Clock;
 use sidecore_linux::core_time::CoreTimes;
 use sidecore_reactor::{Contention, CoreChange, CoreSample};
-
-use crate::sidecore::Sidecore;
+use sidecore_sidecore::Sidecore;
 
 /// How often the accounts are read.
 const PERIOD: Duration = Duration::from_millis(250);
@@ -70,7 +69,7 @@ fn look(watched: &mut [Watched], times: &mut CoreTimes, clock: &Clock) {
 
 impl Watched {
     fn is_of_interest(&mut self) -> bool {
-        let turns = std::mem::replace(&mut self.turns, self.sidecore.turns());
+        let turns = std::mem::replace(&mut self.turns, self.sidecore.stats().turns.get());
         self.contention.is_lost() || self.turns != turns
     }
 

@@ -6,12 +6,12 @@ use std::time::UNIX_EPOCH;
 use sidecore_block::{BlockDevice, NullStore};
 use sidecore_peer::{Access, Service};
 use sidecore_reactor::IdleMode;
+use sidecore_sidecore::Sidecore;
 
 use crate::AssemblyError;
 use crate::front_end::{FrontEnd, Nvme, NvmeParts, Refused, VirtioBlk};
 use crate::left::LeftDevice;
 use crate::report::{DeviceReport, DeviceState, DeviceStats, DisconnectReport, QueueCounters};
-use crate::sidecore::Sidecore;
 use crate::spec::{DeviceSpec, FrontEndKind, StoreKind, StoreSpec, VolumeSpec};
 
 /// A device of an assembly.

@@ -7,6 +7,7 @@ use sidecore_controller::ControllerError;
 use sidecore_linux::cpu::PinError;
 use sidecore_linux::{FileError, HostFileError};
 use sidecore_peer::ServerError;
+use sidecore_sidecore::ThreadError;
 
 use crate::access::AccountError;
 use crate::operation::{ErrorKind, OperationError};
@@ -188,6 +189,15 @@ pub enum AssemblyError {
 }
 
 impl AssemblyError {
+    /// The thread of sidecore `name` could not be started.
+    pub(crate) fn sidecore(name: &str, error: ThreadError) -> Self {
+        let name = name.to_owned();
+        match error {
+            ThreadError::Start(error) => Self::Sidecore { name, error },
+            ThreadError::Pin(error) => Self::Pin { name, error },
+        }
+    }
+
     /// Whether the specification is not to blame, but what is on a store or a process that was
     /// killed: then only the devices in front of that store are not served.
     pub(crate) fn is_of_a_store(&self) -> bool {

@@ -9,11 +9,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use sidecore_block::Geometry;
+use sidecore_sidecore::Sidecore;
 
 use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
-use crate::sidecore::Sidecore;
 use sidecore_peer::{Access, Disconnect};
 
 pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads};

@@ -50,7 +50,6 @@ mod operation;
 mod pending;
 pub mod report;
 mod served;
-mod sidecore;
 pub mod spec;
 mod stores;
 mod volume_service;

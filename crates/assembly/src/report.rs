@@ -11,7 +11,9 @@ use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 use sidecore_block::QueueStats;
+use sidecore_sidecore::Sidecore;
 use sidecore_telemetry::CounterSet;
+use sidecore_units::Nanos;
 
 pub use closed::{ClosedControllerReport, ControllerState};
 pub use controller::{
@@ -81,6 +83,19 @@ pub struct SidecoreReport {
 }
 
 impl SidecoreReport {
+    /// A sidecore's counters as of `now`.
+    pub(crate) fn of(sidecore: &Sidecore, now: Nanos) -> Self {
+        let mut report = Self {
+            name: sidecore.name().to_owned(),
+            cpu: sidecore.cpu().map(|cpu| cpu.0),
+            counts: sidecore.stats().counts(),
+            utilisation: 0.0,
+            warning: sidecore.core_warning().map(|warning| warning.to_string()),
+        };
+        report.utilisation = report.utilisation_since(None, now.since(sidecore.started_at()).0);
+        report
+    }
+
     /// The share of the last `elapsed_ns`, 0 to 1, in which it worked. `earlier` is its report from before that, if
     /// there was one.
     #[must_use]

@@ -4,19 +4,18 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sidecore_block::BlockDevice;
 use sidecore_linux::peer_event;
-use sidecore_reactor::{IdleMode, PollableId};
+use sidecore_reactor::IdleMode;
 use sidecore_ring::RingState;
+use sidecore_sidecore::{Handle, NotStarted, Sidecore, Stopped};
 use sidecore_virtio::blk::{BlkDevice, BlkQueue};
 use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
 
 use crate::front_end::LastStart;
-use crate::sidecore::Sidecore;
 
 /// Requests in flight that take longer than this are worth a line in the log.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -39,12 +38,12 @@ pub(crate) struct ServedBlk {
 /// A request queue: where it is served, and whether it is.
 struct Queue {
     sidecore: Sidecore,
-    /// What it is there.
-    running: Mutex<Option<PollableId<BlkQueue>>>,
+    /// The queue there; `None` while it is stopped.
+    running: Mutex<Option<Handle<BlkQueue>>>,
 }
 
 impl Queue {
-    fn running(&self) -> MutexGuard<'_, Option<PollableId<BlkQueue>>> {
+    fn running(&self) -> MutexGuard<'_, Option<Handle<BlkQueue>>> {
         // An id is whole whoever panicked.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -161,14 +160,16 @@ impl VirtioDevice for ServedBlk {
         }
         let Some(store) = self.store().clone() else { return refuse("the device is gone".to_owned()) };
         let (device, idle) = (Arc::clone(&self.device), self.idle);
-        let started = queue.sidecore.ask(move |reactor| {
-            let io_error = |error| StartError::Io { index, error };
-            let channel = store.open_channel(reactor.context(), usize::from(size)).map_err(io_error)?;
-            let queue = BlkQueue::new(&device, index, resources, state, channel, idle, peer_event)?;
-            reactor.add(queue).map_err(io_error)
+        let io_error = move |error| StartError::Io { index, error };
+        let started = queue.sidecore.start(move |core| {
+            let channel = store.open_channel(core, usize::from(size)).map_err(io_error)?;
+            BlkQueue::new(&device, index, resources, state, channel, idle, peer_event)
         });
-        let id = started.map_err(|_| StartError::SidecoreGone)??;
-        *running = Some(id);
+        *running = Some(started.map_err(|error| match error {
+            NotStarted::Unit(error) => error,
+            NotStarted::Watch(error) => io_error(error),
+            NotStarted::Gone => StartError::SidecoreGone,
+        })?);
         self.running_count.fetch_add(1, Ordering::Relaxed);
         self.last_start.set();
         tracing::info!(device = self.name(), queue = index, sidecore = queue.sidecore.name(), size, "queue started");
@@ -179,16 +180,17 @@ impl VirtioDevice for ServedBlk {
         let queue = self.queue(index).ok()?;
         // Held until the queue has stopped: a start that comes meanwhile waits.
         let mut running = queue.running();
-        let id = running.take()?;
-        let (reply, stopped) = mpsc::sync_channel(1);
-        let asked = queue.sidecore.ask(move |reactor| {
-            if let Some(queue) = reactor.get_mut(id) {
-                queue.stop(Box::new(move |state| {
-                    let _ = reply.send(state);
-                }));
+        let stopping = running.take()?.stop();
+        let state = loop {
+            match stopping.wait(STOP_PATIENCE) {
+                Stopped::Stopped(state) => break Some(state),
+                Stopped::Gone => break None,
+                // The store owes answers, and it alone knows when the guest's memory may be unmapped.
+                Stopped::StillInFlight => {
+                    tracing::warn!(device = self.name(), queue = index, "stopping: requests are still in flight");
+                }
             }
-        });
-        let state = asked.ok().and_then(|()| wait(&stopped, self.name(), index));
+        };
         self.running_count.fetch_sub(1, Ordering::Relaxed);
         match state {
             Some(_) => tracing::info!(device = self.name(), queue = index, "queue stopped"),
@@ -200,11 +202,11 @@ impl VirtioDevice for ServedBlk {
     fn set_call(&self, index: u16, call: Option<OwnedFd>) {
         let Ok(queue) = self.queue(index) else { return };
         let running = queue.running();
-        let Some(id) = *running else { return };
+        let Some(running) = &*running else { return };
         match call.map(|call| peer_event(call.as_fd())).transpose() {
             Ok(call) => {
                 // What was there before is dropped here.
-                let _ = queue.sidecore.ask(move |reactor| reactor.get_mut(id).map(|queue| queue.set_call(call)));
+                let _ = running.ask(move |queue| queue.set_call(call));
             }
             Err(error) => self.device.break_with(&format!("queue {index}: the call descriptor is unusable: {error}")),
         }
@@ -220,17 +222,5 @@ impl VirtioDevice for ServedBlk {
 
     fn loss(&self) -> Option<String> {
         if self.loss_accepted.load(Ordering::Relaxed) { None } else { self.store().as_ref()?.loss() }
-    }
-}
-
-/// Waits for a queue's last words, and says so when they take long: the store owes answers then, and nobody but it can
-/// tell when the guest's memory may be unmapped.
-fn wait(stopped: &mpsc::Receiver<RingState>, device: &str, queue: u16) -> Option<RingState> {
-    loop {
-        match stopped.recv_timeout(STOP_PATIENCE) {
-            Ok(state) => return Some(state),
-            Err(RecvTimeoutError::Disconnected) => return None,
-            Err(RecvTimeoutError::Timeout) => tracing::warn!(device, queue, "stopping: requests are still in flight"),
-        }
     }
 }

@@ -29,7 +29,7 @@ pub use context::CoreContext;
 pub use eventfd::EventFd;
 pub use idle::IdleMode;
 pub use mailbox::{Closed, Mail, Mailbox, Post, mailbox};
-pub use pollable::{Arm, Pollable, PollableId, Polled};
+pub use pollable::{Arm, Pollable, PollableId, Polled, Unit};
 pub use reactor::{GLANCE_INTERVAL, PATIENCE, Reactor, Turn, YIELD};
 pub use signal::{MakeSignal, Signal};
 pub use sleeper::{Sleeper, WakeKey};

@@ -38,6 +38,17 @@ impl<P> fmt::Debug for PollableId<P> {
     }
 }
 
+/// A pollable that stops on request and hands its state back. From that state it, or its successor
+/// in another process, resumes.
+pub trait Unit: Pollable {
+    /// The state that it resumes from, valid while nothing is in flight.
+    type State: Send + 'static;
+
+    /// Takes no more requests. Once nothing is in flight and guest memory is released, the unit
+    /// finishes and calls `stopped` with its state.
+    fn stop(&mut self, stopped: Box<dyn FnOnce(Self::State) + Send>);
+}
+
 /// What one poll found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polled {

@@ -9,7 +9,7 @@ use sidecore_block::{
     Batch, BlockChannel, BlockDevice, BlockError, Geometry, Operation, RamStore, Readiness, dropped_tags,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
-use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled};
+use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled, Unit};
 use sidecore_ring::driver::{Buffer, DriverRing, RawDescriptor, RawRing, RingAreas};
 use sidecore_ring::{RingFormat, RingLayout, RingState};
 use sidecore_spec_virtio::blk::feature;

@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use sidecore_block::{BlockDevice, Geometry, RamStore, dropped_tags};
 use sidecore_fuzz::{Poker, guest_memory, ring_layout};
 use sidecore_memory::RegionHint;
-use sidecore_reactor::{CoreContext, EventFd, IdleMode, Pollable, Polled};
+use sidecore_reactor::{CoreContext, EventFd, IdleMode, Pollable, Polled, Unit};
 use sidecore_ring::RingState;
 use sidecore_units::Nanos;
 use sidecore_virtio::QueueResources;

@@ -11,7 +11,7 @@ use sidecore_block::{
     Affected, BlockDevice, DelayStore, Fault, FaultPlan, FaultRule, FaultStore, Geometry, RamStore, When, dropped_tags,
 };
 use sidecore_linux::EpollSleeper;
-use sidecore_reactor::{CoreContext, EventFd, IdleMode, PollableId, Reactor, Sleeper, WakeKey, mailbox};
+use sidecore_reactor::{CoreContext, EventFd, IdleMode, PollableId, Reactor, Sleeper, Unit, WakeKey, mailbox};
 use sidecore_ring::RingState;
 use sidecore_units::Nanos;
 use sidecore_virtio::blk::BlkQueue;

@@ -16,6 +16,7 @@ use sidecore_nvme_subsystem::{FunctionState, NamespaceIds, Subsystem, SubsystemS
 use sidecore_peer::{Access, Disconnect, Service, Socket};
 use sidecore_reactor::{CoreContext, IdleMode};
 use sidecore_ring::nvme::Doorbells;
+use sidecore_sidecore::Sidecore;
 use sidecore_vfio_user::PciEndpoint;
 
 use self::runner::Runner;
@@ -24,7 +25,6 @@ use crate::AssemblyError;
 use crate::flush::flush_and_wait;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
-use crate::sidecore::Sidecore;
 use crate::spec::DeviceSpec;
 
 /// A virtual function has one namespace.

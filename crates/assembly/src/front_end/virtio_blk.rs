@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use sidecore_block::{BlockDevice, Geometry};
 use sidecore_nvme_subsystem::SubsystemState;
 use sidecore_peer::{Access, Disconnect, Service, Socket};
+use sidecore_sidecore::Sidecore;
 use sidecore_vhost_user::VirtioEndpoint;
 use sidecore_virtio::VirtioDevice;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions};
@@ -15,7 +16,6 @@ use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::served::ServedBlk;
-use crate::sidecore::Sidecore;
 use crate::spec::DeviceSpec;
 
 pub(crate) struct VirtioBlk {

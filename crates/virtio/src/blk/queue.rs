@@ -7,7 +7,7 @@ use sidecore_block::{
     BATCH, BlockChannel, BlockError, BlockRequest, Budget, Context, Flush, InFlight, Next, Operation, QueueName,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
-use sidecore_reactor::{Arm, EventFd, IdleMode, MakeSignal, Pollable, Polled, Signal};
+use sidecore_reactor::{Arm, EventFd, IdleMode, MakeSignal, Pollable, Polled, Signal, Unit};
 use sidecore_ring::{Chain, DeviceRing, RingError, RingState, Token};
 use sidecore_spec_virtio::blk::{ID_BYTES, feature};
 use sidecore_units::Nanos;
@@ -134,13 +134,6 @@ impl BlkQueue {
             call_delay: Some(0),
             unpublished: false,
         })
-    }
-
-    /// Takes nothing more from the ring, and once nothing is in flight, hands
-    /// the ring's state to `reply`.
-    pub fn stop(&mut self, reply: StopReply) {
-        self.halted = true;
-        self.stopping = Some(reply);
     }
 
     /// Replaces what calls the guest; what was completed and not announced is
@@ -289,6 +282,15 @@ impl BlkQueue {
             call.signal();
             self.engine.stats().calls.add(1);
         }
+    }
+}
+
+impl Unit for BlkQueue {
+    type State = RingState;
+
+    fn stop(&mut self, stopped: StopReply) {
+        self.halted = true;
+        self.stopping = Some(stopped);
     }
 }
 

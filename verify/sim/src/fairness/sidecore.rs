@@ -108,8 +108,7 @@ impl Sleeper for Sleepless {
 
 fn obey(orders: &Receiver<Order>, answers: &Sender<Answer>) {
     let (_post, mail) = mailbox().expect("a mailbox");
-    let mut reactor: Reactor<Sleepless> =
-        Reactor::new(CoreContext::default(), Sleepless, mail).expect("a reactor");
+    let mut reactor: Reactor<Sleepless> = Reactor::new(CoreContext::default(), Sleepless, mail).expect("a reactor");
     let mut guests: Vec<(usize, Greedy)> = Vec::new();
     for order in orders {
         let answer = match order {

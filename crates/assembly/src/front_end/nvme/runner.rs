@@ -5,9 +5,9 @@ use std::sync::Arc;
 use sidecore_nvme::StartError;
 use sidecore_nvme::io::{IoQueue, MakeQueue, QueueRunner, Task};
 use sidecore_reactor::PollableId;
+use sidecore_sidecore::Sidecore;
 
 use super::super::LastStart;
-use crate::sidecore::Sidecore;
 
 pub(super) struct Runner {
     sidecore: Sidecore,
