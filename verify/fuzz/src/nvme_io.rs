@@ -14,9 +14,9 @@ use libfuzzer_sys::fuzz_target;
 use sidecore_block::{DelayStore, Geometry, RamStore, dropped_tags};
 use sidecore_fuzz::{Input, guest_memory};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
-use sidecore_nvme::io::{IoOptions, IoQueue, MakeQueue, QueueRunner, QueueSet, Task};
+use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, TellQueue};
 use sidecore_nvme::{Command, CompletionQueueSetup, Done, Namespace, QueueHost, StartError, SubmissionQueueSetup};
-use sidecore_reactor::{CoreContext, EventFd, IdleMode, PollableId, Reactor, Sleeper, WakeKey, mailbox};
+use sidecore_reactor::{CoreContext, EventFd, IdleMode, Reactor, Sleeper, WakeKey, mailbox};
 use sidecore_ring::nvme::Doorbells;
 use sidecore_units::Nanos;
 
@@ -54,20 +54,19 @@ thread_local! {
 struct Runner;
 
 impl QueueRunner for Runner {
-    fn start(&self, make: MakeQueue) -> Result<PollableId<IoQueue>, StartError> {
-        SIDECORE.with_borrow_mut(|sidecore| {
+    fn start(&self, _id: u16, make: MakeQueue) -> Result<TellQueue, StartError> {
+        let queue = SIDECORE.with_borrow_mut(|sidecore| {
             let sidecore = sidecore.as_mut().expect("a sidecore");
             let queue = make(sidecore.context())?;
             Ok(sidecore.add(queue).expect("watched"))
-        })
-    }
-
-    fn tell(&self, queue: PollableId<IoQueue>, task: Task) {
-        SIDECORE.with_borrow_mut(|sidecore| {
-            if let Some(queue) = sidecore.as_mut().expect("a sidecore").get_mut(queue) {
-                task(queue);
-            }
-        });
+        })?;
+        Ok(Box::new(move |task| {
+            SIDECORE.with_borrow_mut(|sidecore| {
+                if let Some(queue) = sidecore.as_mut().expect("a sidecore").get_mut(queue) {
+                    task(queue);
+                }
+            });
+        }))
     }
 }
 

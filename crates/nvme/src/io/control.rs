@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use sidecore_memory::{GuestAddress, GuestMemory};
-use sidecore_reactor::Signal;
+use sidecore_reactor::{Signal, Unit};
 use sidecore_ring::nvme::ShadowDoorbells;
 
 use super::command::Rules;
@@ -21,11 +21,19 @@ const SHADOW_STRIDE_BYTES: u32 = 4;
 pub(super) enum Change {
     Memory(GuestMemory, Done),
     Namespace(Option<Arc<Namespace>>, Done),
-    HandOver(Leave, Done),
+    Stop(StopReply),
 }
 
-/// Takes what a queue leaves to another process.
-pub(super) type Leave = Box<dyn FnOnce(CompletionQueueState) + Send>;
+type StopReply = Box<dyn FnOnce(CompletionQueueState) + Send>;
+
+impl Unit for IoQueue {
+    type State = CompletionQueueState;
+
+    fn stop(&mut self, stopped: StopReply) {
+        self.changes.push_back(Change::Stop(stopped));
+        self.attention = true;
+    }
+}
 
 impl IoQueue {
     /// Takes commands from one more submission queue.
@@ -83,8 +91,9 @@ impl IoQueue {
         }
     }
 
-    /// Ends the queue: takes and posts nothing more; done when the store has answered everything.
-    pub(super) fn stop(&mut self, done: Done) {
+    /// Ends the queue: it takes and posts nothing more, and `done` is called once the store has
+    /// answered everything.
+    pub(super) fn end(&mut self, done: Done) {
         self.engine.abandon();
         self.steps.held.clear();
         self.state = State::Stopping(done);
@@ -103,13 +112,6 @@ impl IoQueue {
         self.attention = true;
     }
 
-    /// Ends the queue for another process to go on with it: takes nothing more, says where it is when nothing is in flight,
-    /// and is done when it holds nothing any more.
-    pub(super) fn hand_over(&mut self, leave: Leave, done: Done) {
-        self.changes.push_back(Change::HandOver(leave, done));
-        self.attention = true;
-    }
-
     /// Does what had to wait; nothing is in flight.
     pub(super) fn apply(&mut self, change: Change) {
         match change {
@@ -117,11 +119,10 @@ impl IoQueue {
                 self.move_to(&memory);
                 done.call();
             }
-            Change::HandOver(leave, done) => {
+            Change::Stop(stopped) => {
                 let mut state = self.completions.state();
                 state.submission_queues = self.submissions.iter().flatten().map(Submission::state).collect();
-                leave(state);
-                self.stop(done);
+                self.end(Done::new(move || stopped(state)));
             }
             Change::Namespace(namespace, done) => {
                 if let Err(error) = self.attach(namespace.as_deref()) {

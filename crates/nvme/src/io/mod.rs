@@ -40,6 +40,6 @@ mod verify;
 
 pub use fused::COMPARE_AND_WRITE_BYTES;
 pub use queue::IoQueue;
-pub use set::{MakeQueue, QueueRunner, QueueSet, Task};
+pub use set::{MakeQueue, QueueRunner, QueueSet, Task, TellQueue};
 pub use shared::IoOptions;
 pub use stats::QueueStats;

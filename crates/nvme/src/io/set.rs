@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use sidecore_memory::{GuestAddress, GuestMemory};
-use sidecore_reactor::{CoreContext, EventFd, PollableId, Signal};
+use sidecore_reactor::{CoreContext, EventFd, Signal, Unit};
 use sidecore_ring::nvme::Doorbells;
 use sidecore_units::Nanos;
 
@@ -27,25 +27,30 @@ pub type MakeQueue = Box<dyn FnOnce(&Rc<CoreContext>) -> Result<IoQueue, StartEr
 /// Does something to a queue, on its sidecore.
 pub type Task = Box<dyn FnOnce(&mut IoQueue) + Send>;
 
-/// A sidecore as queues see it: a reactor and the way to send it mail.
+/// Sends tasks to one queue, which runs them in the order of the calls; does not wait. If the queue
+/// or its sidecore is gone, the task is dropped.
+pub type TellQueue = Box<dyn Fn(Task) + Send + Sync>;
+
+/// A sidecore that runs queues.
 pub trait QueueRunner: Send + Sync {
-    /// Makes a queue there and starts to poll it. Waits for that: a turn at most.
+    /// Makes completion queue `id` there and starts to poll it. Waits for that: a turn at most.
     ///
     /// # Errors
     /// The queue's, or [`StartError::SidecoreGone`].
-    fn start(&self, make: MakeQueue) -> Result<PollableId<IoQueue>, StartError>;
-
-    /// Has something done to a queue that was started there, in the order of the calls; does not wait. What cannot be
-    /// delivered is dropped. If the queue is busy stopping or gone, that is the same.
-    fn tell(&self, queue: PollableId<IoQueue>, task: Task);
+    fn start(&self, id: u16, make: MakeQueue) -> Result<TellQueue, StartError>;
 }
 
 /// A completion queue that runs.
 struct Running {
-    runner: usize,
-    id: PollableId<IoQueue>,
+    tell: TellQueue,
     kick: Arc<EventFd>,
     vector: Option<u16>,
+}
+
+impl Running {
+    fn tell(&self, task: impl FnOnce(&mut IoQueue) + Send + 'static) {
+        (self.tell)(Box::new(task));
+    }
 }
 
 /// An interrupt vector.
@@ -152,18 +157,12 @@ impl QueueSet {
         let Some(running) = state.submissions.get(&submission).and_then(|id| state.queues.get(id)) else {
             return reply(false);
         };
-        self.tell(running, move |queue| reply(queue.abort(submission, command_id)));
+        running.tell(move |queue| reply(queue.abort(submission, command_id)));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics between two changes that belong together.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn tell(&self, running: &Running, task: impl FnOnce(&mut IoQueue) + Send + 'static) {
-        if let Some(runner) = self.runners.get(running.runner) {
-            runner.tell(running.id, Box::new(task));
-        }
     }
 
     /// Tells all queues, and is done when each of them has done with its part of `done`, and those that are ending have
@@ -177,7 +176,7 @@ impl QueueSet {
         let part = parts(done);
         for running in state.queues.values() {
             let (task, part) = (task(), part());
-            self.tell(running, move |queue| task(queue, part));
+            running.tell(move |queue| task(queue, part));
         }
         follow(&mut state.ending, part);
     }
@@ -228,8 +227,8 @@ impl QueueSet {
             setup,
             from,
         };
-        let pollable = runner.start(Box::new(move |core| IoQueue::new(start, core)))?;
-        state.queues.insert(id, Running { runner: index, id: pollable, kick, vector });
+        let tell = runner.start(id, Box::new(move |core| IoQueue::new(start, core)))?;
+        state.queues.insert(id, Running { tell, kick, vector });
         Ok(())
     }
 }
@@ -277,7 +276,7 @@ impl QueueHost for QueueSet {
             return Err(StartError::Io { id, error });
         };
         let (reply, answer) = mpsc::sync_channel(1);
-        self.tell(running, move |queue| {
+        running.tell(move |queue| {
             // Whoever asked waits.
             let _ = reply.send(queue.add_submission(&setup));
         });
@@ -290,7 +289,7 @@ impl QueueHost for QueueSet {
         let mut state = self.state();
         let Some(completion_queue) = state.submissions.remove(&id) else { return };
         if let Some(running) = state.queues.get(&completion_queue) {
-            self.tell(running, move |queue| queue.remove_submission(id, done));
+            running.tell(move |queue| queue.remove_submission(id, done));
         }
     }
 
@@ -299,16 +298,15 @@ impl QueueHost for QueueSet {
         state.submissions.retain(|_, completion_queue| *completion_queue != id);
         if let Some(running) = state.queues.remove(&id) {
             let done = end(&mut state.ending, id, done);
-            self.tell(&running, move |queue| queue.stop(done));
+            running.tell(move |queue| queue.end(done));
         }
     }
 
     fn stop_all(&self, done: Done) {
         let mut state = self.state();
-        // Taken out first: nothing that is told from now on reaches whoever takes their places in a reactor.
         for (id, running) in std::mem::take(&mut state.queues) {
             let done = end(&mut state.ending, id, Done::nobody());
-            self.tell(&running, move |queue| queue.stop(done));
+            running.tell(move |queue| queue.end(done));
         }
         state.submissions.clear();
         self.tell_all(&mut state, done, || |_: &mut IoQueue, _| {});
@@ -331,8 +329,11 @@ impl QueueHost for QueueSet {
         for (id, running) in queues {
             let done = end(&mut state.ending, id, Done::nobody());
             let left = Arc::clone(&left);
-            let leave = move |state| left.lock().unwrap_or_else(PoisonError::into_inner).push(state);
-            self.tell(&running, move |queue| queue.hand_over(Box::new(leave), done));
+            let stopped = Box::new(move |state| {
+                left.lock().unwrap_or_else(PoisonError::into_inner).push(state);
+                done.call();
+            });
+            running.tell(move |queue| queue.stop(stopped));
         }
         follow(&mut state.ending, part);
     }
@@ -365,7 +366,7 @@ impl QueueHost for QueueSet {
         for running in state.queues.values().filter(|running| running.vector == Some(vector)) {
             let event = self.event(&state, Some(vector));
             let retired = state.retired.0.clone();
-            self.tell(running, move |queue| {
+            running.tell(move |queue| {
                 if let Some(old) = queue.set_event(event) {
                     let _ = retired.send(old);
                 }
@@ -423,7 +424,7 @@ impl QueueHost for QueueSet {
         state.coalescing = on.then_some(Coalescing { threshold: u32::from(threshold), time });
         for running in state.queues.values() {
             let coalescing = state.coalescing_of(running.vector);
-            self.tell(running, move |queue| queue.set_coalescing(coalescing));
+            running.tell(move |queue| queue.set_coalescing(coalescing));
         }
     }
 
@@ -433,7 +434,7 @@ impl QueueHost for QueueSet {
         entry.is_coalesced = enabled;
         let coalescing = state.coalescing_of(Some(vector));
         for running in state.queues.values().filter(|running| running.vector == Some(vector)) {
-            self.tell(running, move |queue| queue.set_coalescing(coalescing));
+            running.tell(move |queue| queue.set_coalescing(coalescing));
         }
     }
 
@@ -464,7 +465,7 @@ impl QueueHost for QueueSet {
         let mut state = self.state();
         state.shadow = pages;
         for running in state.queues.values() {
-            self.tell(running, move |queue| queue.set_shadow_doorbells(pages));
+            running.tell(move |queue| queue.set_shadow_doorbells(pages));
         }
     }
 }

@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex};
 use sidecore_block::{Batch, BlockDevice, BlockRequest, Geometry, Operation, RamStore, Tag};
 use sidecore_linux::EpollSleeper;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
-use sidecore_nvme::io::{IoOptions, IoQueue, MakeQueue, QueueRunner, QueueSet, Task};
+use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, TellQueue};
 use sidecore_nvme::{
     Command, CompletionQueueSetup, Done, Namespace, QueueEvent, QueueHost, QueuesState, StartError, Status,
     SubmissionQueueSetup,
 };
-use sidecore_reactor::{CoreContext, EventFd, IdleMode, PollableId, Reactor, Sleeper, Turn, WakeKey, mailbox};
+use sidecore_reactor::{CoreContext, EventFd, IdleMode, Reactor, Sleeper, Turn, WakeKey, mailbox};
 use sidecore_ring::driver::nvme::{CompletionRing, SubmissionRing};
 use sidecore_ring::nvme::{Completion, Doorbells};
 use sidecore_units::Nanos;
@@ -72,20 +72,20 @@ thread_local! {
 struct Runner(usize);
 
 impl QueueRunner for Runner {
-    fn start(&self, make: MakeQueue) -> Result<PollableId<IoQueue>, StartError> {
-        SIDECORES.with_borrow_mut(|sidecores| {
-            let sidecore = &mut sidecores[self.0];
+    fn start(&self, _id: u16, make: MakeQueue) -> Result<TellQueue, StartError> {
+        let index = self.0;
+        let queue = SIDECORES.with_borrow_mut(|sidecores| {
+            let sidecore = &mut sidecores[index];
             let queue = make(sidecore.context())?;
             Ok(sidecore.add(queue).unwrap())
-        })
-    }
-
-    fn tell(&self, queue: PollableId<IoQueue>, task: Task) {
-        SIDECORES.with_borrow_mut(|sidecores| {
-            if let Some(queue) = sidecores[self.0].get_mut(queue) {
-                task(queue);
-            }
-        });
+        })?;
+        Ok(Box::new(move |task| {
+            SIDECORES.with_borrow_mut(|sidecores| {
+                if let Some(queue) = sidecores[index].get_mut(queue) {
+                    task(queue);
+                }
+            });
+        }))
     }
 }
 

@@ -6,9 +6,9 @@ use std::thread::{JoinHandle, yield_now};
 
 use sidecore_linux::{Clock, EpollSleeper};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
-use sidecore_nvme::io::{IoOptions, IoQueue, MakeQueue, QueueRunner, QueueSet, Task};
+use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, TellQueue};
 use sidecore_nvme::{Command, CompletionQueueSetup, Done, QueueHost, StartError, Status, SubmissionQueueSetup};
-use sidecore_reactor::{CoreContext, EventFd, IdleMode, PollableId, Post, Reactor, mailbox};
+use sidecore_reactor::{CoreContext, EventFd, IdleMode, Post, Reactor, mailbox};
 use sidecore_ring::driver::nvme::{CompletionRing, SubmissionRing};
 use sidecore_ring::nvme::Doorbells;
 use sidecore_units::Nanos;
@@ -23,22 +23,22 @@ struct Sidecore {
 }
 
 impl QueueRunner for Sidecore {
-    fn start(&self, make: MakeQueue) -> Result<PollableId<IoQueue>, StartError> {
+    fn start(&self, _id: u16, make: MakeQueue) -> Result<TellQueue, StartError> {
         let (reply, answer) = std::sync::mpsc::sync_channel(1);
         let mail = Box::new(move |reactor: &mut Reactor<EpollSleeper>| {
             let queue = make(reactor.context());
             let _ = reply.send(queue.map(|queue| reactor.add(queue).unwrap()));
         });
         self.post.send(mail).map_err(|_| StartError::SidecoreGone)?;
-        answer.recv().map_err(|_| StartError::SidecoreGone)?
-    }
-
-    fn tell(&self, queue: PollableId<IoQueue>, task: Task) {
-        let _ = self.post.send(Box::new(move |reactor| {
-            if let Some(queue) = reactor.get_mut(queue) {
-                task(queue);
-            }
-        }));
+        let queue = answer.recv().map_err(|_| StartError::SidecoreGone)??;
+        let post = self.post.clone();
+        Ok(Box::new(move |task| {
+            let _ = post.send(Box::new(move |reactor| {
+                if let Some(queue) = reactor.get_mut(queue) {
+                    task(queue);
+                }
+            }));
+        }))
     }
 }
 

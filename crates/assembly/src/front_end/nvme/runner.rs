@@ -1,11 +1,10 @@
-//! A sidecore as NVMe queues see it.
+//! A sidecore that runs NVMe queues.
 
 use std::sync::Arc;
 
 use sidecore_nvme::StartError;
-use sidecore_nvme::io::{IoQueue, MakeQueue, QueueRunner, Task};
-use sidecore_reactor::PollableId;
-use sidecore_sidecore::Sidecore;
+use sidecore_nvme::io::{MakeQueue, QueueRunner, TellQueue};
+use sidecore_sidecore::{NotStarted, Sidecore};
 
 use super::super::LastStart;
 
@@ -21,24 +20,13 @@ impl Runner {
 }
 
 impl QueueRunner for Runner {
-    fn start(&self, make: MakeQueue) -> Result<PollableId<IoQueue>, StartError> {
-        let started = self.sidecore.ask(move |reactor| {
-            let queue = make(reactor.context())?;
-            let id = queue.id();
-            reactor.add(queue).map_err(|error| StartError::Io { id, error })
-        });
-        let started = started.map_err(|_| StartError::SidecoreGone)?;
-        if started.is_ok() {
-            self.last_start.set();
-        }
-        started
-    }
-
-    fn tell(&self, queue: PollableId<IoQueue>, task: Task) {
-        self.sidecore.tell(move |reactor| {
-            if let Some(queue) = reactor.get_mut(queue) {
-                task(queue);
-            }
-        });
+    fn start(&self, id: u16, make: MakeQueue) -> Result<TellQueue, StartError> {
+        let queue = self.sidecore.start(make).map_err(|error| match error {
+            NotStarted::Unit(error) => error,
+            NotStarted::Watch(error) => StartError::Io { id, error },
+            NotStarted::Gone => StartError::SidecoreGone,
+        })?;
+        self.last_start.set();
+        Ok(Box::new(move |task| queue.tell(task)))
     }
 }
