@@ -6,8 +6,11 @@ use std::rc::Rc;
 
 use sidecore_units::CoreId;
 
-/// A sidecore's core, and one instance of each type that its units share: a translation cache, a
-/// link, the ports through which units of one core reach each other.
+use crate::port::Ports;
+use crate::{Port, PortId, PortSender};
+
+/// A sidecore's core, one instance of each type that its units share, such as a translation cache,
+/// and the ports through which the units reach each other.
 ///
 /// It belongs to the sidecore's thread and lives as long as its reactor, so sharing through it takes
 /// no lock and no thread local. A test that opens channels of several sidecores on one thread makes
@@ -16,13 +19,14 @@ use sidecore_units::CoreId;
 pub struct CoreContext {
     core: Option<CoreId>,
     shared: RefCell<Vec<Rc<dyn Any>>>,
+    pub(crate) ports: Ports,
 }
 
 impl CoreContext {
     /// A context with nothing shared yet, for a sidecore on `core`; `None` if it is not pinned.
     #[must_use]
     pub fn new(core: Option<CoreId>) -> Self {
-        Self { core, shared: RefCell::default() }
+        Self { core, ..Self::default() }
     }
 
     /// The core that the sidecore is pinned to.
@@ -42,6 +46,19 @@ impl CoreContext {
             shared.push(Rc::clone(&made) as Rc<dyn Any>);
             made
         })
+    }
+
+    /// Opens a port that holds up to `capacity` messages: the end of the unit that receives.
+    #[must_use]
+    pub fn open_port<M: 'static>(&self, capacity: usize) -> Port<M> {
+        self.ports.open(capacity)
+    }
+
+    /// A sending end of a port of this core; `None` if it is closed. Looks through all ports, so a
+    /// unit calls it when it learns the name and keeps the result.
+    #[must_use]
+    pub fn connect<M: 'static>(&self, id: PortId<M>) -> Option<PortSender<M>> {
+        self.ports.connect(id)
     }
 }
 

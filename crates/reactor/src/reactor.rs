@@ -218,6 +218,9 @@ impl<S: Sleeper> Reactor<S> {
             self.stats.busy_turns.add(1);
             self.busy_since = Some(now);
         }
+        if self.context.ports.take_wake() {
+            self.wake_overdue(now);
+        }
         if self.awake.is_empty() {
             return self.sleep(now, clock);
         }
