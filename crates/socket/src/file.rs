@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -47,6 +47,14 @@ pub enum ServerError {
         /// Whom it was to be given to.
         access: Access,
         /// What the system says.
+        error: io::Error,
+    },
+    /// There is no directory for it, and none can be made.
+    #[error("the directory {} of a socket cannot be made: {error}; make it, or choose another path", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// The system's error.
         error: io::Error,
     },
     /// The system refused.
@@ -122,7 +130,7 @@ pub struct SocketFile {
 
 impl SocketFile {
     /// Makes the file and listens on it, in non-blocking mode; `backlog` connections may wait to be accepted. A file that
-    /// a dead process left behind is replaced.
+    /// a dead process left behind is replaced. A missing directory is made (0755), if its parent exists.
     ///
     /// Nobody but those that `access` names can connect at any time: the file is there for its maker only, and nothing
     /// listens, until it is as it is to be.
@@ -196,6 +204,22 @@ fn in_use(path: &Path) -> ServerError {
     }
 }
 
+/// Makes the directory of the socket at `path`, but not the directories above it: a mistyped path is an error.
+fn make_directory(path: &Path) -> Result<(), ServerError> {
+    let Some(directory) = path.parent() else { return Ok(()) };
+    match fs::DirBuilder::new().mode(0o755).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(ServerError::Directory { path: directory.to_owned(), error })
+        }
+        made => {
+            if made.is_ok() {
+                tracing::info!(path = %directory.display(), "made the directory of a socket");
+            }
+            Ok(())
+        }
+    }
+}
+
 /// A non-blocking socket at `path`, whoever was there before. Only this user may connect to it, once it listens.
 fn bind_at(path: &Path) -> Result<OwnedFd, ServerError> {
     let io_error = |error: Errno| ServerError::io(path, error);
@@ -207,6 +231,10 @@ fn bind_at(path: &Path) -> Result<OwnedFd, ServerError> {
     // The file inherits the socket's mode (less the umask), so that at no time it is there with another one.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(io_error)?;
     let mut bound = bind(&socket, &address);
+    if bound == Err(Errno::NOENT) {
+        make_directory(path)?;
+        bound = bind(&socket, &address);
+    }
     if bound == Err(Errno::ADDRINUSE) {
         let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
         if !is_socket {
@@ -296,9 +324,28 @@ mod tests {
     #[test]
     fn a_path_that_cannot_be_bound_is_an_error() {
         let (directory, _) = directory();
-        for path in [directory.path().join("missing/disk.sock"), directory.path().join("x".repeat(200))] {
-            assert!(matches!(SocketFile::listen(&path, Access::default(), 8), Err(ServerError::Io { .. })));
-        }
+        let path = directory.path().join("x".repeat(200));
+        assert!(matches!(SocketFile::listen(&path, Access::default(), 8), Err(ServerError::Io { .. })));
+    }
+
+    #[test]
+    fn a_missing_directory_is_made_and_one_above_it_is_not() {
+        let (directory, _) = directory();
+        let path = directory.path().join("run/disk.sock");
+        let (_file, _listener) = SocketFile::listen(&path, Access::default(), 8).unwrap();
+        let mode = fs::metadata(directory.path().join("run")).unwrap().permissions().mode();
+        // What the umask of whoever runs the tests takes away, it takes from every directory.
+        fs::create_dir(directory.path().join("other")).unwrap();
+        let other = fs::metadata(directory.path().join("other")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, other & 0o755);
+        let above = directory.path().join("missing");
+        let error = SocketFile::listen(&above.join("run/disk.sock"), Access::default(), 8).unwrap_err();
+        assert!(matches!(&error, ServerError::Directory { path, .. } if *path == above.join("run")), "{error}");
+        assert!(!above.exists());
+        // A link that leads nowhere is no directory either.
+        std::os::unix::fs::symlink(&above, directory.path().join("link")).unwrap();
+        let error = SocketFile::listen(&directory.path().join("link/disk.sock"), Access::default(), 8).unwrap_err();
+        assert!(matches!(error, ServerError::Io { .. }), "{error}");
     }
 
     #[test]

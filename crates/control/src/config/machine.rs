@@ -194,9 +194,13 @@ fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
 
 /// Whether a socket can be made at `path`. One that nobody listens on any more does not matter: it is replaced.
 fn socket(path: &Path, listening: &[PathBuf]) -> Result<(), String> {
-    let directory = path.parent().unwrap_or(Path::new("/"));
+    let mut directory = path.parent().unwrap_or(Path::new("/"));
     if !directory.is_dir() {
-        return Err(format!("there is no directory {0}; make it with `mkdir -p {0}`", directory.display()));
+        // The daemon makes the last part of the path to its sockets, and no more.
+        directory = match directory.parent() {
+            Some(above) if above.is_dir() && std::fs::symlink_metadata(directory).is_err() => above,
+            _ => return Err(format!("there is no directory {0}; make it with `mkdir -p {0}`", directory.display())),
+        };
     }
     if rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK).is_err() {
         return Err(format!("no socket may be made in {}; change its owner or mode", directory.display()));
