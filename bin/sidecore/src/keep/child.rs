@@ -1,9 +1,10 @@
 //! The command as a process.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result};
@@ -124,14 +125,31 @@ pub(super) fn become_command(parent: i32, command: &[OsString]) -> ExitCode {
     if getppid() != Pid::from_raw(parent) {
         return ExitCode::FAILURE;
     }
+    let mut error = become_program(program, arguments);
+    if error.kind() == io::ErrorKind::NotFound
+        && let Some(beside) = beside_this_program(program)
+    {
+        error = become_program(beside.as_os_str(), arguments);
+    }
+    say(&format!("cannot run {}: {error}", program.display()));
+    ExitCode::from(CANNOT_RUN)
+}
+
+fn become_program(program: &OsStr, arguments: &[OsString]) -> io::Error {
     let mut command = Command::new(program);
     command.args(arguments);
     if std::env::var_os("LISTEN_FDS").is_some() {
         command.env("LISTEN_PID", std::process::id().to_string());
     }
-    let error = command.exec();
-    say(&format!("cannot run {}: {error}", program.display()));
-    ExitCode::from(CANNOT_RUN)
+    command.exec()
+}
+
+/// The program of this name in the directory of this one: `sidecored` is installed beside `sidecore`, and that directory
+/// need not be in `$PATH`. `None` for a path.
+fn beside_this_program(program: &OsStr) -> Option<PathBuf> {
+    let is_name = Path::new(program).file_name() == Some(program);
+    let beside = std::env::current_exe().ok()?.with_file_name(program);
+    (is_name && beside.is_file()).then_some(beside)
 }
 
 /// Each descriptor is open twice while the command is started, which inherits the limit.

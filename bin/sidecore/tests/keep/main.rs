@@ -225,3 +225,19 @@ fn a_manager_above_hears_that_it_is_ready_and_stops() {
     assert_eq!(&bytes[..length], b"STOPPING=1");
     assert_eq!(keeper.wait().code(), Some(0));
 }
+
+#[test]
+fn a_command_that_is_not_in_the_path_is_looked_for_beside_the_program() {
+    let keep = |command: &str| {
+        let mut keep = std::process::Command::new(env!("CARGO_BIN_EXE_sidecore"));
+        keep.args(["keep", "--", command, "--version"]).env("PATH", "/nonexistent").env_remove("NOTIFY_SOCKET");
+        keep.output().unwrap()
+    };
+    let output = keep("sidecore");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stdout.starts_with(b"sidecore "));
+    // A path is a path, and a name that is nowhere is an error.
+    for missing in ["./sidecore", "no-such-program"] {
+        assert_eq!(keep(missing).status.code(), Some(127), "{missing}");
+    }
+}
