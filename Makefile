@@ -1,11 +1,20 @@
-# A thin face on `cargo xtask`, which holds all the logic.
-.PHONY: help demo test bench lint
+# A thin face on `cargo xtask`, which holds all the logic; but `make install` needs neither Rust nor the network.
+.PHONY: help demo test bench lint build install uninstall
+
+PREFIX ?= /usr/local
+SYSCONFDIR ?= /etc
+BINDIR ?= $(PREFIX)/bin
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+DOCDIR ?= $(PREFIX)/share/doc/sidecore
+CARGO_TARGET_DIR ?= target
+# The directory of the two programs: `make build` puts them there.
+BUILD ?= $(CARGO_TARGET_DIR)/release
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Boot real guests on thin volumes, interrupt-driven and polled, and clone one under load
-	cargo xtask demo
+	cargo xtask demo $(ARGS)
 
 test: ## Everything that must pass before a commit: lint, tests, guests, fuzzing, tiny benches
 	cargo xtask test
@@ -15,3 +24,23 @@ bench: ## Run the experiments, for instance: make bench ARGS="local-block --tiny
 
 lint: ## Formatting, clippy and the house rules
 	cargo xtask lint
+
+build: ## Build the daemon and the command line tool in release mode
+	cargo build --release --package sidecored --package sidecore
+
+install: ## Copy what `make build` made, below DESTDIR and PREFIX (/usr/local)
+	@for program in sidecored sidecore; do \
+	    test -x "$(BUILD)/$$program" || \
+	        { echo "make: there is no $(BUILD)/$$program to install; run \`make build\` first" >&2; exit 1; }; \
+	done
+	install -d "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(UNITDIR)" "$(DESTDIR)$(DOCDIR)"
+	install -m 755 "$(BUILD)/sidecored" "$(BUILD)/sidecore" "$(DESTDIR)$(BINDIR)"
+	sed -e 's|@bindir@|$(BINDIR)|' -e 's|@sysconfdir@|$(SYSCONFDIR)|' -e 's|@docdir@|$(DOCDIR)|' \
+	    packaging/sidecored.service > "$(DESTDIR)$(UNITDIR)/sidecored.service"
+	chmod 644 "$(DESTDIR)$(UNITDIR)/sidecored.service"
+	install -m 644 README.md ARCHITECTURE.md SECURITY.md CHANGELOG.md LICENSE "$(DESTDIR)$(DOCDIR)"
+	find docs -type f -exec install -D -m 644 {} "$(DESTDIR)$(DOCDIR)/{}" \;
+
+uninstall: ## Remove what `make install` copied
+	rm -f "$(DESTDIR)$(BINDIR)/sidecored" "$(DESTDIR)$(BINDIR)/sidecore" "$(DESTDIR)$(UNITDIR)/sidecored.service"
+	rm -rf "$(DESTDIR)$(DOCDIR)"

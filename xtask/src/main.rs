@@ -8,6 +8,7 @@ mod arrows;
 mod bench;
 mod demo;
 mod fuzz;
+mod install;
 mod law;
 mod libvirt;
 mod lint;

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use crate::steps::Steps;
 use crate::test_report::Report;
 use crate::workspace::Workspace;
-use crate::{bench, demo, fuzz, libvirt, lint, shell, tools};
+use crate::{bench, demo, fuzz, install, libvirt, lint, shell, tools};
 
 /// How long all fuzz targets together may fuzz.
 const FUZZ_SECONDS: u32 = 60;
@@ -18,6 +18,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     let mut steps = Steps::new();
     lint::check(workspace, &mut steps)?;
     steps.step("build what ships", "fix what the compiler names", bench::build_what_ships)?;
+    steps.step("installation", "see `install` in Makefile", || install::check(workspace))?;
     steps.step("tools of the tests", "install the packages that are named", || tools::ensure(tools::OF_TESTS))?;
     let alone = "run the failing test alone: cargo test --package PACKAGE NAME";
     let report = steps.step("tests", alone, || Report::of(shell::cargo().args(["test", "--workspace"])))?;

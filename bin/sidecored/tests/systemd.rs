@@ -1,5 +1,6 @@
-//! The unit of docs/sidecored.md under a systemd of the test's own, in namespaces: its main process is killed, and what guests
-//! were answered is there when systemd has started it again; it ends in order, and guests go on with the next. Needs root.
+//! The unit that `make install` installs, under a systemd of the test's own, in namespaces. Its
+//! main process is killed, and what guests were answered is there when systemd has started it
+//! again; it ends in order, and guests continue with the next daemon. Needs root.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -41,17 +42,18 @@ exec "$SYSTEMD" --system --unit=sidecore-test.target --log-target=console
 
 /// The `[Service]` that the documentation recommends, for this configuration.
 fn unit(config: &Path) -> String {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/sidecored.md");
-    let page = std::fs::read_to_string(page).unwrap();
-    let lines = page.lines().skip_while(|line| line.trim() != "[Service]").take_while(|line| line.starts_with("    "));
-    let lines = lines.map(str::trim).map(|line| match line.strip_prefix("ExecStart=") {
-        Some(_) => format!("ExecStart={} --config {}", env!("CARGO_BIN_EXE_sidecored"), config.display()),
-        None => line.to_owned(),
-    });
-    let service = lines.collect::<Vec<_>>().join("\n");
-    assert!(service.contains("\nRuntimeDirectoryPreserve=yes\n") && service.contains("\nRestart="), "{service}");
-    // Nothing else of an installed system is needed.
-    format!("[Unit]\nDefaultDependencies=no\n{service}\n")
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/sidecored.service");
+    let unit = std::fs::read_to_string(path).unwrap();
+    assert!(unit.contains("\nRuntimeDirectoryPreserve=yes\n") && unit.contains("\nRestart="), "{unit}");
+    let line = |line: &str| match line {
+        // Nothing else of an installed system is needed.
+        "[Unit]" => "[Unit]\nDefaultDependencies=no\n".to_owned(),
+        _ if line.starts_with("ExecStart=") => {
+            format!("ExecStart={} --config {}\n", env!("CARGO_BIN_EXE_sidecored"), config.display())
+        }
+        _ => format!("{line}\n"),
+    };
+    unit.lines().map(line).collect()
 }
 
 /// One machine at a time: their systemds have the same control group as root, and each would end
@@ -166,7 +168,8 @@ fn read(queue: &mut BlkQueue, slot: Slot, index: u64) -> Vec<u8> {
     back
 }
 
-/// How many of the answered writes are there after the main process was killed, and what the daemon says of it.
+/// How many of the answered writes are there after the main process was killed, and what the daemon
+/// says of it.
 fn written_killed_and_found(change: impl Fn(String) -> String) -> (u64, Vec<String>) {
     let machine = Machine::start(change);
     let (first, run) = machine.daemon();

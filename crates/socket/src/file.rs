@@ -112,7 +112,8 @@ impl fmt::Display for Access {
     }
 }
 
-/// The socket files that this process has made, by device and inode: to tell its own sockets from others'.
+/// The socket files that this process has made, by device and inode: to tell its own sockets from
+/// others'.
 static OURS: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 
 fn ours() -> MutexGuard<'static, BTreeSet<(u64, u64)>> {
@@ -129,11 +130,12 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Makes the file and listens on it, in non-blocking mode; `backlog` connections may wait to be accepted. A file that
-    /// a dead process left behind is replaced. A missing directory is made (0755), if its parent exists.
+    /// Makes the file and listens on it, in non-blocking mode; `backlog` connections may wait to be
+    /// accepted. A file that a dead process left behind is replaced. A missing directory is made
+    /// (0755), if its parent exists.
     ///
-    /// Nobody but those that `access` names can connect at any time: the file is there for its maker only, and nothing
-    /// listens, until it is as it is to be.
+    /// Nobody but those that `access` names can connect at any time: the file is there for its
+    /// maker only, and nothing listens, until it is as it is to be.
     ///
     /// # Errors
     /// See [`ServerError`].
@@ -159,8 +161,8 @@ impl SocketFile {
         &self.path
     }
 
-    /// Gives the file to those who are to connect. Not by its name: who may write to the directory could have put there, by
-    /// now, another file that is worth having.
+    /// Gives the file to those who are to connect. Not by its name: who may write to the directory
+    /// could have put there, by now, another file that is worth having.
     fn give(&self, access: Access) -> io::Result<()> {
         let fd = open(&self.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let stat = fstat(&fd)?;
@@ -175,8 +177,8 @@ impl SocketFile {
         Ok(chmod(format!("/proc/self/fd/{}", fd.as_raw_fd()), Mode::from_raw_mode(access.mode))?)
     }
 
-    /// Removes the file. To be done while it is still listened on: then nobody takes it for a dead process's and puts
-    /// another in its place that would be removed.
+    /// Removes the file. To be done while it is still listened on: then nobody takes it for a dead
+    /// process's and puts another in its place that would be removed.
     pub fn remove(&self) {
         let removed = match fs::symlink_metadata(&self.path) {
             Ok(metadata) if (metadata.dev(), metadata.ino()) == self.inode => fs::remove_file(&self.path),
@@ -204,7 +206,8 @@ fn in_use(path: &Path) -> ServerError {
     }
 }
 
-/// Makes the directory of the socket at `path`, but not the directories above it: a mistyped path is an error.
+/// Makes the directory of the socket at `path`, but not the directories above it: a mistyped path
+/// is an error.
 fn make_directory(path: &Path) -> Result<(), ServerError> {
     let Some(directory) = path.parent() else { return Ok(()) };
     match fs::DirBuilder::new().mode(0o755).create(directory) {
@@ -220,7 +223,8 @@ fn make_directory(path: &Path) -> Result<(), ServerError> {
     }
 }
 
-/// A non-blocking socket at `path`, whoever was there before. Only this user may connect to it, once it listens.
+/// A non-blocking socket at `path`, whoever was there before. Only this user may connect to it,
+/// once it listens.
 fn bind_at(path: &Path) -> Result<OwnedFd, ServerError> {
     let io_error = |error: Errno| ServerError::io(path, error);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -228,7 +232,8 @@ fn bind_at(path: &Path) -> Result<OwnedFd, ServerError> {
     let address = SocketAddrUnix::new(path).map_err(io_error)?;
 
     let socket = new_socket()?;
-    // The file inherits the socket's mode (less the umask), so that at no time it is there with another one.
+    // The file inherits the socket's mode (less the umask), so that at no time it is there with
+    // another one.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(io_error)?;
     let mut bound = bind(&socket, &address);
     if bound == Err(Errno::NOENT) {
@@ -334,7 +339,7 @@ mod tests {
         let path = directory.path().join("run/disk.sock");
         let (_file, _listener) = SocketFile::listen(&path, Access::default(), 8).unwrap();
         let mode = fs::metadata(directory.path().join("run")).unwrap().permissions().mode();
-        // What the umask of whoever runs the tests takes away, it takes from every directory.
+        // The umask of this process applies to every directory alike.
         fs::create_dir(directory.path().join("other")).unwrap();
         let other = fs::metadata(directory.path().join("other")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, other & 0o755);

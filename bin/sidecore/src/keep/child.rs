@@ -35,8 +35,8 @@ pub(super) struct Child {
 impl Child {
     /// Starts it with a copy of everything that is kept.
     pub(super) fn start(command: &[OsString], socket: &Path, kept: &Kept) -> Result<Self> {
-        // The variable with the process's own number can only be set in that process, so this program starts itself,
-        // and that becomes the command: see `become_command`.
+        // The variable with the process's own number can only be set in that process, so this
+        // program starts itself, and that becomes the command: see `become_command`.
         let mut starter = Command::new("/proc/self/exe");
         starter.args(["keep", "--child-of"]).arg(std::process::id().to_string()).arg("--").args(command);
         starter.stdin(Stdio::null());
@@ -102,9 +102,10 @@ impl Drop for Child {
 
 /// Starts a process that has a copy of everything that is kept, from the first number on.
 ///
-/// [`Command`] learns through a pipe of its own whether its exec failed. Had that a number which is mapped in the child,
-/// a failure would be written into a descriptor that is kept. It has not: as many copies as there are numbers to map
-/// have the lowest that were free, so that none of those is free any more when the pipe is made.
+/// [`Command`] learns through a pipe of its own whether its exec failed. Had that a number which is
+/// mapped in the child, a failure would be written into a descriptor that is kept. It has not: as
+/// many copies as there are numbers to map have the lowest that were free, so that none of those is
+/// free any more when the pipe is made.
 fn spawn_with(command: &mut Command, kept: &Kept) -> Result<std::process::Child> {
     let mappings = (FIRST..).zip(kept.copies()?);
     let mappings = mappings.map(|(child_fd, parent_fd)| FdMapping { parent_fd, child_fd }).collect();
@@ -112,8 +113,9 @@ fn spawn_with(command: &mut Command, kept: &Kept) -> Result<std::process::Child>
     Ok(command.spawn()?)
 }
 
-/// What the new process does, with everything in its place: becomes the command, with this process's number in
-/// `$LISTEN_PID`, and a SIGTERM at the end of its parent, however that comes. Returns if there is no such command.
+/// What the new process does, with everything in its place: becomes the command, with this
+/// process's number in `$LISTEN_PID`, and a SIGTERM at the end of its parent, however that comes.
+/// Returns if there is no such command.
 pub(super) fn become_command(parent: i32, command: &[OsString]) -> ExitCode {
     let Some((program, arguments)) = command.split_first() else {
         return ExitCode::from(CANNOT_RUN);
@@ -144,8 +146,8 @@ fn become_program(program: &OsStr, arguments: &[OsString]) -> io::Error {
     command.exec()
 }
 
-/// The program of this name in the directory of this one: `sidecored` is installed beside `sidecore`, and that directory
-/// need not be in `$PATH`. `None` for a path.
+/// The program of this name in the directory of this one: `sidecored` is installed beside
+/// `sidecore`, and that directory need not be in `$PATH`. `None` for a path.
 fn beside_this_program(program: &OsStr) -> Option<PathBuf> {
     let is_name = Path::new(program).file_name() == Some(program);
     let beside = std::env::current_exe().ok()?.with_file_name(program);

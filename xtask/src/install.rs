@@ -1,0 +1,78 @@
+//! `make install`, checked: each file is where a packager expects it, and the programs run from
+//! there.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::shell;
+use crate::workspace::Workspace;
+
+const PREFIX: &str = "/usr";
+
+/// Installs what was built into a directory of its own, and runs the programs from there.
+pub fn check(workspace: &Workspace) -> Result<()> {
+    let root = workspace.target.join("installed");
+    if root.exists() {
+        std::fs::remove_dir_all(&root)?;
+    }
+    install(workspace, &root, &workspace.target.join("release"))?;
+    for program in ["sidecored", "sidecore"] {
+        let printed = shell::read(Command::new(root.join("usr/bin").join(program)).arg("--version"))?;
+        ensure!(printed.starts_with(program), "{program} --version printed {printed:?}");
+    }
+    std::fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))
+}
+
+/// Runs `make install` as a packager does, and looks at what it made.
+fn install(workspace: &Workspace, root: &Path, build: &Path) -> Result<()> {
+    let variable = |name: &str, value: &Path| format!("{name}={}", value.display());
+    let make = ["install".to_owned(), variable("DESTDIR", root), format!("PREFIX={PREFIX}"), variable("BUILD", build)];
+    shell::read(Command::new("make").arg("--silent").args(make).current_dir(&workspace.root))?;
+    for (file, mode) in [
+        ("usr/bin/sidecored", 0o755),
+        ("usr/bin/sidecore", 0o755),
+        ("usr/lib/systemd/system/sidecored.service", 0o644),
+        ("usr/share/doc/sidecore/README.md", 0o644),
+        ("usr/share/doc/sidecore/docs/config.md", 0o644),
+    ] {
+        use std::os::unix::fs::PermissionsExt as _;
+        let metadata = std::fs::metadata(root.join(file)).with_context(|| format!("`make install` made no {file}"))?;
+        ensure!(metadata.permissions().mode() & 0o777 == mode, "{file} has mode {:o}", metadata.permissions().mode());
+    }
+    let unit = std::fs::read_to_string(root.join("usr/lib/systemd/system/sidecored.service"))?;
+    let starts = "ExecStart=/usr/bin/sidecored --config /etc/sidecore/disks.toml";
+    ensure!(unit.lines().any(|line| line == starts), "the unit does not have the line {starts}");
+    let variable = unit.lines().find(|line| line.contains('@'));
+    ensure!(variable.is_none(), "the unit has an unknown variable: {variable:?}");
+    let stray: Vec<PathBuf> =
+        std::fs::read_dir(root)?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    ensure!(stray == [root.join("usr")], "`make install` writes outside of PREFIX: {stray:?}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_installation_is_complete_and_needs_the_programs() {
+        let workspace = Workspace::load().unwrap();
+        let (root, build) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        install(&workspace, root.path(), build.path()).unwrap_err();
+        assert!(std::fs::read_dir(root.path()).unwrap().next().is_none(), "half an installation");
+        for program in ["sidecored", "sidecore"] {
+            use std::os::unix::fs::PermissionsExt as _;
+            let path = build.path().join(program);
+            std::fs::write(&path, "#!/bin/sh\n").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        install(&workspace, root.path(), build.path()).unwrap();
+        let uninstall =
+            ["uninstall".to_owned(), format!("DESTDIR={}", root.path().display()), format!("PREFIX={PREFIX}")];
+        shell::read(Command::new("make").arg("--silent").args(uninstall).current_dir(&workspace.root)).unwrap();
+        assert!(crate::tidy::rust_files(root.path()).unwrap().is_empty());
+        assert!(!root.path().join("usr/bin/sidecore").exists() && !root.path().join("usr/share/doc/sidecore").exists());
+    }
+}
