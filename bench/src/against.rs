@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::bounds::{Bound, Limit, Of};
-use crate::experiment::{Common, Outcome, Scale};
+use crate::experiment::{Common, Outcome, Report, Scale};
 use crate::load::Work;
 use crate::record::{self, Measure, Params, Ratio, Record, Records};
 use crate::rounds::Rounds;
@@ -131,12 +131,11 @@ pub fn children(name: &str, common: &Common, daemon: &Path) -> Result<bool> {
         eprintln!("  {name}: pair {}", pair + 1);
     }
     record_children(&mut records, &measured)?;
+    let bounds = bounds(&records);
     let outcome = Outcome {
-        table: table(&records),
-        bounds: (THIS, &bounds(&records)),
         records: &records,
+        report: Report::new(table(&records), (THIS, &bounds), &[]),
         disturbed: "children repeat disturbed runs on their own".to_owned(),
-        publish: |_| bail!("a comparison of builds is no part of the README"),
     };
     common.conclude(begin, &outcome)
 }

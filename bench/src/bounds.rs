@@ -18,7 +18,7 @@ pub struct Bound<'a> {
 }
 
 /// Which number.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of<'a> {
     /// The ratio of this metric to this peer.
     Ratio(&'a str, &'a str),

@@ -12,12 +12,19 @@ pub fn requests(records: &Records, case: &str, system: &str) -> String {
     format!("{}{latency}", plot::per_second(iops.value))
 }
 
-/// The ratio of requests a second to a peer's, `unit` after it; and whether it does not count.
+/// How requests a second compare with a peer's: both numbers of the round in the middle and their
+/// ratio; and whether it does not count.
 #[must_use]
-pub fn ratio(records: &Records, case: &str, peer: &str, unit: &str) -> String {
-    records.find_ratio(case, "iops", peer).map_or(String::new(), |ratio| {
-        format!("{:.2}{unit}{}", ratio.value, if record::counts(&ratio.params) { "" } else { " (disturbed)" })
-    })
+pub fn ratio(records: &Records, case: &str, peer: &str) -> String {
+    let Some(ratio) = records.find_ratio(case, "iops", peer) else { return String::new() };
+    let disturbed = if record::counts(&ratio.params) { "" } else { " (disturbed)" };
+    match ratio.pair() {
+        Some((ours, theirs)) => {
+            let [of, to] = [ours, theirs].map(plot::per_second);
+            format!("{of} : {to} = {:.2}{disturbed}", ours / theirs)
+        }
+        None => format!("{:.2}{disturbed}", ratio.value),
+    }
 }
 
 #[cfg(test)]
@@ -34,7 +41,9 @@ mod tests {
         records.measure("a", OURS, "latency_p50", 2000.0, "ns", Params::new());
         assert_eq!(requests(&records, "a", OURS), "500 k/s, 2.00 us");
         assert_eq!(requests(&records, "b", OURS), "");
-        assert_eq!(ratio(&records, "a", "peer", "x"), "1.50x (disturbed)");
-        assert_eq!(ratio(&records, "a", "floor", ""), "");
+        assert_eq!(ratio(&records, "a", "peer"), "1.50 (disturbed)");
+        assert_eq!(ratio(&records, "a", "floor"), "");
+        records.ratio("b", "iops", OURS, "peer", 1.6, params([("ours", 3e6.into()), ("theirs", 2e6.into())]));
+        assert_eq!(ratio(&records, "b", "peer"), "3 M/s : 2 M/s = 1.50");
     }
 }

@@ -1,4 +1,5 @@
-//! What all experiments have in common: what they can be told, where they run, and what becomes of their results.
+//! What all experiments have in common: what they can be told, where they run, and what becomes of
+//! their results.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use crate::cores::{self, Gate, Gated, Partner};
 use crate::load::{Sample, Work};
 use crate::peer::{Disk, Program, StorageDaemon};
 use crate::process::{Process, Watch};
+use crate::publish::{self, Headline};
 use crate::record::{Params, Records, params};
 use crate::sidecored::{self, Controller, Device, Sidecored};
 use crate::{stop, verdicts, workers};
@@ -34,7 +36,7 @@ pub struct Common {
     /// Append how each bound fared to this file, for `sidecore-bench verdicts`.
     #[arg(long, value_name = "FILE")]
     pub verdicts: Option<PathBuf>,
-    /// Write the table into README.md, and the plots, if there are any, to docs/bench.
+    /// Write the table into docs/bench.md, its main rows into README.md, and plots to docs/bench.
     #[arg(long)]
     pub update_readme: bool,
     /// Instead of peers and floors, compare with another build: its `sidecored`, beside which its
@@ -77,18 +79,36 @@ impl Scale {
     }
 }
 
-/// What came of an experiment.
+/// The results of an experiment, for people.
+pub struct Report<'a> {
+    /// All results, in Markdown.
+    pub table: String,
+    /// Sentences below the table in docs/bench.md.
+    pub note: String,
+    /// What must hold of the system of this name.
+    pub bounds: (&'a str, &'a [Bound<'a>]),
+    /// The experiment's rows in README.md.
+    pub headlines: &'a [Headline],
+    /// Draws the pictures, if there are any.
+    pub draw: fn(&Records) -> Result<()>,
+}
+
+impl<'a> Report<'a> {
+    /// A report without notes and pictures.
+    #[must_use]
+    pub fn new(table: String, bounds: (&'a str, &'a [Bound<'a>]), headlines: &'a [Headline]) -> Self {
+        Self { table, note: String::new(), bounds, headlines, draw: |_| Ok(()) }
+    }
+}
+
+/// The end of an experiment.
 pub struct Outcome<'a> {
     /// All that was measured.
     pub records: &'a Records,
-    /// The results in Markdown.
-    pub table: String,
-    /// What must hold of the system of this name.
-    pub bounds: (&'a str, &'a [Bound<'a>]),
+    /// The results, for people.
+    pub report: Report<'a>,
     /// How much did not count, in words.
     pub disturbed: String,
-    /// Puts the results where readers look for them.
-    pub publish: fn(&Records) -> Result<()>,
 }
 
 impl Common {
@@ -102,16 +122,17 @@ impl Common {
         }
     }
 
-    /// Prints what came of an experiment that began at `begin`, and keeps it where that was asked for; false if a bound
-    /// was to be enforced and does not hold.
+    /// Prints what came of an experiment that began at `begin`, and keeps it where that was asked
+    /// for; false if a bound was to be enforced and does not hold.
     ///
     /// # Errors
     /// A file cannot be written.
     pub fn conclude(&self, begin: Instant, outcome: &Outcome<'_>) -> Result<bool> {
-        let Outcome { records, table, bounds: (ours, bounds), disturbed, publish } = outcome;
+        let Outcome { records, report, disturbed } = outcome;
+        let (ours, bounds) = report.bounds;
         // A tiny run is over before anything has settled.
-        let bounds = if self.tiny { &[] } else { *bounds };
-        println!("\n{table}");
+        let bounds = if self.tiny { &[] } else { bounds };
+        println!("\n{}", report.table);
         let checked = bounds::check(bounds, records, ours);
         let hold = bounds::print(&checked);
         if let Some(file) = &self.verdicts {
@@ -122,7 +143,7 @@ impl Common {
             records.append_to(file)?;
         }
         if self.update_readme {
-            publish(records)?;
+            publish::publish(records, report, &checked)?;
         }
         Ok(!self.enforce || hold)
     }
@@ -147,15 +168,16 @@ pub struct Experiment {
 }
 
 impl Experiment {
-    /// Takes the client's core for this thread and the server's for a partner; `patience` is how long to wait, in all,
-    /// for these to be near and free.
+    /// Takes the client's core for this thread and the server's for a partner; `patience` is how
+    /// long to wait, in all, for these to be near and free.
     ///
     /// # Errors
     /// There are no two cores, or there is nowhere to put files.
     pub fn start(name: &str, options: &Common, programs: &Programs, patience: Duration) -> Result<Self> {
         let begin = Instant::now();
         stop::listen()?;
-        // Ahead of whatever else the machine does; what we start inherits it, all of it alike. It is a privilege.
+        // Ahead of whatever else the machine does; what we start inherits it, all of it alike. It
+        // is a privilege.
         let _ = rustix::process::nice(workers::AHEAD);
         cores::pin(cores::CLIENT).context("the experiment needs two cores")?;
         let partner = Partner::start(cores::SERVER).context("the experiment needs two cores")?;
@@ -237,7 +259,8 @@ impl Experiment {
         ])
     }
 
-    /// Has `load` do `work`, after the same for as long as `warm_up`, on a program that is frozen before and after.
+    /// Has `load` do `work`, after the same for as long as `warm_up`, on a program that is frozen
+    /// before and after.
     ///
     /// # Errors
     /// What `load` says; the program has ended; an interrupt.
@@ -261,22 +284,18 @@ impl Experiment {
         })
     }
 
-    /// Prints, checks and keeps what was measured; false if a bound was to be enforced and does not hold.
+    /// Prints, checks and keeps what was measured; false if a bound was to be enforced and does not
+    /// hold.
     ///
     /// # Errors
     /// A file cannot be written.
-    pub fn conclude(
-        &self,
-        table: String,
-        bounds: (&str, &[Bound<'_>]),
-        publish: fn(&Records) -> Result<()>,
-    ) -> Result<bool> {
+    pub fn conclude(&self, report: Report<'_>) -> Result<bool> {
         let disturbed = format!("{} runs waited for near and free cores or were repeated", self.gate.retries());
         let of_builds = against::bounds(&self.records);
-        let (table, bounds) = match self.options.against {
-            Some(_) => (against::table(&self.records), (against::THIS, &of_builds[..])),
-            None => (table, bounds),
+        let report = match self.options.against {
+            Some(_) => Report::new(against::table(&self.records), (against::THIS, &of_builds), &[]),
+            None => report,
         };
-        self.options.conclude(self.begin, &Outcome { records: &self.records, table, bounds, disturbed, publish })
+        self.options.conclude(self.begin, &Outcome { records: &self.records, report, disturbed })
     }
 }

@@ -1,11 +1,14 @@
-//! The experiments: what this project claims about speed, measured beside its peers and beside the machine's floors.
+//! The experiments: what this project claims about speed, measured beside its peers and beside the
+//! machine's floors.
 //!
-//! Every comparison is interleaved (ours, theirs, ours, theirs ...) through one client, and given as the median of the
-//! rounds' ratios with their spread. On virtual machines the two cores move apart and together again while one
-//! measures, which by itself changes a result threefold: each run is therefore taken between two measurements of the
-//! round trip of a cache line, and counts only if both were near, and if nothing else took the cores ([`cores`]).
+//! Every comparison is interleaved (ours, theirs, ours, theirs ...) through one client, and given
+//! as the median of the rounds' ratios with their spread. On virtual machines the two cores move
+//! apart and together again while one measures, which by itself changes a result threefold: each
+//! run is therefore taken between two measurements of the round trip of a cache line, and counts
+//! only if both were near, and if nothing else took the cores ([`cores`]).
 //!
-//! The results are lines of JSON ([`record`]), a table for the README ([`readme`]) and a plot ([`plot`]).
+//! The results are lines of JSON ([`record`]), tables in the documentation ([`publish`]) and a plot
+//! ([`plot`]).
 #![forbid(unsafe_code)]
 
 pub mod against;
@@ -28,7 +31,7 @@ pub mod nvme_vf;
 pub mod peer;
 pub mod plot;
 pub mod process;
-pub mod readme;
+pub mod publish;
 pub mod record;
 pub mod requests;
 pub mod rounds;

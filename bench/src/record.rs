@@ -69,6 +69,16 @@ pub struct Ratio {
     pub revision: String,
 }
 
+impl Ratio {
+    /// The two numbers with this ratio, of one round; none if only the ratios of the rounds are
+    /// known.
+    #[must_use]
+    pub fn pair(&self) -> Option<(f64, f64)> {
+        let number = |name| self.params.get(name).and_then(Value::as_f64);
+        Some((number("ours")?, number("theirs")?))
+    }
+}
+
 /// All records of one run, as they come in.
 #[derive(Debug)]
 pub struct Records {
@@ -180,15 +190,25 @@ pub fn params<const N: usize>(pairs: [(&str, Value); N]) -> Params {
     pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// The commit that is checked out, with `-dirty` where the tree differs from it; `unknown` outside of a repository.
+/// The commit that is checked out, with `-dirty` where the tree differs from it; `unknown` outside
+/// of a repository. Pages that experiments write into do not count: all of one session have the
+/// same revision.
 fn revision() -> String {
     let git = |arguments: &[&str]| {
         let output = std::process::Command::new("git").args(arguments).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
-    git(&["describe", "--always", "--dirty", "--exclude=*"])
-        .filter(|text| !text.is_empty())
-        .unwrap_or("unknown".to_owned())
+    let Some(commit) = git(&["rev-parse", "--short", "HEAD"]) else { return "unknown".to_owned() };
+    let changed = git(&[
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        ":/",
+        ":(top,exclude)README.md",
+        ":(top,exclude)docs",
+    ]);
+    if changed.is_none_or(|changed| !changed.is_empty()) { commit + "-dirty" } else { commit }
 }
 
 #[cfg(test)]

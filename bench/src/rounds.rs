@@ -5,6 +5,46 @@ use serde_json::Value;
 use crate::record::Params;
 use crate::stats;
 
+/// One number of two systems, round by round.
+#[derive(Clone, Debug, Default)]
+pub struct Pairs(Vec<(f64, f64, bool)>);
+
+impl Pairs {
+    /// Adds a round: our number, the peer's, and whether it was measured in circumstances that
+    /// count.
+    pub fn add(&mut self, ours: f64, theirs: f64, counts: bool) {
+        self.0.push((ours, theirs, counts));
+    }
+
+    /// Our numbers divided by the peer's.
+    #[must_use]
+    pub fn ratios(&self) -> Rounds {
+        let mut ratios = Rounds::new();
+        self.0.iter().for_each(|(ours, theirs, counts)| ratios.add(ours / theirs, *counts));
+        ratios
+    }
+
+    /// The pair with the median ratio; of an even number of rounds, the one before the middle.
+    fn middle(&self) -> Option<(f64, f64)> {
+        let only_counting = self.ratios().counting().1;
+        let counting = self.0.iter().filter(|(_, _, counts)| *counts || !only_counting);
+        let mut pairs: Vec<(f64, f64)> = counting.map(|(ours, theirs, _)| (*ours, *theirs)).collect();
+        pairs.sort_by(|(ours, theirs), (others, peers)| (ours / theirs).total_cmp(&(others / peers)));
+        pairs.get(pairs.len().saturating_sub(1) / 2).copied()
+    }
+
+    /// The median ratio, and the parameters with the spread of the ratios and the pair in the
+    /// middle: tables show that pair beside its own ratio, because the medians of two systems may
+    /// come from different rounds.
+    #[must_use]
+    pub fn settle(&self, mut params: Params) -> (f64, Params) {
+        if let Some((ours, theirs)) = self.middle() {
+            params.extend([("ours", ours), ("theirs", theirs)].map(|(name, value)| (name.to_owned(), value.into())));
+        }
+        self.ratios().settle(params)
+    }
+}
+
 /// The median of the rounds that count, and what is to be said of all of them.
 #[derive(Clone, Debug, Default)]
 pub struct Rounds {
@@ -62,5 +102,34 @@ impl Rounds {
         let (median, mut params) = self.settle(params);
         params.extend([("low", low), ("high", high)].map(|(name, value)| (name.to_owned(), value.into())));
         (median, params)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(rounds: &[(f64, f64, bool)]) -> (f64, Params) {
+        let mut pairs = Pairs::default();
+        rounds.iter().for_each(|(ours, theirs, counts)| pairs.add(*ours, *theirs, *counts));
+        pairs.settle(Params::new())
+    }
+
+    #[test]
+    fn a_ratio_comes_with_the_pair_that_has_it() {
+        // The medians are 20 and 10, of different rounds.
+        let (ratio, params) = pairs(&[(20.0, 4.0, true), (30.0, 10.0, true), (10.0, 40.0, true)]);
+        assert_eq!((ratio, &params["ours"], &params["theirs"]), (3.0, &30.0.into(), &10.0.into()));
+        let (ratio, params) = pairs(&[(1.0, 1.0, true), (8.0, 2.0, true)]);
+        assert_eq!((ratio, &params["ours"], &params["theirs"]), (2.5, &1.0.into(), &1.0.into()));
+    }
+
+    #[test]
+    fn a_pair_that_does_not_count_is_shown_only_if_most_do_not() {
+        let rounds = [(1.0, 1.0, true), (2.0, 1.0, true), (3.0, 1.0, true), (9.0, 1.0, false), (9.0, 1.0, false)];
+        assert_eq!(pairs(&rounds).1["ours"], 2.0);
+        let (ratio, params) = pairs(&rounds[2..]);
+        assert_eq!((ratio, &params["ours"], &params["counts"]), (9.0, &9.0.into(), &false.into()));
+        assert!(!pairs(&[]).1.contains_key("ours"));
     }
 }

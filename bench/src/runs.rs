@@ -3,7 +3,7 @@
 use crate::cores::Gated;
 use crate::load::{Sample, Work};
 use crate::record::{Params, Records};
-use crate::rounds::Rounds;
+use crate::rounds::{Pairs, Rounds};
 use crate::stats;
 
 /// A number of a sample that becomes a record.
@@ -100,8 +100,11 @@ pub fn record_ratios(
 ) {
     for metric in RATIOS.iter().filter(|metric| is_alone || !metric.alone) {
         let value = |sample: &Sample| (metric.value)(sample, work);
-        let ratios = our_runs.compared(peer_runs, |ours, peer| value(ours) / value(peer));
-        let (median, params) = ratios.settle(Params::new());
+        let mut pairs = Pairs::default();
+        for (ours, peer) in our_runs.0.iter().zip(&peer_runs.0) {
+            pairs.add(value(&ours.result), value(&peer.result), ours.counts() && peer.counts());
+        }
+        let (median, params) = pairs.settle(Params::new());
         records.ratio(case, metric.name, ours, peer, median, params);
     }
 }
@@ -138,7 +141,8 @@ mod tests {
         let mut records = Records::new("e");
         let work = Work::default();
         record_ratios(&mut records, "c", &work, true, ("ours", &ours), ("peer", &peer));
-        assert_eq!(records.find_ratio("c", "iops", "peer").unwrap().value, 3.0);
+        let ratio = records.find_ratio("c", "iops", "peer").unwrap();
+        assert_eq!((ratio.value, ratio.pair()), (3.0, Some((30.0, 10.0))));
         assert_eq!(records.find_ratio("c", "iops", "peer").unwrap().params["counts"], false);
         assert!((records.find_ratio("c", "latency_p50", "peer").unwrap().value - 1.0 / 3.0).abs() < 1e-9);
         record_ratios(&mut records, "d", &work, false, ("ours", &ours), ("ours", &ours));

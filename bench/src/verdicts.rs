@@ -1,4 +1,5 @@
-//! How the bounds of all experiments fared, collected from their runs into one table of docs/bench.md.
+//! How the bounds of all experiments fared, collected from their runs into one table of
+//! docs/bench.md.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -8,10 +9,11 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::{Checked, Verdict};
-use crate::readme;
+use crate::publish;
 
 const PAGE: &str = "docs/bench.md";
-const NAME: &str = "bounds";
+const NAME: &str = "bench: bounds";
+const README: &str = "README.md";
 
 /// A bound, and how it fared in a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,11 +87,13 @@ pub fn run(options: &Options) -> Result<bool> {
         .with_context(|| format!("{name} is not what `--verdicts` writes"))?;
     let table = table(lines.clone());
     println!("{table}");
-    readme::update_in(PAGE, NAME, &table)?;
+    publish::update(PAGE, NAME, &table)?;
+    let sum = table.lines().next().unwrap_or_default().trim_end_matches('.');
+    publish::update(README, "bounds", &format!("{sum}\n([each of them](docs/bench.md#bounds))."))?;
     Ok(!lines.is_empty() && lines.iter().all(|line| line.verdict == Verdict::Pass))
 }
 
-/// The bounds that do not hold first, then those that nobody knows about, then those that hold.
+/// The bounds that fail first, then those that are not known, then those that hold.
 fn table(mut lines: Vec<Line>) -> String {
     let rank = |line: &Line| match line.verdict {
         Verdict::Fail => 0,
@@ -100,25 +104,23 @@ fn table(mut lines: Vec<Line>) -> String {
     lines.sort_by_key(rank);
     let count = |verdict| lines.iter().filter(|line| line.verdict == verdict).count();
     let mut text = format!(
-        "{} bounds: {} do not hold, {} were not measured, {} are unknown because the machine was disturbed, {} hold.\n\n",
+        "{} bounds: {} fail, {} were not measured, {} are unknown (the machine was disturbed), {} hold.\n\n",
         lines.len(),
         count(Verdict::Fail),
         count(Verdict::Missing),
         count(Verdict::Unknown),
         count(Verdict::Pass),
     );
-    text.push_str("| experiment | what | bound | value | holds |\n| --- | --- | --- | --- | --- |\n");
+    text.push_str("| experiment | what | bound | value | verdict |\n| --- | --- | --- | --- | --- |\n");
     for line in &lines {
         let note = NOTES.iter().find(|note| note.experiment == line.experiment && line.what.starts_with(note.what));
-        let holds = match (line.verdict, note) {
-            (Verdict::Fail, Some(note)) => format!("**no** ({})", note.why),
-            (Verdict::Fail, None) => "**no**".to_owned(),
-            (Verdict::Missing, _) => "not measured".to_owned(),
-            (Verdict::Unknown, _) => "unknown".to_owned(),
-            (Verdict::Pass, _) => "yes".to_owned(),
+        let word = publish::word(line.verdict);
+        let verdict = match note {
+            Some(note) if line.verdict == Verdict::Fail => format!("{word} ({})", note.why),
+            _ => word.to_owned(),
         };
         let value = line.value.as_deref().unwrap_or("");
-        let _ = writeln!(text, "| {} | {} | {} | {value} | {holds} |", line.experiment, line.what, line.limit);
+        let _ = writeln!(text, "| {} | {} | {} | {value} | {verdict} |", line.experiment, line.what, line.limit);
     }
     let mut runs: Vec<String> = lines
         .iter()
@@ -159,11 +161,11 @@ mod tests {
             ("| nested | loop/randread/4KiB/qd32: iops of vf / file | at least 2 | 1.300 |", "see below the table) |"),
             ("| nested | none:", "not measured |"),
             ("| nested | far:", "unknown |"),
-            ("| nested | good:", "yes |"),
+            ("| nested | good:", "holds |"),
         ]) {
             assert!(row.starts_with(start) && row.ends_with(end), "{row}");
         }
-        assert!(table.starts_with("4 bounds: 1 do not hold, 1 were not measured, 1 are unknown"), "{table}");
+        assert!(table.starts_with("4 bounds: 1 fail, 1 were not measured, 1 are unknown"), "{table}");
         assert!(table.ends_with("Measured by `cargo xtask bench nested` (quick) at revision abc.\n"), "{table}");
     }
 }

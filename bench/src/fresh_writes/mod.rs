@@ -12,11 +12,11 @@ use anyhow::Result;
 
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
-use crate::experiment::{Common, Outcome, Scale};
+use crate::experiment::{Common, Outcome, Report, Scale};
 use crate::process::watched;
-use crate::record::{OURS, Records, params};
-use crate::rounds::Rounds;
-use crate::{cores, readme, stop, workers};
+use crate::record::{OURS, Ratio, Records, params};
+use crate::rounds::{Pairs, Rounds};
+use crate::{cores, stop, workers};
 use volume::Volume;
 
 const NAME: &str = "fresh-writes";
@@ -79,12 +79,11 @@ pub fn run(options: &Options) -> Result<bool> {
     for (case, depth) in CASES {
         disturbed += measure(&mut records, case, depth, &plan, scale)?;
     }
+    let headlines = BOUNDS.map(|bound| (bound.case, bound.of));
     let outcome = Outcome {
-        table: table(&records),
         records: &records,
-        bounds: (OURS, &BOUNDS),
+        report: Report::new(table(&records), (OURS, &BOUNDS), &headlines),
         disturbed: format!("{disturbed} pairs were disturbed"),
-        publish: |records| readme::update_in("docs/bench.md", NAME, &table(records)),
     };
     options.common.conclude(begin, &outcome)
 }
@@ -95,7 +94,7 @@ fn measure(records: &mut Records, case: &str, depth: usize, plan: &Plan, scale: 
     cores::pin(cores::SERVER)?;
     let mut volumes = [Volume::new(true, depth, plan.writes)?, Volume::new(false, depth, plan.writes)?];
     cores::pin(cores::CLIENT)?;
-    let (mut with, mut without, mut ratios) = (Rounds::new(), Rounds::new(), Rounds::new());
+    let (mut with, mut without, mut pairs) = (Rounds::new(), Rounds::new(), Pairs::default());
     let mut disturbed = 0;
     let mut pair = 0;
     while pair < plan.pairs {
@@ -116,7 +115,7 @@ fn measure(records: &mut Records, case: &str, depth: usize, plan: &Plan, scale: 
         }
         with.add(ns[0], counts);
         without.add(ns[1], counts);
-        ratios.add(ns[0] / ns[1], counts);
+        pairs.add(ns[0], ns[1], counts);
         pair += 1;
     }
     let params = params([("plan", scale.name().into()), ("depth", depth.into()), ("writes", plan.writes.into())]);
@@ -124,7 +123,7 @@ fn measure(records: &mut Records, case: &str, depth: usize, plan: &Plan, scale: 
         let (median, params) = rounds.settle(params.clone());
         records.measure(case, system, METRIC, median, "ns", params);
     }
-    let (ratio, params) = ratios.settle(params);
+    let (ratio, params) = pairs.settle(params);
     eprintln!("  {case:<16} {:>8.0} ns with the log, {:>8.0} ns without: {ratio:.3}", with.median(), without.median());
     records.ratio(case, METRIC, OURS, WITHOUT, ratio, params);
     Ok(disturbed)
@@ -132,12 +131,15 @@ fn measure(records: &mut Records, case: &str, depth: usize, plan: &Plan, scale: 
 
 /// All results, in Markdown.
 fn table(records: &Records) -> String {
-    let mut page =
-        String::from("| a write to fresh blocks | with the log | without | ratio |\n| --- | --- | --- | --- |\n");
+    let mut page = String::from(
+        "| a write to fresh blocks | with the log, median | without, median | with the log : without |\n| --- | --- | --- | --- |\n",
+    );
     for (case, _) in CASES {
         let ns = |system| records.find(case, system, METRIC).map_or(0.0, |measure| measure.value);
-        let ratio = records.find_ratio(case, METRIC, WITHOUT).map_or(0.0, |ratio| ratio.value);
-        page.push_str(&format!("| {case} | {:.0} ns | {:.0} ns | {ratio:.3} |\n", ns(OURS), ns(WITHOUT)));
+        let pair = records.find_ratio(case, METRIC, WITHOUT).and_then(Ratio::pair);
+        let pair = pair
+            .map_or(String::new(), |(with, without)| format!("{with:.0} ns : {without:.0} ns = {:.3}", with / without));
+        page.push_str(&format!("| {case} | {:.0} ns | {:.0} ns | {pair} |\n", ns(OURS), ns(WITHOUT)));
     }
     page
 }

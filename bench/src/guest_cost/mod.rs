@@ -19,11 +19,12 @@ use sidecore_driver::{BlkClient, ClientOptions, NvmeClient, NvmeOptions, NvmeQue
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores::Gated;
-use crate::experiment::{Common, Experiment, Programs, Scale};
+use crate::experiment::{Common, Experiment, Programs, Report, Scale};
 use crate::load::BLOCK_BYTES;
 use crate::process::Watch;
+use crate::publish::Headline;
 use crate::record::{FLOOR, OURS, Params, Records};
-use crate::rounds::Rounds;
+use crate::rounds::{Pairs, Rounds};
 use crate::sidecored::{Device, FrontEnd, Sidecored, Store};
 use client::{Cost, Guest, OwnWork};
 use floor::Floor;
@@ -189,6 +190,15 @@ struct Bench {
     daemons: Vec<Daemon>,
 }
 
+const HEADLINES: &[Headline] = &[
+    ("split/plain/qd32/0ns", Of::FloorRatio("iops")),
+    ("split/plain/qd32/500ns", Of::FloorRatio("iops")),
+    ("split/indirect/qd32/100ns", Of::FloorRatio("iops")),
+    ("packed/plain/qd32/500ns", Of::FloorRatio("iops")),
+    ("nvme/qd32/0ns", Of::FloorRatio("iops")),
+    ("nvme/qd32/500ns", Of::FloorRatio("iops")),
+];
+
 /// Runs the experiment and reports; false if a bound was to be enforced and does not hold.
 ///
 /// # Errors
@@ -213,7 +223,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let bound = |case| Bound { case, of: Of::FloorRatio("iops"), limit: Limit::AtLeast(0.95) };
     let bounds: Vec<Bound<'_>> = cases.iter().map(|case| bound(case)).collect();
     let records = &bench.experiment.records;
-    bench.experiment.conclude(report::table(records), (OURS, &bounds), report::publish)
+    bench.experiment.conclude(Report::new(report::table(records), (OURS, &bounds), HEADLINES))
 }
 
 fn wants<T: PartialEq>(only: &[T], this: &T) -> bool {
@@ -394,14 +404,16 @@ fn record_ratios(
     (peer, theirs): (&str, &[Gated<Cost>]),
 ) {
     for (metric, _, value) in METRICS.iter().filter(|(metric, ..)| metrics.contains(metric)) {
-        let mut ratios = Rounds::new();
+        let mut pairs = Pairs::default();
         for (ours, theirs) in ours.iter().zip(theirs) {
-            ratios.add(value(&ours.result) / value(&theirs.result), ours.counts() && theirs.counts());
+            pairs.add(value(&ours.result), value(&theirs.result), ours.counts() && theirs.counts());
         }
         // The bound between builds is on requests a second.
         let is_bounded = peer != FLOOR && *metric == "iops";
-        let settle = if is_bounded { Rounds::settle_with_interval } else { Rounds::settle };
-        let (median, params) = settle(&ratios, Params::new());
+        let (median, params) = match is_bounded {
+            true => pairs.ratios().settle_with_interval(Params::new()),
+            false => pairs.settle(Params::new()),
+        };
         records.ratio(case, metric, OURS, peer, median, params);
     }
 }

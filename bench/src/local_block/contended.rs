@@ -12,7 +12,7 @@ use sidecore_units::Sector;
 use super::Bench;
 use crate::load::{self, BLOCK_BYTES, Sample, Work};
 use crate::record::OURS;
-use crate::rounds::Rounds;
+use crate::rounds::{Pairs, Rounds};
 use crate::sidecored::{Device, Sidecored, Store};
 use crate::{against, control, cores, stop};
 
@@ -191,10 +191,10 @@ fn record(bench: &mut Bench, case: &str, systems: &mut [System]) {
     let (ours, peers) = systems.split_at(1);
     for (ours, peer) in ours.iter().flat_map(|ours| peers.iter().map(move |peer| (ours, peer))) {
         for (metric, value) in METRICS {
-            let mut rounds = Rounds::new();
+            let mut pairs = Pairs::default();
             let both = ours.samples.iter().zip(&peer.samples);
-            both.for_each(|(ours, peer)| rounds.add(value(ours) / value(peer), true));
-            let (median, params) = rounds.settle(params.clone());
+            both.for_each(|(ours, peer)| pairs.add(value(ours), value(peer), true));
+            let (median, params) = pairs.settle(params.clone());
             records.ratio(case, metric, OURS, &peer.name, median, params);
         }
     }

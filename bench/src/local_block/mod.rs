@@ -19,11 +19,12 @@ use anyhow::{Context, Result, bail};
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores::{self, Gated, Partner};
-use crate::experiment::{Common, Experiment, Programs, Scale};
+use crate::experiment::{Common, Experiment, Programs, Report, Scale};
 use crate::floors::{self, CopyFloor};
 use crate::huge_pages::{self, HugePages};
 use crate::peer;
 use crate::process::watched;
+use crate::publish::Headline;
 use crate::record::{FLOOR, OURS, Params};
 
 const NAME: &str = "local-block";
@@ -164,6 +165,15 @@ const BOUNDS: &[Bound<'static>] = &[
     Bound { case: idle::WAKE, of: Of::Ours("latency_p50", " us"), limit: Limit::AtMost(100.0) },
 ];
 
+const HEADLINES: &[Headline] = &[
+    ("null/randread/qd1", Of::Ratio("latency_p50", peer::NAME)),
+    ("null/randread/qd32", Of::Ratio("iops", peer::NAME)),
+    ("ram/randread/qd32", Of::FloorRatio("iops")),
+    ("ram/randwrite/qd32", Of::FloorRatio("iops")),
+    ("file/randread/qd32", Of::Ratio("iops", peer::NAME)),
+    ("file/randwrite/qd32", Of::Ratio("iops", peer::NAME)),
+];
+
 /// All that the parts share.
 struct Bench {
     experiment: Experiment,
@@ -213,7 +223,11 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     drop(huge_pages);
     let records = &bench.experiment.records;
-    bench.experiment.conclude(report::table(records), (OURS, BOUNDS), report::publish)
+    bench.experiment.conclude(Report {
+        note: report::note(records),
+        draw: report::draw,
+        ..Report::new(report::table(records), (OURS, BOUNDS), HEADLINES)
+    })
 }
 
 impl Bench {

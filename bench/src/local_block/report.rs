@@ -1,14 +1,14 @@
-//! The results in a table, in the README and as a picture.
+//! The results in a table and as a picture.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::{NAME, contended, idle};
+use super::{contended, idle};
 use crate::plot::{Bar, Chart, Group};
 use crate::record::{FLOOR, OURS, Record, Records};
-use crate::{cells, peer, readme};
+use crate::{cells, peer};
 
 const PICTURE: &str = "docs/bench/local-block.svg";
 
@@ -26,15 +26,13 @@ pub(super) fn table(records: &Records) -> String {
     let mut page = String::new();
     let cases = cases(records);
     if !cases.is_empty() {
-        page.push_str("| 4 KiB, one queue | sidecored | qemu-storage-daemon | ratio | floor | of the floor |\n");
-        page.push_str("| --- | --- | --- | --- | --- | --- |\n");
+        page.push_str("| 4 KiB, one queue | sidecored, median | to qemu-storage-daemon | to the floor |\n");
+        page.push_str("| --- | --- | --- | --- |\n");
     }
     for case in &cases {
-        let times = cells::ratio(records, case, peer::NAME, "x");
-        let share =
-            records.find_ratio(case, "iops", FLOOR).map_or(String::new(), |ratio| format!("{:.2}", ratio.value));
-        let [ours, theirs, floor] = [OURS, peer::NAME, FLOOR].map(|system| cells::requests(records, case, system));
-        let _ = writeln!(page, "| {case} | {ours} | {theirs} | {times} | {floor} | {share} |");
+        let ours = cells::requests(records, case, OURS);
+        let [theirs, floor] = [peer::NAME, FLOOR].map(|peer| cells::ratio(records, case, peer));
+        let _ = writeln!(page, "| {case} | {ours} | {theirs} | {floor} |");
     }
     page.push_str(&smaller(records));
     page
@@ -79,17 +77,18 @@ fn number(value: f64) -> String {
     if value.abs() >= 10.0 { format!("{value:.0}") } else { format!("{value:.2}") }
 }
 
-/// Writes the table into the README and draws the picture.
-pub(super) fn publish(records: &Records) -> Result<()> {
+/// The version of the peer, for below the table.
+pub(super) fn note(records: &Records) -> String {
     let version = records.all().iter().find_map(|record| match record {
         Record::Measure(measure) if measure.system == peer::NAME => {
             measure.params.get("version").and_then(|version| version.as_str()).map(str::to_owned)
         }
         _ => None,
     });
-    let theirs = version.map_or(String::new(), |version| format!(", {} {version}", peer::NAME));
-    let source = readme::source(NAME, records);
-    readme::update(NAME, &format!("{}\n{source}{theirs}.\n", table(records)))?;
+    version.map_or(String::new(), |version| format!("{} has version {version}. ", peer::NAME))
+}
+
+pub(super) fn draw(records: &Records) -> Result<()> {
     if let Some(directory) = Path::new(PICTURE).parent() {
         std::fs::create_dir_all(directory)?;
     }

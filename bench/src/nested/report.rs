@@ -1,4 +1,4 @@
-//! The results in a table, in the README and as pictures.
+//! The results in a table and as pictures.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::servers::{PF, SCATTERED, VF};
 use super::{FILE, GROUNDS, Ground, NAME, SIZES, case, depths, operation, size_name};
 use crate::lines::{Figure, Line, Panel};
 use crate::record::{FLOOR, Measure, Record, Records};
-use crate::{cells, peer, plot, readme};
+use crate::{cells, peer, plot};
 
 const PICTURES: &str = "docs/bench";
 
@@ -43,7 +43,7 @@ pub(super) fn table(records: &Records) -> String {
                 continue;
             }
             let numbers = systems.iter().map(|system| cell(records, &case, system, depth));
-            let ratios = others.iter().map(|other| cells::ratio(records, &case, other, ""));
+            let ratios = others.iter().map(|other| cells::ratio(records, &case, other));
             let cells: Vec<String> = numbers.chain(ratios).collect();
             let _ = writeln!(page, "| {} | {} |", case.split_once('/').map_or("", |(_, rest)| rest), cells.join(" | "));
         }
@@ -73,12 +73,10 @@ fn cell(records: &Records, case: &str, system: &str, depth: u16) -> String {
     }
 }
 
-/// Writes the table into the README and draws the pictures.
-pub(super) fn publish(records: &Records) -> Result<()> {
-    let note =
-        "Latency of single requests, requests a second of 32 (8 from 256 KiB on); ratios are of requests a second.";
-    let source = readme::source(NAME, records);
-    readme::update(NAME, &format!("{}{note} {source}.\n", table(records)))?;
+pub(super) const NOTE: &str = "Latency of single requests, requests a second of 32 (8 from 256 KiB on); ratios are of \
+                               requests a second. ";
+
+pub(super) fn draw(records: &Records) -> Result<()> {
     std::fs::create_dir_all(PICTURES)?;
     for ground in GROUNDS {
         let systems = systems(records, ground);

@@ -12,10 +12,11 @@ use anyhow::Result;
 use super::servers::{self, PF, VF};
 use super::{Bench, Ground, Plan, case, depths};
 use crate::bounds::{Bound, Limit, Of};
-use crate::experiment::{Common, Programs, Scale};
+use crate::cells;
+use crate::experiment::{Common, Programs, Report, Scale};
+use crate::publish::Headline;
 use crate::record::Records;
 use crate::runs::ADDED;
-use crate::{cells, readme};
 
 const NAME: &str = "vf-cost";
 
@@ -51,6 +52,15 @@ fn plan(scale: Scale) -> Plan {
     }
 }
 
+const HEADLINES: &[Headline] = &[
+    ("ram/randread/512B/qd1", Of::Ours(ADDED, " ns")),
+    ("ram/randread/512B/qd32", Of::Ours(ADDED, " ns")),
+    ("ram/randread/4KiB/qd1", Of::Ratio("iops", PF)),
+    ("ram/randread/4KiB/qd32", Of::Ratio("iops", PF)),
+    ("ram/randwrite/4KiB/qd1", Of::Ratio("iops", PF)),
+    ("ram/randwrite/4KiB/qd32", Of::Ratio("iops", PF)),
+];
+
 /// Runs the experiment; whether all bounds hold, or nobody asked.
 ///
 /// # Errors
@@ -66,7 +76,10 @@ pub fn run(options: &Options) -> Result<bool> {
     servers.end()?;
     let cases = cases(&bench.sizes(Ground::Ram));
     let records = &bench.experiment.records;
-    bench.experiment.conclude(table(records), (VF, &bounds(&cases)), publish)
+    bench.experiment.conclude(Report {
+        note: "Medians of 20 pairs. ".to_owned(),
+        ..Report::new(table(records), (VF, &bounds(&cases)), HEADLINES)
+    })
 }
 
 /// Sizes and names of all cases.
@@ -95,23 +108,16 @@ fn bounds(cases: &[(u32, String)]) -> Vec<Bound<'_>> {
 
 /// All results, in Markdown.
 fn table(records: &Records) -> String {
-    let mut page = String::from("| on ram | vf | pf | vf / pf | ns more a request | least to most |\n");
-    page.push_str("| --- | --- | --- | --- | --- | --- |\n");
+    let mut page = String::from("| case | vf : pf | ns more a request | least to most |\n");
+    page.push_str("| --- | --- | --- | --- |\n");
     for (_, case) in cases(&super::SIZES) {
         let Some(added) = records.find(&case, VF, ADDED) else { continue };
-        let [vf, pf] = [VF, PF].map(|system| cells::requests(records, &case, system));
-        let ratio = cells::ratio(records, &case, PF, "");
+        let ratio = cells::ratio(records, &case, PF);
         let [least, most] = ["min", "max"].map(|name| added.params.get(name).and_then(serde_json::Value::as_f64));
         let spread = format!("{:.0} to {:.0}", least.unwrap_or(0.0), most.unwrap_or(0.0));
-        let _ = writeln!(page, "| {case} | {vf} | {pf} | {ratio} | {:.1} | {spread} |", added.value);
+        let _ = writeln!(page, "| {case} | {ratio} | {:.1} | {spread} |", added.value);
     }
     page
-}
-
-/// Writes the table into the README.
-fn publish(records: &Records) -> Result<()> {
-    let source = readme::source(NAME, records);
-    readme::update(NAME, &format!("{}\nMedians of 20 pairs. {source}.\n", table(records)))
 }
 
 #[cfg(test)]

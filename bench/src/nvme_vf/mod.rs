@@ -12,8 +12,10 @@ use anyhow::Result;
 
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
-use crate::experiment::{Common, Experiment, Programs, Scale};
+use crate::experiment::{Common, Experiment, Programs, Report, Scale};
 use crate::huge_pages::{self, HugePages};
+use crate::peer;
+use crate::publish::Headline;
 use crate::record::Params;
 
 const NAME: &str = "nvme-vf";
@@ -132,6 +134,15 @@ const BOUNDS: [Bound<'static>; 12] = {
     ]
 };
 
+const HEADLINES: &[Headline] = &[
+    ("null/randread/qd1/q1", Of::Ratio("latency_p50", VIRTIO)),
+    ("null/randread/qd32/q1", Of::Ratio("iops", VIRTIO)),
+    ("null/randread/qd32/q1", Of::Ratio("iops", peer::NAME)),
+    ("ram/randread/qd32/q1", Of::Ratio("iops", VIRTIO)),
+    ("ram/randwrite/qd32/q1", Of::Ratio("iops", VIRTIO)),
+    ("volume/randread/qd32/q1", Of::Ratio("iops", VIRTIO)),
+];
+
 /// All that the cases share.
 struct Bench {
     experiment: Experiment,
@@ -157,7 +168,7 @@ pub fn run(options: &Options) -> Result<bool> {
     bench.measure()?;
     drop(huge_pages);
     let records = &bench.experiment.records;
-    bench.experiment.conclude(report::table(records), (NVME, &BOUNDS), report::publish)
+    bench.experiment.conclude(Report::new(report::table(records), (NVME, &BOUNDS), HEADLINES))
 }
 
 impl Bench {

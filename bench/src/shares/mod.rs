@@ -11,14 +11,15 @@ mod sidecore;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores::{self, Partner};
-use crate::experiment::{Common, Outcome, Scale};
+use crate::experiment::{Common, Outcome, Report, Scale};
 use crate::record::{OURS, Records, params};
-use crate::rounds::Rounds;
-use crate::{readme, stop, workers};
+use crate::rounds::{Pairs, Rounds};
+use crate::{cells, stop, workers};
 use arrangement::Arrangement;
 
 const NAME: &str = "shares";
@@ -115,12 +116,11 @@ pub fn run(options: &Options) -> Result<bool> {
         disturbed += measure(&mut records, case, &arrangements, &partner, &plan, scale)?;
     }
     let bounds = CASES.map(|case| Bound { case: case.name, of: Of::Ratio(METRIC, APART), limit: Limit::AtLeast(0.97) });
+    let headlines = CASES.map(|case| (case.name, Of::Ratio(METRIC, APART)));
     let outcome = Outcome {
-        table: table(&records),
         records: &records,
-        bounds: (OURS, &bounds),
+        report: Report::new(table(&records), (OURS, &bounds), &headlines),
         disturbed: format!("{disturbed} pairs were disturbed"),
-        publish: |records| readme::update_in("docs/bench.md", NAME, &table(records)),
     };
     options.common.conclude(begin, &outcome)
 }
@@ -134,7 +134,7 @@ fn measure(
     plan: &Plan,
     scale: Scale,
 ) -> Result<usize> {
-    let (mut together, mut apart, mut ratios) = (Rounds::new(), Rounds::new(), Rounds::new());
+    let (mut together, mut apart, mut pairs) = (Rounds::new(), Rounds::new(), Pairs::default());
     let mut disturbed = 0;
     let mut pair = 0;
     while pair < plan.pairs {
@@ -155,7 +155,7 @@ fn measure(
         }
         together.add(per_s[0], counts);
         apart.add(per_s[1], counts);
-        ratios.add(per_s[0] / per_s[1], counts);
+        pairs.add(per_s[0], per_s[1], counts);
         pair += 1;
     }
     let params = params([
@@ -168,7 +168,7 @@ fn measure(
         let (median, params) = rounds.settle(params.clone());
         records.measure(case.name, system, METRIC, median, "1/s", params);
     }
-    let (ratio, params) = ratios.settle(params);
+    let (ratio, params) = pairs.settle(params);
     let (ours, theirs) = (together.median(), apart.median());
     eprintln!("  {:<16} {ours:>12.0}/s on one controller, {theirs:>12.0}/s on two: {ratio:.3}", case.name);
     records.ratio(case.name, METRIC, OURS, APART, ratio, params);
@@ -178,20 +178,13 @@ fn measure(
 /// All results, in Markdown.
 fn table(records: &Records) -> String {
     let mut page = String::from(
-        "| requests a second | one controller | two controllers | ratio | least to greatest |\n\
-         | --- | --- | --- | --- | --- |\n",
+        "| requests a second | one controller : two controllers | least to greatest |\n| --- | --- | --- |\n",
     );
     for Case { name, .. } in CASES {
-        let per_s = |system| records.find(name, system, METRIC).map_or(0.0, |measure| measure.value / 1e6);
-        let ratio = records.find_ratio(name, METRIC, APART);
-        let value = ratio.map_or(0.0, |ratio| ratio.value);
-        let of_spread = |end| ratio.and_then(|ratio| ratio.params.get(end)?.as_f64()).unwrap_or(0.0);
-        let (least, greatest) = (of_spread("min"), of_spread("max"));
-        page.push_str(&format!(
-            "| {name} | {:.2} M | {:.2} M | {value:.3} | {least:.3} to {greatest:.3} |\n",
-            per_s(OURS),
-            per_s(APART)
-        ));
+        let Some(ratio) = records.find_ratio(name, METRIC, APART) else { continue };
+        let [least, greatest] = ["min", "max"].map(|end| ratio.params.get(end).and_then(Value::as_f64).unwrap_or(0.0));
+        let pair = cells::ratio(records, name, APART);
+        page.push_str(&format!("| {name} | {pair} | {least:.3} to {greatest:.3} |\n"));
     }
     page
 }

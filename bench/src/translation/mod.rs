@@ -15,9 +15,10 @@ use sidecore_units::Vlba;
 
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
-use crate::experiment::{Common, Outcome, Scale};
+use crate::experiment::{Common, Outcome, Report, Scale};
 use crate::load::Places;
 use crate::process::watched;
+use crate::publish::Headline;
 use crate::record::{OURS, Params, Records, params};
 use crate::rounds::Rounds;
 use crate::{cores, stop, workers};
@@ -76,6 +77,14 @@ const BOUNDS: &[Bound<'static>] = &[
     Bound { case: "memory/1000000", of: Of::Ours(BYTES, " bytes"), limit: Limit::AtMost(26.0) },
 ];
 
+const HEADLINES: &[Headline] = &[
+    (LAST_EXTENT, Of::Ours(ALONE, " ns")),
+    (BTLB, Of::Ours(ALONE, " ns")),
+    ("walk/1000", Of::Ours(ALONE, " ns")),
+    (WALK_LARGE, Of::Ours(ALONE, " ns")),
+    ("memory/1000000", Of::Ours(BYTES, " bytes")),
+];
+
 /// Blocks in each extent of a fresh tree.
 const EXTENT_BLOCKS: u64 = 16;
 
@@ -118,11 +127,9 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     bench.large()?;
     let outcome = Outcome {
-        table: report::table(&bench.records),
         records: &bench.records,
-        bounds: (OURS, BOUNDS),
+        report: Report::new(report::table(&bench.records), (OURS, BOUNDS), HEADLINES),
         disturbed: format!("{} runs were disturbed", bench.disturbed),
-        publish: report::publish,
     };
     options.common.conclude(begin, &outcome)
 }

@@ -2,10 +2,7 @@
 
 use std::fmt::Write as _;
 
-use anyhow::Result;
-
-use super::{ALONE, BYTES, NAME, OVERLAPPED};
-use crate::readme;
+use super::{ALONE, BYTES, OVERLAPPED};
 use crate::record::{OURS, Record, Records};
 
 /// The cases in the order in which they were measured.
@@ -38,10 +35,4 @@ pub(super) fn table(records: &Records) -> String {
         let _ = writeln!(page, "| {case} | {} |", cells.join(" | "));
     }
     page
-}
-
-/// Writes the table into the README.
-pub(super) fn publish(records: &Records) -> Result<()> {
-    let source = readme::source(NAME, records);
-    readme::update(NAME, &format!("{}\n{source}.\n", table(records)))
 }
