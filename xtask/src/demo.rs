@@ -14,6 +14,9 @@ pub struct Options {
     /// How long to measure each disk, in each mode.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: u64,
+    /// Write the results into README.md and docs/demo.md, and the recording to docs/demo.svg.
+    #[arg(long)]
+    pub update_readme: bool,
 }
 
 /// Builds what ships and serves disks with it to real guests.
@@ -21,6 +24,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     sidecore_guest::demo(&DemoOptions {
         target: workspace.target.clone(),
         window: Duration::from_secs(options.seconds),
+        publish: options.update_readme,
         ..DemoOptions::new(&workspace.root)
     })
 }

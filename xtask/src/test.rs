@@ -26,7 +26,9 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     let alone = "run the failing test alone: cargo test --release --package PACKAGE NAME";
     let report = steps.step("tests in release", alone, || test_in_release(workspace))?;
     steps.add(report);
-    steps.step("guests", "run it alone: cargo xtask demo", || demo::run(workspace, &demo::Options { seconds: 1 }))?;
+    steps.step("guests", "run it alone: cargo xtask demo", || {
+        demo::run(workspace, &demo::Options { seconds: 1, update_readme: false })
+    })?;
     steps.step("a guest of libvirt's", "run it alone: cargo xtask libvirt", || libvirt::run(workspace))?;
     steps.step("fuzzing, briefly", "reproduce with the command above, fix, add the input to the corpus", || {
         fuzz::run_briefly(workspace, FUZZ_SECONDS)

@@ -1,11 +1,12 @@
 //! Real guests against a real daemon.
 //!
-//! [`demo`] boots a Debian kernel in QEMU on disks of one `sidecored`, which are thin volumes behind virtual functions.
-//! It does so twice to measure: once the way a hypervisor commonly serves disks, by notifications and interrupts, and
-//! once polled on both sides. The guest checks what it stored, and both sides count what the FAST'12 paper is about:
-//! kicks and interrupts per request. Then it takes a snapshot of a guest's volume under load, boots a second guest from
-//! a clone of it, and has both show that neither sees what the other wrote. At last it gives a guest NVMe functions over
-//! vfio-user, by QEMU's `vfio-user-pci`.
+//! [`demo`] boots a Debian kernel in QEMU on disks of one `sidecored`, which are thin volumes
+//! behind virtual functions. It does so twice to measure: once the way a hypervisor commonly serves
+//! disks, by notifications and interrupts, and once polled on both sides. The guest checks what it
+//! stored, and both sides count what the FAST'12 paper is about: kicks and interrupts per request.
+//! Then it takes a snapshot of a guest's volume under load, boots a second guest from a clone of
+//! it, and has both show that neither sees what the other wrote. At last it gives a guest NVMe
+//! functions over vfio-user, by QEMU's `vfio-user-pci`.
 //!
 //! [`libvirt`] gives a guest its disk as most do who run guests: by a domain of libvirt's.
 #![forbid(unsafe_code)]
@@ -30,8 +31,10 @@ mod nvme;
 mod overhead;
 mod process;
 mod progress;
+mod publish;
 mod qemu;
 mod qmp;
+mod recording;
 mod report;
 pub mod root;
 mod secret;
@@ -61,6 +64,8 @@ pub struct DemoOptions {
     pub binaries: Option<PathBuf>,
     /// How long each disk is measured, for each mode.
     pub window: Duration,
+    /// Whether the documentation gets the results and the recording.
+    pub publish: bool,
 }
 
 impl DemoOptions {
@@ -71,15 +76,17 @@ impl DemoOptions {
             Some(target) => workspace.join(target),
             None => workspace.join("target"),
         };
-        DemoOptions { workspace, target, binaries: None, window: Duration::from_secs(5) }
+        DemoOptions { workspace, target, binaries: None, window: Duration::from_secs(5), publish: false }
     }
 }
 
-/// Runs the demo, prints what it found, and writes `demo.json` (the measured disks), `demo-nvme.json` (NVMe) and
-/// `demo-volumes.json` (all else) into the target directory.
+/// Runs the demo, prints what it found, and writes `demo.json` (the measured disks),
+/// `demo-nvme.json` (NVMe), `demo-volumes.json` (all else) and `demo.svg` (a recording) into the
+/// target directory.
 ///
-/// It fails when a disk gave back anything but what was stored, when the polled run shows a single kick or interrupt, or
-/// when anything that was checked about volumes, snapshots and clones, or about NVMe, was not as it must be.
+/// It fails when a disk gave back anything but what was stored, when the polled run shows a single
+/// kick or interrupt, or when anything that was checked about volumes, snapshots and clones, or
+/// about NVMe, was not as it must be.
 pub fn demo(options: &DemoOptions) -> Result<()> {
     ensure!(
         cfg!(all(target_os = "linux", target_arch = "x86_64")),
@@ -141,7 +148,21 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     if !faults.is_empty() {
         bail!("the demo failed:\n  {}", faults.join("\n  "));
     }
+    let recording = record(&progress, &report::table(&rows, accelerator));
+    let path = options.target.join("demo.svg");
+    std::fs::write(&path, &recording).with_context(|| format!("cannot write {}", path.display()))?;
+    if options.publish {
+        publish::publish(&options.workspace, &rows, &rest.filesystem_overheads, &nvme, &recording)?;
+    }
     Ok(())
+}
+
+/// The recording of a run that passed, with the rows of its report at the end.
+fn record(progress: &progress::Progress, report: &str) -> String {
+    let rows = report.split("\n\n").next().unwrap_or_default();
+    let said = progress.said();
+    let seconds = said.last().map_or(0, |(at, _)| at.as_secs());
+    recording::svg("make demo", &said, &format!("{rows}\n\nEvery check passed, in {seconds} s."))
 }
 
 /// What is reported for programs besides the rows.

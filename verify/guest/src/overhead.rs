@@ -53,7 +53,7 @@ impl Overhead {
         })
     }
 
-    fn each(&self, count: u64) -> f64 {
+    pub(crate) fn each(&self, count: u64) -> f64 {
         count as f64 / self.operations as f64
     }
 }
