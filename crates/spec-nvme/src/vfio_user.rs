@@ -4,9 +4,7 @@
 //! The protocol uses the machine's own byte order. The layouts are little-endian, as all machines
 //! are that Sidecore runs on.
 
-use std::fmt;
-
-use sidecore_units::layout;
+use sidecore_units::{codes, layout};
 
 const _: () = assert!(cfg!(target_endian = "little"), "the layouts below are in the machine's byte order");
 
@@ -26,78 +24,27 @@ pub const FLAG_NO_REPLY: u32 = 1 << 4;
 /// Header flags: the command failed, and the header has an errno value.
 pub const FLAG_ERROR: u32 = 1 << 5;
 
-macro_rules! commands {
-    ($($variant:ident = $code:literal $name:literal,)*) => {
-        /// The commands of either end ("Commands").
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Command {
-            $(#[doc = concat!("VFIO_USER_", $name)] $variant,)*
-            /// A code that the specification has no name for.
-            Unknown(u16),
-        }
-
-        impl Command {
-            /// All that have names.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The command of this code.
-            #[must_use]
-            pub const fn from_code(code: u16) -> Self {
-                match code {
-                    $($code => Self::$variant,)*
-                    other => Self::Unknown(other),
-                }
-            }
-
-            /// Its code on the wire.
-            #[must_use]
-            pub const fn code(self) -> u16 {
-                match self {
-                    $(Self::$variant => $code,)*
-                    Self::Unknown(code) => code,
-                }
-            }
-
-            /// Its name without the prefix, as in `DMA_MAP`.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)*
-                    Self::Unknown(_) => "a message",
-                }
-            }
-        }
-
-    };
-}
-
-commands! {
-    Version = 1 "VERSION",
-    DmaMap = 2 "DMA_MAP",
-    DmaUnmap = 3 "DMA_UNMAP",
-    DeviceGetInfo = 4 "DEVICE_GET_INFO",
-    DeviceGetRegionInfo = 5 "DEVICE_GET_REGION_INFO",
-    DeviceGetRegionIoFds = 6 "DEVICE_GET_REGION_IO_FDS",
-    DeviceGetIrqInfo = 7 "DEVICE_GET_IRQ_INFO",
-    DeviceSetIrqs = 8 "DEVICE_SET_IRQS",
-    RegionRead = 9 "REGION_READ",
-    RegionWrite = 10 "REGION_WRITE",
-    DmaRead = 11 "DMA_READ",
-    DmaWrite = 12 "DMA_WRITE",
-    DeviceReset = 13 "DEVICE_RESET",
-    DirtyPages = 14 "DIRTY_PAGES",
-    RegionWriteMulti = 15 "REGION_WRITE_MULTI",
-    DeviceFeature = 16 "DEVICE_FEATURE",
-    MigDataRead = 17 "MIG_DATA_READ",
-    MigDataWrite = 18 "MIG_DATA_WRITE",
-}
-
-impl fmt::Display for Command {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown(code) => write!(formatter, "command {code}"),
-            known => formatter.write_str(known.name()),
-        }
+codes! {
+    /// The commands of either end ("Commands").
+    pub enum Command: u16, "VFIO_USER_", "command" {
+        Version = 1 "VERSION",
+        DmaMap = 2 "DMA_MAP",
+        DmaUnmap = 3 "DMA_UNMAP",
+        DeviceGetInfo = 4 "DEVICE_GET_INFO",
+        DeviceGetRegionInfo = 5 "DEVICE_GET_REGION_INFO",
+        DeviceGetRegionIoFds = 6 "DEVICE_GET_REGION_IO_FDS",
+        DeviceGetIrqInfo = 7 "DEVICE_GET_IRQ_INFO",
+        DeviceSetIrqs = 8 "DEVICE_SET_IRQS",
+        RegionRead = 9 "REGION_READ",
+        RegionWrite = 10 "REGION_WRITE",
+        DmaRead = 11 "DMA_READ",
+        DmaWrite = 12 "DMA_WRITE",
+        DeviceReset = 13 "DEVICE_RESET",
+        DirtyPages = 14 "DIRTY_PAGES",
+        RegionWriteMulti = 15 "REGION_WRITE_MULTI",
+        DeviceFeature = 16 "DEVICE_FEATURE",
+        MigDataRead = 17 "MIG_DATA_READ",
+        MigDataWrite = 18 "MIG_DATA_WRITE",
     }
 }
 

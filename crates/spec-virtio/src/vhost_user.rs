@@ -4,10 +4,8 @@
 //! The protocol uses the machine's own byte order ("Message Specification"). The layouts are
 //! little-endian, as all machines are that Sidecore runs on.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
-use sidecore_units::layout;
+use sidecore_units::{codes, layout};
 
 const _: () = assert!(cfg!(target_endian = "little"), "the layouts below are in the machine's byte order");
 
@@ -56,93 +54,54 @@ pub mod protocol {
     pub const STATUS: u64 = 1 << 16;
 }
 
-macro_rules! requests {
-    ($($variant:ident = $code:literal $name:literal,)*) => {
-        /// The requests of a front end to its back end ("Front-end message types").
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Request {
-            $(#[doc = concat!("VHOST_USER_", $name)] $variant,)*
-            /// A code that the specification has no name for.
-            Unknown(u32),
-        }
-
-        impl Request {
-            /// The request of this code.
-            #[must_use]
-            pub const fn from_code(code: u32) -> Self {
-                match code {
-                    $($code => Self::$variant,)*
-                    other => Self::Unknown(other),
-                }
-            }
-
-            /// Its code on the wire.
-            #[must_use]
-            pub const fn code(self) -> u32 {
-                match self {
-                    $(Self::$variant => $code,)*
-                    Self::Unknown(code) => code,
-                }
-            }
-
-            /// Its name without the prefix, as in `GET_FEATURES`.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)*
-                    Self::Unknown(_) => "an unknown request",
-                }
-            }
-        }
-
-    };
-}
-
-requests! {
-    GetFeatures = 1 "GET_FEATURES",
-    SetFeatures = 2 "SET_FEATURES",
-    SetOwner = 3 "SET_OWNER",
-    ResetOwner = 4 "RESET_OWNER",
-    SetMemTable = 5 "SET_MEM_TABLE",
-    SetLogBase = 6 "SET_LOG_BASE",
-    SetLogFd = 7 "SET_LOG_FD",
-    SetVringNum = 8 "SET_VRING_NUM",
-    SetVringAddr = 9 "SET_VRING_ADDR",
-    SetVringBase = 10 "SET_VRING_BASE",
-    GetVringBase = 11 "GET_VRING_BASE",
-    SetVringKick = 12 "SET_VRING_KICK",
-    SetVringCall = 13 "SET_VRING_CALL",
-    SetVringErr = 14 "SET_VRING_ERR",
-    GetProtocolFeatures = 15 "GET_PROTOCOL_FEATURES",
-    SetProtocolFeatures = 16 "SET_PROTOCOL_FEATURES",
-    GetQueueNum = 17 "GET_QUEUE_NUM",
-    SetVringEnable = 18 "SET_VRING_ENABLE",
-    SendRarp = 19 "SEND_RARP",
-    NetSetMtu = 20 "NET_SET_MTU",
-    SetBackendReqFd = 21 "SET_BACKEND_REQ_FD",
-    IotlbMsg = 22 "IOTLB_MSG",
-    SetVringEndian = 23 "SET_VRING_ENDIAN",
-    GetConfig = 24 "GET_CONFIG",
-    SetConfig = 25 "SET_CONFIG",
-    CreateCryptoSession = 26 "CREATE_CRYPTO_SESSION",
-    CloseCryptoSession = 27 "CLOSE_CRYPTO_SESSION",
-    PostcopyAdvise = 28 "POSTCOPY_ADVISE",
-    PostcopyListen = 29 "POSTCOPY_LISTEN",
-    PostcopyEnd = 30 "POSTCOPY_END",
-    GetInflightFd = 31 "GET_INFLIGHT_FD",
-    SetInflightFd = 32 "SET_INFLIGHT_FD",
-    GpuSetSocket = 33 "GPU_SET_SOCKET",
-    ResetDevice = 34 "RESET_DEVICE",
-    VringKick = 35 "VRING_KICK",
-    GetMaxMemSlots = 36 "GET_MAX_MEM_SLOTS",
-    AddMemReg = 37 "ADD_MEM_REG",
-    RemMemReg = 38 "REM_MEM_REG",
-    SetStatus = 39 "SET_STATUS",
-    GetStatus = 40 "GET_STATUS",
-    GetSharedObject = 41 "GET_SHARED_OBJECT",
-    SetDeviceStateFd = 42 "SET_DEVICE_STATE_FD",
-    CheckDeviceState = 43 "CHECK_DEVICE_STATE",
-    GetShmemConfig = 44 "GET_SHMEM_CONFIG",
+codes! {
+    /// The requests of a front end to its back end ("Front-end message types").
+    pub enum Request: u32, "VHOST_USER_", "request" {
+        GetFeatures = 1 "GET_FEATURES",
+        SetFeatures = 2 "SET_FEATURES",
+        SetOwner = 3 "SET_OWNER",
+        ResetOwner = 4 "RESET_OWNER",
+        SetMemTable = 5 "SET_MEM_TABLE",
+        SetLogBase = 6 "SET_LOG_BASE",
+        SetLogFd = 7 "SET_LOG_FD",
+        SetVringNum = 8 "SET_VRING_NUM",
+        SetVringAddr = 9 "SET_VRING_ADDR",
+        SetVringBase = 10 "SET_VRING_BASE",
+        GetVringBase = 11 "GET_VRING_BASE",
+        SetVringKick = 12 "SET_VRING_KICK",
+        SetVringCall = 13 "SET_VRING_CALL",
+        SetVringErr = 14 "SET_VRING_ERR",
+        GetProtocolFeatures = 15 "GET_PROTOCOL_FEATURES",
+        SetProtocolFeatures = 16 "SET_PROTOCOL_FEATURES",
+        GetQueueNum = 17 "GET_QUEUE_NUM",
+        SetVringEnable = 18 "SET_VRING_ENABLE",
+        SendRarp = 19 "SEND_RARP",
+        NetSetMtu = 20 "NET_SET_MTU",
+        SetBackendReqFd = 21 "SET_BACKEND_REQ_FD",
+        IotlbMsg = 22 "IOTLB_MSG",
+        SetVringEndian = 23 "SET_VRING_ENDIAN",
+        GetConfig = 24 "GET_CONFIG",
+        SetConfig = 25 "SET_CONFIG",
+        CreateCryptoSession = 26 "CREATE_CRYPTO_SESSION",
+        CloseCryptoSession = 27 "CLOSE_CRYPTO_SESSION",
+        PostcopyAdvise = 28 "POSTCOPY_ADVISE",
+        PostcopyListen = 29 "POSTCOPY_LISTEN",
+        PostcopyEnd = 30 "POSTCOPY_END",
+        GetInflightFd = 31 "GET_INFLIGHT_FD",
+        SetInflightFd = 32 "SET_INFLIGHT_FD",
+        GpuSetSocket = 33 "GPU_SET_SOCKET",
+        ResetDevice = 34 "RESET_DEVICE",
+        VringKick = 35 "VRING_KICK",
+        GetMaxMemSlots = 36 "GET_MAX_MEM_SLOTS",
+        AddMemReg = 37 "ADD_MEM_REG",
+        RemMemReg = 38 "REM_MEM_REG",
+        SetStatus = 39 "SET_STATUS",
+        GetStatus = 40 "GET_STATUS",
+        GetSharedObject = 41 "GET_SHARED_OBJECT",
+        SetDeviceStateFd = 42 "SET_DEVICE_STATE_FD",
+        CheckDeviceState = 43 "CHECK_DEVICE_STATE",
+        GetShmemConfig = 44 "GET_SHMEM_CONFIG",
+    }
 }
 
 impl Request {
@@ -160,15 +119,6 @@ impl Request {
                 | Self::GetMaxMemSlots
                 | Self::GetStatus
         )
-    }
-}
-
-impl fmt::Display for Request {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown(code) => write!(f, "request {code}"),
-            known => f.write_str(known.name()),
-        }
     }
 }
 

@@ -1,11 +1,12 @@
 //! Quantities as types, so that a sector is never added to a byte and a
-//! nanosecond never compared with a microsecond; and [`layout!`], for structures
-//! whose bytes a specification fixes.
+//! nanosecond never compared with a microsecond; and [`layout!`] and [`codes!`], for
+//! structures and messages whose bytes a specification fixes.
 //!
 //! Everything here is plain data; arithmetic that can overflow is checked and
 //! says so in its type.
 #![forbid(unsafe_code)]
 
+mod codes;
 pub mod layout;
 
 use std::fmt;
