@@ -2,6 +2,7 @@
 
 mod nvme;
 mod refused;
+mod socket;
 mod virtio_blk;
 
 use std::path::Path;

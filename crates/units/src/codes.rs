@@ -1,7 +1,7 @@
 //! The codes of a protocol's messages.
 
-/// Declares the messages of a protocol by their codes and names. An unknown code is kept, so that it
-/// can be shown and answered.
+/// Declares the messages of a protocol by their codes and names. An unknown code is kept, so that
+/// it can be shown and answered.
 ///
 /// ```
 /// sidecore_units::codes! {

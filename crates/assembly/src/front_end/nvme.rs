@@ -4,7 +4,7 @@ mod runner;
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
 
 use sidecore_block::{BlockChannel, BlockDevice, Geometry};
 use sidecore_linux::peer_event;
@@ -20,6 +20,7 @@ use sidecore_sidecore::Sidecore;
 use sidecore_vfio_user::PciEndpoint;
 
 use self::runner::Runner;
+use super::socket::DeviceSocket;
 use super::{FrontEnd, LastStart};
 use crate::AssemblyError;
 use crate::flush::flush_and_wait;
@@ -63,8 +64,7 @@ pub(crate) struct Nvme {
     threads: Arc<NvmeThreads>,
     /// As in [`NvmeParts`].
     manager: Option<Arc<Subsystem>>,
-    /// Locked for as long as it takes to stop it.
-    socket: Mutex<Option<Socket>>,
+    socket: DeviceSocket,
     last_start: Arc<LastStart>,
     /// What is served, and how large the guest was told that it is.
     served: Mutex<Served>,
@@ -143,14 +143,10 @@ impl Nvme {
             threads,
             manager,
             last_start,
-            socket: Mutex::new(None),
+            socket: DeviceSocket::default(),
             served: Mutex::new(served),
             changing: Mutex::new(()),
         })
-    }
-
-    fn socket(&self) -> MutexGuard<'_, Option<Socket>> {
-        self.socket.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn served(&self) -> MutexGuard<'_, Served> {
@@ -228,23 +224,15 @@ impl Nvme {
 impl FrontEnd for Nvme {
     fn serve(&self, socket: &Path, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
         let endpoint = PciEndpoint(Arc::clone(&self.function) as Arc<dyn PciFunction>);
-        let left = left.and_then(LeftDevice::unpack_or_disconnect);
-        let served = self.threads.service.serve(socket, access, endpoint, left);
-        let refused = |error| AssemblyError::Server { name: self.spec.name.clone(), error };
-        *self.socket() = Some(served.map_err(refused)?);
-        Ok(())
+        self.socket.serve(&self.spec.name, &self.threads.service, endpoint, socket, access, left)
     }
 
     fn stop(&self) -> bool {
-        let mut socket = self.socket();
-        let Some(socket) = socket.take() else { return false };
-        drop(socket);
-        true
+        self.socket.stop()
     }
 
     fn hand_over(&self) -> Option<LeftDevice> {
-        let mut socket = self.socket();
-        let left = socket.take()?.export()?;
+        let left = self.socket.export()?;
         let mut state = self.manager.as_ref().map_or_else(SubsystemState::default, |manager| manager.state());
         state.functions.extend(self.state().map(|state| (self.spec.name.clone(), state)));
         LeftDevice::pack(&self.spec.name, left, state)
@@ -289,20 +277,11 @@ impl FrontEnd for Nvme {
     }
 
     fn is_connected(&self) -> bool {
-        match self.socket.try_lock() {
-            Ok(socket) => socket.as_ref().is_some_and(Socket::is_connected),
-            Err(TryLockError::Poisoned(socket)) => socket.into_inner().as_ref().is_some_and(Socket::is_connected),
-            Err(TryLockError::WouldBlock) => false,
-        }
+        self.socket.ask(Socket::is_connected).unwrap_or(false)
     }
 
     fn disconnect(&self) -> Option<Disconnect> {
-        let last = match self.socket.try_lock() {
-            Ok(socket) => socket.as_ref().and_then(Socket::last_disconnect),
-            Err(TryLockError::Poisoned(socket)) => socket.into_inner().as_ref().and_then(Socket::last_disconnect),
-            Err(TryLockError::WouldBlock) => None,
-        };
-        last.filter(|last| self.last_start.is_before(last))
+        self.socket.last_disconnect(&self.last_start)
     }
 
     fn broken(&self) -> Option<String> {

@@ -1,7 +1,7 @@
 //! virtio-blk over a vhost-user socket.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 
 use sidecore_block::{BlockDevice, Geometry};
 use sidecore_nvme_subsystem::SubsystemState;
@@ -12,6 +12,7 @@ use sidecore_virtio::VirtioDevice;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
 use super::FrontEnd;
+use super::socket::DeviceSocket;
 use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
@@ -21,8 +22,7 @@ use crate::spec::DeviceSpec;
 pub(crate) struct VirtioBlk {
     served: Arc<ServedBlk>,
     service: Arc<Service>,
-    /// Locked for as long as it takes to stop it.
-    socket: Mutex<Option<Socket>>,
+    socket: DeviceSocket,
 }
 
 impl VirtioBlk {
@@ -35,34 +35,22 @@ impl VirtioBlk {
     ) -> Self {
         let blk = BlkDevice::new(&spec.name, options(spec), store.geometry());
         let served = ServedBlk::new(blk, store, spec.idle, spec.queue_size_max, sidecores.into_iter());
-        Self { served: Arc::new(served), service, socket: Mutex::new(None) }
-    }
-
-    fn socket(&self) -> MutexGuard<'_, Option<Socket>> {
-        self.socket.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { served: Arc::new(served), service, socket: DeviceSocket::default() }
     }
 }
 
 impl FrontEnd for VirtioBlk {
     fn serve(&self, socket: &Path, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
-        let name = self.served.device().name().to_owned();
-        let left = left.and_then(LeftDevice::unpack_or_disconnect);
         let endpoint = VirtioEndpoint(Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
-        let served = self.service.serve(socket, access, endpoint, left);
-        *self.socket() = Some(served.map_err(|error| AssemblyError::Server { name, error })?);
-        Ok(())
+        self.socket.serve(self.served.device().name(), &self.service, endpoint, socket, access, left)
     }
 
     fn stop(&self) -> bool {
-        let mut socket = self.socket();
-        let Some(socket) = socket.take() else { return false };
-        drop(socket);
-        true
+        self.socket.stop()
     }
 
     fn hand_over(&self) -> Option<LeftDevice> {
-        let mut socket = self.socket();
-        LeftDevice::pack(self.served.device().name(), socket.take()?.export()?, SubsystemState::default())
+        LeftDevice::pack(self.served.device().name(), self.socket.export()?, SubsystemState::default())
     }
 
     fn close(&self) {
@@ -70,12 +58,8 @@ impl FrontEnd for VirtioBlk {
     }
 
     fn refresh(&self) {
-        // A socket that is being stopped has no guest to notify.
-        if self.served.refresh()
-            && let Ok(socket) = self.socket.try_lock()
-            && let Some(socket) = socket.as_ref()
-        {
-            socket.notify();
+        if self.served.refresh() {
+            self.socket.ask(Socket::notify);
         }
     }
 
@@ -92,20 +76,11 @@ impl FrontEnd for VirtioBlk {
     }
 
     fn is_connected(&self) -> bool {
-        match self.socket.try_lock() {
-            Ok(socket) => socket.as_ref().is_some_and(Socket::is_serving),
-            Err(TryLockError::Poisoned(socket)) => socket.into_inner().as_ref().is_some_and(Socket::is_serving),
-            Err(TryLockError::WouldBlock) => false,
-        }
+        self.socket.ask(Socket::is_serving).unwrap_or(false)
     }
 
     fn disconnect(&self) -> Option<Disconnect> {
-        let last = match self.socket.try_lock() {
-            Ok(socket) => socket.as_ref().and_then(Socket::last_disconnect),
-            Err(TryLockError::Poisoned(socket)) => socket.into_inner().as_ref().and_then(Socket::last_disconnect),
-            Err(TryLockError::WouldBlock) => None,
-        };
-        last.filter(|last| self.served.last_start.is_before(last))
+        self.socket.last_disconnect(&self.served.last_start)
     }
 
     fn broken(&self) -> Option<String> {

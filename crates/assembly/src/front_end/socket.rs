@@ -1,0 +1,63 @@
+//! The socket of a device.
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use sidecore_peer::{Access, Disconnect, Endpoint, Service, Snapshot, Socket};
+
+use super::LastStart;
+use crate::AssemblyError;
+use crate::left::LeftDevice;
+
+/// The socket of a device: `None` until the device is served, and after it has stopped. Locked for
+/// as long as it takes to stop.
+#[derive(Default)]
+pub(super) struct DeviceSocket(Mutex<Option<Socket>>);
+
+impl DeviceSocket {
+    fn lock(&self) -> MutexGuard<'_, Option<Socket>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// See [`FrontEnd::serve`](super::FrontEnd::serve).
+    pub(super) fn serve(
+        &self,
+        name: &str,
+        service: &Service,
+        endpoint: impl Endpoint,
+        path: &Path,
+        access: Access,
+        left: Option<LeftDevice>,
+    ) -> Result<(), AssemblyError> {
+        let left = left.and_then(LeftDevice::unpack_or_disconnect);
+        let served = service.serve(path, access, endpoint, left);
+        *self.lock() = Some(served.map_err(|error| AssemblyError::Server { name: name.to_owned(), error })?);
+        Ok(())
+    }
+
+    /// See [`FrontEnd::stop`](super::FrontEnd::stop).
+    pub(super) fn stop(&self) -> bool {
+        self.lock().take().map(drop).is_some()
+    }
+
+    /// Stops it. Its client, if it can be exported.
+    pub(super) fn export(&self) -> Option<Snapshot> {
+        self.lock().take()?.export()
+    }
+
+    /// The answer of the socket; `None` if there is none, or if it is being stopped.
+    pub(super) fn ask<T>(&self, question: impl FnOnce(&Socket) -> T) -> Option<T> {
+        let socket = match self.0.try_lock() {
+            Ok(socket) => socket,
+            Err(TryLockError::Poisoned(socket)) => socket.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        socket.as_ref().map(question)
+    }
+
+    /// See [`FrontEnd::disconnect`](super::FrontEnd::disconnect).
+    pub(super) fn last_disconnect(&self, last_start: &LastStart) -> Option<Disconnect> {
+        let last = self.ask(Socket::last_disconnect)??;
+        last_start.is_before(&last).then_some(last)
+    }
+}
