@@ -1,6 +1,5 @@
 //! A unit that runs on a sidecore.
 
-use std::fmt;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
@@ -14,14 +13,7 @@ pub struct Handle<U> {
     pub(crate) id: PollableId<U>,
 }
 
-impl<U> fmt::Debug for Handle<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unit {:?} on {}", self.id, self.sidecore.name())
-    }
-}
-
 /// A unit that was told to stop.
-#[derive(Debug)]
 pub struct Stopping<S>(Receiver<S>);
 
 /// How far a unit is that was told to stop.
@@ -36,12 +28,6 @@ pub enum Stopped<S> {
 }
 
 impl<U: Pollable> Handle<U> {
-    /// The sidecore that runs it.
-    #[must_use]
-    pub fn sidecore(&self) -> &Sidecore {
-        &self.sidecore
-    }
-
     /// Runs `task` on the unit, on its sidecore, and does not wait. If the unit has stopped, or the
     /// sidecore is gone, `task` is dropped.
     pub fn tell(&self, task: impl FnOnce(&mut U) + Send + 'static) {
