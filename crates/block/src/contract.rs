@@ -1,5 +1,4 @@
-//! The contract that every store and stage keeps, as tests that each of them
-//! runs:
+//! The contract that every store and stage keeps, as tests that each of them runs:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -40,8 +39,7 @@ use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry
 /// What is expected of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Whether what was written can be read again. A null store keeps nothing,
-    /// and checks nothing.
+    /// Whether what was written can be read again. A null store keeps nothing, and checks nothing.
     pub keeps_data: bool,
     /// The depth of the channels that are tried.
     pub depth: usize,
@@ -90,8 +88,7 @@ pub fn check(open: Open<'_>, options: &Options) {
 /// not in the host, the third lies apart.
 const REGIONS: [(u64, u64); 3] = [(0x10_0000, 0x10_0000), (0x20_0000, 0x10_0000), (0x1_0000_0000, 0x20_0000)];
 
-/// Guest memory in three regions, two of which touch at guest address
-/// 0x200000; zeroed.
+/// Guest memory in three regions, two of which touch at guest address 0x200000; zeroed.
 ///
 /// # Panics
 /// There is no memory for it.
@@ -111,8 +108,7 @@ pub fn guest_memory() -> GuestMemory {
     GuestMemory::map(specs.collect()).unwrap()
 }
 
-/// A request without a tag over `pieces` of guest memory, as address and size
-/// in bytes.
+/// A request without a tag over `pieces` of guest memory, as address and size in bytes.
 ///
 /// # Panics
 /// A piece is outside of `memory`.
@@ -259,8 +255,7 @@ impl Harness {
         self.run(vec![request])[0]
     }
 
-    /// Waits until the channel has something to do, at most `patience`; says
-    /// whether it has.
+    /// Waits until the channel has something to do, at most `patience`; says whether it has.
     pub fn wait(&mut self, patience: Duration) -> bool {
         if let Some(deadline) = self.channel.readiness().next.deadline() {
             self.now = self.now().max(deadline);
@@ -374,8 +369,7 @@ pub fn reads_back_what_was_written(open: Open<'_>, options: &Options) {
     }
 }
 
-/// However the guest lays its memory out: aligned or not, in one piece or in
-/// many, across regions.
+/// However the guest lays its memory out: aligned or not, in one piece or in many, across regions.
 pub fn reads_back_whatever_the_layout(open: Open<'_>, options: &Options) {
     let mut harness = Harness::new(&open(), options.depth);
     let block = harness.block();
@@ -425,8 +419,7 @@ fn gather(harness: &Harness, pieces: &[(u64, u64)]) -> Vec<u8> {
     pieces.iter().flat_map(|&(address, len)| harness.peek(address, usize::try_from(len).unwrap())).collect()
 }
 
-/// Of two overlapping writes the one that was submitted after the other had
-/// completed wins.
+/// Of two overlapping writes the one that was submitted after the other had completed wins.
 pub fn applies_overlapping_writes_in_order_of_completion(open: Open<'_>, options: &Options) {
     let mut harness = Harness::new(&open(), options.depth);
     let block = usize::try_from(harness.block()).unwrap();
@@ -507,8 +500,7 @@ pub fn zeroes_exactly_the_range(open: Open<'_>, options: &Options) {
     }
 }
 
-/// A discard leaves everything beside its range alone; inside it may leave
-/// the old bytes or zeros.
+/// A discard leaves everything beside its range alone; inside it may leave the old bytes or zeros.
 pub fn discards_nothing_beside_the_range(open: Open<'_>, options: &Options) {
     let mut harness = Harness::new(&open(), options.depth);
     let block = harness.block();
@@ -529,8 +521,7 @@ pub fn discards_nothing_beside_the_range(open: Open<'_>, options: &Options) {
     }
 }
 
-/// Where the store says so, physical blocks that a discard covers whole read as
-/// zeros.
+/// Where the store says so, physical blocks that a discard covers whole read as zeros.
 pub fn discards_to_zeroes_where_it_says_so(open: Open<'_>, options: &Options) {
     let mut harness = Harness::new(&open(), options.depth);
     let Geometry { discard, discard_zeroes, physical_block_bytes, .. } = harness.geometry;
@@ -747,8 +738,7 @@ pub fn wakes_when_something_is_done(open: Open<'_>, options: &Options) {
         while completed.is_empty() {
             // No polling in between: only what wakes a sleeping sidecore.
             let woken = harness.wait(PATIENCE);
-            // A descriptor that is readable only when asked again counts as
-            // late: nobody would ask.
+            // A descriptor that is readable only when asked again counts as late: nobody would ask.
             assert!(woken && start.elapsed() < PATIENCE, "nothing wakes a sidecore that waits for this channel");
             let now = harness.now();
             harness.channel.poll(now, &mut completed);
@@ -757,8 +747,7 @@ pub fn wakes_when_something_is_done(open: Open<'_>, options: &Options) {
     }
 }
 
-/// Attaching memory is a hint: requests work with any memory, before and after
-/// it is exchanged.
+/// Attaching memory is a hint: requests work with any memory, before and after it is exchanged.
 pub fn works_whatever_memory_is_attached(open: Open<'_>, options: &Options) {
     let mut harness = Harness::new(&open(), options.depth);
     let block = harness.block();

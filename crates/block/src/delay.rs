@@ -16,10 +16,9 @@ use crate::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Next, Read
 
 /// Gives each request to the device below `delay` after its submission.
 ///
-/// A request is submitted at [`BlockRequest::taken_at`] or at the last poll
-/// before, whichever is later: `submit` has no clock of its own. Requests stay
-/// in order, and keep all of their effects until the delay is over, so that a
-/// flush still covers what was completed before it.
+/// A request is submitted at [`BlockRequest::taken_at`] or at the last poll before, whichever is
+/// later: `submit` has no clock of its own. Requests stay in order, and keep all of their effects
+/// until the delay is over, so that a flush still covers what was completed before it.
 pub struct DelayStore {
     inner: Arc<dyn BlockDevice>,
     delay: Nanos,

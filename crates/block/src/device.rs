@@ -9,8 +9,7 @@ use sidecore_units::Nanos;
 
 use crate::{Batch, BoundsError};
 
-/// What a store looks like from outside. It does not change while the store is
-/// open.
+/// What a store looks like from outside. It does not change while the store is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size in bytes, a multiple of `block_bytes`.
@@ -28,8 +27,7 @@ pub struct Geometry {
     pub discard: bool,
     /// Whether physical blocks that a discard covered whole read as zeros.
     pub discard_zeroes: bool,
-    /// Whether [`Operation::WriteZeroes`](crate::Operation::WriteZeroes) is
-    /// supported.
+    /// Whether [`Operation::WriteZeroes`](crate::Operation::WriteZeroes) is supported.
     pub write_zeroes: bool,
 }
 
@@ -78,9 +76,8 @@ pub trait BlockDevice: Send + Sync {
     /// The kernel refuses what the channel needs.
     fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>>;
 
-    /// Makes sure that writes to these bytes find space, without changing what they hold:
-    /// a file with holes gets blocks there. The call waits for the kernel. The default
-    /// has nothing to do.
+    /// Makes sure that writes to these bytes find space, without changing what they hold: a file
+    /// with holes gets blocks there. The call waits for the kernel. The default has nothing to do.
     ///
     /// # Errors
     /// There is no space, or the store fails.
@@ -109,8 +106,7 @@ pub trait BlockChannel {
     /// kernel does it here; the default has nothing to do.
     ///
     /// # Errors
-    /// None that would keep the channel from working: a store that cannot
-    /// register goes on without.
+    /// None that would keep the channel from working: a store that cannot register goes on without.
     fn attach_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
         let _ = memory;
         Ok(())
@@ -124,8 +120,9 @@ pub trait BlockChannel {
     /// Appends what has completed by `now`.
     fn poll(&mut self, now: Nanos, completed: &mut Batch);
 
-    /// [`submit`](Self::submit), unless `batch` is empty, and [`poll`](Self::poll) in one call, as each turn of a queue
-    /// needs them. A store that carries requests out at once completes them here without a list of its own.
+    /// [`submit`](Self::submit), unless `batch` is empty, and [`poll`](Self::poll) in one call, as
+    /// each turn of a queue needs them. A store that carries requests out at once completes them
+    /// here without a list of its own.
     fn exchange(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
         if !batch.is_empty() {
             self.submit(now, batch);
@@ -187,7 +184,8 @@ impl Readiness {
         Self { in_flight, next: if in_flight > 0 { Next::Now } else { Next::OnWake } }
     }
 
-    /// Of this channel and of a stage before it, which holds `in_flight` more requests until `next`.
+    /// Of this channel and of a stage before it, which holds `in_flight` more requests until
+    /// `next`.
     #[must_use]
     pub fn behind(self, in_flight: usize, next: Next) -> Self {
         Self { in_flight: self.in_flight.saturating_add(in_flight), next: self.next.min(next) }

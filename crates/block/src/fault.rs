@@ -2,9 +2,8 @@
 //!
 //! # The fault model
 //!
-//! * A [`Fault`] is an *error*, reported at the next poll: the medium says no
-//!   (`EIO`), is full (`ENOSPC`), or moves fewer bytes than it was asked to
-//!   (`Short`).
+//! * A [`Fault`] is an *error*, reported at the next poll: the medium says no (`EIO`), is full
+//!   (`ENOSPC`), or moves fewer bytes than it was asked to (`Short`).
 //! * A request that fails never reaches the device below: nothing was read,
 //!   written, flushed or discarded. `Short` reports that zero bytes were moved.
 //! * Which requests fail is decided when they are submitted, by rules, in the
@@ -98,8 +97,7 @@ pub struct FaultPlan {
     pub rules: Vec<FaultRule>,
 }
 
-/// A device that fails as planned and otherwise does what the device below
-/// does.
+/// A device that fails as planned and otherwise does what the device below does.
 pub struct FaultStore {
     inner: Arc<dyn BlockDevice>,
     plan: FaultPlan,

@@ -1,26 +1,22 @@
-//! The block seam: what a front end asks of a store, and what a stage is put
-//! between.
+//! The block seam: what a front end asks of a store, and what a stage is put between.
 //!
 //! # Architecture
 //!
-//! A [`BlockDevice`] is shared by all sidecores. Each queue that is served
-//! from it opens a [`BlockChannel`] on its own sidecore, and from then on only
-//! that sidecore touches the channel: it is not `Send`, so nothing in it needs
-//! a lock. A stage is a device around a device, whose channels are channels
-//! around channels.
+//! A [`BlockDevice`] is shared by all sidecores. Each queue that is served from it opens a
+//! [`BlockChannel`] on its own sidecore, and from then on only that sidecore touches the channel:
+//! it is not `Send`, so nothing in it needs a lock. A stage is a device around a device, whose
+//! channels are channels around channels.
 //!
 //! # I/O model
 //!
-//! Requests travel as [`Box<BlockRequest>`], a pointer each, in vectors that
-//! the caller owns and reuses: [`BlockChannel::submit`] takes from one,
-//! [`BlockChannel::poll`] gives to another. Dynamic dispatch is paid once a
-//! batch. The boxes come from the front end's pool and go back to it, so that
-//! nothing is allocated for a request.
+//! Requests travel as [`Box<BlockRequest>`], a pointer each, in vectors that the caller owns and
+//! reuses: [`BlockChannel::submit`] takes from one, [`BlockChannel::poll`] gives to another.
+//! Dynamic dispatch is paid once a batch. The boxes come from the front end's pool and go back to
+//! it, so that nothing is allocated for a request.
 //!
 //! A request carries its data as a scatter-gather list of guest memory
-//! ([`Segments`](sidecore_memory::Segments)); a store reads and writes that
-//! memory directly. The guest can change it meanwhile: a store or stage that
-//! looks at a byte twice must copy it first.
+//! ([`Segments`](sidecore_memory::Segments)); a store reads and writes that memory directly. The
+//! guest can change it meanwhile: a store or stage that looks at a byte twice must copy it first.
 //!
 //! # Duties
 //!

@@ -11,9 +11,8 @@ use sidecore_units::Nanos;
 
 use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Readiness};
 
-/// How much of one request is done in one go: some tens of microseconds. A
-/// larger one is continued from poll to poll, and neighbours are served in
-/// between.
+/// How much of one request is done in one go: some tens of microseconds. A larger one is continued
+/// from poll to poll, and neighbours are served in between.
 const SLICE_BYTES: usize = 256 << 10;
 
 /// A store in huge pages if there are any, else in plain memory.
@@ -95,8 +94,8 @@ impl RamChannel {
         if in_bounds { Ok(()) } else { Err(BlockError::OutOfBounds) }
     }
 
-    /// Carries requests out, as many as there is room for beside those `waiting` to be handed back; `done` gets all
-    /// but the large ones.
+    /// Carries requests out, as many as there is room for beside those `waiting` to be handed back;
+    /// `done` gets all but the large ones.
     #[inline]
     fn carry_out_all(&mut self, batch: &mut Batch, waiting: usize, done: &mut Batch) {
         let room = self.depth.saturating_sub(self.large.len()).saturating_sub(waiting).min(batch.len());

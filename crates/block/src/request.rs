@@ -10,8 +10,7 @@ use crate::in_flight::Phase;
 
 /// Requests on their way: boxes out of a front end's pool.
 ///
-/// They are boxed so that a request is a pointer to move, whatever its
-/// scatter-gather list holds.
+/// They are boxed so that a request is a pointer to move, whatever its scatter-gather list holds.
 #[allow(clippy::vec_box)]
 pub type Batch = Vec<Box<BlockRequest>>;
 
@@ -27,8 +26,7 @@ pub enum Operation {
     Flush,
     /// The range's contents no longer matter.
     Discard,
-    /// The range reads as zeros from now on; with `may_unmap` the store may
-    /// give its space back.
+    /// The range reads as zeros from now on; with `may_unmap` the store may give its space back.
     WriteZeroes {
         /// Whether deallocating the blocks is allowed.
         may_unmap: bool,
@@ -85,8 +83,8 @@ impl Drop for Tag {
     }
 }
 
-/// State of a stage that redirects a request to another offset. It lies in the request, so that its completion needs
-/// no look into a table.
+/// State of a stage that redirects a request to another offset. It lies in the request, so that its
+/// completion needs no look into a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Detour {
     /// The stage's own word; zero if no stage has redirected the request.
@@ -140,8 +138,9 @@ impl BlockRequest {
         })
     }
 
-    /// Redirects the request to `offset_bytes`, until [`come_back`](Self::come_back). Returns false and changes nothing
-    /// if another stage has redirected it already, or if `mark` is zero: such a request needs a tag of the stage's own.
+    /// Redirects the request to `offset_bytes`, until [`come_back`](Self::come_back). Returns false
+    /// and changes nothing if another stage has redirected it already, or if `mark` is zero: such a
+    /// request needs a tag of the stage's own.
     #[inline]
     pub fn send_on(&mut self, offset_bytes: u64, mark: u32) -> bool {
         if self.detour.mark != 0 || mark == 0 {
@@ -159,8 +158,8 @@ impl BlockRequest {
         self.detour.mark != 0
     }
 
-    /// Ends a detour: restores the offset from before. Returns the mark given to [`send_on`](Self::send_on); zero, with
-    /// nothing changed, if the request is on no detour.
+    /// Ends a detour: restores the offset from before. Returns the mark given to
+    /// [`send_on`](Self::send_on); zero, with nothing changed, if the request is on no detour.
     #[inline]
     pub fn come_back(&mut self) -> u32 {
         let Detour { mark, from_bytes } = self.detour;

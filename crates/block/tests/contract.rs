@@ -37,8 +37,8 @@ fn read_only_ram_keeps_the_contract() {
     check(&|| Arc::new(RamStore::new(Geometry { read_only: true, ..GEOMETRY }).unwrap()));
 }
 
-/// A request of many slices is carried on from poll to poll, in pieces that do not end where slices do, and small ones
-/// overtake it.
+/// A request of many slices is carried on from poll to poll, in pieces that do not end where slices
+/// do, and small ones overtake it.
 #[test]
 fn ram_serves_small_requests_while_a_large_one_is_under_way() {
     let device = ram();

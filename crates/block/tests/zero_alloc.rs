@@ -18,8 +18,7 @@ const DEPTH: usize = 32;
 const GEOMETRY: Geometry = Geometry::new(1 << 20, 512);
 const ADDRESS: u64 = 0x1_0000_0000;
 
-/// Carries out 100,000 requests of all kinds after a warm-up, and sees no
-/// allocation.
+/// Carries out 100,000 requests of all kinds after a warm-up, and sees no allocation.
 fn check(device: &dyn BlockDevice) {
     let memory = guest_memory();
     let mut channel = device.open_channel(&CoreContext::default(), DEPTH).unwrap();

@@ -1,8 +1,9 @@
-//! Reads an NVMe volume by offset into the application's own buffer: `nvme_read SOCKET [OFFSET_BYTES [LEN_BYTES]]`.
+//! Reads an NVMe volume by offset into the application's own buffer: `nvme_read SOCKET
+//! [OFFSET_BYTES [LEN_BYTES]]`.
 //!
-//! No kernel is on the way once the queue is there: the command is a store into memory that the controller polls, the data
-//! arrives in the buffer, and so does the completion (thesis, 5.4: direct access from user space). The bytes that were
-//! asked for go to standard output.
+//! No kernel is on the way once the queue is there: the command is a store into memory that the
+//! controller polls, the data arrives in the buffer, and so does the completion (thesis, 5.4:
+//! direct access from user space). The bytes that were asked for go to standard output.
 #![forbid(unsafe_code)]
 
 use std::io::Write as _;
@@ -44,7 +45,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Reads bytes `first` to `last`, whole blocks, to `address`, with as many requests at once as there are slots.
+/// Reads bytes `first` to `last`, whole blocks, to `address`, with as many requests at once as
+/// there are slots.
 fn read(queue: &mut NvmeQueue, first: u64, last: u64, address: u64) -> Result<()> {
     let mut pieces = (first..last).step_by(usize::try_from(REQUEST_BYTES)?).peekable();
     let mut completions = Vec::with_capacity(usize::from(queue.slots()));

@@ -1,5 +1,5 @@
-//! The memory that the client shares with the device: one memfd, mapped here as one piece, told to the device as one
-//! region or several.
+//! The memory that the client shares with the device: one memfd, mapped here as one piece, told to
+//! the device as one region or several.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -10,8 +10,8 @@ use sidecore_units::PAGE_BYTES;
 
 use crate::error::ClientError;
 
-/// Made-up addresses, different from each other and from where the memory really is, so that a device which mixes them
-/// up is noticed at once.
+/// Made-up addresses, different from each other and from where the memory really is, so that a
+/// device which mixes them up is noticed at once.
 const GUEST_BASE: u64 = 0x1_0000_0000;
 const USER_BASE: u64 = 0x5_0000_0000;
 

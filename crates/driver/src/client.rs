@@ -22,8 +22,8 @@ use crate::options::ClientOptions;
 use crate::queue::{BlkQueue, Parts};
 use crate::wire::Wire;
 
-/// A disk behind a vhost-user socket. Dropping it hangs up; queues taken out of it keep their memory, and nobody
-/// serves them any more.
+/// A disk behind a vhost-user socket. Dropping it hangs up; queues taken out of it keep their
+/// memory, and nobody serves them any more.
 #[derive(Debug)]
 pub struct BlkClient {
     wire: Wire,
@@ -48,8 +48,8 @@ impl BlkClient {
     /// Connects, negotiates, shares memory and starts the queues.
     ///
     /// # Errors
-    /// The device hangs up, refuses or makes no sense; it has fewer queues than asked for; there is not enough memory;
-    /// the options contradict themselves.
+    /// The device hangs up, refuses or makes no sense; it has fewer queues than asked for; there is
+    /// not enough memory; the options contradict themselves.
     pub fn connect(socket: impl AsRef<Path>, options: &ClientOptions) -> Result<Self, ClientError> {
         let (wire, features, protocol, config) = agree(socket.as_ref(), options)?;
         let plan = Plan::new(options, features)?;
@@ -66,8 +66,8 @@ impl BlkClient {
         Ok(client)
     }
 
-    /// Connects again, as a VMM does whose guest has outlived the device: with the same memory and rings, of which queue
-    /// `index` goes on at `bases[index]`.
+    /// Connects again, as a VMM does whose guest has outlived the device: with the same memory and
+    /// rings, of which queue `index` goes on at `bases[index]`.
     ///
     /// # Errors
     /// As [`connect`](Self::connect); the device offers something else by now.
@@ -231,7 +231,8 @@ impl BlkClient {
         self.wire.tell(Request::ResetDevice, &[], &[])
     }
 
-    /// Tells the device of its memory again, as SET_MEM_TABLE does when a guest's memory changes while it runs.
+    /// Tells the device of its memory again, as SET_MEM_TABLE does when a guest's memory changes
+    /// while it runs.
     ///
     /// # Errors
     /// The socket.
@@ -280,7 +281,8 @@ impl BlkClient {
     }
 }
 
-/// Connects, and agrees on features: virtio's, the protocol's, and what the configuration space says.
+/// Connects, and agrees on features: virtio's, the protocol's, and what the configuration space
+/// says.
 fn agree(socket: &Path, options: &ClientOptions) -> Result<(Wire, u64, u64, BlkConfig), ClientError> {
     let mut wire = Wire::connect(socket, options.timeout)?;
     let offered = wire.ask_u64(Request::GetFeatures)?;
@@ -448,7 +450,8 @@ pub(crate) fn wanted(options: &ClientOptions) -> u64 {
     wanted & !options.refuse_features
 }
 
-/// GET_CONFIG: offset, size and flags, then the bytes, both ways. A device without it is one of unknown size.
+/// GET_CONFIG: offset, size and flags, then the bytes, both ways. A device without it is one of
+/// unknown size.
 fn read_config(wire: &mut Wire, protocol: u64) -> Result<BlkConfig, ClientError> {
     if protocol & protocol::CONFIG == 0 {
         return Ok(BlkConfig::default());

@@ -15,7 +15,8 @@ const CONFIG_CHANGE: MessageHeader =
     MessageHeader { request: BACKEND_CONFIG_CHANGE, flags: FLAGS_VERSION, payload_bytes: 0 };
 const MESSAGE: &str = "BACKEND_CONFIG_CHANGE_MSG";
 
-/// The socket on which a device sends requests of its own. The only one is that the configuration is to be read again.
+/// The socket on which a device sends requests of its own. The only one is that the configuration
+/// is to be read again.
 #[derive(Debug)]
 pub struct ConfigWatch(UnixStream);
 

@@ -1,11 +1,12 @@
-//! User-space guest drivers: a virtio-blk disk over a vhost-user socket, or an NVMe controller over a vfio-user socket,
-//! with no guest, no kernel and no VMM.
+//! User-space guest drivers: a virtio-blk disk over a vhost-user socket, or an NVMe controller over
+//! a vfio-user socket, with no guest, no kernel and no VMM.
 //!
-//! The benches load a daemon with it, the tests attack one with it, and an application that wants a disk's full speed
-//! links it. It works with any vhost-user-blk back end, and negotiates down to what that one has.
+//! The benches load a daemon with it, the tests attack one with it, and an application that wants a
+//! disk's full speed links it. It works with any vhost-user-blk back end, and negotiates down to
+//! what that one has.
 //!
-//! A [`BlkClient`] is the connection; each of its [`BlkQueue`]s may be used by a thread of its own. A request lives in
-//! a [`Slot`], which has a data buffer in memory that the device sees:
+//! A [`BlkClient`] is the connection; each of its [`BlkQueue`]s may be used by a thread of its own.
+//! A request lives in a [`Slot`], which has a data buffer in memory that the device sees:
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -33,8 +34,8 @@
 //! # }
 //! ```
 //!
-//! A slot whose request has completed may be used for the next one at once; a request of the same shape (direction and
-//! length) as the slot's last then rewrites no descriptor.
+//! A slot whose request has completed may be used for the next one at once; a request of the same
+//! shape (direction and length) as the slot's last then rewrites no descriptor.
 //!
 //! An [`NvmeClient`] and its [`NvmeQueue`]s are used in the same way:
 //!

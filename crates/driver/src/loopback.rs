@@ -1,4 +1,5 @@
-//! A queue without a socket, for a device in the same process: tests of devices, and measurements of them alone.
+//! A queue without a socket, for a device in the same process: tests of devices, and measurements
+//! of them alone.
 
 use std::os::fd::OwnedFd;
 
@@ -29,8 +30,8 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// A fresh queue for a device that has these of the virtio `features`, out of which `options` choose; the numbers
-    /// of queues and regions are always one.
+    /// A fresh queue for a device that has these of the virtio `features`, out of which `options`
+    /// choose; the numbers of queues and regions are always one.
     ///
     /// # Errors
     /// There is not enough memory, or the options contradict themselves.

@@ -1,8 +1,9 @@
 //! An NVMe controller behind a vfio-user socket.
 //!
-//! To follow a connection: `wire.rs` has the messages, [`Transport`] the device that they reach (regions, interrupts, DMA),
-//! [`NvmeClient`] the controller that the device is (registers, admin queue, identification), and [`NvmeQueue`] its I/O
-//! queue pairs, whose requests never touch the socket where the controller lets its doorbells be mapped.
+//! To follow a connection: `wire.rs` has the messages, [`Transport`] the device that they reach
+//! (regions, interrupts, DMA), [`NvmeClient`] the controller that the device is (registers, admin
+//! queue, identification), and [`NvmeQueue`] its I/O queue pairs, whose requests never touch the
+//! socket where the controller lets its doorbells be mapped.
 
 mod admin;
 mod bring_up;

@@ -31,8 +31,9 @@ pub struct ClientOptions {
     pub event_idx: bool,
     /// Indirect descriptors: one ring entry for each request.
     pub indirect: bool,
-    /// Write the descriptors of every request, ask after every publish with a full fence whether the device wants a kick,
-    /// and fetch nothing ahead: what a kernel's driver does, and a polling client with slots can spare.
+    /// Write the descriptors of every request, ask after every publish with a full fence whether
+    /// the device wants a kick, and fetch nothing ahead: what a kernel's driver does, and a polling
+    /// client with slots can spare.
     pub like_kernel: bool,
     /// How the client learns of completions.
     pub notify: Notify,

@@ -25,7 +25,8 @@ const RANGE: usize = 32;
 /// The device writes a status over this.
 const NO_STATUS: u8 = 0xff;
 
-/// How many times a polling client looks in vain before it asks again whether the device wants a kick.
+/// How many times a polling client looks in vain before it asks again whether the device wants a
+/// kick.
 const LOOKS_PER_QUESTION: u32 = 256;
 
 /// What has crossed between the client and the device.
@@ -41,7 +42,8 @@ pub struct Counters {
     pub calls: u64,
 }
 
-/// What a slot's descriptors say at present: the data's direction and length, `None` when neither is simple.
+/// What a slot's descriptors say at present: the data's direction and length, `None` when neither
+/// is simple.
 type Shape = Option<(bool, u32)>;
 
 /// One queue.
@@ -146,7 +148,8 @@ impl BlkQueue {
         self.free.pop().map(Slot)
     }
 
-    /// Puts a slot back. One whose request is still with the device, or that is free already, is ignored.
+    /// Puts a slot back. One whose request is still with the device, or that is free already, is
+    /// ignored.
     pub fn release_slot(&mut self, slot: Slot) {
         if slot.0 < self.slots() && !self.ring.is_in_flight(slot.0) && !self.free.contains(&slot.0) {
             self.free.push(slot.0);
@@ -212,7 +215,8 @@ impl BlkQueue {
     /// Reads or writes with the data scattered over pieces of the slot's buffer, in their order.
     ///
     /// # Errors
-    /// The slot is in flight, a piece is outside of its buffer, or there are more than the options' `max_pieces`.
+    /// The slot is in flight, a piece is outside of its buffer, or there are more than the options'
+    /// `max_pieces`.
     pub fn submit_scattered(
         &mut self,
         slot: Slot,
@@ -229,8 +233,8 @@ impl BlkQueue {
         self.submit_chain(slot, operation as u32, sector, &buffers)
     }
 
-    /// Sends a request of any type, with any buffers between header and status byte: for tests of what a device makes
-    /// of them.
+    /// Sends a request of any type, with any buffers between header and status byte: for tests of
+    /// what a device makes of them.
     ///
     /// # Errors
     /// The slot is in flight, or there are more than the options' `max_pieces`.
@@ -285,7 +289,8 @@ impl BlkQueue {
         let before = completions.len();
         while let Some(used) = self.ring.pop()? {
             if !self.like_kernel {
-                // The lines are fetched together, and for writing: the next request's header goes there.
+                // The lines are fetched together, and for writing: the next request's header goes
+                // there.
                 self.lines.prefetch_for_write(line(Slot(used.slot)));
             }
             completions.push(Completion {
@@ -305,7 +310,8 @@ impl BlkQueue {
         Ok(count)
     }
 
-    /// Waits until something has completed, as the options say: spinning or asleep. False when `timeout` is over.
+    /// Waits until something has completed, as the options say: spinning or asleep. False when
+    /// `timeout` is over.
     ///
     /// # Errors
     /// The eventfds.
@@ -326,7 +332,8 @@ impl BlkQueue {
         self.data.write(slot, offset_bytes, from)
     }
 
-    /// The sum of the 64-bit words of the slot's buffer: what a client costs that looks at its data.
+    /// The sum of the 64-bit words of the slot's buffer: what a client costs that looks at its
+    /// data.
     #[must_use]
     pub fn sum_data(&self, slot: Slot) -> u64 {
         self.data.sum(slot)
@@ -345,7 +352,8 @@ impl BlkQueue {
         matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
     }
 
-    /// Takes the calls that the device has made without anybody waiting for one, and returns their sum.
+    /// Takes the calls that the device has made without anybody waiting for one, and returns their
+    /// sum.
     pub fn take_calls(&mut self) -> u64 {
         let calls = event::drain(&self.call);
         self.counters.calls += calls;
@@ -429,7 +437,8 @@ impl BlkQueue {
         Ok(())
     }
 
-    /// Every so often, makes certain that the device is not waiting for a kick that [`BlkQueue::publish`] missed.
+    /// Every so often, makes certain that the device is not waiting for a kick that
+    /// [`BlkQueue::publish`] missed.
     #[inline]
     fn look_again(&mut self) -> Result<(), ClientError> {
         self.looks = self.looks.wrapping_add(1);

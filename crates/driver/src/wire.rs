@@ -37,7 +37,8 @@ impl Wire {
         self.acknowledged = true;
     }
 
-    /// Sends a message that has no answer of its own, and waits until the device has done it, if the device can say so.
+    /// Sends a message that has no answer of its own, and waits until the device has done it, if
+    /// the device can say so.
     pub(crate) fn tell(&mut self, request: Request, body: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         let flags = if self.acknowledged { FLAGS_VERSION | FLAGS_NEED_REPLY } else { FLAGS_VERSION };
         self.send(request, flags, body, files)?;

@@ -1,5 +1,5 @@
-//! The driver against qemu-storage-daemon's vhost-user-blk export: somebody else's device, and so a check of the
-//! driver that shares nothing with this project's own devices.
+//! The driver against qemu-storage-daemon's vhost-user-blk export: somebody else's device, and so a
+//! check of the driver that shares nothing with this project's own devices.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

@@ -27,7 +27,8 @@ pub fn group_id(name: &str) -> io::Result<Option<u32>> {
     look_up(name, libc::getgrnam_r, |entry| entry.gr_gid)
 }
 
-/// getpwnam_r and getgrnam_r: name, entry, room for its strings and the size of that, the entry found.
+/// getpwnam_r and getgrnam_r: name, entry, room for its strings and the size of that, the entry
+/// found.
 type Lookup<E> = unsafe extern "C" fn(*const c_char, *mut E, *mut c_char, usize, *mut *mut E) -> c_int;
 
 fn look_up<E>(name: &str, call: Lookup<E>, id: impl Fn(&E) -> u32) -> io::Result<Option<u32>> {
@@ -36,8 +37,8 @@ fn look_up<E>(name: &str, call: Lookup<E>, id: impl Fn(&E) -> u32) -> io::Result
     loop {
         let mut entry = MaybeUninit::<E>::uninit();
         let mut found = std::ptr::null_mut();
-        // SAFETY: the name ends in a zero byte, the room is as large as it is said to be, and all of it lives until the
-        // entry has been looked at.
+        // SAFETY: the name ends in a zero byte, the room is as large as it is said to be, and all
+        // of it lives until the entry has been looked at.
         let error =
             unsafe { call(name.as_ptr(), entry.as_mut_ptr(), room.as_mut_ptr().cast(), room.len(), &raw mut found) };
         match error {

@@ -1,5 +1,4 @@
-//! The monotonic clock, read from the CPU's time-stamp counter where that is
-//! sound.
+//! The monotonic clock, read from the CPU's time-stamp counter where that is sound.
 
 use std::sync::OnceLock;
 

@@ -73,7 +73,8 @@ impl CoreTimes {
         Ok(())
     }
 
-    /// The times of `core` as of the last [`refresh`](Self::refresh); `None` if the kernel does not list it.
+    /// The times of `core` as of the last [`refresh`](Self::refresh); `None` if the kernel does not
+    /// list it.
     #[must_use]
     pub fn of(&self, core: CoreId) -> Option<CoreTime> {
         parse_stat(self.buffer.get(..self.len)?, core)
@@ -86,8 +87,8 @@ fn parse_schedstat(text: &[u8]) -> Option<(Nanos, Nanos)> {
     Some((Nanos(fields.next()?.ok()?), Nanos(fields.next()?.ok()?)))
 }
 
-/// `cpuN user nice system idle iowait irq softirq steal ...`, in hundredths of a second (proc(5)): `USER_HZ` is 100
-/// on every architecture that this runs on.
+/// `cpuN user nice system idle iowait irq softirq steal ...`, in hundredths of a second (proc(5)):
+/// `USER_HZ` is 100 on every architecture that this runs on.
 fn parse_stat(text: &[u8], core: CoreId) -> Option<CoreTime> {
     let is_the_core = |name: &str| name.strip_prefix("cpu").and_then(|number| number.parse().ok()) == Some(core.0);
     let mut fields = text

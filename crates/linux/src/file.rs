@@ -2,11 +2,10 @@
 //!
 //! # I/O model
 //!
-//! Each channel has an io_uring of its own. [`submit`](BlockChannel::submit)
-//! turns requests into submissions and enters the kernel once for all of them;
-//! [`poll`](BlockChannel::poll) reads completions from memory that it shares
-//! with the kernel, and enters it only when the kernel says that it has work
-//! to finish on this thread.
+//! Each channel has an io_uring of its own. [`submit`](BlockChannel::submit) turns requests into
+//! submissions and enters the kernel once for all of them; [`poll`](BlockChannel::poll) reads
+//! completions from memory that it shares with the kernel, and enters it only when the kernel says
+//! that it has work to finish on this thread.
 //!
 //! Guest memory is handed to the kernel as it is; a request is copied through
 //! a bounce buffer only where direct I/O cannot take the guest's alignment.
@@ -16,8 +15,7 @@
 //! * A flush is an `fdatasync`, always.
 //! * A transfer that is larger than what a block device takes at once is cut
 //!   here, into portions that are under way together.
-//! * A transfer that the kernel cuts short is continued until it is whole or
-//!   nothing more comes.
+//! * A transfer that the kernel cuts short is continued until it is whole or nothing more comes.
 //! * The file is this store's alone: it holds a lock on it that also QEMU
 //!   respects, and a writable block device is opened exclusively.
 //! * No request of a process that has ended is left on it: see [`claim`].
@@ -63,8 +61,7 @@ pub struct FileOptions {
     pub block_bytes: Option<u32>,
     /// Whether to go around the host's page cache where the filesystem can.
     pub direct: bool,
-    /// How long opening waits for requests of a process that served the file
-    /// and has ended.
+    /// How long opening waits for requests of a process that served the file and has ended.
     pub predecessor_timeout: Duration,
 }
 
@@ -103,10 +100,9 @@ impl FileStore {
         Ok(Self { target: Arc::new(Target::open(options)?) })
     }
 
-    /// A store over a descriptor that was opened with `O_DIRECT` and that
-    /// `owner` holds; nothing is opened or locked, and `options` say what it is
-    /// called and whether writes are refused. It does not discard, and leaves
-    /// nothing in the page cache.
+    /// A store over a descriptor that was opened with `O_DIRECT` and that `owner` holds; nothing is
+    /// opened or locked, and `options` say what it is called and whether writes are refused. It
+    /// does not discard, and leaves nothing in the page cache.
     pub(crate) fn over(file: OwnedFd, owner: Arc<dyn Owner>, options: &FileOptions) -> Result<Self, FileError> {
         Ok(Self { target: Arc::new(Target::over(file, owner, options)?) })
     }

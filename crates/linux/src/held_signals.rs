@@ -40,8 +40,7 @@ impl HeldSignals {
 
 impl Drop for HeldSignals {
     fn drop(&mut self) {
-        // SAFETY: the mask is one that the kernel gave for this thread, which
-        // this has not left.
+        // SAFETY: the mask is one that the kernel gave for this thread, which this has not left.
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut());
         }

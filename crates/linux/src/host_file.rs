@@ -1,33 +1,26 @@
 //! Where the blocks of a file lie on the block device below its filesystem.
 //!
-//! The thesis (5.2) lets the hypervisor's filesystem decide where a virtual
-//! disk's blocks are, and hands its map to the device. Linux gives the map
-//! away (FIEMAP), but promises nothing about it: it is undefined while the
-//! filesystem is mounted, and the filesystem may move blocks whenever somebody
-//! asks it to. A [`HostFile`] is what has to be true for the map to hold all
-//! the same:
+//! The thesis (5.2) lets the hypervisor's filesystem decide where a virtual disk's blocks are, and
+//! hands its map to the device. Linux gives the map away (FIEMAP), but promises nothing about it:
+//! it is undefined while the filesystem is mounted, and the filesystem may move blocks whenever
+//! somebody asks it to. A [`HostFile`] is what has to be true for the map to hold all the same:
 //!
-//! * The filesystem is one that leaves blocks where they are (ext4 and xfs),
-//!   and the file is plain: not compressed, encrypted, shared with another
-//!   file, journaled with its data, and so on. Everything else is refused with
-//!   the reason.
-//! * Nobody else has the file open. A lease says so ([`LeaseState`]), and says
-//!   when somebody wants to: then the direct path has to be left
-//!   ([`HostFile::release_lease`]), and I/O goes through the filesystem
-//!   ([`HostFile::file_store`]), which is always correct. Without an open file
+//! * The filesystem is one that leaves blocks where they are (ext4 and xfs), and the file is plain:
+//!   not compressed, encrypted, shared with another file, journaled with its data, and so on.
+//!   Everything else is refused with the reason.
+//! * Nobody else has the file open. A lease says so ([`LeaseState`]), and says when somebody wants
+//!   to: then the direct path has to be left ([`HostFile::release_lease`]), and I/O goes through
+//!   the filesystem ([`HostFile::file_store`]), which is always correct. Without an open file
 //!   nobody can share, move, defragment or truncate its blocks.
-//! * The page cache holds nothing of it: all I/O is direct, and only whole
-//!   blocks are punched.
-//! * Blocks that are allocated but not yet written are holes; they become
-//!   extents by being written through the filesystem
-//!   ([`HostFile::allocate`]).
+//! * The page cache holds nothing of it: all I/O is direct, and only whole blocks are punched.
+//! * Blocks that are allocated but not yet written are holes; they become extents by being written
+//!   through the filesystem ([`HostFile::allocate`]).
 //!
 //! # What remains
 //!
-//! The kernel takes the lease away after `lease-break-time`. A process that
-//! could not run for so long (stopped, or its machine suspended) finds out
-//! only afterwards. Freezing the filesystem (fsfreeze) does not stop what goes
-//! around it.
+//! The kernel takes the lease away after `lease-break-time`. A process that could not run for so
+//! long (stopped, or its machine suspended) finds out only afterwards. Freezing the filesystem
+//! (fsfreeze) does not stop what goes around it.
 
 mod allocate;
 mod cache;
@@ -74,8 +67,7 @@ pub struct HostFile {
 }
 
 impl HostFile {
-    /// The file's size in bytes when it was opened: a multiple of
-    /// [`HostFile::block_bytes`].
+    /// The file's size in bytes when it was opened: a multiple of [`HostFile::block_bytes`].
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
@@ -93,8 +85,7 @@ impl HostFile {
         &self.device.path
     }
 
-    /// The open block device (`O_DIRECT`), not exclusively: a filesystem is
-    /// mounted on it.
+    /// The open block device (`O_DIRECT`), not exclusively: a filesystem is mounted on it.
     #[must_use]
     pub fn device(&self) -> BorrowedFd<'_> {
         self.device.file.as_fd()
@@ -114,10 +105,9 @@ impl HostFile {
         Arc::clone(&self.file_store)
     }
 
-    /// Appends the extents of a range of the file, in order, cut to the range;
-    /// what is not among them reads as zeros. They are true for as long as the
-    /// lease is held and nothing in the range is allocated, punched or written
-    /// through the filesystem.
+    /// Appends the extents of a range of the file, in order, cut to the range; what is not among
+    /// them reads as zeros. They are true for as long as the lease is held and nothing in the range
+    /// is allocated, punched or written through the filesystem.
     ///
     /// # Errors
     /// [`HostFileError::Extent`] if a part of it must not be accessed on the
@@ -141,9 +131,8 @@ impl HostFile {
         read
     }
 
-    /// Whether the extents of a range are still the `expected` ones, which
-    /// came from [`HostFile::extents`] for the same range or for parts of it
-    /// that follow each other.
+    /// Whether the extents of a range are still the `expected` ones, which came from
+    /// [`HostFile::extents`] for the same range or for parts of it that follow each other.
     ///
     /// # Errors
     /// [`HostFileError::Moved`] if not, and those of [`HostFile::extents`].
@@ -173,23 +162,20 @@ impl HostFile {
         self.lease.look()
     }
 
-    /// Readable when the lease has ceased to be held; until
-    /// [`HostFile::drain_lease_events`].
+    /// Readable when the lease has ceased to be held; until [`HostFile::drain_lease_events`].
     #[must_use]
     pub fn lease_events(&self) -> BorrowedFd<'_> {
         self.lease.broken().as_fd()
     }
 
-    /// Makes [`HostFile::lease_events`] wait for the next event; returns
-    /// whether there was one.
+    /// Makes [`HostFile::lease_events`] wait for the next event; returns whether there was one.
     pub fn drain_lease_events(&self) -> bool {
         self.lease.broken().drain() > 0
     }
 
-    /// Gives the lease up, to be called when nothing goes directly to or comes
-    /// from the device any more. Whoever waits for the file goes on, and finds
-    /// in it what was written directly. From here on only the file's store may
-    /// be used.
+    /// Gives the lease up, to be called when nothing goes directly to or comes from the device any
+    /// more. Whoever waits for the file goes on, and finds in it what was written directly. From
+    /// here on only the file's store may be used.
     ///
     /// # Errors
     /// What was written could not be made durable or the page cache not be
@@ -201,15 +187,13 @@ impl HostFile {
     }
 
     /// Takes the lease again after [`HostFile::release_lease`]. Calls `settle` once the lease is
-    /// held, which returns when no request of ours is in flight through the filesystem; then
-    /// makes durable what was written and checks the file. Extents from before are not valid
-    /// any more.
+    /// held, which returns when no request of ours is in flight through the filesystem; then makes
+    /// durable what was written and checks the file. Extents from before are not valid any more.
     ///
     /// # Errors
-    /// [`HostFileError::InUse`] while somebody else has the file open: try
-    /// again later. [`HostFileError::LeaseGone`] if it was broken and not
-    /// released. All those of [`HostFile::open`] if the file is not what it
-    /// was; there is no lease then.
+    /// [`HostFileError::InUse`] while somebody else has the file open: try again later.
+    /// [`HostFileError::LeaseGone`] if it was broken and not released. All those of
+    /// [`HostFile::open`] if the file is not what it was; there is no lease then.
     pub fn try_lease_again(&self, settle: impl FnOnce()) -> Result<(), HostFileError> {
         if self.lease.look() == LeaseState::Held {
             return Ok(());

@@ -1,8 +1,6 @@
-//! What Linux supplies: a disk, a place to sleep, notifications, a core and a
-//! clock.
+//! What Linux supplies: a disk, a place to sleep, notifications, a core and a clock.
 //!
-//! * [`FileStore`]: blocks in a file or a block device, through one io_uring
-//!   per queue.
+//! * [`FileStore`]: blocks in a file or a block device, through one io_uring per queue.
 //! * [`HostFile`]: where the blocks of a file lie on the device below its
 //!   filesystem, for as long as nobody else opens the file.
 //! * [`MemoryFile`]: memory that outlives the process.
@@ -16,10 +14,9 @@
 //! * [`ServiceManager`] and [`take_kept`]: who started this process, and keeps
 //!   descriptors for the next one.
 //!
-//! Everything above this crate takes these as arguments, so that it runs
-//! without Linux in tests. The crate may hold unsafe code, because system
-//! calls and a kernel that writes into memory behind the compiler's back are
-//! what it is about; each use says why it is sound.
+//! Everything above this crate takes these as arguments, so that it runs without Linux in tests.
+//! The crate may hold unsafe code, because system calls and a kernel that writes into memory behind
+//! the compiler's back are what it is about; each use says why it is sound.
 
 mod accounts;
 mod clock;

@@ -14,8 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 /// neither reserves nor limits what a file takes.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// 64-bit words in a file on tmpfs, shared with whoever maps the file after
-/// this process.
+/// 64-bit words in a file on tmpfs, shared with whoever maps the file after this process.
 ///
 /// All of the file is allocated when it is opened, so that no store to it can
 /// find the filesystem full. A file that somebody truncates meanwhile raises
@@ -27,8 +26,7 @@ pub struct MemoryFile {
     words: usize,
 }
 
-// SAFETY: the mapping is valid until the value is dropped, and all access to it is
-// by atomics.
+// SAFETY: the mapping is valid until the value is dropped, and all access to it is by atomics.
 unsafe impl Send for MemoryFile {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryFile {}

@@ -1,14 +1,17 @@
 //! Signalling an eventfd that belongs to a peer, without ever waiting for that peer.
 //!
-//! A write to an eventfd waits while its counter is full, unless the open file has `O_NONBLOCK` (eventfd(2)), and the peer
-//! can fill the one and clear the other at any time: the file is shared with it. There is no flag for one write alone
-//! (`RWF_NOWAIT` is for reads). When the *kernel* signals an eventfd it never waits (`eventfd_signal` in fs/eventfd.c):
-//! it leaves a counter that is full as it is, and wakes. It does so for a completion in an io_uring that the eventfd is
-//! registered with (IORING_REGISTER_EVENTFD, io_uring_register(2), since Linux 5.2). So each of these events is a ring of its
-//! own, as small as can be, and to signal it is to submit one NOP, which completes within io_uring_enter(2).
+//! A write to an eventfd waits while its counter is full, unless the open file has `O_NONBLOCK`
+//! (eventfd(2)), and the peer can fill the one and clear the other at any time: the file is shared
+//! with it. There is no flag for one write alone (`RWF_NOWAIT` is for reads). When the *kernel*
+//! signals an eventfd it never waits (`eventfd_signal` in fs/eventfd.c): it leaves a counter that
+//! is full as it is, and wakes. It does so for a completion in an io_uring that the eventfd is
+//! registered with (IORING_REGISTER_EVENTFD, io_uring_register(2), since Linux 5.2). So each of
+//! these events is a ring of its own, as small as can be, and to signal it is to submit one NOP,
+//! which completes within io_uring_enter(2).
 //!
-//! One thing differs from a write. The kernel marks such a wake-up (EPOLL_URING_WAKE, io_uring/eventfd.c), so that a
-//! multishot poll of the eventfd by an io_uring of the peer's ends with it, as one may at any time, and has to be renewed.
+//! One thing differs from a write. The kernel marks such a wake-up (EPOLL_URING_WAKE,
+//! io_uring/eventfd.c), so that a multishot poll of the eventfd by an io_uring of the peer's ends
+//! with it, as one may at any time, and has to be renewed.
 
 use std::fmt;
 use std::io;
@@ -21,10 +24,12 @@ use sidecore_reactor::{EventFd, Signal};
 /// Submissions that a ring has room for; the kernel makes twice as many completions of it.
 const ENTRIES: u32 = 1;
 
-/// Makes what signals a peer's eventfd, by a ring of its own; costs a descriptor and about 20 KiB of the kernel's memory.
+/// Makes what signals a peer's eventfd, by a ring of its own; costs a descriptor and about 20 KiB
+/// of the kernel's memory.
 ///
-/// Where there can be no ring (`kernel.io_uring_disabled`, a seccomp filter, no memory), it is signalled by write, and
-/// the log says so once: such a host has to trust its VMMs not to fill an eventfd and make it blocking.
+/// Where there can be no ring (`kernel.io_uring_disabled`, a seccomp filter, no memory), it is
+/// signalled by write, and the log says so once: such a host has to trust its VMMs not to fill an
+/// eventfd and make it blocking.
 ///
 /// # Errors
 /// It is no eventfd, or no descriptor is to be had.
@@ -55,7 +60,8 @@ impl PeerEvent {
     fn new(event: BorrowedFd<'_>) -> io::Result<Self> {
         let ring = IoUring::builder().dontfork().build(ENTRIES)?;
         let mut event_ring = Self { ring, complained: false };
-        // One before there is anybody to signal: with it the kernel allocates what a submission takes, and keeps it.
+        // One before there is anybody to signal: with it the kernel allocates what a submission
+        // takes, and keeps it.
         event_ring.submit()?;
         event_ring.ring.submitter().register_eventfd(event.as_raw_fd())?;
         Ok(event_ring)
@@ -66,7 +72,8 @@ impl PeerEvent {
         let nothing = opcode::Nop::new().build();
         // SAFETY: the entry names no memory.
         //
-        // There is no room if the kernel has not taken the last one, which is as good as this one then.
+        // There is no room if the kernel has not taken the last one, which is as good as this one
+        // then.
         let _ = unsafe { self.ring.submission().push(&nothing) };
         let submitted = self.ring.submit();
         // The queue of completions never fills.
@@ -78,7 +85,8 @@ impl PeerEvent {
 impl Signal for PeerEvent {
     #[inline]
     fn signal(&mut self) {
-        // What the kernel does not take it gets with the next signal. It takes all, since it needs no memory for it.
+        // What the kernel does not take it gets with the next signal. It takes all, since it needs
+        // no memory for it.
         if let Err(error) = self.submit()
             && !std::mem::replace(&mut self.complained, true)
         {

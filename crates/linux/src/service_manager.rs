@@ -1,11 +1,10 @@
 //! The service manager that started this process: what it is told, and what it
 //! keeps for the next one.
 //!
-//! The protocol is systemd's, which others speak as well (`sidecore keep` is
-//! one): `sd_notify(3)`, datagrams to the socket `$NOTIFY_SOCKET`; and
-//! `sd_listen_fds(3)` for the descriptors that it kept. There is no library of
-//! systemd's in it, and no answer: who wants to know that a message has
-//! arrived calls [`ServiceManager::barrier`].
+//! The protocol is systemd's, which others speak as well (`sidecore keep` is one): `sd_notify(3)`,
+//! datagrams to the socket `$NOTIFY_SOCKET`; and `sd_listen_fds(3)` for the descriptors that it
+//! kept. There is no library of systemd's in it, and no answer: who wants to know that a message
+//! has arrived calls [`ServiceManager::barrier`].
 
 mod kept;
 
@@ -90,9 +89,8 @@ impl ServiceManager {
         self.send("STOPPING=1", None)
     }
 
-    /// Has a copy of `fd` kept for the next process, under a name: from 1 to
-    /// 255 printable ASCII characters without a colon. Several may have the
-    /// same one.
+    /// Has a copy of `fd` kept for the next process, under a name: from 1 to 255 printable ASCII
+    /// characters without a colon. Several may have the same one.
     ///
     /// That the message went out is no promise: a manager that keeps nothing,
     /// or no more, drops the copy without a word.

@@ -11,7 +11,8 @@ use sidecore_fuse::{Operation, SlowDisk};
 use sidecore_linux::{FileError, FileOptions, FileStore, HostFile, HostFileError, HostFileOptions};
 use sidecore_skip::run;
 
-/// Tells the test's own program to be the process that is killed: how it opens the file, and the file.
+/// Tells the test's own program to be the process that is killed: how it opens the file, and the
+/// file.
 const VICTIM: &str = "SIDECORE_FENCE_VICTIM";
 
 /// What the victim writes: the disk holds writes of it.
@@ -147,10 +148,12 @@ fn a_file_waits_for_the_requests_of_a_killed_process() {
 fn a_block_device_waits_for_the_requests_of_a_killed_process() {
     let Some(disk) = SlowDisk::mount(1 << 20) else { return };
     let Some(device) = Loop::over(&disk.path()) else { return };
-    // The last close of a block device waits for its requests. It must not be the victim's, which would outlive SIGKILL.
+    // The last close of a block device waits for its requests. It must not be the victim's, which
+    // would outlive SIGKILL.
     let _open = std::fs::File::open(&device.0).unwrap();
     let _releaser = disk.releaser();
-    // The loop device carries out one request after the other: a write behind the read would not arrive.
+    // The loop device carries out one request after the other: a write behind the read would not
+    // arrive.
     a_successor_waits(&disk, &device.0, "writer");
     a_successor_waits(&disk, &device.0, "reader");
 }

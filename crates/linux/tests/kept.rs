@@ -1,4 +1,5 @@
-//! Descriptors that a service manager kept, and environments that make no sense, in processes of their own.
+//! Descriptors that a service manager kept, and environments that make no sense, in processes of
+//! their own.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
@@ -7,7 +8,8 @@ use std::process::Command;
 
 use sidecore_linux::{KeptDescriptor, take_kept};
 
-/// No test unless one of those below runs it: says what was kept, what is in it, and what a second call finds.
+/// No test unless one of those below runs it: says what was kept, what is in it, and what a second
+/// call finds.
 #[test]
 fn child() {
     if std::env::var_os("SIDECORE_KEPT_TEST").is_none() {

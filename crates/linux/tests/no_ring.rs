@@ -1,4 +1,5 @@
-//! A host without a ring to spare signals all the same. A process of its own: the limit is the whole process's.
+//! A host without a ring to spare signals all the same. A process of its own: the limit is the
+//! whole process's.
 
 use std::os::fd::{AsFd, AsRawFd};
 

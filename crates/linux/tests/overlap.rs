@@ -34,13 +34,15 @@ fn image() -> (TempDir, PathBuf) {
     let path = directory.path().join("disk");
     let file = File::create(&path).unwrap();
     file.set_len(8 * MIB).unwrap();
-    // Status, first and last in an old unit, type between them, first sector, sectors; and the table's mark.
+    // Status, first and last in an old unit, type between them, first sector, sectors; and the
+    // table's mark.
     file.write_all_at(&[0, 0, 2, 0, 0x83, 0, 2, 0, 0, 8, 0, 0, 0, 16, 0, 0], 446).unwrap();
     file.write_all_at(&[0x55, 0xaa], 510).unwrap();
     (directory, path)
 }
 
-/// Opens a store as soon as programs that other tests start have lost their copies of its descriptors.
+/// Opens a store as soon as programs that other tests start have lost their copies of its
+/// descriptors.
 fn open(path: &Path) -> FileStore {
     for _ in 0..200 {
         match FileStore::open(&FileOptions::new(path)) {

@@ -37,8 +37,8 @@ pub(crate) const MANDATORY: [u8; 11] = [
 ];
 
 impl Controller {
-    /// Carries out an admin command. Firmware, Format NVM, Sanitize, Security and directives are not supported (OACS), and
-    /// their opcodes are as invalid as unknown ones.
+    /// Carries out an admin command. Firmware, Format NVM, Sanitize, Security and directives are
+    /// not supported (OACS), and their opcodes are as invalid as unknown ones.
     pub(crate) fn execute(&mut self, command: &Command, now: Nanos) -> Result<Outcome, Status> {
         // Admin commands are not fused, and over PCIe have PRPs (figure 91, PSDT).
         if command.fuse() != Fuse::Normal || command.pointer_kind() != PointerKind::Prp {

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::NvmeFunction;
 
-/// Timers that are due so soon after another one expire with it: the thread wakes up once for all functions whose doorbells
-/// it looks at.
+/// Timers that are due so soon after another one expire with it: the thread wakes up once for all
+/// functions whose doorbells it looks at.
 const TOGETHER: Duration = Duration::from_micros(500);
 
-/// Runs any number of functions ([`NvmeFunction::run`]) when their queues, their manager or their timers have news for
-/// them, and sleeps else. Dropping the last clone ends the thread.
+/// Runs any number of functions ([`NvmeFunction::run`]) when their queues, their manager or their
+/// timers have news for them, and sleeps else. Dropping the last clone ends the thread.
 #[derive(Clone, Debug)]
 pub struct Attendant(Arc<Inner>);
 

@@ -5,7 +5,8 @@ use sidecore_spec_nvme::command::{
     PSDT_SGL, PSDT_SGL_WITH_METADATA_SEGMENT, PSDT_SHIFT,
 };
 
-/// The 64 bytes of a command, ours already: read once from the guest's memory, and then never again.
+/// The 64 bytes of a command, ours already: read once from the guest's memory, and then never
+/// again.
 #[derive(Clone, Copy, Debug)]
 pub struct Command([u8; COMMAND_BYTES]);
 
@@ -29,7 +30,8 @@ pub enum PointerKind {
     Prp,
     /// An SGL descriptor; the metadata pointer is the address of a buffer.
     Sgl,
-    /// An SGL descriptor; the metadata pointer is the address of an SGL segment with one descriptor.
+    /// An SGL descriptor; the metadata pointer is the address of an SGL segment with one
+    /// descriptor.
     SglWithMetadataSegment,
     /// The value that is reserved.
     Reserved,

@@ -1,4 +1,5 @@
-//! The controller: enabling, resetting and shutting it down (NVMe base 2.0, 3.5 to 3.7), and running its admin queue.
+//! The controller: enabling, resetting and shutting it down (NVMe base 2.0, 3.5 to 3.7), and
+//! running its admin queue.
 //!
 //! Nothing here waits. What takes long leaves a [`Waiting`] behind, and comes back as [`News`].
 
@@ -36,8 +37,8 @@ pub(crate) const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 /// Most admin commands carried out in one go: the thread has other controllers to run.
 const BUDGET: usize = 64;
 
-/// How often the admin queue's doorbells are looked at while they are mapped and the controller is ready: a driver that
-/// stores there tells nobody.
+/// How often the admin queue's doorbells are looked at while they are mapped and the controller is
+/// ready: a driver that stores there tells nobody.
 const LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
 
 /// How a command goes on that has not failed.
@@ -107,7 +108,8 @@ pub(crate) struct Controller {
     pub(crate) errors: Arc<ErrorLog>,
     pub(crate) changed: ChangedNamespaces,
     pub(crate) namespace: Option<Arc<Namespace>>,
-    /// The host began with a process that told it no UUID: Linux takes a namespace away whose identifiers change.
+    /// The host began with a process that told it no UUID: Linux takes a namespace away whose
+    /// identifiers change.
     hides_uuid: bool,
 
     pub(crate) memory: GuestMemory,
@@ -119,7 +121,8 @@ pub(crate) struct Controller {
     last_token: u64,
     /// Which answer says that everything has stopped.
     stopping: Option<Token>,
-    /// Which answer says that a flush is over: one is under way at a time, whatever the driver does meanwhile.
+    /// Which answer says that a flush is over: one is under way at a time, whatever the driver does
+    /// meanwhile.
     flushing: Option<Token>,
     /// Who waits for a reset to be over.
     resets: Vec<Done>,
@@ -176,7 +179,8 @@ impl Controller {
         }
     }
 
-    /// The doorbells are in this memory from now on: a client has gone that had the other one mapped, and nothing runs.
+    /// The doorbells are in this memory from now on: a client has gone that had the other one
+    /// mapped, and nothing runs.
     pub(crate) fn set_doorbells(&mut self, doorbells: Arc<Doorbells>) {
         if self.doorbells_are_mapped {
             self.registers.set_doorbell_stride(doorbells.stride().dstrd());
@@ -209,7 +213,8 @@ impl Controller {
         }
     }
 
-    /// An I/O submission queue's tail doorbell is written, in a message. That of a queue that is being deleted has no effect.
+    /// An I/O submission queue's tail doorbell is written, in a message. That of a queue that is
+    /// being deleted has no effect.
     pub(crate) fn write_tail(&mut self, queue: u16, tail: u32) {
         if self.queues.runs_submission_queue(queue) {
             self.doorbells.set_submission_tail(queue, tail);
@@ -317,7 +322,8 @@ impl Controller {
         Token(self.last_token)
     }
 
-    /// Something happened elsewhere. What a reset has made obsolete is known by its token being unknown.
+    /// Something happened elsewhere. What a reset has made obsolete is known by its token being
+    /// unknown.
     pub(crate) fn hear(&mut self, news: News) {
         match news {
             News::Done(token) if self.stopping == Some(token) => {
@@ -381,7 +387,8 @@ impl Controller {
         }
     }
 
-    /// Carries out what the admin queue has, tells events, and looks at the clock. Whether an interrupt is due.
+    /// Carries out what the admin queue has, tells events, and looks at the clock. Whether an
+    /// interrupt is due.
     pub(crate) fn run(&mut self, now: Nanos) -> bool {
         if self.admin.is_some() && self.memory.is_lost() {
             tracing::warn!("the client has truncated the guest's memory");

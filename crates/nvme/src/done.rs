@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// Called once, from any thread, when what was asked for is done. One that is dropped is called as well: whoever asked
-/// would wait for ever.
+/// Called once, from any thread, when what was asked for is done. One that is dropped is called as
+/// well: whoever asked would wait for ever.
 #[must_use]
 pub struct Done(Option<Box<dyn FnOnce() + Send>>);
 

@@ -1,8 +1,10 @@
-//! What a function leaves to another process, which goes on with it: its host notices nothing but a pause.
+//! What a function leaves to another process, which goes on with it: its host notices nothing but a
+//! pause.
 //!
-//! A function is handed over when nothing of its commands is in flight: each that was taken is completed, and none is taken
-//! any more. What is left then is small: registers, what the host has set, and where each queue has come to. The queues
-//! themselves, the host's data and the doorbells are in memory that the next process maps as well.
+//! A function is handed over when nothing of its commands is in flight: each that was taken is
+//! completed, and none is taken any more. What is left then is small: registers, what the host has
+//! set, and where each queue has come to. The queues themselves, the host's data and the doorbells
+//! are in memory that the next process maps as well.
 
 use std::os::fd::OwnedFd;
 
@@ -36,8 +38,9 @@ pub struct FunctionState {
     pub(crate) shape: Shape,
     pub(crate) config: Vec<u8>,
     pub(crate) msix: MsixState,
-    /// How far apart the doorbells are in their memory, as CAP.DSTRD says it. The first version of this state has none:
-    /// its doorbells have half a page each, and the admin queue's are not among them.
+    /// How far apart the doorbells are in their memory, as CAP.DSTRD says it. The first version of
+    /// this state has none: its doorbells have half a page each, and the admin queue's are not
+    /// among them.
     pub(crate) doorbell_stride: Option<u8>,
     pub(crate) controller: ControllerState,
 }
@@ -102,7 +105,8 @@ impl NamespaceState {
         Self { id, nguid, uuid: Some(uuid), block_bytes, capacity_bytes: namespace.store.geometry().capacity_bytes }
     }
 
-    /// Whether a host may go on with the other one in its place: the same blocks, however many there are by now.
+    /// Whether a host may go on with the other one in its place: the same blocks, however many
+    /// there are by now.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let uuid = self.uuid.and(other.uuid);
         Self { capacity_bytes: other.capacity_bytes, uuid, ..self.clone() } == Self { uuid, ..other.clone() }

@@ -15,8 +15,8 @@ pub(crate) struct Token(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QueueEvent {
-    /// The driver wrote a doorbell value that the queue cannot have (NVMe base 2.0, figure 147: Invalid Doorbell Write
-    /// Value).
+    /// The driver wrote a doorbell value that the queue cannot have (NVMe base 2.0, figure 147:
+    /// Invalid Doorbell Write Value).
     InvalidDoorbellValue {
         /// Which I/O queue.
         queue: u16,
@@ -40,8 +40,8 @@ pub(crate) enum News {
     HandedOver(Option<QueuesState>),
 }
 
-/// Leaves news for the thread that runs the controller next, and calls for one: a sidecore never waits for the
-/// controller's lock.
+/// Leaves news for the thread that runs the controller next, and calls for one: a sidecore never
+/// waits for the controller's lock.
 pub(crate) struct Inbox {
     news: Mutex<VecDeque<News>>,
     wake: Box<dyn Fn() + Send + Sync>,

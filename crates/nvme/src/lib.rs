@@ -1,11 +1,13 @@
 //! NVMe: the controller model, its queues, and the PCI function that it is.
 //!
-//! [`PciFunction`] is the seam to the transport, [`QueueHost`] the one to the sidecores that poll the queues. The
-//! controller itself runs where the transport calls it; its I/O queues are [`Pollable`](sidecore_reactor::Pollable)s
-//! on sidecores, one for each completion queue with the submission queues that complete into it.
+//! [`PciFunction`] is the seam to the transport, [`QueueHost`] the one to the sidecores that poll
+//! the queues. The controller itself runs where the transport calls it; its I/O queues are
+//! [`Pollable`](sidecore_reactor::Pollable)s on sidecores, one for each completion queue with the
+//! submission queues that complete into it.
 //!
-//! The guest is hostile. Whatever it writes is read once and checked. What the specification has a status for gets
-//! that status, what it calls fatal makes this controller fatal (CSTS.CFS), and no other.
+//! The guest is hostile. Whatever it writes is read once and checked. What the specification has a
+//! status for gets that status, what it calls fatal makes this controller fatal (CSTS.CFS), and no
+//! other.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

@@ -1,6 +1,8 @@
-//! The seam to whoever manages a subsystem: its namespaces, and its secondary controllers (NVMe base 2.0, 8.11, 8.26).
+//! The seam to whoever manages a subsystem: its namespaces, and its secondary controllers (NVMe
+//! base 2.0, 8.11, 8.26).
 //!
-//! Only a primary controller has one. What a manager is asked for may take its time: it answers by a [`Reply`].
+//! Only a primary controller has one. What a manager is asked for may take its time: it answers by
+//! a [`Reply`].
 
 use std::fmt;
 
@@ -187,12 +189,15 @@ impl fmt::Debug for Reply {
     }
 }
 
-/// Who manages a subsystem. Called with the primary controller's lock held, so that it must neither wait nor call that
-/// controller back; it may answer before it returns, or later from another thread.
+/// Who manages a subsystem. Called with the primary controller's lock held, so that it must neither
+/// wait nor call that controller back; it may answer before it returns, or later from another
+/// thread.
 ///
-/// The controller has checked what it can by itself: that identifiers are in range, sizes not zero, lists sorted.
+/// The controller has checked what it can by itself: that identifiers are in range, sizes not zero,
+/// lists sorted.
 pub trait Manager: Send + Sync {
-    /// All namespaces but the primary controller's own, in the order of their numbers, which begin with 2.
+    /// All namespaces but the primary controller's own, in the order of their numbers, which begin
+    /// with 2.
     fn allocated(&self) -> Vec<AllocatedNamespace>;
 
     /// The biggest number that a namespace can have (NN).
@@ -204,13 +209,15 @@ pub trait Manager: Send + Sync {
     /// All secondary controllers, in the order of their identifiers.
     fn secondary_controllers(&self) -> Vec<SecondaryController>;
 
-    /// How much of a resource can be assigned to secondary controllers; `None` if what they have is fixed.
+    /// How much of a resource can be assigned to secondary controllers; `None` if what they have is
+    /// fixed.
     fn flexible(&self, resource: Resource) -> Option<FlexibleResources>;
 
     /// Creates a namespace; the reply is its number.
     fn create(&self, namespace: CreateNamespace, reply: Reply);
 
-    /// Deletes a namespace with all that is in it, and detaches it everywhere; all of them for `None`.
+    /// Deletes a namespace with all that is in it, and detaches it everywhere; all of them for
+    /// `None`.
     fn delete(&self, namespace: Option<u32>, reply: Reply);
 
     /// Attaches a namespace to each of `controllers`, or to none of them.
@@ -222,11 +229,11 @@ pub trait Manager: Send + Sync {
     /// Takes a secondary controller online or offline; it is reset on the way (8.26.3).
     fn set_online(&self, controller: u16, online: bool, reply: Reply);
 
-    /// Assigns so many of a resource to a secondary controller that is offline; the reply is how many it has been
-    /// assigned.
+    /// Assigns so many of a resource to a secondary controller that is offline; the reply is how
+    /// many it has been assigned.
     fn assign(&self, controller: u16, resource: Resource, count: u16, reply: Reply);
 
-    /// Allocates so many of a resource to the primary controller from its next reset on; the reply is how many it has been
-    /// allocated.
+    /// Allocates so many of a resource to the primary controller from its next reset on; the reply
+    /// is how many it has been allocated.
     fn allocate(&self, resource: Resource, count: u16, reply: Reply);
 }

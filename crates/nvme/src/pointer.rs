@@ -1,7 +1,7 @@
 //! Data pointers: from PRP entries and SGL descriptors to the guest's memory (NVMe base 2.0, 4.1).
 //!
-//! Every walk is bounded: a PRP list by the transfer's length, an SGL by [`MAX_DESCRIPTORS`]. Every word of a list is
-//! read once; what was read is checked, translated and not looked at again.
+//! Every walk is bounded: a PRP list by the transfer's length, an SGL by [`MAX_DESCRIPTORS`]. Every
+//! word of a list is read once; what was read is checked, translated and not looked at again.
 
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, RegionHint, Segments};
 use sidecore_units::PAGE_BYTES;
@@ -13,14 +13,15 @@ mod sgl;
 #[cfg(test)]
 mod tests;
 
-/// Most bytes that one command transfers (MDTS): 2^8 pages of the smallest size that the controller has (CAP.MPSMIN).
+/// Most bytes that one command transfers (MDTS): 2^8 pages of the smallest size that the controller
+/// has (CAP.MPSMIN).
 pub const MAX_TRANSFER_BYTES: u64 = PAGE_BYTES << MAX_TRANSFER_PAGES_LOG2;
 
 /// MDTS as Identify Controller has it (figure 275): a power of two of pages.
 pub const MAX_TRANSFER_PAGES_LOG2: u8 = 8;
 
-/// Pieces that the data of one command may be in: each page by itself, one more if the first is cut, and some grace for
-/// SGLs that cut them up and for regions that meet within one.
+/// Pieces that the data of one command may be in: each page by itself, one more if the first is
+/// cut, and some grace for SGLs that cut them up and for regions that meet within one.
 pub const MAX_PIECES: usize = (1 << MAX_TRANSFER_PAGES_LOG2) + 32;
 
 /// Most SGL descriptors of one command, whatever they describe.
@@ -85,7 +86,8 @@ pub fn gather(
     }
 }
 
-/// The same for a command that reads and may have bit buckets: `segments` is the memory of what is between them.
+/// The same for a command that reads and may have bit buckets: `segments` is the memory of what is
+/// between them.
 ///
 /// # Errors
 /// As [`gather`].

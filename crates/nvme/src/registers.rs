@@ -1,7 +1,8 @@
-//! The controller's properties (NVMe base 2.0, 3.1.3): what they are, and what of them a host can write.
+//! The controller's properties (NVMe base 2.0, 3.1.3): what they are, and what of them a host can
+//! write.
 //!
-//! A property is to be accessed in its own width or as aligned dwords (3.1.1). A read of any other shape gets the bytes
-//! that are there; a write of any other shape is not obeyed.
+//! A property is to be accessed in its own width or as aligned dwords (3.1.1). A read of any other
+//! shape gets the bytes that are there; a write of any other shape is not obeyed.
 
 use serde::{Deserialize, Serialize};
 use sidecore_spec_nvme::register::{self, VERSION_2_0, cap, cc, csts};
@@ -9,8 +10,8 @@ use sidecore_spec_nvme::register::{self, VERSION_2_0, cap, cc, csts};
 /// Most entries of a queue (CAP.MQES + 1).
 pub(crate) const MAX_QUEUE_ENTRIES: u32 = 4096;
 
-/// What is the most that a host has to wait for the controller to become ready, or to stop being so, in units of 500 ms
-/// (CAP.TO). The latter includes requests that the store is still busy with.
+/// What is the most that a host has to wait for the controller to become ready, or to stop being
+/// so, in units of 500 ms (CAP.TO). The latter includes requests that the store is still busy with.
 const TIMEOUT: u32 = 60;
 
 /// Controller Configuration (3.1.3.5).
@@ -18,7 +19,8 @@ const TIMEOUT: u32 = 60;
 pub(crate) struct Configuration(pub u32);
 
 impl Configuration {
-    /// All but bits 3:1 and 31:24. Controller Ready Independent of Media (bit 24) is not supported (CAP.CRMS).
+    /// All but bits 3:1 and 31:24. Controller Ready Independent of Media (bit 24) is not supported
+    /// (CAP.CRMS).
     const WRITABLE: u32 = 0x00FF_FFF1;
 
     /// CC.EN.
@@ -46,7 +48,8 @@ impl Configuration {
         self.0 >> cc::IOCQES_SHIFT & 0xF
     }
 
-    /// Whether a controller can run so: pages of 4 KiB (MPS 0), round robin (AMS 0), the NVM command set (CSS 0).
+    /// Whether a controller can run so: pages of 4 KiB (MPS 0), round robin (AMS 0), the NVM
+    /// command set (CSS 0).
     pub(crate) const fn is_supported(self) -> bool {
         let page_size = self.0 >> cc::MPS_SHIFT & 0xF;
         let arbitration = self.0 >> cc::AMS_SHIFT & 0b111;
@@ -162,8 +165,9 @@ impl Registers {
         }
     }
 
-    /// CAP: queues are contiguous (CQR), no weighted round robin, no subsystem reset, the NVM command set, pages of
-    /// 4 KiB and nothing else, and CRTO says how long to wait (CRMS.CRWMS), as version 2.0 wants it.
+    /// CAP: queues are contiguous (CQR), no weighted round robin, no subsystem reset, the NVM
+    /// command set, pages of 4 KiB and nothing else, and CRTO says how long to wait (CRMS.CRWMS),
+    /// as version 2.0 wants it.
     fn capabilities(&self) -> u64 {
         let queue_entries = u64::from(MAX_QUEUE_ENTRIES.saturating_sub(1));
         let timeout = u64::from(TIMEOUT) << cap::TO_SHIFT;

@@ -1,4 +1,5 @@
-//! What a controller has done so far, for its SMART / Health Information log page (NVMe base 2.0, 5.16.1.3).
+//! What a controller has done so far, for its SMART / Health Information log page (NVMe base 2.0,
+//! 5.16.1.3).
 
 use serde::{Deserialize, Serialize};
 

@@ -6,8 +6,8 @@ use sidecore_spec_nvme::status::{self, CODE_MASK, DO_NOT_RETRY, MORE};
 
 /// How a command ended: a completion's status field without its phase tag.
 ///
-/// The constants carry Do Not Retry where the same command would fail again; [`Status::retryable`] and
-/// [`Status::no_retry`] change that.
+/// The constants carry Do Not Retry where the same command would fail again; [`Status::retryable`]
+/// and [`Status::no_retry`] change that.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Status(u16);
 

@@ -82,7 +82,8 @@ fn deleting_a_queue_with_commands_in_flight_keeps_nobody_else_waiting() {
     rig.function.run();
     let answer = rig.answer().unwrap();
     assert_eq!((answer.id, answer.status), (deletion, Status::SUCCESS));
-    // And the same of the completion queue, over a reset: its answer belongs to a queue that is gone.
+    // And the same of the completion queue, over a reset: its answer belongs to a queue that is
+    // gone.
     rig.submit(delete_completion_queue(1));
     rig.refused(create_submission_queue(1, 1), Status::INVALID_COMPLETION_QUEUE);
     rig.write32(CC, 0);
@@ -135,8 +136,9 @@ fn identify_refuses_what_it_does_not_have() {
 #[test]
 fn commands_that_are_not_supported_are_invalid() {
     let mut rig = Rig::ready();
-    // Firmware, self-test, namespaces and virtualization of a virtual function, doorbell buffers that are not needed,
-    // Format NVM, Security, Sanitize, directives, and numbers that mean nothing.
+    // Firmware, self-test, namespaces and virtualization of a virtual function, doorbell buffers
+    // that are not needed, Format NVM, Security, Sanitize, directives, and numbers that mean
+    // nothing.
     for opcode in [0x10, 0x11, 0x14, 0x0D, 0x15, 0x1C, 0x7C, 0x80, 0x81, 0x82, 0x84, 0x19, 0x1A, 0x03, 0x7F, 0xC0, 0xFF]
     {
         rig.refused(Command::build(opcode, 0, 0), Status::INVALID_OPCODE);

@@ -167,8 +167,8 @@ fn the_next_process_has_the_clients_memory_until_the_client_goes() {
     assert!(next.peek_answer().is_none());
 }
 
-/// A state as the process of an earlier version has left it: doorbells with a page for each pair, and of the admin queue
-/// none that a client could have mapped.
+/// A state as the process of an earlier version has left it: doorbells with a page for each pair,
+/// and of the admin queue none that a client could have mapped.
 #[test]
 fn doorbells_of_an_earlier_version_are_gone_on_with() {
     let mut rig = Rig::ready();
@@ -199,8 +199,8 @@ fn doorbells_of_an_earlier_version_are_gone_on_with() {
     assert_eq!(next.read32(4) & 0xF, 4, "its next client finds what every client finds");
 }
 
-/// Linux takes a namespace away whose identifiers change while it is used: a host that an earlier version has told of no
-/// UUID hears of none as long as it is there.
+/// Linux takes a namespace away whose identifiers change while it is used: a host that an earlier
+/// version has told of no UUID hears of none as long as it is there.
 #[test]
 fn a_host_that_knows_no_uuid_is_told_of_none() {
     let uuid = |list: &[u8]| list.chunks(20).any(|descriptor| descriptor[0] == 3);

@@ -33,8 +33,7 @@ pub(crate) struct Words<T> {
 }
 
 impl<T: Word> Words<T> {
-    /// `count` words at `address`, which must be aligned to `align_bytes` and
-    /// to the word.
+    /// `count` words at `address`, which must be aligned to `align_bytes` and to the word.
     pub(crate) fn new(
         memory: &GuestMemory,
         address: UserAddress,
@@ -69,9 +68,8 @@ impl<T: Word> Words<T> {
 
     #[inline(always)]
     pub(crate) fn words(&self) -> &[T] {
-        // SAFETY: the window is `count` words long, aligned for them (both
-        // checked in `new` and `of`), mapped as long as it lives, and only ever
-        // accessed through atomics or by the peer.
+        // SAFETY: the window is `count` words long, aligned for them (both checked in `new` and
+        // `of`), mapped as long as it lives, and only ever accessed through atomics or by the peer.
         unsafe { std::slice::from_raw_parts(self.window.as_ptr().cast::<T>(), self.count) }
     }
 

@@ -13,9 +13,8 @@ pub struct Descriptor {
     pub len_bytes: u32,
 }
 
-/// A descriptor chain, checked for its shape: all readable buffers come before
-/// all writable ones, none is empty, and there are no more than the limit.
-/// It is reused from request to request.
+/// A descriptor chain, checked for its shape: all readable buffers come before all writable ones,
+/// none is empty, and there are no more than the limit. It is reused from request to request.
 #[derive(Debug)]
 pub struct Chain {
     descriptors: Vec<Descriptor>,
@@ -69,9 +68,8 @@ impl Chain {
     }
 }
 
-/// A request taken from a ring and owed to it: its name there, and how many
-/// descriptors it holds. Give it back to
-/// [`DeviceRing::complete`](crate::DeviceRing::complete) or, unanswered, to
+/// A request taken from a ring and owed to it: its name there, and how many descriptors it holds.
+/// Give it back to [`DeviceRing::complete`](crate::DeviceRing::complete) or, unanswered, to
 /// [`DeviceRing::abandon`](crate::DeviceRing::abandon).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]

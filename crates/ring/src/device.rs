@@ -8,8 +8,7 @@ use crate::{Chain, RingError, RingFormat, RingLayout, RingState, Token};
 
 /// A virtqueue that a device serves.
 ///
-/// One thread owns it and polls both of its directions, so nothing in it is
-/// locked (FAST'12, 5.2).
+/// One thread owns it and polls both of its directions, so nothing in it is locked (FAST'12, 5.2).
 #[derive(Debug)]
 pub struct DeviceRing {
     format: Format,
@@ -49,9 +48,8 @@ impl DeviceRing {
         }
     }
 
-    /// Gives a request back, having written `written_bytes` to its buffers.
-    /// The driver sees it after the next [`publish`](Self::publish), or
-    /// before.
+    /// Gives a request back, having written `written_bytes` to its buffers. The driver sees it
+    /// after the next [`publish`](Self::publish), or before.
     #[inline]
     #[allow(clippy::needless_pass_by_value)] // completing ends the token
     pub fn complete(&mut self, token: Token, written_bytes: u32) {
@@ -91,8 +89,7 @@ impl DeviceRing {
         }
     }
 
-    /// Asks for kicks, then looks once more: true if something is there
-    /// already.
+    /// Asks for kicks, then looks once more: true if something is there already.
     ///
     /// # Errors
     /// As [`pop`](Self::pop).
@@ -111,8 +108,7 @@ impl DeviceRing {
         }
     }
 
-    /// To be called now and then while polling, so that suppression lasts for
-    /// ever.
+    /// To be called now and then while polling, so that suppression lasts for ever.
     #[inline]
     pub fn keep_suppressed(&mut self) {
         match &mut self.format {
@@ -131,8 +127,7 @@ impl DeviceRing {
         }
     }
 
-    /// Where the ring stands, to be taken up again later. Meaningful when
-    /// nothing is in flight.
+    /// Where the ring stands, to be taken up again later. Meaningful when nothing is in flight.
     #[must_use]
     pub fn state(&self) -> RingState {
         match &self.format {

@@ -1,13 +1,14 @@
 //! The guest's side of a virtqueue, in user space.
 //!
-//! [`DriverRing`] is what a guest's kernel does, made for speed: a request lives in a *slot*, whose chain of buffers is
-//! described once ([`DriverRing::describe`]) and sent as often as one likes ([`DriverRing::push`]). In a split ring the
-//! descriptors then stay as they are, in both sides' caches, and a request costs one entry of the available ring.
+//! [`DriverRing`] is what a guest's kernel does, made for speed: a request lives in a *slot*, whose
+//! chain of buffers is described once ([`DriverRing::describe`]) and sent as often as one likes
+//! ([`DriverRing::push`]). In a split ring the descriptors then stay as they are, in both sides'
+//! caches, and a request costs one entry of the available ring.
 //!
 //! [`nvme`] has the same for the queues of an NVMe controller.
 //!
-//! [`RawRing`] writes any word of a ring, for tests which play a hostile guest. [`SharedMemory`] is how code without
-//! `unsafe` reads and writes what the descriptors point at.
+//! [`RawRing`] writes any word of a ring, for tests which play a hostile guest. [`SharedMemory`] is
+//! how code without `unsafe` reads and writes what the descriptors point at.
 //!
 //! ```
 //! use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
@@ -161,8 +162,8 @@ impl IndirectTables {
     }
 }
 
-/// A compact way to lay out a ring's three areas, the descriptor area first. Every area starts on a cache line, so
-/// that the two sides' words do not share one.
+/// A compact way to lay out a ring's three areas, the descriptor area first. Every area starts on a
+/// cache line, so that the two sides' words do not share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingAreas {
     /// Size of the descriptor area, in bytes.
@@ -247,15 +248,16 @@ macro_rules! either {
 }
 
 impl DriverRing {
-    /// Makes an empty ring in the areas that `layout` names, which it overwrites, for requests in `slots` slots of at
-    /// most `buffers_per_slot` buffers. With `tables`, the chains are tables of indirect descriptors there, and a
-    /// request takes one entry of the ring; the layout must then say that the device knows them.
+    /// Makes an empty ring in the areas that `layout` names, which it overwrites, for requests in
+    /// `slots` slots of at most `buffers_per_slot` buffers. With `tables`, the chains are tables of
+    /// indirect descriptors there, and a request takes one entry of the ring; the layout must then
+    /// say that the device knows them.
     ///
     /// Calls are suppressed; [`DriverRing::arm_calls`] asks for one.
     ///
     /// # Errors
-    /// [`DriverError::Size`] when all slots in flight at once would not fit; [`DriverError::Memory`] when an area is
-    /// not in `memory`.
+    /// [`DriverError::Size`] when all slots in flight at once would not fit;
+    /// [`DriverError::Memory`] when an area is not in `memory`.
     pub fn new(
         memory: &GuestMemory,
         layout: &RingLayout,
@@ -313,20 +315,20 @@ impl DriverRing {
         either!(mut self, ring => ring.publish());
     }
 
-    /// Whether the device wants a kick for what was published since the last true answer of this, or the last answer
-    /// at all. To be asked after every publish by a driver that then sleeps.
+    /// Whether the device wants a kick for what was published since the last true answer of this,
+    /// or the last answer at all. To be asked after every publish by a driver that then sleeps.
     #[must_use]
     #[inline]
     pub fn kick_wanted(&mut self) -> bool {
-        // The published index must be seen before the wish is read (virtio 1.2, 2.7.13.4.1), or a device that falls
-        // asleep just now and this driver miss each other.
+        // The published index must be seen before the wish is read (virtio 1.2, 2.7.13.4.1), or a
+        // device that falls asleep just now and this driver miss each other.
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         either!(mut self, ring => ring.kick_wanted(true))
     }
 
-    /// As [`DriverRing::kick_wanted`] without the fence, which costs a round trip between the cores: a false answer
-    /// may be wrong, so the caller must ask the other way before long. For a driver that polls for its completion and
-    /// can ask again while there is none.
+    /// As [`DriverRing::kick_wanted`] without the fence, which costs a round trip between the
+    /// cores: a false answer may be wrong, so the caller must ask the other way before long. For a
+    /// driver that polls for its completion and can ask again while there is none.
     #[must_use]
     #[inline]
     pub fn kick_wanted_soon(&mut self) -> bool {
@@ -342,8 +344,8 @@ impl DriverRing {
         either!(mut self, ring => ring.pop())
     }
 
-    /// Asks for a call at the next completion. True if one is there already, for which no call may ever come: the
-    /// caller must take it instead of sleeping.
+    /// Asks for a call at the next completion. True if one is there already, for which no call may
+    /// ever come: the caller must take it instead of sleeping.
     #[must_use]
     pub fn arm_calls(&mut self) -> bool {
         either!(mut self, ring => ring.arm_calls());

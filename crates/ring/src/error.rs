@@ -7,8 +7,7 @@ use sidecore_memory::MemoryError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingError {
-    /// The queue size is zero, too large, or not a power of two where it has
-    /// to be one.
+    /// The queue size is zero, too large, or not a power of two where it has to be one.
     #[error("queue size {size} is not valid for this ring format")]
     BadSize {
         /// The size asked for.

@@ -11,9 +11,10 @@ use crate::{RingFormat, RingLayout};
 
 /// Whether a device has given back descriptors of the ring at `layout`, by what lies there.
 ///
-/// The position alone does not tell: a split ring's index is 0 again after 65,536 requests, a packed ring's position is the
-/// first again after two laps. A driver allocates a ring and zeroes it before it says where it is (virtio 1.2, 4.1.5.1.3);
-/// a block device writes at least the status of each request, so that no used length is zero.
+/// The position alone does not tell: a split ring's index is 0 again after 65,536 requests, a
+/// packed ring's position is the first again after two laps. A driver allocates a ring and zeroes
+/// it before it says where it is (virtio 1.2, 4.1.5.1.3); a block device writes at least the status
+/// of each request, so that no used length is zero.
 ///
 /// # Errors
 /// The ring is not in `memory`.
@@ -45,7 +46,8 @@ fn was_packed_used(memory: &GuestMemory, layout: &RingLayout) -> Result<bool, Me
         (false, false) => tail.len_bytes != 0,
         (true, true) | (false, true) => true,
     };
-    // If the driver has made the whole ring available again, only what the device asks for is left of earlier laps.
+    // If the driver has made the whole ring available again, only what the device asks for is left
+    // of earlier laps.
     let has_asked = device_event.words().iter().any(|word| word.load(Ordering::Relaxed) != 0);
     Ok(has_asked || tails.map(Tail::from_word).any(is_past))
 }

@@ -32,13 +32,11 @@ pub struct RingLayout {
     pub indirect: bool,
 }
 
-/// Where the device stands in a ring: what stopping one gives back and
-/// starting one takes.
+/// Where the device stands in a ring: what stopping one gives back and starting one takes.
 ///
-/// For a split ring only `next_avail` matters at the start: the used index is
-/// read from the ring. In both fields of a packed ring, bit 15 is the wrap
-/// counter and the rest is the position (vhost-user specification, "Ring
-/// states": VHOST_USER_SET_VRING_BASE).
+/// For a split ring only `next_avail` matters at the start: the used index is read from the ring.
+/// In both fields of a packed ring, bit 15 is the wrap counter and the rest is the position
+/// (vhost-user specification, "Ring states": VHOST_USER_SET_VRING_BASE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingState {
     /// The next available entry that the device will take.

@@ -8,9 +8,8 @@
 //! * [`driver`] is the guest's side in user space, for tests, benches and
 //!   applications that reach a device with no kernel.
 //!
-//! Unsafe code is here because ring words are read and written through raw
-//! pointers into shared memory; a ring's [`Window`](sidecore_memory::Window)s
-//! keep that memory mapped.
+//! Unsafe code is here because ring words are read and written through raw pointers into shared
+//! memory; a ring's [`Window`](sidecore_memory::Window)s keep that memory mapped.
 #![cfg_attr(
     not(test),
     deny(

@@ -198,8 +198,7 @@ impl PackedDevice {
             return wish != EVENT_DISABLE;
         }
         if entries >= self.size {
-            // A lap or more: wherever the event is, it was passed. Positions
-            // alone could not tell.
+            // A lap or more: wherever the event is, it was passed. Positions alone could not tell.
             return true;
         }
         // Bring the event and the old position onto the lap of the new one.

@@ -150,9 +150,8 @@ impl SplitDevice {
         self.avail.at(self.avail_entry(index)).map_or(0, |entry| u16::from_le(entry.load(Ordering::Relaxed)))
     }
 
-    /// Fetches the header of the request `ahead` places from here, if there is
-    /// one. What is read here is a hint and nothing else: it is read again, and
-    /// checked, when that request is taken.
+    /// Fetches the header of the request `ahead` places from here, if there is one. What is read
+    /// here is a hint and nothing else: it is read again, and checked, when that request is taken.
     #[inline]
     fn prefetch_header(&self, ahead: u16, memory: &GuestMemory, hint: &mut RegionHint) {
         if self.seen_avail.wrapping_sub(self.next_avail) <= ahead {
@@ -161,7 +160,8 @@ impl SplitDevice {
         let word = usize::from(self.head(self.next_avail.wrapping_add(ahead))).wrapping_mul(2);
         if let Some(address) = self.descriptors.get(word) {
             let address = GuestAddress(u64::from_le(address.load(Ordering::Relaxed)));
-            // The rest of the chain is mostly next to its head, and its third descriptor on another line.
+            // The rest of the chain is mostly next to its head, and its third descriptor on another
+            // line.
             copy::prefetch_for_read(self.descriptors.address_of(word.wrapping_add(4)));
             // For writing, because the status byte is mostly on the header's
             // line (Linux' struct virtblk_req).

@@ -1,4 +1,5 @@
-//! The device's side of both ring formats: against an honest driver over many laps, and against a lying one.
+//! The device's side of both ring formats: against an honest driver over many laps, and against a
+//! lying one.
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 use sidecore_ring::driver::{Buffer, DriverRing, IndirectTables, RawDescriptor, RawRing, RingAreas};
@@ -213,7 +214,8 @@ fn kicks_come_when_asked_for_and_only_then() {
     }
 }
 
-/// The driver looks whether a kick is wanted after it has published requests: by then the device may have done them.
+/// The driver looks whether a kick is wanted after it has published requests: by then the device
+/// may have done them.
 #[test]
 fn no_kick_is_wanted_for_what_a_polling_device_has_done_already() {
     for format in FORMATS {

@@ -2,8 +2,7 @@
 //! nanosecond never compared with a microsecond; and [`layout!`] and [`codes!`], for
 //! structures and messages whose bytes a specification fixes.
 //!
-//! Everything here is plain data; arithmetic that can overflow is checked and
-//! says so in its type.
+//! Everything here is plain data; arithmetic that can overflow is checked and says so in its type.
 #![forbid(unsafe_code)]
 
 mod codes;
@@ -11,8 +10,7 @@ pub mod layout;
 
 use std::fmt;
 
-/// Bytes in a virtio-blk sector, whatever the device's block size is
-/// (virtio 1.2, 5.2.4).
+/// Bytes in a virtio-blk sector, whatever the device's block size is (virtio 1.2, 5.2.4).
 pub const SECTOR_BYTES: u64 = 512;
 
 /// Bytes in a page of guest memory.
@@ -83,8 +81,7 @@ impl fmt::Display for CoreId {
 pub struct Sector(pub u64);
 
 impl Sector {
-    /// The offset of the sector's first byte, `None` past the end of the
-    /// 64-bit byte space.
+    /// The offset of the sector's first byte, `None` past the end of the 64-bit byte space.
     #[must_use]
     pub const fn offset_bytes(self) -> Option<u64> {
         self.0.checked_mul(SECTOR_BYTES)

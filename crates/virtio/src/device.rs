@@ -94,10 +94,9 @@ pub enum ConfigError {
 
 /// A virtio device as its transport sees it.
 ///
-/// The transport's thread calls it; the queues run on sidecores. Starting and
-/// stopping therefore cross over by mail and come back acknowledged: when
-/// [`stop_queue`](Self::stop_queue) returns, nothing of the queue touches
-/// guest memory any more.
+/// The transport's thread calls it; the queues run on sidecores. Starting and stopping therefore
+/// cross over by mail and come back acknowledged: when [`stop_queue`](Self::stop_queue) returns,
+/// nothing of the queue touches guest memory any more.
 pub trait VirtioDevice: Send + Sync {
     /// The name it has in the configuration, for messages.
     fn name(&self) -> &str;
@@ -130,15 +129,13 @@ pub trait VirtioDevice: Send + Sync {
     /// See [`StartError`]; the queue stays stopped.
     fn start_queue(&self, index: u16, resources: QueueResources, state: RingState) -> Result<(), StartError>;
 
-    /// Takes no more requests from a queue, waits for those in flight, and
-    /// hands back where it stands; `None` if it was not started. A queue that
-    /// broke hands its state back too.
+    /// Takes no more requests from a queue, waits for those in flight, and hands back where it
+    /// stands; `None` if it was not started. A queue that broke hands its state back too.
     fn stop_queue(&self, index: u16) -> Option<RingState>;
 
-    /// Replaces the call descriptor of a running queue without stopping it
-    /// (an interrupt is masked and unmasked this way all the time); does
-    /// nothing if the queue is not started. Completions not yet announced are
-    /// announced on the new one.
+    /// Replaces the call descriptor of a running queue without stopping it (an interrupt is masked
+    /// and unmasked this way all the time); does nothing if the queue is not started. Completions
+    /// not yet announced are announced on the new one.
     fn set_call(&self, index: u16, call: Option<OwnedFd>);
 
     /// Forgets everything about the driver: all queues are stopped already.

@@ -1,10 +1,8 @@
-//! Virtio device models: what a guest's drivers see, whatever transport
-//! carries it.
+//! Virtio device models: what a guest's drivers see, whatever transport carries it.
 //!
-//! [`VirtioDevice`] is the seam to the transport; [`blk`] is the block device.
-//! A device's queues run on sidecores, each a
-//! [`Pollable`](sidecore_reactor::Pollable) of its own; what they share with
-//! each other and with the control path is atomics.
+//! [`VirtioDevice`] is the seam to the transport; [`blk`] is the block device. A device's queues
+//! run on sidecores, each a [`Pollable`](sidecore_reactor::Pollable) of its own; what they share
+//! with each other and with the control path is atomics.
 //!
 //! The guest is hostile. Whatever it writes is read once and checked; what
 //! makes no sense breaks its own device, with a reason, and nothing else.

@@ -1,4 +1,5 @@
-//! A block queue from ring to store and back: every request type, both ring formats, and drivers that lie.
+//! A block queue from ring to store and back: every request type, both ring formats, and drivers
+//! that lie.
 
 use std::os::fd::BorrowedFd;
 use std::os::fd::OwnedFd;

@@ -30,8 +30,8 @@ pub struct AdminCompletion {
     pub status: NvmeStatus,
 }
 
-/// The admin queues. Commands that wait for something (Asynchronous Event Request) are submitted and looked for later; all
-/// others are run.
+/// The admin queues. Commands that wait for something (Asynchronous Event Request) are submitted
+/// and looked for later; all others are run.
 #[derive(Debug)]
 pub struct NvmeAdmin {
     commands: SubmissionRing,

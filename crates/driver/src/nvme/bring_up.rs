@@ -152,7 +152,8 @@ impl NvmeClient {
         Ok(())
     }
 
-    /// Creates the completion and the submission queue of pair `id`, as its [`NvmeQueue`] has them in memory.
+    /// Creates the completion and the submission queue of pair `id`, as its [`NvmeQueue`] has them
+    /// in memory.
     fn create_queue(&mut self, id: u16) -> Result<(), ClientError> {
         let interrupts = self.options.notify == Notify::Interrupt;
         let Some(queue) = self.queue(id - 1) else { return Ok(()) };

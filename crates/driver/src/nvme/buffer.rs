@@ -6,8 +6,8 @@ use crate::arena::Arena;
 use crate::error::ClientError;
 
 /// A buffer of the application's own: requests move its bytes with no copy in between
-/// ([`NvmeQueue::submit_read_at`](super::NvmeQueue::submit_read_at)). It is mapped for the controller until the client
-/// takes it back or hangs up.
+/// ([`NvmeQueue::submit_read_at`](super::NvmeQueue::submit_read_at)). It is mapped for the
+/// controller until the client takes it back or hangs up.
 #[derive(Debug)]
 pub struct DmaBuffer {
     memory: SharedMemory,

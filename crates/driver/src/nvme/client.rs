@@ -26,8 +26,8 @@ use crate::options::Notify;
 /// Applications' buffers are apart from the rest, so that an overrun meets nothing.
 const BUFFER_GAP_BYTES: u64 = 1 << 30;
 
-/// An NVMe controller behind a vfio-user socket. Dropping it hangs up, which resets the controller; queues taken out of it
-/// keep their memory, and nobody serves them any more.
+/// An NVMe controller behind a vfio-user socket. Dropping it hangs up, which resets the controller;
+/// queues taken out of it keep their memory, and nobody serves them any more.
 #[derive(Debug)]
 pub struct NvmeClient {
     socket: PathBuf,
@@ -51,8 +51,9 @@ impl NvmeClient {
     /// Connects, shares memory, enables the controller, and creates its I/O queue pairs.
     ///
     /// # Errors
-    /// Nobody listens; the device is no NVMe controller, refuses or makes no sense; it has fewer queues, vectors or
-    /// namespaces than asked for; there is not enough memory; the options contradict themselves.
+    /// Nobody listens; the device is no NVMe controller, refuses or makes no sense; it has fewer
+    /// queues, vectors or namespaces than asked for; there is not enough memory; the options
+    /// contradict themselves.
     pub fn connect(socket: impl AsRef<Path>, options: &NvmeOptions) -> Result<Self, ClientError> {
         let socket = socket.as_ref().to_owned();
         let transport = Transport::connect(&socket, options.timeout)?;
@@ -114,13 +115,14 @@ impl NvmeClient {
         Ok(client)
     }
 
-    /// Connects again, after the device has hung up or was restarted, and starts everything anew over the same memory.
-    /// Requests that were in flight complete as [`ABORTED_BY_HOST`](super::NvmeStatus::ABORTED_BY_HOST): they may have been
-    /// carried out or not.
+    /// Connects again, after the device has hung up or was restarted, and starts everything anew
+    /// over the same memory. Requests that were in flight complete as
+    /// [`ABORTED_BY_HOST`](super::NvmeStatus::ABORTED_BY_HOST): they may have been carried out or
+    /// not.
     ///
     /// # Errors
-    /// As [`NvmeClient::connect`]; a queue was taken out and not put back ([`NvmeClient::put_queue`]); the namespace has
-    /// changed its format. It may be tried again.
+    /// As [`NvmeClient::connect`]; a queue was taken out and not put back
+    /// ([`NvmeClient::put_queue`]); the namespace has changed its format. It may be tried again.
     pub fn reconnect(&mut self) -> Result<(), ClientError> {
         self.need_all_queues()?;
         self.transport.hang_up();
@@ -143,7 +145,8 @@ impl NvmeClient {
         self.start()
     }
 
-    /// Resets the controller (CC.EN) and creates the queues anew; in-flight requests end as in [`NvmeClient::reconnect`].
+    /// Resets the controller (CC.EN) and creates the queues anew; in-flight requests end as in
+    /// [`NvmeClient::reconnect`].
     ///
     /// # Errors
     /// As [`NvmeClient::reconnect`].
@@ -152,7 +155,8 @@ impl NvmeClient {
         self.start()
     }
 
-    /// Resets the device (DEVICE_RESET) and starts it anew; in-flight requests end as in [`NvmeClient::reconnect`].
+    /// Resets the device (DEVICE_RESET) and starts it anew; in-flight requests end as in
+    /// [`NvmeClient::reconnect`].
     ///
     /// # Errors
     /// As [`NvmeClient::reconnect`].
@@ -163,8 +167,8 @@ impl NvmeClient {
         self.start()
     }
 
-    /// Deletes the queues and shuts the controller down (CC.SHN), so that everything that was written is durable. It is of
-    /// use again after [`NvmeClient::reset_controller`].
+    /// Deletes the queues and shuts the controller down (CC.SHN), so that everything that was
+    /// written is durable. It is of use again after [`NvmeClient::reset_controller`].
     ///
     /// # Errors
     /// The socket; it does not get there in time.
@@ -177,7 +181,8 @@ impl NvmeClient {
         self.wait_for_status("shut down", |status| status & CSTS_SHUTDOWN_MASK == CSTS_SHUTDOWN_COMPLETE)
     }
 
-    /// Deletes one I/O queue pair (1, 2, and so on); the controller finishes or aborts what it has of it first.
+    /// Deletes one I/O queue pair (1, 2, and so on); the controller finishes or aborts what it has
+    /// of it first.
     ///
     /// # Errors
     /// There is none, or the socket.
@@ -188,8 +193,9 @@ impl NvmeClient {
         admin.must("Delete I/O Completion Queue", delete(admin_opcode::DELETE_COMPLETION_QUEUE)).map(drop)
     }
 
-    /// Whether the device has not hung up. Queues with mapped doorbells do not notice by themselves: their requests are
-    /// then just not completed. [`NvmeClient::reconnect`] is what helps.
+    /// Whether the device has not hung up. Queues with mapped doorbells do not notice by
+    /// themselves: their requests are then just not completed. [`NvmeClient::reconnect`] is what
+    /// helps.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.transport.is_connected()
@@ -314,8 +320,8 @@ impl NvmeClient {
         self.transport.region_write(vfio::PCI_BAR0_REGION_INDEX, offset_bytes, &value.to_le_bytes())
     }
 
-    /// Makes a buffer that requests can move data from and to directly. It stays mapped, across reconnects as well, until
-    /// it is [released](NvmeClient::release_buffer).
+    /// Makes a buffer that requests can move data from and to directly. It stays mapped, across
+    /// reconnects as well, until it is [released](NvmeClient::release_buffer).
     ///
     /// # Errors
     /// There is not enough memory, or the device takes no more regions.
@@ -340,8 +346,8 @@ impl NvmeClient {
         Ok(())
     }
 
-    /// Takes all memory but applications' buffers away from the device and gives it back, as a VMM does that moves its
-    /// guest's memory. Requests in flight are finished or wait.
+    /// Takes all memory but applications' buffers away from the device and gives it back, as a VMM
+    /// does that moves its guest's memory. Requests in flight are finished or wait.
     ///
     /// # Errors
     /// The device refuses.

@@ -67,7 +67,8 @@ impl NvmeCommand {
             .dword(DATA_POINTER + 3, sgl_type(sgl::DATA_BLOCK))
     }
 
-    /// With an SGL last segment descriptor as its data pointer: `len_bytes` of descriptors at `address`.
+    /// With an SGL last segment descriptor as its data pointer: `len_bytes` of descriptors at
+    /// `address`.
     #[must_use]
     #[inline]
     pub const fn sgl_segment(self, address: u64, len_bytes: u32) -> Self {
@@ -77,7 +78,8 @@ impl NvmeCommand {
             .dword(DATA_POINTER + 3, sgl_type(sgl::LAST_SEGMENT))
     }
 
-    /// With a range of logical blocks: `blocks` from `lba` on. The field counts from 0 and has 16 bits.
+    /// With a range of logical blocks: `blocks` from `lba` on. The field counts from 0 and has 16
+    /// bits.
     #[must_use]
     #[inline]
     pub const fn blocks(self, lba: u64, blocks: u32) -> Self {

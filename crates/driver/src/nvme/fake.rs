@@ -1,5 +1,6 @@
-//! A controller in a few pages, for the tests of this module: it does what it is told, in one thread, and can be told to
-//! misbehave. It is written against the standards' text and the device's side of the rings only.
+//! A controller in a few pages, for the tests of this module: it does what it is told, in one
+//! thread, and can be told to misbehave. It is written against the standards' text and the device's
+//! side of the rings only.
 
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut, Read, Write};

@@ -1,4 +1,5 @@
-//! A queue pair without a socket, for a controller in the same process: measurements of the queues alone.
+//! A queue pair without a socket, for a controller in the same process: measurements of the queues
+//! alone.
 
 use sidecore_memory::{GuestAddress, GuestMemory};
 use sidecore_ring::driver::nvme::DoorbellWords;
@@ -32,7 +33,8 @@ pub struct NvmeLoopback {
 }
 
 impl NvmeLoopback {
-    /// A fresh queue pair, and a namespace of 512-byte blocks without an end. The number of queues is always one.
+    /// A fresh queue pair, and a namespace of 512-byte blocks without an end. The number of queues
+    /// is always one.
     ///
     /// # Errors
     /// There is not enough memory, or the options contradict themselves.

@@ -20,10 +20,11 @@ pub struct NvmeOptions {
     pub queues: u16,
     /// Requests that one queue holds at once.
     pub slots: u16,
-    /// Entries of each submission queue, more than slots; zero for 64, or as many as the slots need if those are more.
+    /// Entries of each submission queue, more than slots; zero for 64, or as many as the slots need
+    /// if those are more.
     pub queue_entries: u32,
-    /// Size of each slot's data buffer in bytes, a multiple of 512 and at most 2 MiB; the controller may move less at once
-    /// (MDTS).
+    /// Size of each slot's data buffer in bytes, a multiple of 512 and at most 2 MiB; the
+    /// controller may move less at once (MDTS).
     pub slot_bytes: u32,
     /// Most pieces that one request's data is scattered over; more than one needs SGLs.
     pub max_pieces: u16,
@@ -33,10 +34,11 @@ pub struct NvmeOptions {
     pub notify: Notify,
     /// The namespace to use; zero for the first that is active.
     pub namespace: u32,
-    /// Store doorbells in mapped memory where the controller allows that; otherwise each is a message.
+    /// Store doorbells in mapped memory where the controller allows that; otherwise each is a
+    /// message.
     pub map_doorbells: bool,
-    /// Where doorbells are messages, use shadow doorbells if the controller has them (Doorbell Buffer Config), so that
-    /// there are few of those.
+    /// Where doorbells are messages, use shadow doorbells if the controller has them (Doorbell
+    /// Buffer Config), so that there are few of those.
     pub shadow_doorbells: bool,
     /// Do not wait for replies to doorbell messages. A failure is then not told.
     pub posted_doorbells: bool,

@@ -31,8 +31,9 @@ pub struct NvmeCompletion {
     pub status: NvmeStatus,
 }
 
-/// One I/O queue pair. Nothing between submitting a request and taking its completion allocates, as long as the vector of
-/// completions has room; where the doorbells are mapped, there is no system call either.
+/// One I/O queue pair. Nothing between submitting a request and taking its completion allocates, as
+/// long as the vector of completions has room; where the doorbells are mapped, there is no system
+/// call either.
 #[derive(Debug)]
 pub struct NvmeQueue {
     pub(super) id: u16,
@@ -130,7 +131,8 @@ impl NvmeQueue {
         Ok(queue)
     }
 
-    /// Starts from the beginning, for a controller that knows nothing. What was in flight completes as aborted.
+    /// Starts from the beginning, for a controller that knows nothing. What was in flight completes
+    /// as aborted.
     pub(crate) fn restart(&mut self, doorbells: QueueDoorbells, namespace: &NvmeNamespaceInfo) {
         self.commands.reset();
         self.completions.reset();
@@ -201,15 +203,16 @@ impl NvmeQueue {
         self.slots.free.pop().map(Slot)
     }
 
-    /// Puts a slot back. One whose request is still with the controller, or that is free already, is ignored.
+    /// Puts a slot back. One whose request is still with the controller, or that is free already,
+    /// is ignored.
     pub fn release_slot(&mut self, slot: Slot) {
         if self.slots.is_here(slot) && !self.slots.free.contains(&slot.0) {
             self.slots.free.push(slot.0);
         }
     }
 
-    /// Shows the controller everything that was submitted: one doorbell for all of it, and one for what was completed if
-    /// that is due.
+    /// Shows the controller everything that was submitted: one doorbell for all of it, and one for
+    /// what was completed if that is due.
     ///
     /// # Errors
     /// The doorbell is a message, and the socket fails.
@@ -254,7 +257,8 @@ impl NvmeQueue {
         Ok(count)
     }
 
-    /// Waits until something has completed, as the options say: spinning or asleep. False when `timeout` is over.
+    /// Waits until something has completed, as the options say: spinning or asleep. False when
+    /// `timeout` is over.
     ///
     /// # Errors
     /// The eventfd, or a doorbell message.
@@ -278,7 +282,8 @@ impl NvmeQueue {
         self.data.write(slot, offset_bytes, from)
     }
 
-    /// The sum of the 64-bit words of the slot's buffer: what a client costs that looks at its data.
+    /// The sum of the 64-bit words of the slot's buffer: what a client costs that looks at its
+    /// data.
     #[must_use]
     pub fn sum_data(&self, slot: Slot) -> u64 {
         self.data.sum(slot)
@@ -291,15 +296,16 @@ impl NvmeQueue {
         self.data.address(slot)
     }
 
-    /// Takes the interrupts that came without anybody waiting for one, and returns how many those were.
+    /// Takes the interrupts that came without anybody waiting for one, and returns how many those
+    /// were.
     pub fn take_calls(&mut self) -> u64 {
         let calls = self.event.as_ref().map_or(0, event::drain);
         self.counters.calls += calls;
         calls
     }
 
-    /// The head doorbell is rung when completions to come could lack room; one who wants interrupts rings it each time,
-    /// because it says that the last interrupt was heeded.
+    /// The head doorbell is rung when completions to come could lack room; one who wants interrupts
+    /// rings it each time, because it says that the last interrupt was heeded.
     #[inline]
     fn announce_head_if_due(&mut self) -> Result<(), ClientError> {
         let capacity = self.completions.entries() - 1;

@@ -6,8 +6,9 @@ use super::queue::NvmeQueue;
 use crate::error::ClientError;
 
 impl NvmeQueue {
-    /// Puts any 64 bytes into the submission queue; the controller sees them at the next [`NvmeQueue::publish`] or
-    /// [`NvmeQueue::ring_tail`]. Their completion is to be taken with [`NvmeQueue::pop_raw`].
+    /// Puts any 64 bytes into the submission queue; the controller sees them at the next
+    /// [`NvmeQueue::publish`] or [`NvmeQueue::ring_tail`]. Their completion is to be taken with
+    /// [`NvmeQueue::pop_raw`].
     ///
     /// # Errors
     /// The queue is full.

@@ -4,16 +4,16 @@ use std::fmt;
 
 use sidecore_spec_nvme::status::{self, CODE_MASK, DO_NOT_RETRY, MORE};
 
-/// A completion's status field, without the phase tag: code in bits 7:0, its type in 10:8, retry delay in 12:11, more in
-/// 13, do not retry in 14.
+/// A completion's status field, without the phase tag: code in bits 7:0, its type in 10:8, retry
+/// delay in 12:11, more in 13, do not retry in 14.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NvmeStatus(pub u16);
 
 impl NvmeStatus {
     /// Done.
     pub const OK: Self = Self(status::SUCCESS);
-    /// Command Aborted By Host: the controller was reset, or the connection lost, while it had the command. It may have
-    /// been carried out or not.
+    /// Command Aborted By Host: the controller was reset, or the connection lost, while it had the
+    /// command. It may have been carried out or not.
     pub const ABORTED_BY_HOST: Self = Self(status::ABORTED_BY_HOST);
 
     /// Whether it was done.
@@ -23,8 +23,8 @@ impl NvmeStatus {
         self.0 & CODE_MASK == 0
     }
 
-    /// The status code type: 0 generic, 1 specific to the command, 2 media and data integrity, 3 path related, 7 vendor
-    /// specific.
+    /// The status code type: 0 generic, 1 specific to the command, 2 media and data integrity, 3
+    /// path related, 7 vendor specific.
     #[must_use]
     pub const fn code_type(self) -> u8 {
         (self.0 >> status::TYPE_SHIFT & 7) as u8

@@ -12,7 +12,8 @@ use crate::error::ClientError;
 use crate::request::{Piece, Slot};
 
 impl NvmeQueue {
-    /// Reads `len_bytes` from `sector` on into the slot's buffer; both are whole blocks of the namespace's.
+    /// Reads `len_bytes` from `sector` on into the slot's buffer; both are whole blocks of the
+    /// namespace's.
     ///
     /// # Errors
     /// The slot is in flight, its buffer is smaller, or these are no whole blocks.
@@ -38,7 +39,8 @@ impl NvmeQueue {
         self.submit_transfer(slot, io_opcode::COMPARE, 0, sector, len_bytes)
     }
 
-    /// Writes the buffer of `write` if what is there equals that of `compare`, as one (fused) operation.
+    /// Writes the buffer of `write` if what is there equals that of `compare`, as one (fused)
+    /// operation.
     ///
     /// # Errors
     /// As [`NvmeQueue::submit_read`], for either slot; then neither is submitted.
@@ -74,7 +76,8 @@ impl NvmeQueue {
         self.submit(slot, NvmeCommand::new(io_opcode::FLUSH, self.namespace))
     }
 
-    /// Zeroes `sectors` sectors from `sector` on, and frees them if `unmap` and the controller can. At most 65536 blocks.
+    /// Zeroes `sectors` sectors from `sector` on, and frees them if `unmap` and the controller can.
+    /// At most 65536 blocks.
     ///
     /// # Errors
     /// As [`NvmeQueue::submit_read`].
@@ -111,8 +114,9 @@ impl NvmeQueue {
         self.submit(slot, command)
     }
 
-    /// Reads into any memory that the controller may reach, such as a [`DmaBuffer`](super::DmaBuffer)'s: `len_bytes` at
-    /// `address`, a multiple of four, and no more than a slot's buffer has. The slot's own buffer is not touched.
+    /// Reads into any memory that the controller may reach, such as a
+    /// [`DmaBuffer`](super::DmaBuffer)'s: `len_bytes` at `address`, a multiple of four, and no more
+    /// than a slot's buffer has. The slot's own buffer is not touched.
     ///
     /// # Errors
     /// As [`NvmeQueue::submit_read`].
@@ -140,11 +144,12 @@ impl NvmeQueue {
         self.submit_at(slot, io_opcode::WRITE, 0, sector, address, len_bytes)
     }
 
-    /// Reads, writes or compares ([`io_opcode`]) with the data scattered over pieces of the slot's buffer, in their order.
+    /// Reads, writes or compares ([`io_opcode`]) with the data scattered over pieces of the slot's
+    /// buffer, in their order.
     ///
     /// # Errors
-    /// As [`NvmeQueue::submit_read`]; a piece is outside of the buffer, there are none, or more than the options'
-    /// `max_pieces`.
+    /// As [`NvmeQueue::submit_read`]; a piece is outside of the buffer, there are none, or more
+    /// than the options' `max_pieces`.
     pub fn submit_scattered(
         &mut self,
         slot: Slot,
@@ -224,7 +229,8 @@ impl NvmeQueue {
         self.submit(slot, command)
     }
 
-    /// PRP entry 2 (NVMe base 2.0, 4.1.1): nothing, the second page, or a list of all pages but the first.
+    /// PRP entry 2 (NVMe base 2.0, 4.1.1): nothing, the second page, or a list of all pages but the
+    /// first.
     #[inline]
     fn second_prp(&mut self, slot: Slot, address: u64, len_bytes: usize) -> u64 {
         let page = PAGE as u64;

@@ -66,7 +66,8 @@ pub struct IrqInfo {
     pub count: u32,
 }
 
-/// A connection to a vfio-user device. Clones are the same connection; each call locks it until the reply is there.
+/// A connection to a vfio-user device. Clones are the same connection; each call locks it until the
+/// reply is there.
 #[derive(Clone, Debug)]
 pub struct Transport {
     wire: Arc<Mutex<Wire>>,
@@ -83,7 +84,8 @@ impl Transport {
         Self::negotiate(Wire::connect(socket.as_ref(), timeout)?)
     }
 
-    /// Connects and says nothing: the version is the caller's to negotiate, with [`Transport::send_raw`].
+    /// Connects and says nothing: the version is the caller's to negotiate, with
+    /// [`Transport::send_raw`].
     ///
     /// # Errors
     /// Nobody listens at `socket`.
@@ -235,7 +237,8 @@ impl Transport {
         self.lock().call(Command::DmaMap, &map.encode(), &[file]).map(drop)
     }
 
-    /// Takes the memory at `address` away from the device; nothing of the device reaches it when this returns.
+    /// Takes the memory at `address` away from the device; nothing of the device reaches it when
+    /// this returns.
     ///
     /// # Errors
     /// The socket, or nothing is mapped so.
@@ -244,7 +247,8 @@ impl Transport {
         self.lock().call(Command::DmaUnmap, &unmap.encode(), &[]).map(drop)
     }
 
-    /// What the interrupt vectors from `first` on signal, which are of kind `index`: of MSI-X or of MSI.
+    /// What the interrupt vectors from `first` on signal, which are of kind `index`: of MSI-X or of
+    /// MSI.
     ///
     /// # Errors
     /// The socket, or there are no such vectors.
@@ -289,7 +293,8 @@ impl Transport {
         self.lock().call(Command::DeviceReset, &[], &[]).map(drop)
     }
 
-    /// Sends any bytes with any descriptors: for tests that attack a server. The replies are the caller's, too.
+    /// Sends any bytes with any descriptors: for tests that attack a server. The replies are the
+    /// caller's, too.
     ///
     /// # Errors
     /// The socket.
@@ -300,7 +305,8 @@ impl Transport {
     /// Receives the next message, whatever it is.
     ///
     /// # Errors
-    /// The socket, among that [`ClientError::HungUp`] and [`ClientError::Timeout`]; a message of an impossible size.
+    /// The socket, among that [`ClientError::HungUp`] and [`ClientError::Timeout`]; a message of an
+    /// impossible size.
     pub fn receive_raw(&self) -> Result<RawMessage, ClientError> {
         self.lock().receive_raw()
     }

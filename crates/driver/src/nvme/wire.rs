@@ -85,8 +85,8 @@ impl Wire {
         Ok(Reply { body, files })
     }
 
-    /// Writes at most eight bytes of a region, allocating nothing. One that is posted has no reply, and its failure is not
-    /// told.
+    /// Writes at most eight bytes of a region, allocating nothing. One that is posted has no reply,
+    /// and its failure is not told.
     pub(crate) fn poke(
         &mut self,
         region: u32,
@@ -155,8 +155,8 @@ impl Wire {
         MessageHeader { id: self.last_id, command: request.code(), size_bytes, flags: TYPE_COMMAND | flags, errno: 0 }
     }
 
-    /// The header of the reply to message `id`. What the device asks meanwhile (it may want to reach memory by messages)
-    /// is answered: this client does not do that.
+    /// The header of the reply to message `id`. What the device asks meanwhile (it may want to
+    /// reach memory by messages) is answered: this client does not do that.
     fn reply(&mut self, request: Command, id: u16) -> Result<(MessageHeader, Vec<OwnedFd>), ClientError> {
         let wrong = |why: String| ClientError::Answer { request: request.name(), why };
         loop {

@@ -1,4 +1,5 @@
-//! A daemon leaves its clients to the next one: what a client is doing goes on, and nothing of it fails.
+//! A daemon leaves its clients to the next one: what a client is doing goes on, and nothing of it
+//! fails.
 
 use std::os::fd::OwnedFd;
 

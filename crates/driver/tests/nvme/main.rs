@@ -1,4 +1,5 @@
-//! The driver against this project's own NVMe functions, over their sockets, with sidecores of their own.
+//! The driver against this project's own NVMe functions, over their sockets, with sidecores of
+//! their own.
 
 mod handover;
 mod one_page;
@@ -130,7 +131,8 @@ fn identify(client: &mut NvmeClient, structure: u32) -> Vec<u8> {
     data
 }
 
-/// Its UUID is of version 8 and the same after a restart; and what deallocated blocks read as is the store's truth.
+/// Its UUID is of version 8 and the same after a restart; and what deallocated blocks read as is
+/// the store's truth.
 #[test]
 fn a_namespace_says_what_it_is() {
     let ram = |_: &Path| StoreKind::Ram { size_bytes: DISK_BYTES, block_bytes: 512 };
@@ -385,7 +387,8 @@ fn file(directory: &Path) -> StoreKind {
     StoreKind::File(FileOptions { direct: false, ..FileOptions::new(&path) })
 }
 
-/// As Linux resets a controller that works: all queues are deleted at once, and then it is disabled.
+/// As Linux resets a controller that works: all queues are deleted at once, and then it is
+/// disabled.
 #[test]
 fn a_controller_is_reset_under_load() {
     for (idle, in_file) in

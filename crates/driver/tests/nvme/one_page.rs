@@ -1,6 +1,7 @@
-//! A driver that sends what SPDK's NVMe driver over vfio-user sends, byte for byte (SPDK 26.09: lib/vfio_user/host and
-//! lib/nvme/nvme_vfio_user.c): payloads padded to `argsz`, message identifiers that are all zero, a descriptor with
-//! DMA_UNMAP too, and every doorbell, the admin queue's among them, stored to the page at 0x1000 of BAR0.
+//! A driver that sends what SPDK's NVMe driver over vfio-user sends, byte for byte (SPDK 26.09:
+//! lib/vfio_user/host and lib/nvme/nvme_vfio_user.c): payloads padded to `argsz`, message
+//! identifiers that are all zero, a descriptor with DMA_UNMAP too, and every doorbell, the admin
+//! queue's among them, stored to the page at 0x1000 of BAR0.
 
 use sidecore_driver::RawMessage;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
@@ -85,7 +86,8 @@ impl Driver {
         reply
     }
 
-    /// VERSION without version data, DEVICE_GET_INFO, and each region's info with a payload of 4,064 bytes.
+    /// VERSION without version data, DEVICE_GET_INFO, and each region's info with a payload of
+    /// 4,064 bytes.
     fn set_up(&mut self) {
         assert_eq!(self.ask(VERSION, &[0, 0, 1, 0], false).body[..2], [0, 0]);
         let info = self.ask(GET_INFO, &words(&[16, 0, 0, 0]), false);
@@ -216,7 +218,8 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// Attaches, identifies, writes and reads through the last and the first queue of the page, and detaches.
+/// Attaches, identifies, writes and reads through the last and the first queue of the page, and
+/// detaches.
 #[test]
 fn a_driver_that_rings_everything_on_one_page_is_served() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! A client that has gone keeps the doorbell memory that it has mapped: nothing that it stores there reaches the
-//! clients after it.
+//! A client that has gone keeps the doorbell memory that it has mapped: nothing that it stores
+//! there reaches the clients after it.
 
 use sidecore_driver::{NvmeCapabilities, vfio};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
@@ -48,8 +48,9 @@ impl Kept {
     }
 }
 
-/// Leaves a command in queue 1's next entry and does not announce it; the others announce whatever they can. Queue 3 is
-/// on the same sidecore: when it has been served a few times, queue 1 was looked at.
+/// Leaves a command in queue 1's next entry and does not announce it; the others announce whatever
+/// they can. Queue 3 is on the same sidecore: when it has been served a few times, queue 1 was
+/// looked at.
 pub(super) fn is_disturbed(client: &mut NvmeClient, by: &[Kept]) -> bool {
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();

@@ -10,9 +10,8 @@ use sidecore_block::{BlockRequest, Operation};
 /// Bytes that one request has of it; a larger request takes more rounds.
 const SLOT_BYTES: usize = 64 << 10;
 
-/// A bounce buffer for each slot of a channel, in one mapping. Pages that are
-/// never used are never allocated, so that the common case, a guest which
-/// aligns its buffers, costs address space only.
+/// A bounce buffer for each slot of a channel, in one mapping. Pages that are never used are never
+/// allocated, so that the common case, a guest which aligns its buffers, costs address space only.
 #[derive(Debug)]
 pub(super) struct Bounce {
     base: NonNull<u8>,
@@ -41,9 +40,8 @@ impl Bounce {
         let at = self.at(slot);
         let len = end_bytes.saturating_sub(done_bytes).min(SLOT_BYTES as u64) as usize;
         if request.operation == Operation::Write {
-            // SAFETY: the slot's buffer holds SLOT_BYTES, and the kernel is
-            // not using it between rounds; mapped memory is always
-            // initialized. Nobody else has a reference to it.
+            // SAFETY: the slot's buffer holds SLOT_BYTES, and the kernel is not using it between
+            // rounds; mapped memory is always initialized. Nobody else has a reference to it.
             let buffer = unsafe { std::slice::from_raw_parts_mut(at, len) };
             request.segments.copy_to_slice(done_bytes, buffer);
         }

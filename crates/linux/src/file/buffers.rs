@@ -45,8 +45,7 @@ pub(super) struct Buffers {
     /// How many chunks may still be registered in this round.
     budget: usize,
     complained: bool,
-    /// Keeps the addresses from being mapped to something else while the
-    /// kernel knows them.
+    /// Keeps the addresses from being mapped to something else while the kernel knows them.
     memory: GuestMemory,
 }
 

@@ -24,8 +24,7 @@ const MAX_PIECES: usize = 128;
 /// Bytes in one submission: below the kernel's limit of 2 GiB less a page.
 const MAX_ROUND_BYTES: usize = 1 << 30;
 
-/// The most requests at once: a ring holds 32768 submissions
-/// (IORING_MAX_ENTRIES).
+/// The most requests at once: a ring holds 32768 submissions (IORING_MAX_ENTRIES).
 const MAX_DEPTH: usize = 32768 - EXTRA_SLOTS;
 
 /// Slots beyond one for each request, for the portions of large ones.
@@ -206,11 +205,10 @@ impl FileChannel {
             Way::ZeroRange => allocate(request, FallocateFlags::ZERO_RANGE),
         };
         let entry = entry.user_data(u64::from(index));
-        // SAFETY: the entry names the guest's memory, which the slot's request
-        // keeps mapped; the slot's part of `pieces` and of the bounce buffer,
-        // which no other portion uses; or constant zeros. The request leaves
-        // its place after this entry's completion is reaped, and `drop` reaps
-        // them all.
+        // SAFETY: the entry names the guest's memory, which the slot's request keeps mapped; the
+        // slot's part of `pieces` and of the bounce buffer, which no other portion uses; or
+        // constant zeros. The request leaves its place after this entry's completion is reaped, and
+        // `drop` reaps them all.
         unsafe { self.ring.push(&entry) };
     }
 
@@ -266,8 +264,7 @@ fn portion_bytes(target: &Target, page_bytes: u64) -> u64 {
     target.limits.map_or(u64::MAX, |limits| limits.portion_bytes(page_bytes))
 }
 
-/// The request's memory from `skip_bytes` on, `most_bytes` of it or as far as
-/// one submission takes.
+/// The request's memory from `skip_bytes` on, `most_bytes` of it or as far as one submission takes.
 #[inline]
 fn gather(request: &BlockRequest, skip_bytes: u64, most_bytes: u64, pieces: &mut [libc::iovec]) -> usize {
     let mut skip = skip_bytes;
@@ -304,8 +301,7 @@ fn gather_zeros(len_bytes: u64, pieces: &mut [libc::iovec]) -> usize {
     count
 }
 
-/// A submission that reads to or writes from `pieces`, which may be
-/// `registered`.
+/// A submission that reads to or writes from `pieces`, which may be `registered`.
 #[inline]
 fn transfer(
     operation: Operation,
@@ -377,8 +373,7 @@ impl BlockChannel for FileChannel {
 }
 
 impl Drop for FileChannel {
-    /// Waits for the kernel: it may be writing to memory that the requests in
-    /// flight hold.
+    /// Waits for the kernel: it may be writing to memory that the requests in flight hold.
     fn drop(&mut self) {
         while self.in_kernel() > 0 {
             if let Err(error) = self.ring.wait() {

@@ -2,9 +2,8 @@
 //!
 //! Two locks of open file descriptions (fcntl(2)) on one file:
 //!
-//! * The **claim** is held by a descriptor that no ring knows, and ends with
-//!   the process. It covers the file's content, and says that a process serves
-//!   the file.
+//! * The **claim** is held by a descriptor that no ring knows, and ends with the process. It covers
+//!   the file's content, and says that a process serves the file.
 //! * The **fence** is held by a descriptor that is registered with every ring
 //!   on the file. A ring is taken down some time after its process has ended,
 //!   when its last request has completed, and its files are closed only then:
@@ -215,8 +214,7 @@ fn is_free_for(file: BorrowedFd<'_>, kind: libc::c_int, start: libc::off_t, len:
     Ok(libc::c_int::from(range.l_type) == libc::F_UNLCK)
 }
 
-/// Sets or lifts a lock of the open file description; a length of 0 reaches to
-/// the end.
+/// Sets or lifts a lock of the open file description; a length of 0 reaches to the end.
 fn set(file: BorrowedFd<'_>, kind: libc::c_int, start: libc::off_t, len: libc::off_t) -> io::Result<()> {
     let range = flock(kind, start, len);
     // SAFETY: the descriptor is open and the structure outlives the call.

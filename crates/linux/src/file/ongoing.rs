@@ -1,9 +1,10 @@
 //! Requests that are under way, each in one or several portions.
 //!
-//! A portion is as much as one submission takes without the kernel having to cut it: a block device's queue has limits,
-//! and io_uring hands a request that exceeds them to a worker thread, because it cannot wait for the pieces where it is
-//! (`bio_split_rw` in the kernel's block/blk-merge.c fails a `REQ_NOWAIT` bio that needs splitting). The portions of a
-//! request are under way at the same time, each in a [`Slot`](super::slot::Slot) of its own.
+//! A portion is as much as one submission takes without the kernel having to cut it: a block
+//! device's queue has limits, and io_uring hands a request that exceeds them to a worker thread,
+//! because it cannot wait for the pieces where it is (`bio_split_rw` in the kernel's
+//! block/blk-merge.c fails a `REQ_NOWAIT` bio that needs splitting). The portions of a request are
+//! under way at the same time, each in a [`Slot`](super::slot::Slot) of its own.
 
 use std::ops::Range;
 
@@ -73,8 +74,8 @@ impl Requests {
         self.places.get(index as usize)?.request.as_deref()
     }
 
-    /// The next portion, of at most `most_bytes`, and how it is carried out; `None` if all were given out, or one has
-    /// failed and the rest is in vain.
+    /// The next portion, of at most `most_bytes`, and how it is carried out; `None` if all were
+    /// given out, or one has failed and the rest is in vain.
     #[inline]
     pub fn next_portion(&mut self, index: u32, most_bytes: u64) -> Option<(Way, Range<u64>)> {
         let place = self.places.get_mut(index as usize)?;

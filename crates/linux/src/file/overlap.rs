@@ -109,8 +109,7 @@ fn below(object: Object, loops: &[Loop], found: &mut Vec<Overlap>) {
     }
 }
 
-/// What lies in `object`, which itself may have been reached through a loop
-/// device.
+/// What lies in `object`, which itself may have been reached through a loop device.
 fn above(object: Object, through_loop: bool, loops: &[Loop], found: &mut Vec<Overlap>) {
     for over in loops.iter().filter(|other| other.backing == object) {
         add(over.number, true, loops, found);

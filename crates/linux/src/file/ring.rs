@@ -5,12 +5,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use io_uring::{EnterFlags, IoUring, squeue};
 
-/// The index of the registered file: each ring serves one. The fence is behind
-/// it.
+/// The index of the registered file: each ring serves one. The fence is behind it.
 pub(super) const FILE: io_uring::types::Fixed = io_uring::types::Fixed(0);
 
-/// A completion: the submission's `user_data`, and its result (a count, or a
-/// negative errno).
+/// A completion: the submission's `user_data`, and its result (a count, or a negative errno).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Completion {
     pub user_data: u64,
@@ -20,8 +18,7 @@ pub(super) struct Completion {
 /// A ring for one thread and one file.
 pub(super) struct Ring {
     ring: IoUring,
-    /// Whether an error that should not be has been logged: it would come
-    /// again with every poll.
+    /// Whether an error that should not be has been logged: it would come again with every poll.
     complained: bool,
 }
 
@@ -49,9 +46,8 @@ impl Ring {
         assert!(pushed.is_ok(), "a channel has at most one submission per slot");
     }
 
-    /// Hands what is queued to the kernel, and lets it finish what it has to
-    /// finish on this thread. What the kernel does not take stays queued: it
-    /// is short of memory, and is asked again.
+    /// Hands what is queued to the kernel, and lets it finish what it has to finish on this thread.
+    /// What the kernel does not take stays queued: it is short of memory, and is asked again.
     #[inline]
     pub fn enter(&mut self) {
         // Always with GETEVENTS: completions that have arrived meanwhile cost
@@ -150,9 +146,8 @@ fn is_transient(error: &io::Error) -> bool {
 
 fn build(depth: u32) -> io::Result<IoUring> {
     let entries = depth.next_power_of_two();
-    // From 6.0 and 5.19: completions are finished on this thread, when it
-    // enters the kernel anyway or sleeps, and never by interrupting it. Before
-    // that, as it comes.
+    // From 6.0 and 5.19: completions are finished on this thread, when it enters the kernel anyway
+    // or sleeps, and never by interrupting it. Before that, as it comes.
     //
     // Not IORING_SETUP_DEFER_TASKRUN (6.1), which finishes them in
     // io_uring_enter only: it gains nothing here, and a thread that sleeps in

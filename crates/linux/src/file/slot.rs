@@ -1,9 +1,8 @@
 //! One portion of a request in the kernel's hands.
 //!
-//! A portion is carried out in *rounds*, one submission each: usually one, and
-//! more when the kernel cuts a transfer short, when there are more pieces of
-//! memory than one submission takes, or when the first way of zeroing turns
-//! out not to exist.
+//! A portion is carried out in *rounds*, one submission each: usually one, and more when the kernel
+//! cuts a transfer short, when there are more pieces of memory than one submission takes, or when
+//! the first way of zeroing turns out not to exist.
 
 use std::ops::Range;
 
@@ -17,8 +16,7 @@ const MAX_FRUITLESS_ROUNDS: u8 = 100;
 pub(super) enum Way {
     /// Between the guest's memory and the file.
     Transfer,
-    /// Through the slot's bounce buffer, where direct I/O cannot take the
-    /// guest's memory.
+    /// Through the slot's bounce buffer, where direct I/O cannot take the guest's memory.
     Bounce,
     /// Data to the medium.
     Sync,
@@ -71,9 +69,8 @@ impl Slot {
         Self { request, way, done_bytes: bytes.start, end_bytes: bytes.end, fruitless_rounds: 0 }
     }
 
-    /// Judges a round of an `operation` by the kernel's `result`. Transfers
-    /// continue at multiples of `align_bytes` only, because direct I/O takes no
-    /// others.
+    /// Judges a round of an `operation` by the kernel's `result`. Transfers continue at multiples
+    /// of `align_bytes` only, because direct I/O takes no others.
     #[inline]
     pub fn judge(&mut self, operation: Operation, result: i32, align_bytes: usize) -> Verdict {
         match u64::try_from(result) {

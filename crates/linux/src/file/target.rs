@@ -91,8 +91,7 @@ impl AsFd for Target {
 }
 
 impl Target {
-    /// Holds a lock, and must be registered with every ring on the file: see
-    /// [`Claim`].
+    /// Holds a lock, and must be registered with every ring on the file: see [`Claim`].
     pub fn fence(&self) -> BorrowedFd<'_> {
         match &self.hold {
             Hold::Claim(claim) => claim.fence(),
@@ -110,8 +109,7 @@ impl Target {
         Self::new(file, direct, Hold::Claim(claim), options)
     }
 
-    /// Over a descriptor that was opened with `O_DIRECT`, and that `owner`
-    /// holds for this store.
+    /// Over a descriptor that was opened with `O_DIRECT`, and that `owner` holds for this store.
     pub fn over(file: OwnedFd, owner: Arc<dyn Owner>, options: &FileOptions) -> Result<Self, FileError> {
         let direct = alignment_of(&file);
         Self::new(file, direct, Hold::Owner(owner), options)
@@ -197,8 +195,7 @@ fn is_device(stat: &rustix::fs::Stat, path: &Path) -> Result<bool, FileError> {
     }
 }
 
-/// Opens what is claimed once more, for I/O: directly if that is wanted and
-/// possible.
+/// Opens what is claimed once more, for I/O: directly if that is wanted and possible.
 fn reopen(claim: &Claim, options: &FileOptions) -> Result<(OwnedFd, Option<Alignment>), FileError> {
     // By descriptor, not by name: names change.
     let name = format!("/proc/self/fd/{}", claim.as_fd().as_raw_fd());
@@ -253,8 +250,7 @@ fn alignment_of(file: &OwnedFd) -> Option<Alignment> {
     }
 }
 
-/// Finds out by reading, where the kernel (before 6.1) or the filesystem does
-/// not tell.
+/// Finds out by reading, where the kernel (before 6.1) or the filesystem does not tell.
 fn try_alignments(file: &OwnedFd) -> Option<Alignment> {
     #[repr(align(4096))]
     struct Aligned([u8; 4096]);
@@ -275,9 +271,8 @@ fn punches_holes(file: &OwnedFd, size_bytes: u64) -> bool {
     rustix::fs::fallocate(file, flags, size_bytes, PAGE_BYTES).is_ok()
 }
 
-/// Whether the device can zero a range by itself, which is what punching a
-/// hole in a block device asks of it (`blkdev_fallocate` in the kernel's
-/// block/fops.c).
+/// Whether the device can zero a range by itself, which is what punching a hole in a block device
+/// asks of it (`blkdev_fallocate` in the kernel's block/fops.c).
 fn device_zeroes(file: &OwnedFd) -> bool {
     queue_limit(file, "write_zeroes_max_bytes").is_some_and(|limit| limit > 0)
 }

@@ -169,7 +169,8 @@ fn a_block_device_keeps_the_contract() {
     check(&device.device, |_| {});
 }
 
-/// The kernel's workers that carry out what this thread's io_urings could not do where they were asked.
+/// The kernel's workers that carry out what this thread's io_urings could not do where they were
+/// asked.
 fn workers_of_this_thread() -> usize {
     let name = format!("iou-wrk-{}", rustix::thread::gettid().as_raw_nonzero());
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
@@ -183,7 +184,8 @@ fn workers_of_this_thread() -> usize {
 fn requests_larger_than_a_block_device_takes_are_cut_here_and_not_by_a_worker() {
     let Some(device) = Loop::new(64 * MIB, &["--direct-io=on"]) else { return };
     assert!(open(&device.device).target.limits.is_some(), "loop devices have limits of their own");
-    // Together more portions than there are slots; the memory comes in an order that tells them apart.
+    // Together more portions than there are slots; the memory comes in an order that tells them
+    // apart.
     let mut harness = harness(&device.device);
     let (count, repeats, piece) = (4, 8, 2 * MIB);
     let bytes = contract::pattern(1, piece as usize);
@@ -308,8 +310,7 @@ fn a_full_filesystem_is_told_from_a_broken_one() {
             })
             .collect();
         let failed = results.iter().position(Result::is_err).expect("64 MiB do not fit");
-        // What fitted of the request at the edge is written before the rest
-        // is refused.
+        // What fitted of the request at the edge is written before the rest is refused.
         assert_eq!(results[failed], Err(BlockError::NoSpace));
         // The store goes on, where there is space.
         let read = harness.request(Operation::Read, 0, &[(ALIGNED, MIB)]);

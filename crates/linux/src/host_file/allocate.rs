@@ -13,27 +13,24 @@ use crate::file::ZEROS;
 const ZERO_PIECES: usize = 16;
 
 impl HostFile {
-    /// Makes all of the range really written: holes, and blocks that were only
-    /// set aside, become zeros on the device, with the filesystem's knowledge
-    /// and durably. What was written stays as it is. The filesystem chooses the
-    /// blocks, at the first write to a part of the disk (thesis 5.3), and
-    /// [`HostFile::extents`] then tells them.
+    /// Makes all of the range really written: holes, and blocks that were only set aside, become
+    /// zeros on the device, with the filesystem's knowledge and durably. What was written stays as
+    /// it is. The filesystem chooses the blocks, at the first write to a part of the disk (thesis
+    /// 5.3), and [`HostFile::extents`] then tells them.
     ///
     /// This writes through the filesystem, so it does not need the lease. No
     /// other write to the range may be in progress.
     ///
     /// # Errors
     /// [`HostFileError::NoSpace`]: some of the range may have been allocated,
-    /// and is zeros. [`HostFileError::BadRange`],
-    /// [`HostFileError::ReadOnly`], and the kernel's.
+    /// and is zeros. [`HostFileError::BadRange`], [`HostFileError::ReadOnly`], and the kernel's.
     pub fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), HostFileError> {
         self.check_writable(offset_bytes, len_bytes)?;
         let gaps = self.gaps(offset_bytes, len_bytes)?;
         if gaps.is_empty() {
             return Ok(());
         }
-        // First all of them, so that a full filesystem is found out before
-        // anything is written.
+        // First all of them, so that a full filesystem is found out before anything is written.
         for &(offset_bytes, len_bytes) in &gaps {
             match rustix::fs::fallocate(self.lease.as_fd(), FallocateFlags::KEEP_SIZE, offset_bytes, len_bytes) {
                 // Writing allocates as well.
@@ -57,8 +54,7 @@ impl HostFile {
     /// going to or coming from them, and nobody may still know where they were.
     ///
     /// # Errors
-    /// [`HostFileError::BadRange`], [`HostFileError::ReadOnly`], and the
-    /// kernel's.
+    /// [`HostFileError::BadRange`], [`HostFileError::ReadOnly`], and the kernel's.
     pub fn punch(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), HostFileError> {
         // A part of a block would be zeroed in the page cache.
         self.check_writable(offset_bytes, len_bytes)?;

@@ -8,12 +8,10 @@ use rustix::fs::Advice;
 use rustix::mm::{MapFlags, ProtFlags};
 use sidecore_units::PAGE_BYTES;
 
-/// How often dropping is tried: a page stays if the kernel happens to look at
-/// it at that moment.
+/// How often dropping is tried: a page stays if the kernel happens to look at it at that moment.
 const ATTEMPTS: usize = 16;
 
-/// Bytes of the file that are looked at at once where the kernel does not
-/// count them.
+/// Bytes of the file that are looked at at once where the kernel does not count them.
 const WINDOW_BYTES: u64 = 1 << 30;
 
 /// The number of cachestat(2), Linux 6.5; the same on every architecture.
@@ -81,8 +79,7 @@ fn look(file: BorrowedFd<'_>, size_bytes: u64) -> io::Result<u64> {
         // nobody reads or writes.
         let mapped =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, at)? };
-        // SAFETY: the range is the mapping, and the answer has a byte for each
-        // of its pages.
+        // SAFETY: the range is the mapping, and the answer has a byte for each of its pages.
         let result = unsafe { libc::mincore(mapped, len, present.as_mut_ptr()) };
         let error = io::Error::last_os_error();
         // SAFETY: the mapping is this function's own.

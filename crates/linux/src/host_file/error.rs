@@ -192,8 +192,7 @@ pub enum HostFileError {
         /// The file.
         path: PathBuf,
     },
-    /// A range does not begin and end at the filesystem's blocks, or is not in
-    /// the file.
+    /// A range does not begin and end at the filesystem's blocks, or is not in the file.
     #[error(
         "bytes {offset_bytes} to {offset_bytes}+{len_bytes} of {} are not whole blocks of {block_bytes} bytes in it",
         path.display()

@@ -11,8 +11,7 @@ pub struct HostExtent {
     pub len_bytes: u64,
 }
 
-/// Appends an extent, or lengthens the last one if that was appended since
-/// there were `first`.
+/// Appends an extent, or lengthens the last one if that was appended since there were `first`.
 pub(super) fn push(extents: &mut Vec<HostExtent>, first: usize, next: HostExtent) {
     if extents.len() > first
         && let Some(last) = extents.last_mut()

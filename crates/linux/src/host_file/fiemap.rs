@@ -73,10 +73,9 @@ pub(super) enum MapError {
     Flaw { offset_bytes: u64, flaw: ExtentFlaw },
 }
 
-/// Appends the extents of `range` (bytes of the file) that hold data, in order,
-/// cut to the range, those that continue each other as one. What is allocated
-/// but not written reads as zeros in the file, and as somebody's old data on
-/// the device: it is left out, as a hole is.
+/// Appends the extents of `range` (bytes of the file) that hold data, in order, cut to the range,
+/// those that continue each other as one. What is allocated but not written reads as zeros in the
+/// file, and as somebody's old data on the device: it is left out, as a hole is.
 ///
 /// All of it must be on a device of `device_bytes`.
 pub(super) fn written_extents(

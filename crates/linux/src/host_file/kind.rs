@@ -50,8 +50,7 @@ mod flag {
     pub const INLINE_DATA: u32 = 0x1000_0000;
 }
 
-/// Properties of a file, by what statx(2) and FS_IOC_GETFLAGS say; what they
-/// are, and what to do.
+/// Properties of a file, by what statx(2) and FS_IOC_GETFLAGS say; what they are, and what to do.
 const PROPERTIES: &[(StatxAttributes, u32, &str, &str)] = &[
     (StatxAttributes::ENCRYPTED, flag::ENCRYPT, "is encrypted by its filesystem", COPY),
     (StatxAttributes::COMPRESSED, flag::COMPR, "is compressed by its filesystem", COPY),
@@ -65,8 +64,7 @@ const PROPERTIES: &[(StatxAttributes, u32, &str, &str)] = &[
 
 const COPY: &str = "copy it to a place where new files are not";
 
-/// After a crash the journal would write back old data over what went around
-/// it.
+/// After a crash the journal would write back old data over what went around it.
 const JOURNAL: &str = "after a crash, the journal would overwrite what went around it; mount with data=ordered, and \
                        chattr -j the file";
 
@@ -92,8 +90,7 @@ pub(super) fn check_filesystem(file: BorrowedFd<'_>, path: &Path) -> Result<Kind
     Err(HostFileError::Filesystem { path: path.into(), name, why })
 }
 
-/// Fails if the file is encrypted, immutable or the like, by what can be known
-/// without opening it.
+/// Fails if the file is encrypted, immutable or the like, by what can be known without opening it.
 pub(super) fn check_attributes(file: BorrowedFd<'_>, path: &Path) -> Result<(), HostFileError> {
     let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
     let stat =
@@ -145,9 +142,8 @@ fn refuse(path: &Path, attributes: StatxAttributes, flags: u32) -> Result<(), Ho
     }
 }
 
-/// Whether ext4 is mounted so. In `/proc/mounts` this does not show where it
-/// is the filesystem's own default. (From Linux 6.1 on, such files also say
-/// that they have no direct I/O.)
+/// Whether ext4 is mounted so. In `/proc/mounts` this does not show where it is the filesystem's
+/// own default. (From Linux 6.1 on, such files also say that they have no direct I/O.)
 fn journals_data(file: BorrowedFd<'_>) -> bool {
     let Ok(stat) = rustix::fs::fstat(file.as_fd()) else { return false };
     let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));

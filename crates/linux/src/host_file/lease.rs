@@ -1,11 +1,10 @@
 //! A lease on a file (fcntl(2), "Leases"): the kernel's promise that nobody
 //! else has it open, and its word before somebody has.
 //!
-//! A program that opens the file, or truncates it by name, has to wait until
-//! the lease is given up or `/proc/sys/fs/lease-break-time` has passed; the
-//! holder hears of it by a signal. Only the *open file description* that the
-//! lease was taken on may exist, so all I/O through the filesystem goes over
-//! copies of that one descriptor.
+//! A program that opens the file, or truncates it by name, has to wait until the lease is given up
+//! or `/proc/sys/fs/lease-break-time` has passed; the holder hears of it by a signal. Only the
+//! *open file description* that the lease was taken on may exist, so all I/O through the filesystem
+//! goes over copies of that one descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -60,8 +59,7 @@ pub fn lease_break_time() -> Option<Duration> {
 #[derive(Debug)]
 pub(super) struct Lease {
     file: OwnedFd,
-    /// Held while the kernel's lease is changed, so that nobody compares it
-    /// with this meanwhile.
+    /// Held while the kernel's lease is changed, so that nobody compares it with this meanwhile.
     state: Mutex<LeaseState>,
     /// Signalled once each time the lease ceases to be held.
     broken: EventFd,
@@ -167,8 +165,7 @@ impl Drop for Lease {
 
 /// A command that takes and returns a number.
 fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> io::Result<libc::c_int> {
-    // SAFETY: the descriptor is open, and the commands used here touch no
-    // memory.
+    // SAFETY: the descriptor is open, and the commands used here touch no memory.
     match unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } {
         -1 => Err(io::Error::last_os_error()),
         answer => Ok(answer),

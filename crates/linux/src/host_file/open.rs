@@ -28,8 +28,7 @@ pub struct HostFileOptions {
     pub path: PathBuf,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// How long opening waits for requests of a process that served the file
-    /// and has ended.
+    /// How long opening waits for requests of a process that served the file and has ended.
     pub predecessor_timeout: Duration,
 }
 
@@ -42,16 +41,14 @@ impl HostFileOptions {
 }
 
 impl HostFile {
-    /// Opens the file and the device below it, takes a lease on the file, and
-    /// checks that its blocks can be accessed there. Blocks the calling thread
-    /// for [`HostFileOptions::predecessor_timeout`] at most while requests of a
-    /// dead process are left on the file, for a second where another program
-    /// has the file open, and for as long as it takes to write the file's dirty
-    /// pages.
+    /// Opens the file and the device below it, takes a lease on the file, and checks that its
+    /// blocks can be accessed there. Blocks the calling thread for
+    /// [`HostFileOptions::predecessor_timeout`] at most while requests of a dead process are left
+    /// on the file, for a second where another program has the file open, and for as long as it
+    /// takes to write the file's dirty pages.
     ///
     /// # Errors
-    /// It says what is wrong with the file, its filesystem or the device, and
-    /// what can be done.
+    /// It says what is wrong with the file, its filesystem or the device, and what can be done.
     pub fn open(options: &HostFileOptions) -> Result<Self, HostFileError> {
         let path = options.path.as_path();
         let wrap =
@@ -130,9 +127,8 @@ fn open_alone(found: &OwnedFd, options: &HostFileOptions) -> Result<OwnedFd, Hos
     let path = options.path.as_path();
     let name = format!("/proc/self/fd/{}", found.as_raw_fd());
     let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    // Without waiting for another process's lease in the kernel. Its holder
-    // may be dead, and then the lease lasts as long as its last request, or
-    // for `lease_break_time`.
+    // Without waiting for another process's lease in the kernel. Its holder may be dead, and then
+    // the lease lasts as long as its last request, or for `lease_break_time`.
     let flags = access | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let start = Instant::now();
     let file = loop {
@@ -155,9 +151,8 @@ fn open_alone(found: &OwnedFd, options: &HostFileOptions) -> Result<OwnedFd, Hos
 
 /// Locks the file and takes the lease.
 ///
-/// The lock is held by the description that rings register: while it is
-/// refused, the file is served by another process, or has requests of one that
-/// has ended. The two cannot be told apart here.
+/// The lock is held by the description that rings register: while it is refused, the file is served
+/// by another process, or has requests of one that has ended. The two cannot be told apart here.
 fn take_patiently(lease: &Arc<Lease>, options: &HostFileOptions) -> Result<(), HostFileError> {
     let path = &options.path;
     let start = Instant::now();

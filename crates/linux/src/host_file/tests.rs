@@ -93,8 +93,7 @@ const LONG: Duration = Duration::from_secs(20);
 /// For a file that stays in use.
 const SHORT: Duration = Duration::from_millis(100);
 
-/// An open that does not wait for the lease to be given up: it breaks it and
-/// goes away.
+/// An open that does not wait for the lease to be given up: it breaks it and goes away.
 fn knock(path: &Path) {
     let error = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));

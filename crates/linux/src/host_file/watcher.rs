@@ -1,16 +1,14 @@
 //! The thread that hears of leases being broken.
 //!
-//! The kernel tells the holder of a lease by a signal and by nothing else. It
-//! is addressed to this one thread (`F_OWNER_TID`), which has all signals
-//! blocked and fetches them with sigtimedwait(2): no handler is installed, no
-//! system call of another thread is interrupted, and whatever else the process
-//! does with signals, ends up in other threads as before.
+//! The kernel tells the holder of a lease by a signal and by nothing else. It is addressed to this
+//! one thread (`F_OWNER_TID`), which has all signals blocked and fetches them with sigtimedwait(2):
+//! no handler is installed, no system call of another thread is interrupted, and whatever else the
+//! process does with signals, ends up in other threads as before.
 //!
-//! The signal only says "look": which leases are being broken is asked of the
-//! kernel (`F_GETLEASE`). So nothing depends on one signal per event. It is a
-//! real-time signal all the same, because where the queue of those is full,
-//! the kernel sends a SIGIO instead, which cannot be lost; and the thread looks
-//! by itself every second, of the forty-five that there are.
+//! The signal only says "look": which leases are being broken is asked of the kernel
+//! (`F_GETLEASE`). So nothing depends on one signal per event. It is a real-time signal all the
+//! same, because where the queue of those is full, the kernel sends a SIGIO instead, which cannot
+//! be lost; and the thread looks by itself every second, of the forty-five that there are.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
@@ -20,8 +18,7 @@ use super::lease::Lease;
 /// How often the leases are looked at without a signal.
 static PERIOD: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Which of the real-time signals: any would do, because it is sent to one
-/// thread only.
+/// Which of the real-time signals: any would do, because it is sent to one thread only.
 const REAL_TIME_SIGNAL: libc::c_int = 9;
 
 /// The thread, which runs as long as the process once it is needed.
@@ -31,8 +28,7 @@ pub(super) struct Watcher {
     leases: Arc<Mutex<Vec<Weak<Lease>>>>,
 }
 
-/// How many signals there were, for tests: that the leases were looked at does
-/// not show why.
+/// How many signals there were, for tests: that the leases were looked at does not show why.
 #[cfg(test)]
 pub(super) static HEARD: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
@@ -55,8 +51,7 @@ impl Watcher {
         let (send, receive) = mpsc::sync_channel(1);
         let watched = Arc::clone(&leases);
         std::thread::Builder::new().name("lease-watcher".to_owned()).spawn(move || {
-            // Before anybody can address a signal to it: unblocked, it would
-            // end the process.
+            // Before anybody can address a signal to it: unblocked, it would end the process.
             let blocked = block_all_signals();
             // SAFETY: takes nothing, and never fails.
             let thread = blocked.map(|()| unsafe { libc::gettid() });
@@ -78,8 +73,7 @@ impl Watcher {
         self.thread
     }
 
-    /// Looks at this lease, too, for as long as there is somebody else who
-    /// holds it.
+    /// Looks at this lease, too, for as long as there is somebody else who holds it.
     pub fn watch(&self, lease: &Arc<Lease>) {
         let lease = Arc::downgrade(lease);
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);

@@ -27,15 +27,13 @@ static TAKEN: AtomicBool = AtomicBool::new(false);
 pub struct KeptDescriptor {
     /// The name under which it was stored; several may have the same one.
     pub name: String,
-    /// The descriptor, closed on exec. The manager has a copy until it is told
-    /// to forget the name.
+    /// The descriptor, closed on exec. The manager has a copy until it is told to forget the name.
     pub fd: OwnedFd,
 }
 
-/// Takes what the service manager kept for this process: what `$LISTEN_FDS`
-/// counts, if `$LISTEN_PID` is this process, named by `$LISTEN_FDNAMES`. Only
-/// the first call finds anything. The order says nothing: systemd has the
-/// newest first, others the oldest.
+/// Takes what the service manager kept for this process: what `$LISTEN_FDS` counts, if
+/// `$LISTEN_PID` is this process, named by `$LISTEN_FDNAMES`. Only the first call finds anything.
+/// The order says nothing: systemd has the newest first, others the oldest.
 ///
 /// To be called before anything else opens files. Numbers that are not open,
 /// or are not from outside, are left out with a warning.
@@ -126,8 +124,7 @@ fn take(number: RawFd) -> io::Result<OwnedFd> {
     if unsafe { libc::fcntl(number, libc::F_SETFD, flags | libc::FD_CLOEXEC) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is open, came from outside, and is given away once: the flag
-    // that was just set keeps a second call, even a racing one, which `TAKEN`
-    // lets nobody make, from taking it again.
+    // SAFETY: it is open, came from outside, and is given away once: the flag that was just set
+    // keeps a second call, even a racing one, which `TAKEN` lets nobody make, from taking it again.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }

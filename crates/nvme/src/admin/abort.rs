@@ -10,8 +10,8 @@ pub(crate) const ABORT_LIMIT: u8 = 3;
 const NOT_ABORTED: u32 = 1;
 
 impl Controller {
-    /// Aborts a request for an asynchronous event at once. A command of an I/O queue's is aborted where the queue is, if the
-    /// store has not got it yet: what the store has, it carries out.
+    /// Aborts a request for an asynchronous event at once. A command of an I/O queue's is aborted
+    /// where the queue is, if the store has not got it yet: what the store has, it carries out.
     pub(crate) fn abort(&mut self, command: &Command) -> Result<Outcome, Status> {
         let queue = (command.dword10() & 0xFFFF) as u16;
         let command_id = (command.dword10() >> 16) as u16;

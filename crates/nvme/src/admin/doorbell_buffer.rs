@@ -1,4 +1,5 @@
-//! Doorbell Buffer Config (NVMe base 2.0, 5.8): doorbells in the host's memory, which cost it no exit.
+//! Doorbell Buffer Config (NVMe base 2.0, 5.8): doorbells in the host's memory, which cost it no
+//! exit.
 
 use sidecore_memory::GuestAddress;
 use sidecore_units::PAGE_BYTES;

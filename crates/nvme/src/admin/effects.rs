@@ -19,7 +19,8 @@ mod effect {
     pub const INVENTORY: u32 = 1 << 3;
 }
 
-/// I/O commands of the NVM command set that are served, and their effects (NVM command set 1.0, 3.2 and 3.3).
+/// I/O commands of the NVM command set that are served, and their effects (NVM command set 1.0, 3.2
+/// and 3.3).
 const IO_COMMANDS: [(u8, u32); 7] = [
     (nvm::FLUSH, effect::SUPPORTED),
     (nvm::WRITE, effect::SUPPORTED | effect::CONTENT),
@@ -39,7 +40,8 @@ pub(crate) fn log_pages_supported() -> Vec<u8> {
     page.into()
 }
 
-/// Commands Supported and Effects (figure 210): a dword for each admin command, and then for each I/O command.
+/// Commands Supported and Effects (figure 210): a dword for each admin command, and then for each
+/// I/O command.
 pub(crate) fn commands_supported(is_managed: bool, has_doorbell_buffer: bool) -> Vec<u8> {
     let mut page = Bytes::new(4096);
     let mut admin = |opcode: u8, effects: u32| page.put(usize::from(opcode).saturating_mul(4), &effects.to_le_bytes());
@@ -60,8 +62,8 @@ pub(crate) fn commands_supported(is_managed: bool, has_doorbell_buffer: bool) ->
     page.into()
 }
 
-/// Feature Identifiers Supported and Effects (figure 256): FSUPP in bit 0, the scope in bits 31:20 (controller or
-/// namespace).
+/// Feature Identifiers Supported and Effects (figure 256): FSUPP in bit 0, the scope in bits 31:20
+/// (controller or namespace).
 pub(crate) fn features_supported() -> Vec<u8> {
     const NAMESPACE_SCOPE: u32 = 1 << 20;
     const CONTROLLER_SCOPE: u32 = 1 << 21;

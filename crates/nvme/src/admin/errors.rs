@@ -18,8 +18,9 @@ const VERSION: u8 = 1;
 
 /// The last errors of a controller, the newest first. They outlive controller resets.
 ///
-/// The controller writes it, and so do its I/O queues, which never wait: what finds the log locked by somebody else is not
-/// logged, and the command's completion does not say that there is more about it (More).
+/// The controller writes it, and so do its I/O queues, which never wait: what finds the log locked
+/// by somebody else is not logged, and the command's completion does not say that there is more
+/// about it (More).
 #[derive(Debug)]
 pub struct ErrorLog(Mutex<Log>);
 
@@ -48,7 +49,8 @@ struct Entry {
     status: u16,
 }
 
-/// What is written where an error belongs to no command, and where it lies in no certain byte of one.
+/// What is written where an error belongs to no command, and where it lies in no certain byte of
+/// one.
 const NONE: u16 = 0xFFFF;
 
 impl ErrorLog {
@@ -70,7 +72,8 @@ impl ErrorLog {
         self.with(|log| log.put(failed, status));
     }
 
-    /// A command of an I/O queue failed. Never waits; the status that it completes with, which says whether there is an entry.
+    /// A command of an I/O queue failed. Never waits; the status that it completes with, which says
+    /// whether there is an entry.
     pub(crate) fn io_command(&self, failed: Failed, status: Status) -> Status {
         let mut log = match self.0.try_lock() {
             Ok(log) => log,

@@ -1,4 +1,5 @@
-//! Asynchronous events (NVMe base 2.0, 5.2): requests of the host's that complete when something happens.
+//! Asynchronous events (NVMe base 2.0, 5.2): requests of the host's that complete when something
+//! happens.
 
 use std::collections::VecDeque;
 
@@ -23,7 +24,8 @@ pub(crate) enum Event {
     NamespaceAttributeChanged,
 }
 
-/// What kind of event it is: of each, one is told until the host has read the log page that clears it.
+/// What kind of event it is: of each, one is told until the host has read the log page that clears
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EventKind {
     Error,
@@ -49,7 +51,8 @@ impl Event {
         }
     }
 
-    /// Dword 0 of the completion (figure 146): type in bits 2:0, information in 15:8, log page in 23:16.
+    /// Dword 0 of the completion (figure 146): type in bits 2:0, information in 15:8, log page in
+    /// 23:16.
     const fn result(self) -> u32 {
         let kind = match self.kind() {
             EventKind::Error => 0,

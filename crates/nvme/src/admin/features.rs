@@ -21,16 +21,20 @@ pub(crate) const CRITICAL_TEMPERATURE: u16 = 353;
 /// Keep Alive Support (figure 275, KAS): the timer's granularity, in units of 100 ms.
 pub(crate) const KEEP_ALIVE_UNITS: u16 = 10;
 
-/// The Optional Asynchronous Events Supported (figure 275, OAES) that features can turn on: Namespace Attribute Notices.
+/// The Optional Asynchronous Events Supported (figure 275, OAES) that features can turn on:
+/// Namespace Attribute Notices.
 pub(crate) const NAMESPACE_NOTICES: u32 = 1 << 8;
 
-/// Bits of Asynchronous Event Configuration that mean something: SMART / health critical warnings, and the notices.
+/// Bits of Asynchronous Event Configuration that mean something: SMART / health critical warnings,
+/// and the notices.
 const EVENT_CONFIGURATION: u32 = 0xFF | NAMESPACE_NOTICES;
 
-/// The critical warning about the temperature, in the log page as in the configuration of events (figure 207).
+/// The critical warning about the temperature, in the log page as in the configuration of events
+/// (figure 207).
 pub(crate) const TEMPERATURE_WARNING: u8 = 1 << 1;
 
-/// Feature identifiers that are supported (figure 316), and the bits of their Supported Capabilities (figure 195).
+/// Feature identifiers that are supported (figure 316), and the bits of their Supported
+/// Capabilities (figure 195).
 pub(crate) const FEATURES: &[(u8, u32)] = &[
     (ARBITRATION, CHANGEABLE),
     (POWER_MANAGEMENT, CHANGEABLE),
@@ -313,8 +317,8 @@ impl Controller {
         Ok(Outcome::Now(queue_counts(granted)))
     }
 
-    /// Interrupt Coalescing (5.27.1.6): a threshold, 0's based, in bits 7:0, a time in units of 100 us in bits 15:8.
-    /// Either being zero means none.
+    /// Interrupt Coalescing (5.27.1.6): a threshold, 0's based, in bits 7:0, a time in units of 100
+    /// us in bits 15:8. Either being zero means none.
     fn set_coalescing(&mut self, value: u32) {
         self.features.coalescing = value;
         let (threshold, time) = (value & 0xFF, value >> 8 & 0xFF);

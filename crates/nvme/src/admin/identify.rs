@@ -151,7 +151,8 @@ fn namespace_list(after: u32, ids: impl Iterator<Item = u32>) -> Result<Vec<u8>,
     Ok(ids.iter().take(1024).flat_map(|id| id.to_le_bytes()).collect())
 }
 
-/// A count and up to 2047 identifiers not less than `first`, in ascending order (4.4.1, Controller List).
+/// A count and up to 2047 identifiers not less than `first`, in ascending order (4.4.1, Controller
+/// List).
 fn controller_list(first: u16, mut ids: Vec<u16>) -> Vec<u8> {
     ids.retain(|id| *id >= first);
     ids.sort_unstable();

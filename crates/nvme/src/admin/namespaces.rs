@@ -1,4 +1,5 @@
-//! Namespace Management and Namespace Attachment (NVMe base 2.0, 5.23 and 5.22), of a primary controller.
+//! Namespace Management and Namespace Attachment (NVMe base 2.0, 5.23 and 5.22), of a primary
+//! controller.
 
 use sidecore_spec_nvme::command::BROADCAST_NSID;
 
@@ -82,7 +83,8 @@ fn field<const N: usize>(structure: &[u8], offset: usize) -> [u8; N] {
     structure.get(offset..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
 }
 
-/// What the host specifies of a namespace to be created (figure 289; NVM command set 1.0, figure 105).
+/// What the host specifies of a namespace to be created (figure 289; NVM command set 1.0, figure
+/// 105).
 fn creation(structure: &[u8]) -> Result<CreateNamespace, Status> {
     let size = u64::from_le_bytes(field(structure, 0));
     let capacity = u64::from_le_bytes(field(structure, 8));
@@ -90,7 +92,8 @@ fn creation(structure: &[u8]) -> Result<CreateNamespace, Status> {
     let [protection] = field(structure, 29);
     let [sharing] = field(structure, 30);
     let nvm_set = u16::from_le_bytes(field(structure, 100));
-    // Formats are told apart by four bits here, and by two more in 6:5 which must be zero; bit 4 is about metadata.
+    // Formats are told apart by four bits here, and by two more in 6:5 which must be zero; bit 4 is
+    // about metadata.
     let block_bytes = block_bytes_of(format).ok_or(Status::INVALID_FORMAT)?;
     if protection != 0 {
         return Err(Status::INVALID_FORMAT);

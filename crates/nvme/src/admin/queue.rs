@@ -9,10 +9,12 @@ use crate::handover::AdminQueueState;
 use crate::registers::AdminQueues;
 use crate::{Command, EntryState, Status};
 
-/// Most commands that wait for something before they complete. Those behind them are not taken meanwhile.
+/// Most commands that wait for something before they complete. Those behind them are not taken
+/// meanwhile.
 const MAX_WAITING: usize = 128;
 
-/// The pair of queues number 0. They belong to the thread that runs the controller, not to a sidecore.
+/// The pair of queues number 0. They belong to the thread that runs the controller, not to a
+/// sidecore.
 #[derive(Debug)]
 pub(crate) struct AdminQueue {
     submission: SubmissionQueue,
@@ -41,7 +43,8 @@ impl AdminQueue {
         })
     }
 
-    /// The queues that another process has left; commands that it has taken and not completed are `waiting`.
+    /// The queues that another process has left; commands that it has taken and not completed are
+    /// `waiting`.
     pub(crate) fn take_over(
         memory: &GuestMemory,
         at: AdminQueues,
@@ -85,7 +88,8 @@ impl AdminQueue {
         self.completion.set_head(head)
     }
 
-    /// Takes the doorbells that have moved in their memory; an error for the last of them that the queue cannot have.
+    /// Takes the doorbells that have moved in their memory; an error for the last of them that the
+    /// queue cannot have.
     pub(crate) fn look(&mut self, doorbells: &Doorbells) -> Result<(), DoorbellError> {
         let (tail, head) = (doorbells.submission_tail(0), doorbells.completion_head(0));
         let (seen_tail, seen_head) = self.seen;
@@ -98,7 +102,8 @@ impl AdminQueue {
         self.seen
     }
 
-    /// The same queues in a new table. One that is not there holds nothing and does nothing until a later table has it.
+    /// The same queues in a new table. One that is not there holds nothing and does nothing until a
+    /// later table has it.
     pub(crate) fn rebind(&mut self, memory: &GuestMemory) -> Result<(), MemoryError> {
         let submission = self.submission.rebind(memory);
         self.completion.rebind(memory).and(submission)

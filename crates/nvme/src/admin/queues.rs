@@ -105,7 +105,8 @@ fn start_status(error: &StartError) -> Status {
 }
 
 impl Controller {
-    /// Whether a queue may have this number: from 1, and as many as the host has been granted (5.27.1.5).
+    /// Whether a queue may have this number: from 1, and as many as the host has been granted
+    /// (5.27.1.5).
     fn is_queue_id(&self, id: u16, granted: u16) -> bool {
         (1..=granted.min(self.limits.queue_pairs)).contains(&id)
     }

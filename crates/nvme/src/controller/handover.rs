@@ -16,7 +16,8 @@ use crate::handover::{ControllerState, NamespaceState, RestState, TakeOverError}
 use crate::inbox::News;
 use crate::pci::TRAPPED_STRIDE;
 
-/// How far a controller is in being handed over. Until it is, nothing is taken from the admin queue.
+/// How far a controller is in being handed over. Until it is, nothing is taken from the admin
+/// queue.
 #[derive(Debug, Default)]
 pub(super) enum Leaving {
     #[default]
@@ -25,12 +26,14 @@ pub(super) enum Leaving {
     Settling,
     /// The I/O queues are.
     Queues,
-    /// It is another process's: nothing here touches its host's memory any more. What it has left, until it is taken.
+    /// It is another process's: nothing here touches its host's memory any more. What it has left,
+    /// until it is taken.
     Left(Option<Box<ControllerState>>),
 }
 
 impl Controller {
-    /// Takes no more commands, and leaves what there is once nothing is in flight ([`Controller::take_left`]).
+    /// Takes no more commands, and leaves what there is once nothing is in flight
+    /// ([`Controller::take_left`]).
     pub(crate) fn hand_over(&mut self) {
         if matches!(self.leaving, Leaving::No) {
             self.leaving = Leaving::Settling;
@@ -110,8 +113,8 @@ impl Controller {
         }
     }
 
-    /// Goes on with what another process has left, in this memory of its host's. The controller is as after power on, but
-    /// for its namespace and its vectors.
+    /// Goes on with what another process has left, in this memory of its host's. The controller is
+    /// as after power on, but for its namespace and its vectors.
     ///
     /// # Errors
     /// See [`TakeOverError`]. The function has to be reset then.

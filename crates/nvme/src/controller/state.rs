@@ -25,8 +25,9 @@ pub(crate) enum State {
     Ready,
     /// It takes none, and waits for what is in flight, to become this.
     Stopping(Rest),
-    /// Nothing runs, and it waits for this flush, to be shut down. `None` if one from before is still under way, which may
-    /// have missed something: then it waits for the next one. Nothing else does: a reset ends this state at once.
+    /// Nothing runs, and it waits for this flush, to be shut down. `None` if one from before is
+    /// still under way, which may have missed something: then it waits for the next one. Nothing
+    /// else does: a reset ends this state at once.
     Flushing(Option<Token>),
     /// Nothing runs.
     Rest(Rest),
@@ -118,8 +119,8 @@ impl Controller {
         Ok(AdminQueue::new(&self.memory, at)?)
     }
 
-    /// Takes no more commands, and comes to rest when nothing is in flight any more. Commands that wait are not completed:
-    /// their queue is gone.
+    /// Takes no more commands, and comes to rest when nothing is in flight any more. Commands that
+    /// wait are not completed: their queue is gone.
     fn stop(&mut self, rest: Rest) {
         self.admin = None;
         self.waiting.clear();
@@ -173,7 +174,8 @@ impl Controller {
         self.state = State::Rest(rest);
     }
 
-    /// Everything is as after a reset but AQA, ASQ and ACQ (3.7.2), and CC, which the host may have written meanwhile.
+    /// Everything is as after a reset but AQA, ASQ and ACQ (3.7.2), and CC, which the host may have
+    /// written meanwhile.
     fn become_disabled(&mut self) {
         self.forget();
         self.state = State::Rest(Rest::Disabled);

@@ -83,8 +83,8 @@ impl Rules {
         }
     }
 
-    /// Looks at a command, whose FUSE field is somebody else's business, and fills in `request` if it is one request.
-    /// With `write_through` no write completes before it is durable.
+    /// Looks at a command, whose FUSE field is somebody else's business, and fills in `request` if
+    /// it is one request. With `write_through` no write completes before it is durable.
     ///
     /// # Errors
     /// The status that says what is wrong.
@@ -226,8 +226,8 @@ impl Rules {
         if self.nsid == Some(nsid) {
             return Ok(());
         }
-        // 3.2.1: a namespace that is not attached is an invalid field, and a number that none can have an invalid
-        // namespace.
+        // 3.2.1: a namespace that is not attached is an invalid field, and a number that none can
+        // have an invalid namespace.
         if (1..=self.nsid_max).contains(&nsid) { Err(Status::INVALID_FIELD) } else { Err(Status::INVALID_NAMESPACE) }
     }
 

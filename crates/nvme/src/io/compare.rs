@@ -1,4 +1,5 @@
-//! Compare (NVM command set 1.0, 3.2.1): what is stored, read into memory of ours, against what the guest has.
+//! Compare (NVM command set 1.0, 3.2.1): what is stored, read into memory of ours, against what the
+//! guest has.
 
 use sidecore_block::BlockRequest;
 

@@ -13,7 +13,8 @@ use super::shared::Shared;
 use super::submission::{Submission, behind};
 use crate::{CompletionQueueSetup, CompletionQueueState, EntryState, StartError, Status};
 
-/// An interrupt that the driver has not reacted to for so long is raised again, if there is anything new to tell.
+/// An interrupt that the driver has not reacted to for so long is raised again, if there is
+/// anything new to tell.
 const OUTSTANDING: Nanos = Nanos::from_micros(500);
 
 /// Interrupt coalescing (5.27.1.6): wait for so many completions, or for so long.
@@ -39,8 +40,9 @@ pub(super) struct Completions {
     id: u16,
     ring: CompletionQueue,
     entries: u32,
-    /// What the queue has no room for. Commands are not taken if there is no room for their completions, so it is the second
-    /// of two fused commands, or a driver moves its head backwards.
+    /// What the queue has no room for. Commands are not taken if there is no room for their
+    /// completions, so it is the second of two fused commands, or a driver moves its head
+    /// backwards.
     backlog: VecDeque<Completion>,
     seen_head: u32,
     /// `None` for a queue that is polled.
@@ -52,7 +54,8 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    /// A new queue, or one that was left by another process: what it has posted last may not have been told of.
+    /// A new queue, or one that was left by another process: what it has posted last may not have
+    /// been told of.
     ///
     /// # Errors
     /// It is not in the guest's memory.
@@ -100,8 +103,8 @@ impl Completions {
         }
     }
 
-    /// How many more commands may be taken while `in_flight` are: looks at the doorbell if they are not `enough`. The other
-    /// value is false if the driver has written what the queue cannot have.
+    /// How many more commands may be taken while `in_flight` are: looks at the doorbell if they are
+    /// not `enough`. The other value is false if the driver has written what the queue cannot have.
     #[inline]
     pub(super) fn room(&mut self, in_flight: u32, enough: u32, doorbells: &DoorbellView) -> (u32, bool) {
         let room = self.ring.room().saturating_sub(in_flight);
@@ -162,8 +165,8 @@ impl Completions {
         !self.backlog.is_empty()
     }
 
-    /// Whether something is held back until the driver moves its head: completions that there is no room for, or an
-    /// interrupt.
+    /// Whether something is held back until the driver moves its head: completions that there is no
+    /// room for, or an interrupt.
     pub(super) fn waits_for_head(&self) -> bool {
         self.has_backlog() || self.untold > 0
     }
@@ -182,8 +185,8 @@ impl Completions {
         valid
     }
 
-    /// Raises an interrupt if one is due; to be called once a turn, because it may be a system call. The other value is
-    /// false if the doorbell was ignored.
+    /// Raises an interrupt if one is due; to be called once a turn, because it may be a system
+    /// call. The other value is false if the doorbell was ignored.
     #[inline]
     pub(super) fn tell(&mut self, doorbells: &DoorbellView, now: Nanos) -> bool {
         if self.untold == 0 { true } else { self.consider(doorbells, now) }
@@ -215,7 +218,8 @@ impl Completions {
         valid
     }
 
-    /// When an interrupt is due for what is untold, if the driver does not move its head until then.
+    /// When an interrupt is due for what is untold, if the driver does not move its head until
+    /// then.
     fn due_at(&self) -> Nanos {
         let Some(interrupt) = &self.interrupt else { return Nanos::MAX };
         let outstanding = match interrupt.raised {
@@ -234,7 +238,8 @@ impl Completions {
         (self.untold > 0 && self.interrupt.is_some()).then(|| self.due_at())
     }
 
-    /// What a vector signals from now on; what was held back is signalled. Gives back what it was before.
+    /// What a vector signals from now on; what was held back is signalled. Gives back what it was
+    /// before.
     pub(super) fn set_event(&mut self, event: Option<Box<dyn Signal>>) -> Option<Box<dyn Signal>> {
         let Some(interrupt) = &mut self.interrupt else { return event };
         let old = std::mem::replace(&mut interrupt.event, event);

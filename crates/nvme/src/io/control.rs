@@ -171,7 +171,8 @@ impl IoQueue {
         Ok(())
     }
 
-    /// The driver's shadow doorbells; where they are not in its memory, nothing is taken until they are.
+    /// The driver's shadow doorbells; where they are not in its memory, nothing is taken until they
+    /// are.
     pub(super) fn set_shadow_doorbells(&mut self, pages: Option<(GuestAddress, GuestAddress)>) {
         self.shadow_pages = pages;
         let pairs = self.shared.options.queue_pairs;

@@ -1,4 +1,5 @@
-//! Dataset Management (NVM command set 1.0, 3.2.3): up to 256 ranges, whose blocks may be deallocated.
+//! Dataset Management (NVM command set 1.0, 3.2.3): up to 256 ranges, whose blocks may be
+//! deallocated.
 
 use sidecore_block::Operation;
 use sidecore_spec_nvme::command::{DatasetRange, MAX_RANGES};
@@ -11,7 +12,8 @@ use crate::{Command, Status};
 
 const RANGE_BYTES: usize = DatasetRange::BYTES;
 
-/// The ranges of a command, in memory of ours: read once, checked, and carried out as they were checked.
+/// The ranges of a command, in memory of ours: read once, checked, and carried out as they were
+/// checked.
 pub(super) struct Ranges {
     bytes: Box<[u8; RANGE_BYTES * MAX_RANGES]>,
     parsed: Vec<Range>,

@@ -8,9 +8,11 @@ use sidecore_ring::nvme::{Doorbells, ShadowDoorbells};
 pub(super) enum Source {
     /// The doorbells themselves.
     Registers,
-    /// Shadow doorbells (NVMe base 2.0, 5.8); the doorbells have what it wrote when it was last asked for a message.
+    /// Shadow doorbells (NVMe base 2.0, 5.8); the doorbells have what it wrote when it was last
+    /// asked for a message.
     Shadow(ShadowDoorbells),
-    /// Shadow doorbells that are not in the guest's memory at present: nothing is known until they are.
+    /// Shadow doorbells that are not in the guest's memory at present: nothing is known until they
+    /// are.
     Missing,
 }
 
@@ -45,7 +47,8 @@ impl DoorbellView {
         }
     }
 
-    /// A new queue's doorbell is at zero, whatever was written there for an older one of its number.
+    /// A new queue's doorbell is at zero, whatever was written there for an older one of its
+    /// number.
     pub(super) fn reset_tail(&self, queue: u16) {
         self.doorbells.set_submission_tail(queue, 0);
     }

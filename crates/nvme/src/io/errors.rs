@@ -1,5 +1,5 @@
-//! What a command that failed leaves in the error log (NVMe base 2.0, 5.16.1.2), and where that is said: in the completion's
-//! More bit (figure 94).
+//! What a command that failed leaves in the error log (NVMe base 2.0, 5.16.1.2), and where that is
+//! said: in the completion's More bit (figure 94).
 
 use sidecore_block::BlockRequest;
 
@@ -11,7 +11,8 @@ use super::steps::Stepper;
 use crate::admin::errors::Failed;
 use crate::{Command, Status};
 
-/// A failed compare is what a command was to find out, and the other command of a fused pair says why this one was aborted.
+/// A failed compare is what a command was to find out, and the other command of a fused pair says
+/// why this one was aborted.
 fn is_logged(status: Status) -> bool {
     !status.is_same_code(Status::COMPARE_FAILURE) && !status.is_same_code(Status::FAILED_FUSED)
 }

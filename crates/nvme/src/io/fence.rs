@@ -1,20 +1,23 @@
 //! One queue alone at the store: what makes Compare and Write atomic (NVMe base 2.0, 3.4.2).
 //!
-//! Between the compare and the write of a fused pair no other command of the controller may be at the store, whichever
-//! sidecore serves it. The queue that has the pair *closes* the fence with a ticket of its own. Every other queue looks
-//! at the fence in each poll before it takes commands: one relaxed load of a line that nobody writes, unless there is a
-//! fused pair. If it is closed, the queue takes nothing, waits until the store has answered what it took before, and
-//! then *answers* with the ticket. When all have answered, the pair is carried out and the fence is opened.
+//! Between the compare and the write of a fused pair no other command of the controller may be at
+//! the store, whichever sidecore serves it. The queue that has the pair *closes* the fence with a
+//! ticket of its own. Every other queue looks at the fence in each poll before it takes commands:
+//! one relaxed load of a line that nobody writes, unless there is a fused pair. If it is closed,
+//! the queue takes nothing, waits until the store has answered what it took before, and then
+//! *answers* with the ticket. When all have answered, the pair is carried out and the fence is
+//! opened.
 //!
-//! **Why it is enough to look before taking.** All that a queue does at the store it does from one thread, in polls, and
-//! it answers with nothing at the store. After its answer it takes nothing as long as it reads that ticket or another one
-//! there. So from the last answer to the opening nothing is at the store but the pair. The answer is a release store and
-//! is read with acquire: what the others did before is visible to the pair. The opening is a release store, and a queue
+//! **Why it is enough to look before taking.** All that a queue does at the store it does from one
+//! thread, in polls, and it answers with nothing at the store. After its answer it takes nothing as
+//! long as it reads that ticket or another one there. So from the last answer to the opening
+//! nothing is at the store but the pair. The answer is a release store and is read with acquire:
+//! what the others did before is visible to the pair. The opening is a release store, and a queue
 //! that has seen the fence closed puts an acquire fence behind the load that finds it open.
 //!
-//! **Queues that sleep** cannot answer. Such a queue *rests*: it says so when it is armed with nothing at the store, and
-//! takes it back when it is disarmed, before it takes anything. Whoever has closed the fence does not wait for those who
-//! rest. Nothing is lost between the two:
+//! **Queues that sleep** cannot answer. Such a queue *rests*: it says so when it is armed with
+//! nothing at the store, and takes it back when it is disarmed, before it takes anything. Whoever
+//! has closed the fence does not wait for those who rest. Nothing is lost between the two:
 //!
 //! ```text
 //! the one that closes                  the one that rises
@@ -23,14 +26,15 @@
 //!     read resting of all                  read holder (in its next poll)
 //! ```
 //!
-//! One of the two fences is first. If it is the closing one, the riser reads the ticket, and takes nothing. If it is the
-//! rising one, the closer reads `resting = false`, and waits for the answer. A queue that is armed while the store still
-//! works for it does not rest: the store wakes it, it polls, and answers. One that finds the fence closed when it is about
-//! to sleep does not sleep.
+//! One of the two fences is first. If it is the closing one, the riser reads the ticket, and takes
+//! nothing. If it is the rising one, the closer reads `resting = false`, and waits for the answer.
+//! A queue that is armed while the store still works for it does not rest: the store wakes it, it
+//! polls, and answers. One that finds the fence closed when it is about to sleep does not sleep.
 //!
-//! **Nobody waits in a circle.** A queue that waits for the fence itself, because another one has closed it, has nothing
-//! at the store for its own pair, and answers. Commands that wait for a buffer have not been started, and do not count
-//! as being at the store. And a queue that ends, in whatever state, opens the fence if it has closed it, and rests.
+//! **Nobody waits in a circle.** A queue that waits for the fence itself, because another one has
+//! closed it, has nothing at the store for its own pair, and answers. Commands that wait for a
+//! buffer have not been started, and do not count as being at the store. And a queue that ends, in
+//! whatever state, opens the fence if it has closed it, and rests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -121,8 +125,8 @@ impl Seat {
         }
     }
 
-    /// Returns whether the fence is closed. If it was closed and is open again, what was done at the store meanwhile is
-    /// visible from here on.
+    /// Returns whether the fence is closed. If it was closed and is open again, what was done at
+    /// the store meanwhile is visible from here on.
     pub(super) fn look(&mut self) -> bool {
         let closed = self.is_closed();
         if std::mem::replace(&mut self.was_closed, closed) && !closed {
@@ -236,7 +240,8 @@ mod tests {
         assert!(!two.is_closed() && !three.is_closed());
     }
 
-    /// Two threads that each close the fence, or work and sleep in turn: never are two of them inside.
+    /// Two threads that each close the fence, or work and sleep in turn: never are two of them
+    /// inside.
     #[test]
     fn one_at_a_time() {
         const ROUNDS: u32 = 20_000;

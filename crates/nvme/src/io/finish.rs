@@ -11,8 +11,9 @@ use super::steps::{FUSED_STEP, Steps};
 use crate::Status;
 
 impl IoQueue {
-    /// Submits what is queued, and takes what is done. Returns the number of requests that came back. A command in steps
-    /// takes one step at a time, and lets others have their turn between them.
+    /// Submits what is queued, and takes what is done. Returns the number of requests that came
+    /// back. A command in steps takes one step at a time, and lets others have their turn between
+    /// them.
     #[inline]
     pub(super) fn exchange(&mut self, now: Nanos) -> usize {
         let returned = self.engine.exchange(now);

@@ -1,8 +1,9 @@
 //! Compare and Write as one (NVM command set 1.0, 2.1.4 and 3.3; NVMe base 2.0, 3.4.2).
 //!
-//! The two commands stand next to each other in one submission queue and come with one doorbell write. Either both are
-//! carried out, or neither: a compare that fails keeps its status, and its write gets Command Aborted due to Failed
-//! Fused Command. What keeps other commands away from the store meanwhile is in `fence.rs`.
+//! The two commands stand next to each other in one submission queue and come with one doorbell
+//! write. Either both are carried out, or neither: a compare that fails keeps its status, and its
+//! write gets Command Aborted due to Failed Fused Command. What keeps other commands away from the
+//! store meanwhile is in `fence.rs`.
 
 use sidecore_block::{BlockRequest, Flush, Operation};
 use sidecore_memory::{GuestMemory, RegionHint};
@@ -12,7 +13,8 @@ use super::command::{Rules, Verdict, opcode};
 use super::steps::STEP_BYTES;
 use crate::{Command, Status};
 
-/// Most bytes of a fused Compare and Write (ACWU): what is compared in one step, so that the others do not wait for long.
+/// Most bytes of a fused Compare and Write (ACWU): what is compared in one step, so that the others
+/// do not wait for long.
 pub const COMPARE_AND_WRITE_BYTES: u64 = STEP_BYTES;
 
 /// How far a pair is.

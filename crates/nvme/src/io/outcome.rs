@@ -15,8 +15,8 @@ mod errno {
     pub(super) const EDQUOT: i32 = 122;
 }
 
-/// The status of a command whose request the store has failed. A command that can only fail again the same way has Do Not
-/// Retry set; a medium that has failed once may do better the next time.
+/// The status of a command whose request the store has failed. A command that can only fail again
+/// the same way has Do Not Retry set; a medium that has failed once may do better the next time.
 pub(super) fn status_of(operation: Operation, error: BlockError) -> Status {
     match error {
         BlockError::NoSpace => Status::CAPACITY_EXCEEDED,

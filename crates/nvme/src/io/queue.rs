@@ -1,5 +1,5 @@
-//! One completion queue and the submission queues that complete into it: doorbells, commands, store and back, on one
-//! thread.
+//! One completion queue and the submission queues that complete into it: doorbells, commands, store
+//! and back, on one thread.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -104,8 +104,8 @@ impl IoQueue {
         self.id
     }
 
-    /// Takes up a completion queue, empty and without submission queues, or where another process has left it. To be called
-    /// on its sidecore.
+    /// Takes up a completion queue, empty and without submission queues, or where another process
+    /// has left it. To be called on its sidecore.
     ///
     /// # Errors
     /// Its memory or the store's channel is unusable, or the kernel has no descriptor for it.
@@ -231,8 +231,8 @@ impl IoQueue {
         for submission in self.submissions.iter().flatten() {
             submission.ask_for_kick(&self.doorbells);
         }
-        // A head that moves means something only where something waits for it: else it would be a message for each
-        // completion.
+        // A head that moves means something only where something waits for it: else it would be a
+        // message for each completion.
         let (room, _) = self.completions.room(self.in_flight, 1, &self.doorbells);
         if room == 0 || self.completions.waits_for_head() {
             self.completions.ask_for_kick(&self.doorbells);
@@ -288,7 +288,8 @@ impl Pollable for IoQueue {
             return Arm::CannotSleep;
         }
         self.ask_for_kicks();
-        // Arm, then look again: a doorbell written before the driver could see the wish would otherwise sleep with us.
+        // Arm, then look again: a doorbell written before the driver could see the wish would
+        // otherwise sleep with us.
         fence(Ordering::SeqCst);
         if self.finds_work() {
             self.ask_for_no_kicks();

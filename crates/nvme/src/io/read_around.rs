@@ -1,5 +1,5 @@
-//! A Read with bit buckets: a store has no place to put what the guest does not want, so it reads into memory of ours, and
-//! the rest is copied from there.
+//! A Read with bit buckets: a store has no place to put what the guest does not want, so it reads
+//! into memory of ours, and the rest is copied from there.
 
 use sidecore_block::BlockRequest;
 
@@ -42,8 +42,8 @@ pub(super) fn copy(stepper: &mut Stepper, request: &BlockRequest, scratch: &mut 
     }
 }
 
-/// Where byte `at` of a transfer is: how many bytes of holes are before it and where the next hole begins; or, in a hole,
-/// where that ends, and `None`.
+/// Where byte `at` of a transfer is: how many bytes of holes are before it and where the next hole
+/// begins; or, in a hole, where that ends, and `None`.
 fn place(holes: &[Hole], at: u64) -> (u64, Option<u64>) {
     let mut skipped = 0_u64;
     for hole in holes {

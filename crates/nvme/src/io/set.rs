@@ -85,7 +85,8 @@ struct State {
     namespace: Option<Arc<Namespace>>,
     shadow: Option<(GuestAddress, GuestAddress)>,
     doorbells: Arc<Doorbells>,
-    /// What queues do not signal any longer. It takes tens of microseconds to close one, which a sidecore has better uses for.
+    /// What queues do not signal any longer. It takes tens of microseconds to close one, which a
+    /// sidecore has better uses for.
     retired: Retired,
 }
 
@@ -96,8 +97,8 @@ impl State {
     }
 }
 
-/// A [`QueueHost`] over sidecores. Completion queues take them in turn, by their numbers; a submission queue is on its
-/// completion queue's.
+/// A [`QueueHost`] over sidecores. Completion queues take them in turn, by their numbers; a
+/// submission queue is on its completion queue's.
 pub struct QueueSet {
     shared: Arc<Shared>,
     runners: Vec<Box<dyn QueueRunner>>,
@@ -133,7 +134,8 @@ impl QueueSet {
         Ok(Self { shared: Shared::new(options, report)?, runners, state: Mutex::new(state) })
     }
 
-    /// The counters of a completion queue, from number 1, with those of the submission queues that complete into it.
+    /// The counters of a completion queue, from number 1, with those of the submission queues that
+    /// complete into it.
     #[must_use]
     pub fn stats(&self, queue: u16) -> Option<&QueueStats> {
         self.shared.stats(queue).map(|stats| &**stats)
@@ -151,7 +153,8 @@ impl QueueSet {
         self.state().queues.len()
     }
 
-    /// Aborts a command that the store has not got yet (NVMe base 2.0, 5.1), and says whether there was one.
+    /// Aborts a command that the store has not got yet (NVMe base 2.0, 5.1), and says whether there
+    /// was one.
     pub fn abort(&self, submission: u16, command_id: u16, reply: impl FnOnce(bool) + Send + 'static) {
         let state = self.state();
         let Some(running) = state.submissions.get(&submission).and_then(|id| state.queues.get(id)) else {
@@ -165,8 +168,8 @@ impl QueueSet {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells all queues, and is done when each of them has done with its part of `done`, and those that are ending have
-    /// ended: they hold what they have until then.
+    /// Tells all queues, and is done when each of them has done with its part of `done`, and those
+    /// that are ending have ended: they hold what they have until then.
     fn tell_all<T: FnOnce(&mut IoQueue, Done) + Send + 'static>(
         &self,
         state: &mut State,
@@ -411,7 +414,8 @@ impl QueueHost for QueueSet {
             drop(namespace);
             done.call();
         };
-        // A thread for each, for a slow store is to hold up no other function's. A controller has one under way at a time.
+        // A thread for each, for a slow store is to hold up no other function's. A controller has
+        // one under way at a time.
         if let Err(error) = std::thread::Builder::new().name("nvme-flush".to_owned()).spawn(flush) {
             self.shared.report_failed_flush(&error);
         }

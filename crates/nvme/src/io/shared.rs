@@ -45,7 +45,8 @@ pub(super) struct Shared {
     /// Interrupts that are held back because their vector is masked.
     pending: Box<[AtomicBool]>,
     pub(super) fence: Arc<Fence>,
-    /// Memory of our own, an area of [`STEP_COUNT`] buffers for each queue. None of it is touched before it is used.
+    /// Memory of our own, an area of [`STEP_COUNT`] buffers for each queue. None of it is touched
+    /// before it is used.
     private: GuestMemory,
     /// The driver has turned the volatile write cache off.
     write_through: AtomicBool,

@@ -1,8 +1,9 @@
 //! Commands that take several requests of the store, and memory of our own.
 //!
-//! A queue has [`STEP_COUNT`] steppers, set aside when it is started: each with a buffer, requests, and room for whatever a
-//! command needs to remember from one request to the next. Nothing is allocated for a command. If all are busy the
-//! command waits in its queue's memory, and the commands behind it do not.
+//! A queue has [`STEP_COUNT`] steppers, set aside when it is started: each with a buffer, requests,
+//! and room for whatever a command needs to remember from one request to the next. Nothing is
+//! allocated for a command. If all are busy the command waits in its queue's memory, and the
+//! commands behind it do not.
 
 use std::collections::VecDeque;
 
@@ -22,7 +23,8 @@ use crate::{Command, Status};
 /// Bytes of a buffer: what a step reads at once.
 pub(super) const STEP_BYTES: u64 = 64 << 10;
 
-/// How many commands of a queue can be under way in steps; the last is for the compare of a fused pair.
+/// How many commands of a queue can be under way in steps; the last is for the compare of a fused
+/// pair.
 pub(super) const STEP_COUNT: usize = 5;
 
 /// The stepper of fused pairs: there is one at a time.
@@ -128,8 +130,8 @@ impl Stepper {
         Ok(())
     }
 
-    /// Submits the next requests. With none left to wait for, the stepper is free, and the command has ended with the
-    /// status.
+    /// Submits the next requests. With none left to wait for, the stepper is free, and the command
+    /// has ended with the status.
     pub(super) fn advance(&mut self, engine: &mut Engine) -> Option<Status> {
         if self.status.is_success() {
             if std::mem::take(&mut self.flush_first) {
@@ -184,7 +186,8 @@ impl Stepper {
         !self.rest.is_empty()
     }
 
-    /// Takes back a request that the store has answered, with its data or with the status that it means for the command.
+    /// Takes back a request that the store has answered, with its data or with the status that it
+    /// means for the command.
     pub(super) fn take_back(&mut self, request: Box<BlockRequest>, scratch: &mut Scratch) {
         self.out = self.out.saturating_sub(1);
         let operation = request.operation;

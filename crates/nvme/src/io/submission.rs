@@ -15,7 +15,8 @@ pub(super) struct Submission {
     seen_tail: u32,
     /// Where EventIdx was put while awake.
     event_at: u32,
-    /// Taken from the ring, and not looked at: it came behind the first of two fused commands, and is not the second.
+    /// Taken from the ring, and not looked at: it came behind the first of two fused commands, and
+    /// is not the second.
     pub(super) ahead: Option<Command>,
     /// Commands taken and not completed.
     pub(super) in_flight: u32,
@@ -60,10 +61,12 @@ impl Submission {
         }
     }
 
-    /// Looks at the doorbell. False if the driver has written what the queue cannot have; then it was ignored.
+    /// Looks at the doorbell. False if the driver has written what the queue cannot have; then it
+    /// was ignored.
     #[inline]
     pub(super) fn look(&mut self, doorbells: &DoorbellView) -> bool {
-        // The command comes before its doorbell: both lines are on their way at once, and often the command's already is.
+        // The command comes before its doorbell: both lines are on their way at once, and often the
+        // command's already is.
         self.ring.prefetch();
         let tail = doorbells.tail(self.id).unwrap_or(self.seen_tail);
         if tail == self.seen_tail {

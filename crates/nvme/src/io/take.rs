@@ -28,8 +28,8 @@ impl IoQueue {
         taken
     }
 
-    /// Takes commands from one submission queue, as far as the `budget` goes, and gives them to the store. Returns their
-    /// number.
+    /// Takes commands from one submission queue, as far as the `budget` goes, and gives them to the
+    /// store. Returns their number.
     #[inline]
     pub(super) fn take_from(&mut self, slot: usize, now: Nanos, budget: &mut Budget) -> usize {
         let Some(Some(submission)) = self.submissions.get_mut(slot) else { return 0 };
@@ -144,7 +144,8 @@ impl IoQueue {
         };
         let Some(second) = second else {
             self.engine.recycle(request);
-            // 3.4.2: one doorbell write is for both, so a second one that is not there now is missing.
+            // 3.4.2: one doorbell write is for both, so a second one that is not there now is
+            // missing.
             self.reject(slot, first, alone.unwrap_or(Status::MISSING_FUSED));
             return;
         };

@@ -16,8 +16,8 @@ pub(crate) const PENDING_OFFSET: u64 = 4096;
 /// Most I/O queue pairs.
 pub const MAX_QUEUE_PAIRS: u16 = 64;
 
-/// CAP.DSTRD of doorbells that are not mapped: side by side. Shadow doorbells are laid out like doorbells, and those of all queues
-/// have to fit a page (NVMe base 2.0, 5.8).
+/// CAP.DSTRD of doorbells that are not mapped: side by side. Shadow doorbells are laid out like
+/// doorbells, and those of all queues have to fit a page (NVMe base 2.0, 5.8).
 pub(crate) const TRAPPED_STRIDE: u8 = 0;
 
 /// What an access to BAR0 is for.
@@ -34,11 +34,13 @@ pub(crate) enum Bar {
 }
 
 impl Bar {
-    /// Behind the last doorbell there can be: those that an earlier version has handed over are 2 KiB apart.
+    /// Behind the last doorbell there can be: those that an earlier version has handed over are 2
+    /// KiB apart.
     pub(super) const END_BYTES: u64 =
         DOORBELLS + (MAX_QUEUE_PAIRS as u64 + 1) * (8 << DoorbellStride::HalfPage.dstrd());
 
-    /// What is at `offset`, with doorbells 4 << `stride` bytes apart (NVMe over PCIe transport 1.0, 3.1.2).
+    /// What is at `offset`, with doorbells 4 << `stride` bytes apart (NVMe over PCIe transport 1.0,
+    /// 3.1.2).
     pub(crate) fn at(offset: u64, stride: u8) -> Self {
         let Some(behind) = offset.checked_sub(DOORBELLS) else { return Self::Register(offset) };
         let stride_bytes = 4_u64.checked_shl(stride.into()).unwrap_or(4);

@@ -1,4 +1,5 @@
-//! The capabilities in the configuration space (NVMe over PCIe transport 1.0, 3.8; PCI Express base 5.0, 7.5 and 7.7).
+//! The capabilities in the configuration space (NVMe over PCIe transport 1.0, 3.8; PCI Express base
+//! 5.0, 7.5 and 7.7).
 
 use sidecore_spec_nvme::pci::capability;
 
@@ -17,7 +18,8 @@ const EXPRESS: u8 = 0x60;
 /// Where the Device Control register is, whose bit 15 resets the function.
 pub(super) const DEVICE_CONTROL: usize = EXPRESS as usize + 8;
 
-/// A register of a capability: its offset, its value after a reset, and which of its bits can be written.
+/// A register of a capability: its offset, its value after a reset, and which of its bits can be
+/// written.
 pub(super) struct Field {
     pub offset: usize,
     pub value: u32,
@@ -31,8 +33,8 @@ const fn field(offset: u8, value: u32, writable: u32) -> Field {
 /// All of them, in dwords.
 pub(super) fn fields(interrupts: Interrupts) -> Vec<Field> {
     let mut fields = vec![
-        // Version 3, and no power management events. In PMCSR the power state can be written (D0 and
-        // D3hot are all there are), and going back to D0 resets nothing.
+        // Version 3, and no power management events. In PMCSR the power state can be written (D0
+        // and D3hot are all there are), and going back to D0 resets nothing.
         field(POWER, 0x0003_0000 | (MESSAGES as u32) << 8 | capability::POWER_MANAGEMENT as u32, 0),
         field(POWER + 4, 1 << 3, 0b11),
         // The last capability; version 2, an endpoint.
@@ -71,8 +73,8 @@ fn messages(interrupts: Interrupts) -> Vec<Field> {
             field(MESSAGES + 8, PENDING_OFFSET as u32 | MSIX_BAR as u32, 0),
         ],
         Interrupts::Msi => vec![
-            // 64-bit addresses, no mask of each vector. MSI Enable can be written, and how many vectors
-            // (a power of two) are enabled.
+            // 64-bit addresses, no mask of each vector. MSI Enable can be written, and how many
+            // vectors (a power of two) are enabled.
             field(MESSAGES, u32::from(capability::MSI) | next | vectors.trailing_zeros() << 17 | 1 << 23, 0x0071_0000),
             // The message's address and its data.
             field(MESSAGES + 4, 0, !0b11),

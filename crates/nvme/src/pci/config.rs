@@ -86,7 +86,8 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes what can be written; `None` if it ends past the end. Whether the function is to be reset.
+    /// Writes what can be written; `None` if it ends past the end. Whether the function is to be
+    /// reset.
     pub(crate) fn write(&mut self, offset: usize, data: &[u8]) -> Option<bool> {
         let end = offset.checked_add(data.len())?;
         let values = self.values.get_mut(offset..end)?;
@@ -100,7 +101,8 @@ impl ConfigSpace {
     }
 }
 
-/// Which bits of a base address register can be written: those of an address that is aligned to its size.
+/// Which bits of a base address register can be written: those of an address that is aligned to its
+/// size.
 const fn mask(len_bytes: u64) -> u32 {
     !(len_bytes.saturating_sub(1) as u32)
 }

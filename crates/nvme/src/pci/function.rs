@@ -23,8 +23,9 @@ pub enum Interrupts {
     /// MSI-X: a vector for each queue, wherever the guest is.
     #[default]
     MsiX,
-    /// MSI: fewer vectors, and on a guest without interrupt remapping only one. It needs no memory of the function's, which
-    /// is why QEMU can unplug it (docs/decisions/0014-own-vfio-user-server.md).
+    /// MSI: fewer vectors, and on a guest without interrupt remapping only one. It needs no memory
+    /// of the function's, which is why QEMU can unplug it
+    /// (docs/decisions/0014-own-vfio-user-server.md).
     Msi,
 }
 
@@ -47,8 +48,9 @@ impl Interrupts {
         Self::ALL.into_iter().find(|kind| kind.word() == word)
     }
 
-    /// How many vectors a function has. With 512 of MSI-X a driver of Windows' does not work; 64 are enough for as many queue
-    /// pairs, if one of them shares vector 0 with the admin queue. Of MSI there are never more than 32.
+    /// How many vectors a function has. With 512 of MSI-X a driver of Windows' does not work; 64
+    /// are enough for as many queue pairs, if one of them shares vector 0 with the admin queue. Of
+    /// MSI there are never more than 32.
     #[must_use]
     pub const fn vectors(self) -> u16 {
         match self {
@@ -58,7 +60,8 @@ impl Interrupts {
     }
 }
 
-/// A part of a base address register that the client may map: what it stores there is seen without a message.
+/// A part of a base address register that the client may map: what it stores there is seen without
+/// a message.
 #[derive(Clone, Copy, Debug)]
 pub struct MappableArea {
     /// Where in the register's memory it begins; a whole number of pages.
@@ -108,8 +111,8 @@ pub enum AccessError {
 
 /// A PCI function as its transport sees it.
 ///
-/// One thread of the transport calls it at a time, and never waits: what takes longer is answered by its [`Done`],
-/// which may be called before the method returns, or later from another thread.
+/// One thread of the transport calls it at a time, and never waits: what takes longer is answered
+/// by its [`Done`], which may be called before the method returns, or later from another thread.
 pub trait PciFunction: Send + Sync {
     /// The name it has in the configuration, for messages.
     fn name(&self) -> &str;
@@ -120,14 +123,15 @@ pub trait PciFunction: Send + Sync {
     /// A base address register; `None` if it is not implemented.
     fn bar(&self, index: u8) -> Option<BarInfo>;
 
-    /// A descriptor, for the client, of the file that the mappable area of a base address register is in.
+    /// A descriptor, for the client, of the file that the mappable area of a base address register
+    /// is in.
     ///
     /// # Errors
     /// The process has too many open, or nothing of the register may be mapped.
     fn area_file(&self, index: u8) -> io::Result<OwnedFd>;
 
-    /// A client connects, after a reset: it must not be given any memory that the client before it has mapped, because
-    /// that one keeps its mapping.
+    /// A client connects, after a reset: it must not be given any memory that the client before it
+    /// has mapped, because that one keeps its mapping.
     ///
     /// # Errors
     /// The kernel has no memory or no descriptor left; the client is refused.
@@ -157,27 +161,29 @@ pub trait PciFunction: Send + Sync {
     /// There is no such vector, or it is no eventfd; nothing has changed then.
     fn set_vector(&self, vector: u16, event: Option<OwnedFd>) -> Result<(), AccessError>;
 
-    /// Signals what a vector signals, if it has anything: the client asks for it, to see whether it gets there.
+    /// Signals what a vector signals, if it has anything: the client asks for it, to see whether it
+    /// gets there.
     ///
     /// # Errors
     /// There is no such vector.
     fn signal(&self, vector: u16) -> Result<(), AccessError>;
 
-    /// The client's memory from now on: after a DMA map or unmap, whose message is answered when it is done, that is
-    /// when nothing uses the table from before.
+    /// The client's memory from now on: after a DMA map or unmap, whose message is answered when it
+    /// is done, that is when nothing uses the table from before.
     fn set_memory(&self, memory: GuestMemory, done: Done);
 
-    /// A reset by the client, and after its disconnect: all registers as after power on, nothing in flight.
+    /// A reset by the client, and after its disconnect: all registers as after power on, nothing in
+    /// flight.
     fn reset(&self, done: Done);
 
-    /// Leaves the function to another process: takes nothing more, and replies when nothing is in flight, and nothing of the
-    /// client's memory is in use. By default it cannot be left.
+    /// Leaves the function to another process: takes nothing more, and replies when nothing is in
+    /// flight, and nothing of the client's memory is in use. By default it cannot be left.
     fn hand_over(&self, reply: HandOver) {
         reply(None);
     }
 
-    /// Goes on with a function that another process has left, in this memory of its client's. To be called before anything
-    /// else is asked of it, or after a reset.
+    /// Goes on with a function that another process has left, in this memory of its client's. To be
+    /// called before anything else is asked of it, or after a reset.
     ///
     /// # Errors
     /// See [`TakeOverError`]. The function has to be reset then.

@@ -1,8 +1,10 @@
-//! Interrupts: MSI-X (PCI Express base 5.0, 6.1.4), as the client of a vfio-user socket drives it; and MSI, which has no table.
+//! Interrupts: MSI-X (PCI Express base 5.0, 6.1.4), as the client of a vfio-user socket drives it;
+//! and MSI, which has no table.
 //!
-//! What a vector signals is what the client has set for it. A client that keeps the table to itself, as QEMU does, sets no
-//! event for a vector that is masked, and its guest's masks never get here. One that passes on writes to the table has them
-//! obeyed: a vector's own mask counts from the first write to it on.
+//! What a vector signals is what the client has set for it. A client that keeps the table to
+//! itself, as QEMU does, sets no event for a vector that is masked, and its guest's masks never get
+//! here. One that passes on writes to the table has them obeyed: a vector's own mask counts from
+//! the first write to it on.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,7 +33,8 @@ pub(crate) struct Msix {
 /// What the client has set for a vector.
 struct Event {
     fd: EventFd,
-    /// Made when it is signalled from here for the first time: of most vectors only the queues do that.
+    /// Made when it is signalled from here for the first time: of most vectors only the queues do
+    /// that.
     signal: Option<Box<dyn Signal>>,
     /// The log has been told that it cannot be made.
     complained: bool,
@@ -129,7 +132,8 @@ impl Msix {
         self.masked = 0;
     }
 
-    /// Masks the vectors whose bits are set, and no others; those that may signal something else now.
+    /// Masks the vectors whose bits are set, and no others; those that may signal something else
+    /// now.
     pub(crate) fn mask(&mut self, masked: u32) -> Vec<u16> {
         let changed = self.masked ^ masked;
         if changed == 0 {

@@ -1,4 +1,5 @@
-//! The PCI function that a controller is: its configuration space, its base address registers, its interrupts.
+//! The PCI function that a controller is: its configuration space, its base address registers, its
+//! interrupts.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,15 +33,16 @@ pub struct FunctionSetup {
     pub name: String,
     /// What its controller is called.
     pub identity: Identity,
-    /// How many I/O queue pairs the driver may create, at most [`MAX_QUEUE_PAIRS`] and as many as there are doorbells for.
+    /// How many I/O queue pairs the driver may create, at most [`MAX_QUEUE_PAIRS`] and as many as
+    /// there are doorbells for.
     pub queue_pairs: u16,
     /// How it interrupts its driver.
     pub interrupts: Interrupts,
     /// The doorbells, which the sidecores look at too, until a client is shown others.
     pub doorbells: Arc<Doorbells>,
-    /// Whether the client maps them: then a driver's doorbell is a store that is polled for, the admin queue's once a
-    /// millisecond. Otherwise each is a
-    /// message, and drivers may use shadow doorbells (Doorbell Buffer Config), 4 bytes apart.
+    /// Whether the client maps them: then a driver's doorbell is a store that is polled for, the
+    /// admin queue's once a millisecond. Otherwise each is a message, and drivers may use shadow
+    /// doorbells (Doorbell Buffer Config), 4 bytes apart.
     pub doorbells_are_mapped: bool,
     /// Who runs the I/O queues.
     pub host: Arc<dyn QueueHost>,
@@ -50,17 +52,18 @@ pub struct FunctionSetup {
     pub manager: Option<Arc<dyn Manager>>,
     /// What it serves to begin with.
     pub namespace: Option<Arc<Namespace>>,
-    /// Who runs the controller when a queue or the manager has news for it; `None` if the caller does so itself, with
-    /// [`NvmeFunction::run`].
+    /// Who runs the controller when a queue or the manager has news for it; `None` if the caller
+    /// does so itself, with [`NvmeFunction::run`].
     pub attendant: Option<Attendant>,
-    /// Makes what raises the admin queue's interrupts: the thread that serves the client must not wait for it.
+    /// Makes what raises the admin queue's interrupts: the thread that serves the client must not
+    /// wait for it.
     pub signal: MakeSignal,
 }
 
 /// An NVMe controller as a PCI function.
 ///
-/// All that is called here takes its lock, and never for longer than the host needs to start a queue; what waits for
-/// requests in flight is answered later.
+/// All that is called here takes its lock, and never for longer than the host needs to start a
+/// queue; what waits for requests in flight is answered later.
 pub struct NvmeFunction {
     name: String,
     /// As many as there are doorbells for.
@@ -126,21 +129,22 @@ impl NvmeFunction {
         function
     }
 
-    /// Carries out what queues, the manager and the clock have brought. Returns when it wants to be run again though
-    /// nothing happens. The thread may have to wait a sidecore's turn.
+    /// Carries out what queues, the manager and the clock have brought. Returns when it wants to be
+    /// run again though nothing happens. The thread may have to wait a sidecore's turn.
     pub fn run(&self) -> Option<Instant> {
         let deadline = self.enter(|core| core.controller.deadline());
         deadline.and_then(|at| self.start.checked_add(Duration::from(at)))
     }
 
-    /// What the controller serves from now on, or that it serves nothing; `done` when nothing uses what was served before.
-    /// The driver is told: that a namespace came, went, or has changed, its size for instance.
+    /// What the controller serves from now on, or that it serves nothing; `done` when nothing uses
+    /// what was served before. The driver is told: that a namespace came, went, or has changed, its
+    /// size for instance.
     pub fn set_namespace(&self, namespace: Option<Arc<Namespace>>, done: Done) {
         self.enter(|core| core.controller.set_namespace(namespace, done));
     }
 
-    /// Takes a secondary controller online or offline (NVMe base 2.0, 8.26.3), which resets it; `done` when nothing is in
-    /// flight. One that is offline cannot be enabled.
+    /// Takes a secondary controller online or offline (NVMe base 2.0, 8.26.3), which resets it;
+    /// `done` when nothing is in flight. One that is offline cannot be enabled.
     pub fn set_online(&self, online: bool, done: Done) {
         self.enter(|core| core.controller.set_online(online, done));
     }
@@ -150,7 +154,8 @@ impl NvmeFunction {
         self.enter(|core| core.controller.registers.status.fatal)
     }
 
-    /// How many I/O queue pairs the driver may create from now on, at most [`MAX_QUEUE_PAIRS`]; those that there are stay.
+    /// How many I/O queue pairs the driver may create from now on, at most [`MAX_QUEUE_PAIRS`];
+    /// those that there are stay.
     pub fn set_queue_pairs(&self, queue_pairs: u16) {
         self.enter(|core| core.controller.limits.queue_pairs = queue_pairs.clamp(1, most_pairs(self.queue_pairs)));
     }
@@ -160,7 +165,8 @@ impl NvmeFunction {
         self.inbox.put(News::Queue(event));
     }
 
-    /// Does something to the controller, carries out what follows, and tells those who waited for it.
+    /// Does something to the controller, carries out what follows, and tells those who waited for
+    /// it.
     fn enter<T>(&self, act: impl FnOnce(&mut Core) -> T) -> T {
         let (result, answers, left) = {
             let mut core = self.lock();
@@ -176,7 +182,8 @@ impl NvmeFunction {
                 if has_posted {
                     core.msix.signal_admin();
                 }
-                // Whoever was asked may have answered at once. What is left is for whom the inbox has called.
+                // Whoever was asked may have answered at once. What is left is for whom the inbox
+                // has called.
                 if self.inbox.is_empty() {
                     break;
                 }
@@ -347,7 +354,8 @@ impl PciFunction for NvmeFunction {
     fn read(&self, region: Region, offset_bytes: u64, data: &mut [u8]) -> Result<(), AccessError> {
         check(region, offset_bytes, data.len(), self.size_bytes(region))?;
         self.enter(|core| match region {
-            // A doorbell's value is nobody's business (NVMe over PCIe transport 1.0, 3.1.2): they read as zeros.
+            // A doorbell's value is nobody's business (NVMe over PCIe transport 1.0, 3.1.2): they
+            // read as zeros.
             Region::Bar(REGISTERS_BAR) => core.controller.registers.read(offset_bytes, data),
             Region::Bar(_) => {
                 let host = &core.controller.host;

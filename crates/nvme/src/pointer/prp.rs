@@ -1,10 +1,10 @@
 //! Physical region pages (NVMe base 2.0, 4.1.1).
 //!
 //! * PRP entry 1 may begin anywhere in a page, at a multiple of four bytes.
-//! * PRP entry 2 is reserved if the first page is enough, the second page if two are enough, and otherwise the address
-//!   of a list, which may begin at any multiple of eight bytes.
-//! * Entries of a list are whole pages. If a list does not fit the page that it is in, the last entry of that page is
-//!   the address of a page in which it goes on.
+//! * PRP entry 2 is reserved if the first page is enough, the second page if two are enough, and
+//!   otherwise the address of a list, which may begin at any multiple of eight bytes.
+//! * Entries of a list are whole pages. If a list does not fit the page that it is in, the last
+//!   entry of that page is the address of a page in which it goes on.
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, Segments};
 use sidecore_spec_nvme::command::PRP_BYTES;
@@ -89,7 +89,8 @@ fn gather_list(
     if list & ENTRY_BYTES.wrapping_sub(1) != 0 {
         return Err(Status::INVALID_PRP_OFFSET);
     }
-    // Each round but the first, whose list may begin in a page's last entry, takes 511 pages or all that are left.
+    // Each round but the first, whose list may begin in a page's last entry, takes 511 pages or all
+    // that are left.
     while rest_bytes > 0 {
         let pages = rest_bytes.div_ceil(PAGE_BYTES);
         let places = PAGE_BYTES.wrapping_sub(list & PAGE_MASK) / ENTRY_BYTES;

@@ -1,8 +1,8 @@
 //! Scatter gather lists (NVMe base 2.0, 4.1.2).
 //!
-//! The descriptor in the command is the data itself, or leads to a segment: an array of descriptors, the last of which
-//! leads to the next segment, unless it was a Last Segment descriptor that led here. What is wrong has a status each
-//! (figure 96):
+//! The descriptor in the command is the data itself, or leads to a segment: an array of
+//! descriptors, the last of which leads to the next segment, unless it was a Last Segment
+//! descriptor that led here. What is wrong has a status each (figure 96):
 //!
 //! | status | for |
 //! | --- | --- |
@@ -12,8 +12,8 @@
 //! | Data SGL Length Invalid | less memory than the command transfers |
 //! | Data Transfer Error | no memory there |
 //!
-//! What there is beyond the transfer is left alone (SGLS bit 18). Linux sends it, with commands that applications pass
-//! through it.
+//! What there is beyond the transfer is left alone (SGLS bit 18). Linux sends it, with commands
+//! that applications pass through it.
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, Segments};
 use sidecore_spec_nvme::command::{SGL_DESCRIPTOR_BYTES, sgl};
@@ -43,7 +43,8 @@ struct Descriptor {
 impl Descriptor {
     fn new(bytes: [u8; SGL_DESCRIPTOR_BYTES]) -> Result<Self, Status> {
         let word = u128::from_le_bytes(bytes);
-        // The upper half of the last byte is the type, the lower one the subtype: an address, and nothing else.
+        // The upper half of the last byte is the type, the lower one the subtype: an address, and
+        // nothing else.
         let (kind, subtype) = ((word >> 124) as u8, (word >> 120) as u8 & 0xF);
         let kind = match (kind, subtype) {
             (sgl::DATA_BLOCK, 0) => Kind::DataBlock,
@@ -84,7 +85,8 @@ impl Transfer<'_> {
     fn take(&mut self, descriptor: Descriptor, hint: &mut RegionHint) -> Result<(), Status> {
         let Descriptor { kind, address, len_bytes } = descriptor;
         let is_bucket = kind == Kind::BitBucket;
-        // 4.1.2.1: in a source a bit bucket stands for nothing; and so does what has no length anywhere.
+        // 4.1.2.1: in a source a bit bucket stands for nothing; and so does what has no length
+        // anywhere.
         if len_bytes == 0 || (is_bucket && self.direction == Direction::FromGuest) {
             return Ok(());
         }
@@ -109,7 +111,8 @@ impl Transfer<'_> {
     }
 }
 
-/// Appends the memory that the descriptor in a command leads to, and the holes in it if they are wanted.
+/// Appends the memory that the descriptor in a command leads to, and the holes in it if they are
+/// wanted.
 ///
 /// # Errors
 /// See the table above.

@@ -167,7 +167,8 @@ fn nothing_of_another_sidecore_comes_between() {
         assert_eq!(rig.take(1), None);
     }
     assert_eq!(rig.set.stats(1).unwrap().bytes_read.get(), 0, "the compare has begun");
-    // It turns: what it had is finished, and what came behind the pair is not taken until that is over.
+    // It turns: what it had is finished, and what came behind the pair is not taken until that is
+    // over.
     let mut order = Vec::new();
     rig.until("all are completed", |rig| {
         order.extend(rig.take(1).map(|done| done.command_id));

@@ -92,7 +92,8 @@ fn every_command_is_carried_out_once() {
     }
 }
 
-/// Completions that nobody was told of are told by the next process, once there is somebody to be told.
+/// Completions that nobody was told of are told by the next process, once there is somebody to be
+/// told.
 #[test]
 fn interrupts_that_were_held_back_are_raised() {
     for masked in [false, true] {

@@ -1,4 +1,5 @@
-//! A guest, its memory and its rings; a controller's queues; and the sidecores that serve them, turned by hand.
+//! A guest, its memory and its rings; a controller's queues; and the sidecores that serve them,
+//! turned by hand.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -427,8 +428,8 @@ pub fn pattern(seed: u64, len_bytes: u64) -> Vec<u8> {
     (0..len_bytes).map(|at| (seed.wrapping_mul(131) + at / 512 + at) as u8).collect()
 }
 
-/// What a completion says. More is left out: it says that the error log has an entry about it, as it has for all but those
-/// that say what the host wanted to know.
+/// What a completion says. More is left out: it says that the error log has an entry about it, as
+/// it has for all but those that say what the host wanted to know.
 pub fn status(completion: &Completion) -> Status {
     const MORE: u16 = 1 << 14;
     let status = Status::from_field(completion.status & !MORE);

@@ -135,7 +135,8 @@ fn doze(rig: &mut Rig) {
     });
 }
 
-/// A guest that has one request at a time, and a queue that sleeps in between: what the guest gives back wakes nobody.
+/// A guest that has one request at a time, and a queue that sleeps in between: what the guest gives
+/// back wakes nobody.
 #[test]
 fn a_request_to_a_queue_that_sleeps_costs_one_message() {
     for (idle, interrupts) in [
@@ -171,7 +172,8 @@ fn a_request_to_a_queue_that_sleeps_costs_one_message() {
     }
 }
 
-/// An interrupt that is held back until the driver has handled the one before is raised when it has, and not later.
+/// An interrupt that is held back until the driver has handled the one before is raised when it
+/// has, and not later.
 #[test]
 fn a_queue_that_holds_an_interrupt_back_asks_for_its_head() {
     let mut rig = Rig::bare(sleeping());

@@ -1,4 +1,5 @@
-//! Two sidecores with threads of their own, and two guests that count on one block by Compare and Write.
+//! Two sidecores with threads of their own, and two guests that count on one block by Compare and
+//! Write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,8 @@
-//! The host's side of NVMe queues (NVMe base 2.0, 3.3), in user space; the controller's is [`crate::nvme`].
+//! The host's side of NVMe queues (NVMe base 2.0, 3.3), in user space; the controller's is
+//! [`crate::nvme`].
 //!
-//! [`SubmissionRing`] and [`CompletionRing`] are a queue pair, [`DoorbellWords`] are its doorbells, wherever they lie.
-//! Nothing here allocates.
+//! [`SubmissionRing`] and [`CompletionRing`] are a queue pair, [`DoorbellWords`] are its doorbells,
+//! wherever they lie. Nothing here allocates.
 //!
 //! ```
 //! use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
@@ -123,8 +124,8 @@ impl SubmissionRing {
         Ok(Self { words: Words::of(window)?, round, head: 0, tail: 0 })
     }
 
-    /// Queues a command. The controller sees it when the doorbell is at [`SubmissionRing::tail`]. False, and nothing was
-    /// done, if the queue is full.
+    /// Queues a command. The controller sees it when the doorbell is at [`SubmissionRing::tail`].
+    /// False, and nothing was done, if the queue is full.
     #[inline]
     pub fn push(&mut self, command: &[u8; COMMAND_BYTES]) -> bool {
         let next = self.round.after(self.tail);
@@ -136,15 +137,16 @@ impl SubmissionRing {
         true
     }
 
-    /// Writes any entry, whoever owns it at present: for tests that play a hostile host. Outside of the queue it writes
-    /// nothing.
+    /// Writes any entry, whoever owns it at present: for tests that play a hostile host. Outside of
+    /// the queue it writes nothing.
     #[inline]
     pub fn write(&self, index: u32, command: &[u8; COMMAND_BYTES]) {
         let first = (index as usize).saturating_mul(COMMAND_WORDS);
         let (from, _) = command.as_chunks::<WORD_BYTES>();
         if let Some(to) = self.words.words().get(first..first.saturating_add(COMMAND_WORDS)) {
             for (to, from) in to.iter().zip(from) {
-                // Relaxed: the doorbell's store, or the message, comes after it. Bytes are in memory's order.
+                // Relaxed: the doorbell's store, or the message, comes after it. Bytes are in
+                // memory's order.
                 to.store(u64::from_ne_bytes(*from), Ordering::Relaxed);
             }
         }
@@ -212,8 +214,8 @@ impl CompletionRing {
         Ok(ring)
     }
 
-    /// Takes the next completion, if there is one. The controller may write the entry again once the doorbell is at
-    /// [`CompletionRing::head`].
+    /// Takes the next completion, if there is one. The controller may write the entry again once
+    /// the doorbell is at [`CompletionRing::head`].
     #[inline]
     pub fn pop(&mut self) -> Option<Completion> {
         let at = self.word();
@@ -308,7 +310,8 @@ impl DoorbellWords {
     }
 }
 
-/// Shadow doorbells, the host's side (NVMe base 2.0, 5.8 and annex B.5): two buffers laid out like the doorbells.
+/// Shadow doorbells, the host's side (NVMe base 2.0, 5.8 and annex B.5): two buffers laid out like
+/// the doorbells.
 #[derive(Debug)]
 pub struct HostShadow {
     shadow: DoorbellWords,
@@ -322,15 +325,16 @@ impl HostShadow {
         Self { shadow, events }
     }
 
-    /// Moves the doorbell at `offset_bytes` to `value`. True if the controller wants to be told as well.
+    /// Moves the doorbell at `offset_bytes` to `value`. True if the controller wants to be told as
+    /// well.
     #[must_use]
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // positions have 16 bits
     pub fn announce(&self, offset_bytes: usize, value: u32) -> bool {
         let old = self.shadow.load(offset_bytes);
         self.shadow.store(offset_bytes, value);
-        // The doorbell is visible before the wish is read, or a controller that falls asleep just now and this host miss
-        // each other.
+        // The doorbell is visible before the wish is read, or a controller that falls asleep just
+        // now and this host miss each other.
         fence(Ordering::SeqCst);
         need_event(self.events.load(offset_bytes) as u16, value as u16, old as u16)
     }

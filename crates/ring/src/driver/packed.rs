@@ -12,7 +12,8 @@ use crate::layout::{RingFormat, RingLayout};
 use crate::packed::Position;
 use crate::split::need_event;
 
-/// A chain is kept here as described and written into the ring at every push, because its place there moves on.
+/// A chain is kept here as described and written into the ring at every push, because its place
+/// there moves on.
 #[derive(Debug)]
 pub(crate) struct PackedRing {
     descriptors: SharedMemory,
@@ -29,7 +30,8 @@ pub(crate) struct PackedRing {
     entries: Box<[u16]>,
     next_available: Position,
     next_used: Position,
-    /// The first head that was pushed since the last publish: the device stops at it until its flags are written.
+    /// The first head that was pushed since the last publish: the device stops at it until its
+    /// flags are written.
     held_back: Option<(usize, u16)>,
     /// Entries published since the last settled answer about a kick.
     unkicked: u16,
@@ -184,7 +186,8 @@ impl PackedRing {
         Tail::from_word(self.descriptors.load_u64_acquire(at.wrapping_add(LEN_OFFSET)))
     }
 
-    /// An entry is used when both bits equal the wrap counter (2.8.1), and is nothing while nothing is in flight.
+    /// An entry is used when both bits equal the wrap counter (2.8.1), and is nothing while nothing
+    /// is in flight.
     #[inline(always)]
     fn is_used(&self, tail: Tail) -> bool {
         let available = tail.flags & AVAIL != 0;

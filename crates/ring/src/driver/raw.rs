@@ -23,8 +23,8 @@ pub struct RawDescriptor {
     pub next_or_id: u16,
 }
 
-/// Reads and writes any word of a ring, with no check but that it lies in the ring: **for tests**. A write outside of
-/// the ring does nothing, and a read gives zero.
+/// Reads and writes any word of a ring, with no check but that it lies in the ring: **for tests**.
+/// A write outside of the ring does nothing, and a read gives zero.
 ///
 /// It shares the ring's memory with whoever else uses it; make it before or after the
 /// [`DriverRing`](super::DriverRing) of the same layout, which clears the ring when it is made.
@@ -47,8 +47,8 @@ impl RawRing {
         Ok(Self { format: layout.format, size: layout.size, descriptors: descriptor, driver, device })
     }
 
-    /// The descriptor area, the driver area (available ring or driver event suppression) and the device area (used ring
-    /// or device event suppression), to write bytes at will.
+    /// The descriptor area, the driver area (available ring or driver event suppression) and the
+    /// device area (used ring or device event suppression), to write bytes at will.
     #[must_use]
     pub fn areas(&self) -> [&SharedMemory; 3] {
         [&self.descriptors, &self.driver, &self.device]

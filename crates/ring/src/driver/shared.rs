@@ -16,10 +16,11 @@ pub enum CopyHow {
 
 /// A [`Window`] with safe accessors.
 ///
-/// The peer writes here too, so words are relaxed atomics (where not named otherwise) and bulk data goes through the
-/// opaque copies of [`sidecore_memory::copy`]. Words are little-endian (virtio 1.2, 1.4), at any offset that their
-/// size divides. An offset outside of the window, or not so aligned, reads as zero and writes nothing: the accessors
-/// are for hot loops, whose offsets were checked when the loop was set up.
+/// The peer writes here too, so words are relaxed atomics (where not named otherwise) and bulk data
+/// goes through the opaque copies of [`sidecore_memory::copy`]. Words are little-endian (virtio
+/// 1.2, 1.4), at any offset that their size divides. An offset outside of the window, or not so
+/// aligned, reads as zero and writes nothing: the accessors are for hot loops, whose offsets were
+/// checked when the loop was set up.
 #[derive(Clone, Debug)]
 pub struct SharedMemory {
     base: NonNull<u8>,
@@ -28,7 +29,8 @@ pub struct SharedMemory {
     window: Window,
 }
 
-// SAFETY: `base` points into `window`, which is Send, and every access is an atomic or an opaque copy.
+// SAFETY: `base` points into `window`, which is Send, and every access is an atomic or an opaque
+// copy.
 unsafe impl Send for SharedMemory {}
 
 macro_rules! words {
@@ -38,7 +40,8 @@ macro_rules! words {
         #[inline(always)]
         pub fn $load(&self, offset_bytes: usize) -> $word {
             self.word::<$word>(offset_bytes).map_or(0, |word| {
-                // SAFETY: `word` checked bounds and alignment; the memory is only accessed atomically.
+                // SAFETY: `word` checked bounds and alignment; the memory is only accessed
+                // atomically.
                 <$word>::from_le(unsafe { <$atomic>::from_ptr(word) }.load(Ordering::Relaxed))
             })
         }
@@ -116,7 +119,8 @@ impl SharedMemory {
     /// Copies out from `offset_bytes`; returns how many bytes there were.
     pub fn read_bytes(&self, offset_bytes: usize, to: &mut [u8]) -> usize {
         let count = self.run(offset_bytes, to.len());
-        // SAFETY: `run` checked the range, and `to` is a distinct local buffer of at least that size.
+        // SAFETY: `run` checked the range, and `to` is a distinct local buffer of at least that
+        // size.
         unsafe { copy::copy(to.as_mut_ptr(), self.base.as_ptr().wrapping_add(offset_bytes), count) };
         count
     }
@@ -129,8 +133,8 @@ impl SharedMemory {
         count
     }
 
-    /// Copies `count_bytes` from one place of `from` to a place here. False, and nothing done, if either range is outside
-    /// of its window or both are windows of the same memory.
+    /// Copies `count_bytes` from one place of `from` to a place here. False, and nothing done, if
+    /// either range is outside of its window or both are windows of the same memory.
     #[must_use]
     #[inline]
     pub fn copy_from(&self, at_bytes: usize, from: &Self, from_bytes: usize, count_bytes: usize, how: CopyHow) -> bool {
@@ -142,7 +146,8 @@ impl SharedMemory {
         match how {
             // SAFETY: `run` checked both ranges; two memories are distinct mappings.
             CopyHow::RepMovsb => unsafe { copy::copy(to, from, count_bytes) },
-            // SAFETY: as above; the C library's code is opaque to the compiler, which is told nothing about the length.
+            // SAFETY: as above; the C library's code is opaque to the compiler, which is told
+            // nothing about the length.
             CopyHow::CLibrary => unsafe { std::ptr::copy_nonoverlapping(from, to, std::hint::black_box(count_bytes)) },
         }
         true

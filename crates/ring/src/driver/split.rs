@@ -10,8 +10,8 @@ use super::{Areas, Buffer, DriverError, Flights, Shape, SharedMemory, Used};
 use crate::layout::{RingFormat, RingLayout};
 use crate::split::need_event;
 
-/// A slot's number is its head descriptor's number; the tails of the chains follow the heads. What the device returns
-/// is thus the slot, with nothing to look up.
+/// A slot's number is its head descriptor's number; the tails of the chains follow the heads. What
+/// the device returns is thus the slot, with nothing to look up.
 #[derive(Debug)]
 pub(crate) struct SplitRing {
     descriptors: SharedMemory,
@@ -23,7 +23,8 @@ pub(crate) struct SplitRing {
     event_idx: bool,
     calls_suppressed: bool,
     pub(crate) flights: Flights,
-    /// The available index, up to what was pushed, up to what was published, and up to which no kick is owed.
+    /// The available index, up to what was pushed, up to what was published, and up to which no
+    /// kick is owed.
     pushed: u16,
     published: u16,
     kicked: u16,
@@ -148,7 +149,8 @@ impl SplitRing {
     pub(crate) fn suppress_calls(&mut self) {
         self.calls_suppressed = true;
         if self.event_idx {
-            // There is no "never" (2.7.10): the event is put half a round away, and again before it is reached.
+            // There is no "never" (2.7.10): the event is put half a round away, and again before it
+            // is reached.
             self.available.store_u16(self.used_event(), self.taken.wrapping_add(0x8000));
         } else {
             self.available.store_u16(FLAGS_OFFSET, NO_INTERRUPT);

@@ -23,8 +23,9 @@ impl Tables {
         }
     }
 
-    /// Writes `chain` as the table of `slot` and returns the one buffer that stands for it. In split rings the entries
-    /// are linked (2.7.5.3); in packed ones they follow each other and the link means nothing (2.8.7).
+    /// Writes `chain` as the table of `slot` and returns the one buffer that stands for it. In
+    /// split rings the entries are linked (2.7.5.3); in packed ones they follow each other and the
+    /// link means nothing (2.8.7).
     pub(crate) fn write(&self, slot: u16, chain: &[Buffer], format: RingFormat) -> Buffer {
         let start = usize::from(slot).wrapping_mul(self.stride_bytes);
         for (index, buffer) in chain.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! The driver's side against a device written down word by word, so that neither side's mistakes hide the other's.
+//! The driver's side against a device written down word by word, so that neither side's mistakes
+//! hide the other's.
 
 use std::fs::File;
 
@@ -177,7 +178,8 @@ fn chain(slot: u16, buffers: u16) -> Vec<Buffer> {
 
 const FORMATS: [RingFormat; 2] = [RingFormat::Split, RingFormat::Packed];
 
-/// Every combination, often enough round the ring to wrap every index, with completions out of order.
+/// Every combination, often enough round the ring to wrap every index, with completions out of
+/// order.
 #[test]
 fn chains_arrive_as_described_and_completions_name_their_slots() {
     for format in FORMATS {

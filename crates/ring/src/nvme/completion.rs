@@ -22,8 +22,8 @@ pub struct Completion {
     pub sq_id: u16,
     /// CID: the command, by the host's number.
     pub command_id: u16,
-    /// The upper half of dword 3: the status field in bits 15:1. Bit 0, the phase tag, is the queue's own: it is ignored
-    /// in what is posted, and zero in what is taken.
+    /// The upper half of dword 3: the status field in bits 15:1. Bit 0, the phase tag, is the
+    /// queue's own: it is ignored in what is posted, and zero in what is taken.
     pub status: u16,
 }
 
@@ -74,7 +74,8 @@ pub struct CompletionPosition {
 }
 
 impl Default for CompletionPosition {
-    /// A new queue's: its first round has the phase tag set, because the host has zeroed the queue (3.3.3.2.1).
+    /// A new queue's: its first round has the phase tag set, because the host has zeroed the queue
+    /// (3.3.3.2.1).
     fn default() -> Self {
         Self { head: 0, tail: 0, phase: true }
     }
@@ -95,7 +96,8 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// The queue of `entries` entries, 2 to 65536, at `address`, a page's, all in one region; empty, in its first round.
+    /// The queue of `entries` entries, 2 to 65536, at `address`, a page's, all in one region;
+    /// empty, in its first round.
     ///
     /// # Errors
     /// It is not there, not on a page, or not of such a size.
@@ -169,8 +171,9 @@ impl CompletionQueue {
         self.place.distance(self.head, self.tail)
     }
 
-    /// Posts an entry, with the phase tag that it has to have: once the host sees it, it sees all of it, and all that was
-    /// written before. Returns false, and nothing is posted, if there is no [`room`](Self::room).
+    /// Posts an entry, with the phase tag that it has to have: once the host sees it, it sees all
+    /// of it, and all that was written before. Returns false, and nothing is posted, if there is no
+    /// [`room`](Self::room).
     #[inline]
     pub fn push(&mut self, entry: Completion) -> bool {
         if self.unconsumed() >= self.place.capacity() {
@@ -180,7 +183,8 @@ impl CompletionQueue {
         let Some(words) = &self.words else { return false };
         let (Some(first), Some(last)) = (words.get(at), words.get(at.wrapping_add(1))) else { return false };
         first.store(entry.first_word().to_le(), Ordering::Relaxed);
-        // One store for the rest, phase tag included; release, so that the command's data and the first word come before.
+        // One store for the rest, phase tag included; release, so that the command's data and the
+        // first word come before.
         last.store(entry.last_word(self.phase).to_le(), Ordering::Release);
         self.tail = self.place.after(self.tail);
         if self.tail == 0 {
@@ -189,7 +193,8 @@ impl CompletionQueue {
         true
     }
 
-    /// Fetches the entry that is written next, for writing: for whoever is about to complete something. A hint.
+    /// Fetches the entry that is written next, for writing: for whoever is about to complete
+    /// something. A hint.
     #[inline]
     pub fn prefetch(&self) {
         if let Some(words) = &self.words {

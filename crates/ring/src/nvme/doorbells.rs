@@ -62,11 +62,11 @@ impl DoorbellStride {
     }
 }
 
-/// The doorbells of a controller's queue pairs, from the admin queue's (number 0) on: the submission
-/// queue's tail, and a stride behind it the completion queue's head.
+/// The doorbells of a controller's queue pairs, from the admin queue's (number 0) on: the
+/// submission queue's tail, and a stride behind it the completion queue's head.
 ///
-/// A client that has them mapped stores there; for one that has not, the thread that gets its message
-/// does. Values are checked where a queue takes them.
+/// A client that has them mapped stores there; for one that has not, the thread that gets its
+/// message does. Values are checked where a queue takes them.
 #[derive(Debug)]
 pub struct Doorbells {
     pages: SharedPages,
@@ -77,7 +77,8 @@ pub struct Doorbells {
     shift: u32,
 }
 
-// SAFETY: `words` is reached through atomics only, and lives as long as its window, which is Send; `pages` is Sync.
+// SAFETY: `words` is reached through atomics only, and lives as long as its window, which is Send;
+// `pages` is Sync.
 unsafe impl Sync for Doorbells {}
 
 impl Doorbells {

@@ -45,8 +45,8 @@ impl Place {
         if !(2..=MAX_ENTRIES).contains(&self.entries) {
             return Err(MemoryError::OutOfRange { start, len_bytes: len_bytes as u64 });
         }
-        // Queues are contiguous and begin on a page (NVMe base 2.0, 5.4 and 5.5); the host's mapping of it need only keep
-        // an entry on one line.
+        // Queues are contiguous and begin on a page (NVMe base 2.0, 5.4 and 5.5); the host's
+        // mapping of it need only keep an entry on one line.
         if !start.is_multiple_of(PAGE_BYTES) {
             return Err(MemoryError::Misaligned { start, align_bytes: usize::try_from(PAGE_BYTES).unwrap_or(0) });
         }
@@ -84,7 +84,8 @@ impl Place {
         if next < self.entries { next } else { 0 }
     }
 
-    /// Entries that a queue holds: one stays free, or a full queue would look empty (NVMe base 2.0, 3.3.1.5).
+    /// Entries that a queue holds: one stays free, or a full queue would look empty (NVMe base 2.0,
+    /// 3.3.1.5).
     #[inline(always)]
     pub(super) const fn capacity(&self) -> u32 {
         self.entries.wrapping_sub(1)

@@ -10,15 +10,17 @@ use crate::cell::Words;
 /// Bytes of a doorbell.
 const DOORBELL_BYTES: usize = 4;
 
-/// The two buffers of a Doorbell Buffer Config command: the host writes its doorbells to the one, and to the controller
-/// itself only when that passes the value in the other, EventIdx.
+/// The two buffers of a Doorbell Buffer Config command: the host writes its doorbells to the one,
+/// and to the controller itself only when that passes the value in the other, EventIdx.
 ///
-/// Both are laid out like the doorbell registers: of queue q, the submission queue's word is number 2q, the completion
-/// queue's 2q + 1, each `stride_bytes` from the next; those of queue 0 are not used.
+/// Both are laid out like the doorbell registers: of queue q, the submission queue's word is number
+/// 2q, the completion queue's 2q + 1, each `stride_bytes` from the next; those of queue 0 are not
+/// used.
 ///
-/// EventIdx works like virtio's, in 16 bits and on positions: a host that moves a doorbell from `old` to `new` rings if
-/// `new - event - 1 < new - old`. The position that the queue is at makes the next move ring; the one just behind it
-/// stays silent until the host has gone round the queue, so it has to be moved up before that.
+/// EventIdx works like virtio's, in 16 bits and on positions: a host that moves a doorbell from
+/// `old` to `new` rings if `new - event - 1 < new - old`. The position that the queue is at makes
+/// the next move ring; the one just behind it stays silent until the host has gone round the queue,
+/// so it has to be moved up before that.
 #[derive(Debug)]
 pub struct ShadowDoorbells {
     shadow: Words<AtomicU32>,
@@ -28,9 +30,9 @@ pub struct ShadowDoorbells {
 }
 
 impl ShadowDoorbells {
-    /// The buffers at `shadow` and `event_index`, each on a page and in one region, for queues up to `queue_pairs`;
-    /// `stride_bytes` is 4 << CAP.DSTRD. With DSTRD = 0 that is less than a page each, which is all that the host has to
-    /// have there.
+    /// The buffers at `shadow` and `event_index`, each on a page and in one region, for queues up
+    /// to `queue_pairs`; `stride_bytes` is 4 << CAP.DSTRD. With DSTRD = 0 that is less than a page
+    /// each, which is all that the host has to have there.
     ///
     /// # Errors
     /// They are not there, or not on a page.
@@ -54,8 +56,8 @@ impl ShadowDoorbells {
         Ok(Self { shadow: find(shadow)?, events: find(event_index)?, stride })
     }
 
-    /// The tail that the host has announced for submission queue `queue`; what it wrote before is visible. Zero if there
-    /// is no such doorbell.
+    /// The tail that the host has announced for submission queue `queue`; what it wrote before is
+    /// visible. Zero if there is no such doorbell.
     #[must_use]
     #[inline]
     pub fn submission_tail(&self, queue: u16) -> u32 {
@@ -81,12 +83,14 @@ impl ShadowDoorbells {
         store(&self.events, self.head_word(queue), event);
     }
 
-    /// Asks for a doorbell write when the tail of `queue` moves on from `tail`, and looks again: returns where it is now.
-    /// If that is not `tail`, the host may not have seen the wish, and no write may come.
+    /// Asks for a doorbell write when the tail of `queue` moves on from `tail`, and looks again:
+    /// returns where it is now. If that is not `tail`, the host may not have seen the wish, and no
+    /// write may come.
     #[must_use]
     pub fn arm_submission(&self, queue: u16, tail: u32) -> u32 {
         self.set_submission_event(queue, tail);
-        // The wish is visible before the doorbell is read; the host has the same fence between its store and its load.
+        // The wish is visible before the doorbell is read; the host has the same fence between its
+        // store and its load.
         fence(Ordering::SeqCst);
         self.submission_tail(queue)
     }

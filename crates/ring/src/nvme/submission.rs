@@ -12,7 +12,8 @@ use crate::cell::Words;
 /// Words of a command.
 const WORDS: usize = COMMAND_BYTES / WORD_BYTES;
 
-/// How many commands ahead of the one being taken are fetched: each is a cache line that another core has written.
+/// How many commands ahead of the one being taken are fetched: each is a cache line that another
+/// core has written.
 const PREFETCH_DISTANCE: u32 = 4;
 
 /// Commands from the host. One thread owns it.
@@ -28,7 +29,8 @@ pub struct SubmissionQueue {
 }
 
 impl SubmissionQueue {
-    /// The queue of `entries` entries, 2 to 65536, at `address`, a page's, all in one region; empty, at position `head`.
+    /// The queue of `entries` entries, 2 to 65536, at `address`, a page's, all in one region;
+    /// empty, at position `head`.
     ///
     /// # Errors
     /// It is not there, not on a page, or not of such a size.
@@ -57,8 +59,9 @@ impl SubmissionQueue {
         self.place.address()
     }
 
-    /// The tail doorbell's value: the entries before it may be taken. It was read with acquire ordering, as
-    /// [`Doorbells`](super::Doorbells) and [`ShadowDoorbells`](super::ShadowDoorbells) do, or came in a message.
+    /// The tail doorbell's value: the entries before it may be taken. It was read with acquire
+    /// ordering, as [`Doorbells`](super::Doorbells) and [`ShadowDoorbells`](super::ShadowDoorbells)
+    /// do, or came in a message.
     ///
     /// # Errors
     /// There is no such entry, or so many commands do not fit. The queue is as before.
@@ -83,7 +86,8 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// Takes the next command, having read it once. `None` if there is none, or while the queue is unbound.
+    /// Takes the next command, having read it once. `None` if there is none, or while the queue is
+    /// unbound.
     #[inline]
     pub fn pop(&mut self) -> Option<[u8; COMMAND_BYTES]> {
         if self.head == self.tail {
@@ -94,7 +98,8 @@ impl SubmissionQueue {
         let mut command = [0; COMMAND_BYTES];
         let (to, _) = command.as_chunks_mut::<WORD_BYTES>();
         for (to, from) in to.iter_mut().zip(from) {
-            // Relaxed: the doorbell that announced it was read with acquire. Bytes are in memory's order.
+            // Relaxed: the doorbell that announced it was read with acquire. Bytes are in memory's
+            // order.
             *to = from.load(Ordering::Relaxed).to_ne_bytes();
         }
         if self.announced() > PREFETCH_DISTANCE {
@@ -125,8 +130,8 @@ impl SubmissionQueue {
         if self.words.is_some() { self.announced() } else { 0 }
     }
 
-    /// Fetches the entry that comes next, announced or not: for a poll that looks at the doorbell and wants both lines on
-    /// their way at once. A hint.
+    /// Fetches the entry that comes next, announced or not: for a poll that looks at the doorbell
+    /// and wants both lines on their way at once. A hint.
     #[inline]
     pub fn prefetch(&self) {
         self.prefetch_ahead(0);

@@ -389,7 +389,8 @@ fn doorbells_of_another_process_are_read_where_its_client_writes_them() {
     assert!(Doorbells::from_file(file(), 3, DoorbellStride::HalfPage).is_err(), "the file is too small for that");
     assert!(Doorbells::from_file(file(), 33, DoorbellStride::Line).is_err());
 
-    // As an earlier version has made them: a page for each pair, at the same place as in the register.
+    // As an earlier version has made them: a page for each pair, at the same place as in the
+    // register.
     let pages = SharedPages::new("sidecore-doorbells", 5 * 4096).unwrap();
     let old = Doorbells::from_file(pages.file().try_clone_to_owned().unwrap(), 3, DoorbellStride::HalfPage).unwrap();
     assert_eq!((old.len_bytes(), old.area_offset_bytes()), (4 * 4096, 0x1000));
@@ -471,7 +472,8 @@ fn an_event_behind_the_head_is_silent_until_the_host_has_gone_round() {
 }
 
 proptest! {
-    /// Whatever a host writes into its doorbells, a queue gives out no more than it can hold, and ends.
+    /// Whatever a host writes into its doorbells, a queue gives out no more than it can hold, and
+    /// ends.
     #[test]
     fn any_doorbells(entries in 2_u32..40, writes in prop::collection::vec((any::<bool>(), 0_u32..80), 0..200)) {
         let memory = memory();
@@ -499,8 +501,8 @@ const COMMANDS: u64 = 50_000;
 /// How long a side waits for the other: if that one panics, this one ends too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The host's side of a stress test: keeps the queue as full as it can, and checks that each command is completed once, in
-/// order, with what it asked for visible.
+/// The host's side of a stress test: keeps the queue as full as it can, and checks that each
+/// command is completed once, in order, with what it asked for visible.
 fn drive(memory: &GuestMemory, entries: u32, mut ring_tail: impl FnMut(u32), mut ring_head: impl FnMut(u32)) {
     let window = memory.guest_window(GuestAddress(COMMANDS_AT), entries as usize * COMMAND_BYTES, 64).unwrap();
     let mut commands = SubmissionRing::new(window, entries).unwrap();
@@ -577,7 +579,8 @@ fn two_threads_with_mapped_doorbells() {
     for entries in [2, 7, 64] {
         let memory = memory();
         let doorbells = Doorbells::new(2).unwrap();
-        // Made before the host zeroes its queue, as a controller's reset would have it: it reads nothing of it.
+        // Made before the host zeroes its queue, as a controller's reset would have it: it reads
+        // nothing of it.
         let mut controller = Controller::new(&memory, entries);
         let start = Instant::now();
         std::thread::scope(|scope| {
@@ -599,8 +602,8 @@ fn two_threads_with_mapped_doorbells() {
     }
 }
 
-/// The controller sleeps whenever it has nothing to do, and is woken by doorbell messages alone: a wake-up that was lost
-/// would be a time-out.
+/// The controller sleeps whenever it has nothing to do, and is woken by doorbell messages alone: a
+/// wake-up that was lost would be a time-out.
 #[test]
 fn two_threads_with_shadow_doorbells() {
     let entries = 8;

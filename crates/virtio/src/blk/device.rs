@@ -70,8 +70,7 @@ impl BlkDevice {
         self.capacity_bytes.load(Ordering::Relaxed)
     }
 
-    /// Changes the size. False if it is no change; otherwise the driver has to
-    /// be told.
+    /// Changes the size. False if it is no change; otherwise the driver has to be told.
     pub fn set_capacity_bytes(&self, capacity_bytes: u64) -> bool {
         let changes = self.capacity_bytes.swap(capacity_bytes, Ordering::Relaxed) != capacity_bytes;
         if changes {

@@ -20,8 +20,7 @@ use crate::{QueueResources, StartError};
 /// drivers that cut them up.
 const FRAMING_DESCRIPTORS: usize = 4;
 
-/// Turns with new work after which an outstanding call is considered all the
-/// same.
+/// Turns with new work after which an outstanding call is considered all the same.
 const MAX_CALL_DELAY: u32 = 4;
 
 /// What a queue needs to answer a chain that is in flight.
@@ -216,9 +215,8 @@ impl BlkQueue {
         taken
     }
 
-    /// Whether a write must reach the medium before it completes: the driver
-    /// can turn the cache off (5.2.5.2), and one that cannot flush must not be
-    /// left with one (5.2.6.2).
+    /// Whether a write must reach the medium before it completes: the driver can turn the cache off
+    /// (5.2.5.2), and one that cannot flush must not be left with one (5.2.6.2).
     #[inline]
     fn flush_of(&self, operation: Operation) -> Flush {
         let cached = self.rules.features & feature::FLUSH != 0 && self.device.writeback();
@@ -401,8 +399,7 @@ impl Pollable for BlkQueue {
         self.consider_call();
         let state = self.ring.state();
         if let Some(reply) = self.stopping.take() {
-            // Everything that holds guest memory goes before the
-            // acknowledgement does.
+            // Everything that holds guest memory goes before the acknowledgement does.
             drop(self);
             reply(state);
         }

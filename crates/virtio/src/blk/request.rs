@@ -1,8 +1,7 @@
 //! From a descriptor chain to a block request (virtio 1.2, 5.2.6).
 //!
-//! The framing is the driver's choice (2.7.4.2): the header is the first 16
-//! readable bytes and the status the last writable one, however they are cut
-//! into buffers.
+//! The framing is the driver's choice (2.7.4.2): the header is the first 16 readable bytes and the
+//! status the last writable one, however they are cut into buffers.
 //!
 //! What a driver does wrong falls into two classes. Where the specification
 //! has a status for it, the request gets that status ([`Verdict::Done`]).
@@ -307,8 +306,7 @@ fn gather_header(
     Ok(header)
 }
 
-/// A run of bytes over several descriptors, without what was cut off at its
-/// ends.
+/// A run of bytes over several descriptors, without what was cut off at its ends.
 #[derive(Clone, Copy, Debug)]
 struct Bytes<'a> {
     descriptors: &'a [Descriptor],

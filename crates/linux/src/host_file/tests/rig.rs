@@ -52,8 +52,7 @@ impl Rig {
     /// What a crash would leave: the device as it is now, mounted anew.
     pub fn after_a_crash(&self, mount: &str) -> Option<Self> {
         let content = tempfile::tempfile_in("/dev/shm").ok()?;
-        // Around the device's page cache, where the filesystem keeps what it
-        // has not yet written.
+        // Around the device's page cache, where the filesystem keeps what it has not yet written.
         let device = rustix::fs::open(&self.device, rustix::fs::OFlags::DIRECT, rustix::fs::Mode::empty())
             .map(File::from)
             .unwrap();

@@ -1,5 +1,5 @@
-//! A controller's data structures (NVMe base 2.0, 5.17.2.1; NVM command set 1.0, 4.1.5.2), and those about its secondary
-//! controllers.
+//! A controller's data structures (NVMe base 2.0, 5.17.2.1; NVM command set 1.0, 4.1.5.2), and
+//! those about its secondary controllers.
 
 use sidecore_spec_nvme::command::{COMMAND_BYTES_LOG2, COMPLETION_BYTES_LOG2};
 use sidecore_spec_nvme::identify::{self, oacs};
@@ -18,26 +18,29 @@ use crate::manager::Resource;
 use crate::pci::ids;
 use crate::pointer::MAX_TRANSFER_PAGES_LOG2;
 
-/// Optional NVM Command Support: Compare, Dataset Management, Write Zeroes, Save and Select in features, Verify.
+/// Optional NVM Command Support: Compare, Dataset Management, Write Zeroes, Save and Select in
+/// features, Verify.
 const NVM_COMMANDS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 7;
 
 /// Fused Operation Support: Compare and Write.
 const FUSED: u16 = 1;
 
-/// Log Page Attributes: commands supported and effects, lengths and offsets of full size, and the pages that say what is
-/// supported.
+/// Log Page Attributes: commands supported and effects, lengths and offsets of full size, and the
+/// pages that say what is supported.
 const LOG_PAGES: u8 = 1 << 1 | 1 << 2 | 1 << 5;
 
 /// Volatile Write Cache, bits 2:1: Flush takes FFFFFFFFh for all namespaces.
 const FLUSH_ALL: u8 = 0b11 << 1;
 
-/// SGL Support, bits 1:0: at any alignment; bit 16: bit buckets; bit 18: lists that are longer than the data.
+/// SGL Support, bits 1:0: at any alignment; bit 16: bit buckets; bit 18: lists that are longer than
+/// the data.
 const SGLS: u32 = 1 | 1 << 16 | 1 << 18;
 
 /// Firmware Updates: one slot, which is read-only.
 const FIRMWARE_UPDATES: u8 = 1 << 1 | 1;
 
-/// Controller Multi-path I/O and Namespace Sharing Capabilities: more than one controller in the subsystem.
+/// Controller Multi-path I/O and Namespace Sharing Capabilities: more than one controller in the
+/// subsystem.
 const MULTIPLE_CONTROLLERS: u8 = 1 << 1;
 
 /// Controller Resource Types (figure 281).
@@ -132,7 +135,8 @@ impl Controller {
         Ok(structure.into())
     }
 
-    /// Secondary Controller List (figure 282), from the controller `first` on: at most 127 entries of 32 bytes.
+    /// Secondary Controller List (figure 282), from the controller `first` on: at most 127 entries
+    /// of 32 bytes.
     pub(super) fn secondary_controller_list(&self, first: u16) -> Result<Vec<u8>, Status> {
         let manager = self.manager.as_ref().ok_or(Status::INVALID_FIELD)?;
         let mut controllers = manager.secondary_controllers();

@@ -107,8 +107,8 @@ impl NamespaceView {
             nsze: blocks,
             ncap: blocks,
             nuse: blocks,
-            // NACWU and the like are meant (bit 1), NGUIDs are never reused (bit 3), and NPWG and the like say how to
-            // write best (bit 4).
+            // NACWU and the like are meant (bit 1), NGUIDs are never reused (bit 3), and NPWG and
+            // the like say how to write best (bit 4).
             nsfeat: 1 << 1 | 1 << 3 | 1 << 4,
             flbas: format_of(self.block_bytes),
             dlfeat: self.deallocation(),
@@ -127,8 +127,8 @@ impl NamespaceView {
         structure.encode().to_vec()
     }
 
-    /// DLFEAT: deallocated blocks read as zeros (bits 2:0), and Write Zeroes deallocates if it may (bit 3); or nothing is
-    /// said.
+    /// DLFEAT: deallocated blocks read as zeros (bits 2:0), and Write Zeroes deallocates if it may
+    /// (bit 3); or nothing is said.
     fn deallocation(&self) -> u8 {
         if self.deallocates_to_zeroes { 1 | u8::from(self.write_zeroes) << 3 } else { 0 }
     }
@@ -138,8 +138,8 @@ impl NamespaceView {
         self.read_only.into()
     }
 
-    /// Namespace Identification Descriptor list (figure 277): the NGUID, the UUID, and that it is of the NVM command
-    /// set.
+    /// Namespace Identification Descriptor list (figure 277): the NGUID, the UUID, and that it is
+    /// of the NVM command set.
     pub(super) fn descriptors(&self) -> Vec<u8> {
         const NGUID: u8 = 2;
         const UUID: u8 = 3;
@@ -155,8 +155,8 @@ impl NamespaceView {
         list
     }
 
-    /// I/O Command Set Independent Identify Namespace (figure 280): it is ready (NSTAT), and has a write cache or not
-    /// (NSFEAT, bit 5).
+    /// I/O Command Set Independent Identify Namespace (figure 280): it is ready (NSTAT), and has a
+    /// write cache or not (NSFEAT, bit 5).
     pub(super) fn independent(&self) -> Vec<u8> {
         let mut structure = Bytes::new(STRUCTURE_BYTES);
         let no_cache = if self.has_volatile_cache { 0 } else { 1 << 5 };
