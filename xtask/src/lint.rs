@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::steps::Steps;
 use crate::workspace::Workspace;
-use crate::{arrows, fuzz, law, ratchet, shell, tidy, tools};
+use crate::{arrows, fuzz, law, links, ratchet, shell, tidy, tools};
 
 /// Checks everything that can be checked without running the project.
 pub fn run(workspace: &Workspace) -> Result<()> {
@@ -23,6 +23,7 @@ pub fn check(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
     steps.step("arrows", "see docs/decisions/0001-workspace-law.md", || arrows::check(workspace))?;
     steps.step("law of the crates", "see docs/decisions/0001-workspace-law.md", || law::check(workspace))?;
     steps.step("tidiness", "see each line", || tidy::check(workspace))?;
+    steps.step("links between pages", "see each line", || links::check(workspace))?;
     let advice = "wrap, split or rephrase what is named; `cargo xtask ratchet` after a violation is gone or has moved";
     steps.step("ratchets of style", advice, || ratchet::check(workspace))?;
     steps.step("dependencies", "see deny.toml and docs/decisions/0030-dependencies-by-cargo-deny.md", || {

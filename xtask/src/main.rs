@@ -11,6 +11,7 @@ mod fuzz;
 mod install;
 mod law;
 mod libvirt;
+mod links;
 mod lint;
 mod ratchet;
 mod shell;
