@@ -19,6 +19,7 @@ use Uses::{Anything, Only};
 /// The rooms, each below the ones that it may use. Tests (dev-dependencies) are free.
 const ARROWS: &[(&str, Uses)] = &[
     ("units", Only(&[])),
+    ("keys", Only(&[])),
     ("telemetry", Only(&["units"])),
     ("spec-nvme", Only(&["units"])),
     ("spec-virtio", Only(&["units"])),
@@ -30,7 +31,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("volume", Only(&["extent", "units"])),
     ("controller", Only(&["volume", "extent", "block", "memory", "reactor", "telemetry", "units"])),
     ("virtio", Only(&["spec-virtio", "ring", "block", "memory", "reactor", "units"])),
-    ("nvme", Only(&["spec-nvme", "ring", "block", "memory", "reactor", "telemetry", "units"])),
+    ("nvme", Only(&["spec-nvme", "keys", "ring", "block", "memory", "reactor", "telemetry", "units"])),
     ("nvme-subsystem", Only(&["nvme"])),
     ("socket", Only(&[])),
     ("peer", Only(&["socket"])),
@@ -57,6 +58,7 @@ const ARROWS: &[(&str, Uses)] = &[
             "ring",
             "memory",
             "telemetry",
+            "keys",
             "units",
         ]),
     ),

@@ -14,6 +14,7 @@ const UNSAFE_ROOMS: &[&str] = &["memory", "ring", "linux", "verify/alloc"];
 
 /// The rooms that read what a guest, a VMM or an operator wrote.
 const PEER_FACING: &[&str] = &[
+    "keys",
     "memory",
     "spec-nvme",
     "spec-virtio",

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask demo|libvirt|test|bench|lint|ratchet|fuzz|arrows|metrics`.
+//! The project's own commands: `cargo xtask demo|libvirt|test|bench|lint|ratchet|fuzz|arrows|metrics|keys`.
 //!
 //! Everything that `make`, CI and a developer run is here, in the language of the project, so that there is one way to
 //! do each thing. A command says what it does and how long it took, stops at the first failure, and says what to do.
@@ -66,6 +66,8 @@ enum Task {
     Arrows,
     /// Rewrite the tables of docs/metrics.md.
     Metrics,
+    /// Rewrite the tables of keys in docs/config.md.
+    Keys,
 }
 
 fn main() -> ExitCode {
@@ -98,11 +100,13 @@ fn run(task: Task) -> Result<()> {
             print!("{}", arrows::as_markdown());
             Ok(())
         }
-        // A test holds the page to the declarations; here it writes the page instead.
-        Task::Metrics => shell::run(
-            shell::cargo()
-                .args(["test", "--quiet", "--package", "sidecore-control", "--lib", "metrics::tests::manual"])
-                .env("SIDECORE_WRITE_DOCS", "1"),
-        ),
+        Task::Metrics => rewrite(&["--lib", "metrics::tests::manual"]),
+        Task::Keys => rewrite(&["--test", "config", "manual::"]),
     }
+}
+
+/// Tests hold documents to what they are made from; here these tests write the documents instead.
+fn rewrite(tests: &[&str]) -> Result<()> {
+    let cargo = ["test", "--quiet", "--package", "sidecore-control"];
+    shell::run(shell::cargo().args(cargo).args(tests).env("SIDECORE_WRITE_DOCS", "1"))
 }

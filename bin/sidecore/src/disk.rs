@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use sidecore_control::report::{DeviceReport, DeviceState};
-use sidecore_control::{Client, NewDevice, NewFunction};
+use sidecore_control::{Client, NewDevice};
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Notify, Slot, Status};
 use sidecore_units::Sector;
 
@@ -36,18 +36,23 @@ pub(crate) struct TemporaryDevice<'a> {
 }
 
 impl<'a> TemporaryDevice<'a> {
-    /// Has a volume served beside the control socket, where the daemon may make sockets.
-    pub(crate) fn serve(client: &'a Client, control_socket: &Path, function: NewFunction) -> Result<Self> {
+    /// Has a volume of a controller served beside the control socket, where the daemon may make
+    /// sockets.
+    pub(crate) fn serve(
+        client: &'a Client,
+        control_socket: &Path,
+        (controller, volume): (&str, &str),
+        read_only: bool,
+    ) -> Result<Self> {
         let control_socket = std::path::absolute(control_socket)?;
         let directory = control_socket.parent().unwrap_or(Path::new("/"));
         let name = temporary_name(std::process::id());
         let socket: PathBuf = directory.join(format!("{name}.sock"));
-        let read_only = function.read_only;
         // Who may use the control socket need not be the daemon's user, nor root.
         let user = rustix::process::geteuid();
         let socket_owner = (!user.is_root()).then(|| user.as_raw().to_string());
-        let device =
-            NewDevice { name, socket, socket_owner, volume: Some(function), read_only, ..NewDevice::default() };
+        let device = NewDevice::new(&name, &socket).of_volume(controller, volume).with("read_only", read_only);
+        let device = device.with("socket_owner", socket_owner);
         let report = client.add_device(&device).context("the volume cannot be served to this command")?;
         Ok(Self { client, report, served: true })
     }

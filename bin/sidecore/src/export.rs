@@ -7,8 +7,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use sidecore_control::Client;
 use sidecore_control::report::VolumeReport;
-use sidecore_control::{Client, NewFunction};
 
 use crate::disk::{Disk, REQUEST_BYTES, TemporaryDevice};
 use crate::image::{self, Segment};
@@ -100,13 +100,7 @@ pub(crate) fn run(socket: &Path, client: &Client, controller: &str, arguments: &
     let block_bytes = u64::from(report.block_bytes);
     let mapped: Vec<Segment> =
         extents.iter().map(|extent| (extent.first * block_bytes, extent.count * block_bytes)).collect();
-    let function = NewFunction {
-        controller: controller.to_owned(),
-        volume: report.name.clone(),
-        read_only: true,
-        ..NewFunction::default()
-    };
-    let device = TemporaryDevice::serve(client, socket, function)?;
+    let device = TemporaryDevice::serve(client, socket, (controller, &report.name), true)?;
     let file = File::options().read(true).write(true).create_new(true).open(&raw)?;
     file.set_len(report.size_bytes).with_context(|| format!("{} cannot be made", raw.display()))?;
     let copied = {

@@ -10,7 +10,7 @@ use clap::Args;
 use rustix::fs::OFlags;
 use sidecore_control::config::size;
 use sidecore_control::report::{ControllerReport, VolumeReport};
-use sidecore_control::{Client, CreateVolume, NewFunction};
+use sidecore_control::{Client, CreateVolume};
 
 use crate::disk::{Disk, REQUEST_BYTES, TemporaryDevice};
 use crate::image;
@@ -108,9 +108,7 @@ pub(crate) fn run(
     let mut volume = NewVolume { client, report, kept: false };
     worker::say_begun(&arguments.volume)?;
 
-    let function =
-        NewFunction { controller: controller.name.clone(), volume: arguments.volume.clone(), ..NewFunction::default() };
-    let device = TemporaryDevice::serve(client, socket, function)?;
+    let device = TemporaryDevice::serve(client, socket, (&controller.name, &arguments.volume), false)?;
     let copied = {
         let mut disk = device.connect(&interrupt)?;
         // Filesystems tell of holes by pages; blocks that are partly data are data.

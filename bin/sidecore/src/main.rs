@@ -6,6 +6,7 @@ mod controller;
 mod device;
 mod disk;
 mod export;
+mod flags;
 mod image;
 mod import;
 mod interrupt;

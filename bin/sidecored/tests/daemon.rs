@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::{Daemon, config, sockets, spawn};
 use rustix::process::{Pid, Signal, kill_process};
 use sidecore_control::report::DeviceState;
-use sidecore_control::{CreateVolume, NewDevice, NewFunction};
+use sidecore_control::{CreateVolume, NewDevice};
 
 #[test]
 fn sixty_four_devices_without_guests_cost_little_memory_and_no_time() {
@@ -161,22 +161,15 @@ fn sockets_are_given_to_whom_the_configuration_names() {
         assert_eq!(of("vd0.sock"), (uid.as_raw(), gid, 0o600));
         assert_eq!(of("nvme.sock"), (owner, gid, 0o600));
         assert_eq!(of("blk.sock"), (uid.as_raw(), group, 0o620));
-        let added = NewDevice {
-            name: "added".to_owned(),
-            socket: daemon.directory.path().join("added.sock"),
-            store: Some("mem".to_owned()),
-            socket_owner: Some(owner.to_string()),
-            socket_group: Some(group.to_string()),
-            ..NewDevice::default()
-        };
+        let added = NewDevice::new("added", &daemon.directory.path().join("added.sock")).with("store", "mem");
+        let added = added.with("socket_owner", owner.to_string()).with("socket_group", group.to_string());
         daemon.client().add_device(&added).unwrap();
         assert_eq!(of("added.sock"), (owner, group, 0o660));
-        let unknown = NewDevice { name: "x".to_owned(), socket_owner: Some("no-such-user".to_owned()), ..added };
+        let unknown = added.with("name", "x").with("socket_owner", "no-such-user");
         let refused = daemon.client().add_device(&unknown).unwrap_err().to_string();
         assert!(refused.contains("no user \"no-such-user\" on this machine"), "{refused}");
         let control = daemon.directory.path().join("control.sock");
-        let same =
-            NewDevice { name: "x".to_owned(), socket: control, store: Some("mem".to_owned()), ..NewDevice::default() };
+        let same = NewDevice::new("x", &control).with("store", "mem");
         let refused = daemon.client().add_device(&same).unwrap_err().to_string();
         assert!(refused.contains("control.sock is another socket of this daemon"), "{refused}");
         daemon.signal(if kill { Signal::KILL } else { Signal::TERM });
@@ -205,9 +198,8 @@ fn volumes_outlive_a_killed_daemon_and_devices_that_were_added_do_not() {
     let new = |name: &str| CreateVolume { name: name.to_owned(), size_bytes: 1 << 20, quota_bytes: None };
     client.create_volume("pool", &new("root")).unwrap();
     client.snapshot_volume("pool", "root", "monday").unwrap();
-    let volume = NewFunction { controller: "pool".to_owned(), volume: "root".to_owned(), ..NewFunction::default() };
     let socket = daemon.directory.path().join("root.sock");
-    let device = NewDevice { name: "root".to_owned(), socket, volume: Some(volume), ..NewDevice::default() };
+    let device = NewDevice::new("root", &socket).of_volume("pool", "root");
     client.add_device(&device).unwrap();
     assert_eq!(client.devices().unwrap().len(), 2);
 

@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use sidecore_control::{Client, NewDevice, NewFunction};
+use sidecore_control::{Client, NewDevice};
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
 use sidecore_units::Sector;
 
@@ -70,14 +70,8 @@ impl Place {
 
     /// Has a volume served that the configuration does not know.
     fn serve(&self, volume: &str) -> BlkClient {
-        let function =
-            NewFunction { controller: "pool".to_owned(), volume: volume.to_owned(), ..NewFunction::default() };
-        let device = NewDevice {
-            name: volume.to_owned(),
-            socket: self.run.path().join(format!("{volume}.sock")),
-            volume: Some(function),
-            ..NewDevice::default()
-        };
+        let socket = self.run.path().join(format!("{volume}.sock"));
+        let device = NewDevice::new(volume, &socket).of_volume("pool", volume);
         self.control().add_device(&device).unwrap();
         self.client(volume)
     }

@@ -261,21 +261,11 @@ fn a_device_whose_store_does_not_answer_is_not_added() {
     let store = format!("[[store]]\nname = \"disk\"\ntype = \"file\"\npath = {:?}\n", disk.path());
     let daemon = Daemon::start(directory.path(), &config(&["mem"], &store));
     disk.hold(|_| true);
-    let device = NewDevice {
-        name: "disk".to_owned(),
-        socket: directory.path().join("disk.sock"),
-        store: Some("disk".to_owned()),
-        ..NewDevice::default()
-    };
+    let device = NewDevice::new("disk", &directory.path().join("disk.sock")).with("store", "disk");
     let error = daemon.client().add_device(&device).unwrap_err();
     assert!(error.to_string().contains("does not answer"), "{error}");
     // Other changes go on.
-    let other = NewDevice {
-        name: "other".to_owned(),
-        socket: directory.path().join("other.sock"),
-        store: Some("mem".to_owned()),
-        ..NewDevice::default()
-    };
+    let other = NewDevice::new("other", &directory.path().join("other.sock")).with("store", "mem");
     daemon.client().add_device(&other).unwrap();
     disk.release();
     // The attempt that was given up ends in its own time.
@@ -356,12 +346,7 @@ fn a_pool_that_cannot_be_opened_is_refused_and_no_other() {
     assert_eq!(closed, [("pool-torn", "refused"), ("pool-short", "refused")]);
     let denied = next.client().volumes("pool-short").unwrap_err().to_string();
     assert!(denied.contains("\"pool-short\" is refused") && denied.contains("the disk has"), "{denied}");
-    let device = NewDevice {
-        name: "new".to_owned(),
-        store: Some("short".to_owned()),
-        socket: directory.path().join("new.sock"),
-        ..NewDevice::default()
-    };
+    let device = NewDevice::new("new", &directory.path().join("new.sock")).with("store", "short");
     let denied = next.client().add_device(&device).unwrap_err().to_string();
     assert!(denied.contains("\"pool-short\" is refused"), "{denied}");
 

@@ -12,7 +12,7 @@ use crate::AssemblyError;
 use crate::front_end::{FrontEnd, Nvme, NvmeParts, Refused, VirtioBlk};
 use crate::left::LeftDevice;
 use crate::report::{DeviceReport, DeviceState, DeviceStats, DisconnectReport, QueueCounters};
-use crate::spec::{DeviceSpec, FrontEndKind, StoreKind, StoreSpec, VolumeSpec};
+use crate::spec::{DeviceSpec, FrontEndSpec, StoreKind, StoreSpec, VolumeSpec};
 
 /// A device of an assembly.
 pub(crate) struct Disk {
@@ -48,9 +48,9 @@ impl Disk {
     ) -> Result<Self, AssemblyError> {
         let serving = sidecores_of(spec, sidecores)?;
         let weak = Arc::downgrade(&store);
-        let front_end: Box<dyn FrontEnd> = match spec.front_end {
-            FrontEndKind::VirtioBlk => Box::new(VirtioBlk::new(spec, store, serving, service)),
-            FrontEndKind::Nvme => Box::new(Nvme::new(spec, store, serving, parts(service)?)?),
+        let front_end: Box<dyn FrontEnd> = match &spec.front_end {
+            FrontEndSpec::VirtioBlk(own) => Box::new(VirtioBlk::new(spec, own, store, serving, service)),
+            FrontEndSpec::Nvme(own) => Box::new(Nvme::new((spec, own), store, serving, parts(service)?)?),
         };
         let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
         Ok(Self { spec: spec.clone(), configured: bottom, below, store: weak, store_type, outlives, front_end })

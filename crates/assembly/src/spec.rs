@@ -3,13 +3,17 @@
 //! Things refer to one another by name. [`crate::Assembly::start`] answers a name that leads nowhere with an error,
 //! but the friendly checks, which know the place in the file, are made where the file is read.
 
+mod device;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sidecore_block::{BlockDevice, DelayStore, FaultStore};
 
+pub use device::{DEFAULT_SPIN_US, DeviceSpec, FrontEndSpec, MINUTE_US, NvmeSpec, STRUCTURE, VOLUME, VirtioBlkSpec};
 pub use sidecore_block::{Affected, Fault, FaultPlan, FaultRule, When};
+pub use sidecore_keys::{FromValue, Key, Kind, Value, Values};
 pub use sidecore_linux::{FileOptions, HostFileOptions};
 pub use sidecore_nvme::Interrupts;
 pub use sidecore_reactor::IdleMode;
@@ -339,46 +343,6 @@ impl StoreKind {
     }
 }
 
-/// What a disk looks like to its guest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum FrontEndKind {
-    /// A virtio block device.
-    #[default]
-    VirtioBlk,
-    /// A PCI function that is an NVMe controller.
-    Nvme,
-}
-
-impl FrontEndKind {
-    /// The words for them in the configuration and in reports.
-    pub const ALL: [Self; 2] = [Self::VirtioBlk, Self::Nvme];
-
-    /// The word for it in the configuration and in reports.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::VirtioBlk => "virtio-blk",
-            Self::Nvme => "nvme",
-        }
-    }
-
-    /// What a word of [`word`](Self::word) stands for.
-    #[must_use]
-    pub fn from_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.word() == word)
-    }
-
-    /// How many queues a device has unless told otherwise.
-    #[must_use]
-    pub const fn queues(self) -> u16 {
-        match self {
-            Self::VirtioBlk => 1,
-            // A driver creates as many as it has CPUs.
-            Self::Nvme => QUEUES_MAX,
-        }
-    }
-}
-
 /// Whose the file of a socket is, and its permissions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SocketAccess {
@@ -388,43 +352,4 @@ pub struct SocketAccess {
     pub group: Option<String>,
     /// Its permissions; `None` for 0600, or 0660 if a group is given.
     pub mode: Option<u32>,
-}
-
-/// A disk that a guest sees.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceSpec {
-    /// Its name.
-    pub name: String,
-    /// What the guest sees.
-    pub front_end: FrontEndKind,
-    /// The store behind it.
-    pub store: String,
-    /// The socket that it is served on: of vhost-user for virtio-blk, of vfio-user for NVMe.
-    pub socket: PathBuf,
-    /// Who may connect to it.
-    pub access: SocketAccess,
-    /// How many request queues it has; for NVMe, I/O queue pairs that the driver may create.
-    pub queues: u16,
-    /// The largest ring that it accepts, in entries.
-    pub queue_size_max: u16,
-    /// The sidecores that serve it, at least one: queue `i` is on number `i` modulo their count.
-    pub sidecores: Vec<String>,
-    /// How its queues spend idle time.
-    pub idle: IdleMode,
-    /// How an NVMe function interrupts its driver.
-    pub interrupts: Interrupts,
-    /// Whether it offers packed rings.
-    pub packed: bool,
-    /// Whether the guest may only read.
-    pub read_only: bool,
-    /// Whether completed writes may wait in the store's cache for a flush, until the driver chooses by itself.
-    pub write_cache: bool,
-    /// Most segments in a request; `None` for the device model's own limit.
-    pub seg_max: Option<u32>,
-    /// Most bytes in a segment; `None` for no limit.
-    pub size_max_bytes: Option<u32>,
-    /// What the guest sees as the disk's serial number; `None` for the name.
-    pub serial: Option<String>,
-    /// The size of an NVMe namespace's blocks in bytes, 512 or 4096; `None` for the store's.
-    pub block_bytes: Option<u32>,
 }

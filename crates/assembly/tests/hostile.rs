@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    DeviceSpec, FrontEndKind, Nanos, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
+    DeviceSpec, FrontEndSpec, Nanos, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, VirtioBlkSpec,
 };
 use sidecore_block::dropped_tags;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Status};
@@ -30,7 +30,9 @@ const NEEDS_RESET: u8 = 0x40;
 
 /// Three disks on one sidecore; the third takes a millisecond for each request.
 fn spec(directory: &Path) -> Spec {
-    let device = |name| DeviceSpec { queues: 4, seg_max: Some(16), ..device(directory, name) };
+    let own = VirtioBlkSpec { queue_size_max: 256, packed: true, seg_max: Some(16), ..VirtioBlkSpec::default() };
+    let front_end = FrontEndSpec::VirtioBlk(own);
+    let device = |name| DeviceSpec { queues: 4, front_end: front_end.clone(), ..device(directory, name) };
     let ram = || StoreKind::Ram { size_bytes: DISK_BYTES, block_bytes: 512 };
     let store = |name: &str, kind| StoreSpec::new(name, kind);
     Spec {
@@ -301,7 +303,7 @@ fn a_vmm_that_stalls_or_starts_some_queues_only_makes_nothing_spin() {
 fn why_a_client_was_disconnected_is_reported_until_one_has_worked_again() {
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path());
-    let nvme = DeviceSpec { front_end: FrontEndKind::Nvme, packed: false, ..spec.devices[NEIGHBOUR].clone() };
+    let nvme = DeviceSpec { front_end: FrontEndSpec::from_word("nvme"), ..spec.devices[NEIGHBOUR].clone() };
     spec.devices.push(DeviceSpec { name: "nvme".to_owned(), socket: directory.path().join("nvme.sock"), ..nvme });
     let assembly = Assembly::start(&spec).unwrap();
     for device in [VICTIM, spec.devices.len() - 1] {

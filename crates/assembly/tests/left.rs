@@ -101,7 +101,7 @@ fn nobody_waits_for_what_a_lost_client_has_sent() {
             0 => spec(directory.path(), &["two"]),
             1 => {
                 let mut next = both.clone();
-                next.devices[0].front_end = sidecore_assembly::spec::FrontEndKind::VirtioBlk;
+                next.devices[0].front_end = sidecore_assembly::spec::FrontEndSpec::from_word("virtio-blk");
                 next
             }
             _ => {

@@ -12,7 +12,8 @@ use std::time::Instant;
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    Affected, Fault, FaultPlan, FaultRule, IdleMode, Sector, Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec, When,
+    Affected, Fault, FaultPlan, FaultRule, FrontEndSpec, IdleMode, NvmeSpec, Sector, Spec, StageSpec, StoreKind,
+    StoreSpec, VolumeSpec, When,
 };
 use sidecore_assembly::{Assembly, ControllerHandle};
 use sidecore_driver::{
@@ -68,7 +69,8 @@ fn reports_and_counters_tell_what_a_function_does() {
     let mut spec = spec(directory.path(), ADAPTIVE, &["one", "mem"]);
     let wide = &mut spec.devices[1];
     (wide.queues, wide.sidecores, wide.idle) = (4, vec!["sc0".to_owned(), "sc1".to_owned()], IdleMode::Poll);
-    (wide.block_bytes, wide.read_only) = (Some(4096), true);
+    wide.read_only = true;
+    wide.front_end = FrontEndSpec::Nvme(NvmeSpec { block_bytes: Some(4096), ..NvmeSpec::default() });
     let assembly = Assembly::start(&spec).unwrap();
     let waiting = assembly.devices().swap_remove(0);
     assert_eq!((waiting.state, waiting.queues_running), (DeviceState::Waiting, 0));

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sidecore_assembly::offline::GiveUp;
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, LimitSpec, LimitsSpec, SidecoreSpec, Spec, StoreKind,
-    StoreSpec, VolumeSpec,
+    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, FrontEndSpec, LimitSpec, LimitsSpec, SidecoreSpec, Spec,
+    StoreKind, StoreSpec, VirtioBlkSpec, VolumeSpec,
 };
 use sidecore_assembly::{Assembly, AssemblyError, BlocksOf, ControllerHandle, ErrorKind, offline};
 use sidecore_driver::Status;
@@ -341,7 +341,8 @@ fn without_a_write_cache_a_write_is_durable_when_it_completes() {
     for write_cache in [true, false] {
         let directory = tempfile::tempdir().unwrap();
         let mut spec = spec(directory.path(), On::Ram);
-        spec.devices[0].write_cache = write_cache;
+        spec.devices[0].front_end =
+            FrontEndSpec::VirtioBlk(VirtioBlkSpec { write_cache, packed: true, ..VirtioBlkSpec::default() });
         let assembly = Assembly::start(&spec).unwrap();
         let mut client = connect(&spec.devices[0].socket);
         assert_eq!(client.config().write_back, write_cache);

@@ -36,7 +36,7 @@ use crate::{Source, metrics};
 use answer::{Refusal, apart, body};
 use connections::Limits;
 
-pub use new_device::{NewDevice, NewFunction};
+pub use new_device::NewDevice;
 pub use requests::{CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize, Share};
 
 /// The answer to `GET /v1/devices`.

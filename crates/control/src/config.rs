@@ -5,6 +5,8 @@ mod check;
 mod controller;
 mod draft;
 mod functions;
+pub(crate) mod json;
+pub mod keys;
 mod machine;
 mod nearest;
 mod problem;
@@ -20,7 +22,6 @@ use sidecore_assembly::spec::{SocketAccess, Spec};
 
 pub use draft::DEFAULT_CONTROL_SOCKET;
 pub use problem::{Problem, Problems};
-pub use settle::DEFAULT_SPIN_US;
 
 use nearest::nearest;
 use problem::Collector;
@@ -66,10 +67,8 @@ impl Config {
     /// # Errors
     /// All that is wrong with it, with places and remedies.
     pub fn parse(file: &Path, text: &str, depth: Depth) -> Result<Self, Problems> {
-        let mut problems = Collector::new(file, text);
-        let absolute = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-        let base = absolute.parent().unwrap_or(Path::new("/"));
-        let draft = draft::read(text, base, &mut problems);
+        let mut problems = Collector::of_file(file, text);
+        let draft = draft::read(text, &mut problems);
         if let Some(draft) = &draft {
             check::check(draft, &mut problems);
             if depth != Depth::Text {

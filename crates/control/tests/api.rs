@@ -165,7 +165,7 @@ fn what_cannot_be_done_has_a_status_and_a_reason() {
         ("POST /v1/devices", "", 400, "a name has 1 to 64"),
         ("POST /v1/devices", "{", 400, "makes no sense"),
         ("POST /v1/devices", "[1]", 400, "makes no sense"),
-        ("POST /v1/devices", "{\"colour\":1}", 400, "unknown field `colour`"),
+        ("POST /v1/devices", "{\"colour\":1}", 400, "unknown key `colour`"),
         ("POST /v1/devices", &device.replace('/', "r"), 400, "absolute path"),
         ("POST /v1/devices", device, 503, "coming to its end"),
         ("POST /v1/devices", &" ".repeat(1 << 20), 413, "at most 65536 bytes"),

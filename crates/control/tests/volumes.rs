@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::spec::{ControllerSpec, FormatSpec, SidecoreSpec, SocketAccess, Spec, StoreKind, StoreSpec};
-use sidecore_control::{Api, Client, ClientError, CreateVolume, ExtentsQuery, NewDevice, NewFunction, Socket};
+use sidecore_control::{Api, Client, ClientError, CreateVolume, ExtentsQuery, NewDevice, Socket};
 use tempfile::TempDir;
 
 struct Daemon {
@@ -137,18 +137,9 @@ fn the_client_speaks_all_of_it() {
     client.prune("pool", None).unwrap();
     client.flush_btlb("pool").unwrap();
     assert_eq!(client.controllers().unwrap()[0].volumes, 3);
-    let device = NewDevice {
-        name: "vd".to_owned(),
-        socket: daemon.directory.path().join("vd.sock"),
-        volume: Some(NewFunction {
-            controller: "pool".to_owned(),
-            volume: "d".to_owned(),
-            read_iops: Some(7),
-            ..NewFunction::default()
-        }),
-        queues: Some(2),
-        ..NewDevice::default()
-    };
+    let mut device = NewDevice::new("vd", &daemon.directory.path().join("vd.sock")).of_volume("pool", "d");
+    device.0["volume"]["read_iops"] = 7.into();
+    let device = device.with("queues", 2);
     let report = client.add_device(&device).unwrap();
     assert_eq!((report.queues, report.capacity_bytes, report.sidecores), (2, 2 << 20, vec!["sc0".to_owned()]));
     let function = &client.controller("pool").unwrap().functions[0];

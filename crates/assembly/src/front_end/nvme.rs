@@ -26,7 +26,7 @@ use crate::AssemblyError;
 use crate::flush::flush_and_wait;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
-use crate::spec::DeviceSpec;
+use crate::spec::{DeviceSpec, NvmeSpec};
 
 /// A virtual function has one namespace.
 const NAMESPACE: u32 = 1;
@@ -56,6 +56,7 @@ pub(crate) struct NvmeParts {
 /// A function and its queues.
 pub(crate) struct Nvme {
     spec: DeviceSpec,
+    own: NvmeSpec,
     /// If it is a virtual function: the volume that it was configured to serve, by the controller's number.
     configured: Option<u64>,
     function: Arc<NvmeFunction>,
@@ -86,19 +87,19 @@ struct Served {
 impl Nvme {
     /// A function that nobody can connect to yet; `sidecores` has one for each queue pair.
     pub(crate) fn new(
-        spec: &DeviceSpec,
+        (spec, own): (&DeviceSpec, &NvmeSpec),
         store: Arc<dyn BlockDevice>,
         sidecores: Vec<Sidecore>,
         NvmeParts { threads, manager, volume, ids }: NvmeParts,
     ) -> Result<Self, AssemblyError> {
         let failed = |error| AssemblyError::Function { name: spec.name.clone(), error };
         let serial = spec.serial.as_deref().unwrap_or(&spec.name);
-        let (namespace, geometry) = namespace(spec, store, ids)?;
+        let (namespace, geometry) = namespace((spec, own), store, ids)?;
         let doorbells = Arc::new(Doorbells::new(spec.queues).map_err(failed)?);
         let options = IoOptions {
             name: spec.name.clone(),
             queue_pairs: spec.queues,
-            vectors: spec.interrupts.vectors(),
+            vectors: own.interrupts.vectors(),
             namespaces: NAMESPACE,
             idle: spec.idle,
             doorbells: Arc::clone(&doorbells),
@@ -120,7 +121,7 @@ impl Nvme {
             name: spec.name.clone(),
             identity: identity(&spec.name, &spec.store, serial, manager.is_some()),
             queue_pairs: spec.queues,
-            interrupts: spec.interrupts,
+            interrupts: own.interrupts,
             doorbells,
             doorbells_are_mapped: spec.idle == IdleMode::Poll,
             host: Arc::clone(&queues) as Arc<dyn QueueHost>,
@@ -136,6 +137,7 @@ impl Nvme {
         let served = Served { namespace, geometry, is_closed: false, is_online: true, volume };
         Ok(Self {
             spec: spec.clone(),
+            own: own.clone(),
             configured: volume,
             function: made,
             queues,
@@ -164,7 +166,7 @@ impl Nvme {
         volume: u64,
         ids: NamespaceIds,
     ) -> Result<bool, AssemblyError> {
-        let (namespace, geometry) = namespace(&self.spec, store, ids)?;
+        let (namespace, geometry) = namespace((&self.spec, &self.own), store, ids)?;
         let _one = self.change();
         {
             let mut served = self.served();
@@ -305,14 +307,14 @@ impl FrontEnd for Nvme {
 
 /// What a function serves of a store.
 fn namespace(
-    spec: &DeviceSpec,
+    (spec, own): (&DeviceSpec, &NvmeSpec),
     store: Arc<dyn BlockDevice>,
     NamespaceIds { nguid, uuid }: NamespaceIds,
 ) -> Result<(Arc<Namespace>, Geometry), AssemblyError> {
     let store = if spec.read_only { Arc::new(ReadOnly(store)) } else { store };
     let geometry = store.geometry();
     let refuse = |why| Err(AssemblyError::Device { name: spec.name.clone(), why });
-    let block_bytes = spec.block_bytes.unwrap_or(geometry.block_bytes);
+    let block_bytes = own.block_bytes.unwrap_or(geometry.block_bytes);
     if ![512, 4096].contains(&block_bytes) {
         return refuse("an NVMe namespace has blocks of 512 or 4096 bytes; set `block_size`");
     }

@@ -17,7 +17,7 @@ use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::served::ServedBlk;
-use crate::spec::DeviceSpec;
+use crate::spec::{DeviceSpec, VirtioBlkSpec};
 
 pub(crate) struct VirtioBlk {
     served: Arc<ServedBlk>,
@@ -29,12 +29,13 @@ impl VirtioBlk {
     /// A disk that nobody can connect to yet; `sidecores` has one for each queue.
     pub(crate) fn new(
         spec: &DeviceSpec,
+        own: &VirtioBlkSpec,
         store: Arc<dyn BlockDevice>,
         sidecores: Vec<Sidecore>,
         service: Arc<Service>,
     ) -> Self {
-        let blk = BlkDevice::new(&spec.name, options(spec), store.geometry());
-        let served = ServedBlk::new(blk, store, spec.idle, spec.queue_size_max, sidecores.into_iter());
+        let blk = BlkDevice::new(&spec.name, options(spec, own), store.geometry());
+        let served = ServedBlk::new(blk, store, spec.idle, own.queue_size_max, sidecores.into_iter());
         Self { served: Arc::new(served), service, socket: DeviceSocket::default() }
     }
 }
@@ -106,17 +107,17 @@ impl FrontEnd for VirtioBlk {
     }
 }
 
-fn options(device: &DeviceSpec) -> BlkOptions {
+fn options(device: &DeviceSpec, own: &VirtioBlkSpec) -> BlkOptions {
     let usual = BlkOptions::default();
     // A serial number longer than there is room for is cut: what differs is more often in front.
     let serial = device.serial.as_ref().unwrap_or(&device.name);
     BlkOptions {
         queues: device.queues,
-        seg_max: device.seg_max.unwrap_or(usual.seg_max),
-        size_max_bytes: device.size_max_bytes,
+        seg_max: own.seg_max.unwrap_or(usual.seg_max),
+        size_max_bytes: own.size_max_bytes,
         serial: serial.chars().take(crate::spec::SERIAL_MAX_BYTES).collect(),
-        packed: device.packed,
+        packed: own.packed,
         read_only: device.read_only,
-        write_cache: device.write_cache,
+        write_cache: own.write_cache,
     }
 }

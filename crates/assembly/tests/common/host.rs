@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use sidecore_assembly::spec::{DeviceSpec, FrontEndKind, IdleMode, Nanos, Sector};
+use sidecore_assembly::spec::{DeviceSpec, FrontEndSpec, IdleMode, Nanos, Sector};
 use sidecore_driver::{Notify, NvmeClient, NvmeCompletion, NvmeOptions, NvmeQueue, NvmeStatus};
 
 use crate::common::{PATIENCE, device};
@@ -19,7 +19,7 @@ pub const ADAPTIVE: IdleMode = IdleMode::Adaptive { spin: Nanos::from_micros(50)
 /// An NVMe function in front of the store of the same name, with its socket in `directory`, on the sidecore `sc0`.
 #[allow(dead_code)]
 pub fn function(directory: &Path, name: &str, idle: IdleMode) -> DeviceSpec {
-    DeviceSpec { front_end: FrontEndKind::Nvme, packed: false, idle, ..device(directory, name) }
+    DeviceSpec { front_end: FrontEndSpec::from_word("nvme"), idle, ..device(directory, name) }
 }
 
 /// Connects to a function.

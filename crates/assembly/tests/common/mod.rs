@@ -5,31 +5,21 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceReport;
-use sidecore_assembly::spec::{DeviceSpec, FrontEndKind, IdleMode, Interrupts, Nanos, SocketAccess};
+use sidecore_assembly::spec::{DeviceSpec, FrontEndSpec, VirtioBlkSpec};
 
 /// How long anything may take before a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A disk in front of the store of the same name, with its socket in `directory`, on the sidecore `sc0`.
 pub fn device(directory: &Path, name: &str) -> DeviceSpec {
+    let virtio = VirtioBlkSpec { queue_size_max: 256, packed: true, ..VirtioBlkSpec::default() };
     DeviceSpec {
-        front_end: FrontEndKind::VirtioBlk,
+        front_end: FrontEndSpec::VirtioBlk(virtio),
         name: name.to_owned(),
         store: name.to_owned(),
         socket: directory.join(format!("{name}.sock")),
-        access: SocketAccess::default(),
-        queues: 1,
-        queue_size_max: 256,
         sidecores: vec!["sc0".to_owned()],
-        idle: IdleMode::Adaptive { spin: Nanos::from_micros(50) },
-        interrupts: Interrupts::default(),
-        packed: true,
-        read_only: false,
-        write_cache: true,
-        seg_max: None,
-        size_max_bytes: None,
-        serial: None,
-        block_bytes: None,
+        ..DeviceSpec::default()
     }
 }
 

@@ -124,7 +124,7 @@ fn short_enough(socket: &Spanned<PathBuf>, subject: &str, problems: &mut Collect
 fn writers(draft: &Draft, problems: &mut Collector<'_>) {
     let by_name = by_name(&draft.stores);
     let mut writers: HashMap<&str, &str> = HashMap::new();
-    for device in draft.devices.iter().filter(|device| !device.read_only) {
+    for device in draft.devices.iter().filter(|device| !device.spec.read_only) {
         let Some(store) = &device.store else { continue };
         let bottom = chain(&by_name, store.get_ref()).last().copied();
         let Some((bottom, Some(KindDraft::File(options, _)))) = bottom.map(|store| (store, &store.kind)) else {

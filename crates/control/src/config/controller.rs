@@ -1,11 +1,11 @@
 //! `[[controller]]`, and the stores that are its functions, as they were written.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use sidecore_assembly::spec::{
-    ControllerSpec, CrashLogSpec, FormatSpec, LimitSpec, LimitsSpec, VOLUME_MAX_BYTES, VolumeSpec,
+    ControllerSpec, CrashLogSpec, FormatSpec, LimitSpec, LimitsSpec, VOLUME, VOLUME_MAX_BYTES, VolumeSpec,
 };
 use toml::Spanned;
 use toml::de::DeTable;
@@ -32,9 +32,6 @@ const CRASH_LOG_LIMIT: usize = 1 << 30;
 
 /// Longest label, in bytes.
 const LABEL_MAX: usize = 64;
-
-/// More than any disk does in a second.
-const IOPS_LIMIT: u64 = 1_000_000_000;
 
 /// As [`ControllerSpec`], with places.
 pub(super) struct ControllerDraft {
@@ -75,12 +72,7 @@ impl VolumeDraft {
     }
 }
 
-pub(super) fn controller(
-    table: &DeTable<'_>,
-    at: Range<usize>,
-    base: &Path,
-    problems: &mut Collector<'_>,
-) -> ControllerDraft {
+pub(super) fn controller(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>) -> ControllerDraft {
     let (mut section, head) = open("controller", table, at, problems);
     let store = section.string("store");
     let store = section.required("store", store, "\"the name of a [[store]]\"");
@@ -114,7 +106,7 @@ pub(super) fn controller(
             .and_then(|percent| u8::try_from(percent.into_inner()).ok())
             .unwrap_or(ControllerSpec::WARN_USED_PERCENT),
         physical_function: flag(&mut section, "physical_function", false),
-        crash_log: section.path("crash_log", base).map(Spanned::into_inner),
+        crash_log: section.path("crash_log").map(Spanned::into_inner),
         crash_log_bytes: crash_log_bytes(&mut section),
     };
     section.finish();
@@ -168,8 +160,7 @@ fn tree_memory(section: &mut Section<'_, '_, '_>) -> u64 {
 /// `type = "volume"`.
 pub(super) fn volume(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
     let controller = of_controller(section);
-    let volume = section.string("volume");
-    let volume = section.required("volume", volume, "\"the name of a volume\"").filter(|name| {
+    let volume = section.one::<String>(VOLUME, "volume").filter(|name| {
         let problem = rules::volume_name_problem(name.get_ref());
         if let Some(problem) = &problem {
             section.complain(name.span(), format!("\"{}\" is no name for a volume: {problem}", name.get_ref()));
@@ -184,8 +175,8 @@ pub(super) fn volume(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
         fits
     });
     let quota = positive(section, "quota");
-    let weight = section.number("weight", 1..=VolumeSpec::WEIGHT_MAX).map_or(VolumeSpec::WEIGHT, Spanned::into_inner);
-    let iops = |section: &mut Section<'_, '_, '_>, key| section.number(key, 1..=IOPS_LIMIT);
+    let weight = section.one(VOLUME, "weight").map_or(VolumeSpec::WEIGHT, Spanned::into_inner);
+    let iops = |section: &mut Section<'_, '_, '_>, key| section.one(VOLUME, key);
     let limits = LimitsSpec {
         read_iops: limit(section, ["read_iops", "read_iops_burst"], iops),
         write_iops: limit(section, ["write_iops", "write_iops_burst"], iops),
@@ -210,8 +201,7 @@ pub(super) fn physical_function(section: &mut Section<'_, '_, '_>) -> Option<Kin
 }
 
 fn of_controller(section: &mut Section<'_, '_, '_>) -> Option<Spanned<String>> {
-    let controller = section.string("controller");
-    section.required("controller", controller, "\"the name of a [[controller]]\"")
+    section.one(VOLUME, "controller")
 }
 
 fn positive(section: &mut Section<'_, '_, '_>, key: &'static str) -> Option<Spanned<u64>> {

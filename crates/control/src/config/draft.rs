@@ -2,12 +2,12 @@
 //! knows where it stands. Whether they fit together is decided in [`check`](super::check).
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use sidecore_assembly::spec::{
-    Affected, Fault, FaultPlan, FaultRule, FileOptions, FrontEndKind, Interrupts, Nanos, QUEUES_MAX, SERIAL_MAX_BYTES,
-    Sector, StageSpec, When,
+    Affected, DeviceSpec, Fault, FaultPlan, FaultRule, FileOptions, FrontEndSpec, MINUTE_US, Nanos, STRUCTURE, Sector,
+    StageSpec, When,
 };
 use toml::Spanned;
 use toml::de::DeTable;
@@ -15,10 +15,7 @@ use toml::de::DeTable;
 use super::access::{self, AccessDraft};
 use super::controller::{self, ControllerDraft, VolumeDraft};
 use super::problem::Collector;
-use super::rules::{
-    self, MINUTE_US, QUEUE_SIZE_DEFAULT, QUEUE_SIZE_LIMIT, SEG_MAX_LIMIT, SIZE_MAX_LEAST, about_names, is_name,
-    is_serial,
-};
+use super::rules::{about_names, is_name};
 use super::section::Section;
 
 /// Where sidecored listens for its control API unless told otherwise.
@@ -106,29 +103,20 @@ impl KindDraft {
 
 pub(super) struct DeviceDraft {
     pub(super) head: Head,
-    pub(super) front_end: FrontEndKind,
     pub(super) store: Option<Spanned<String>>,
     pub(super) socket: Option<Spanned<PathBuf>>,
     pub(super) access: AccessDraft,
-    pub(super) queues: u16,
-    pub(super) queue_size_max: u16,
     /// As written: by `sidecore`, by `sidecores`, or not at all.
     pub(super) sidecores: Vec<Spanned<String>>,
     pub(super) idle: &'static str,
     pub(super) spin_us: Option<u64>,
-    pub(super) interrupts: Interrupts,
-    pub(super) packed: bool,
-    pub(super) write_cache: bool,
-    pub(super) read_only: bool,
-    pub(super) seg_max: Option<u32>,
-    pub(super) size_max_bytes: Option<u32>,
-    pub(super) serial: Option<String>,
-    pub(super) block_bytes: Option<u32>,
+    /// The rest of it.
+    pub(super) spec: DeviceSpec,
 }
 
-/// Reads the file's text; `base` is the directory that relative paths start from. `None` if it is not TOML: whatever
-/// else is said about a file that was half understood would confuse.
-pub(super) fn read(text: &str, base: &Path, problems: &mut Collector<'_>) -> Option<Draft> {
+/// Reads the file's text. `None` if it is not TOML: more about a file that was half understood would
+/// confuse.
+pub(super) fn read(text: &str, problems: &mut Collector<'_>) -> Option<Draft> {
     let (document, errors) = DeTable::parse_recoverable(text);
     for error in &errors {
         let message = error.message().lines().collect::<Vec<_>>().join("; ");
@@ -138,7 +126,7 @@ pub(super) fn read(text: &str, base: &Path, problems: &mut Collector<'_>) -> Opt
         return None;
     }
     let mut top = Section::new(document.get_ref(), 0..0, "", problems);
-    let control_socket = top.path("control_socket", base);
+    let control_socket = top.path("control_socket");
     let control_access = access::access(&mut top, &access::CONTROL);
     let sidecores = top.tables("sidecore", "sidecore");
     let stores = top.tables("store", "store");
@@ -149,12 +137,9 @@ pub(super) fn read(text: &str, base: &Path, problems: &mut Collector<'_>) -> Opt
         control_socket,
         control_access,
         sidecores: sidecores.into_iter().map(|(at, table)| sidecore(table, at, problems)).collect(),
-        stores: stores.into_iter().map(|(at, table)| store(table, at, base, problems)).collect(),
-        controllers: controllers
-            .into_iter()
-            .map(|(at, table)| controller::controller(table, at, base, problems))
-            .collect(),
-        devices: devices.into_iter().map(|(at, table)| device(table, at, base, problems)).collect(),
+        stores: stores.into_iter().map(|(at, table)| store(table, at, problems)).collect(),
+        controllers: controllers.into_iter().map(|(at, table)| controller::controller(table, at, problems)).collect(),
+        devices: devices.into_iter().map(|(at, table)| device(table, at, problems)).collect(),
     })
 }
 
@@ -169,7 +154,7 @@ fn sidecore(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>)
     draft
 }
 
-fn store(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Collector<'_>) -> StoreDraft {
+fn store(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>) -> StoreDraft {
     let (mut section, head) = open("store", table, at, problems);
     let tables = section.tables("stage", "store.stage");
     let word = section.word("type", &["null", "ram", "file", "delay", "fault", "volume", "pf", "store"]);
@@ -179,7 +164,7 @@ fn store(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Coll
         Some("null") => memory(&mut section)
             .map(|(size, block_bytes)| KindDraft::Null { size_bytes: size.into_inner(), block_bytes }),
         Some("ram") => memory(&mut section).map(|(size_bytes, block_bytes)| KindDraft::Ram { size_bytes, block_bytes }),
-        Some("file") => file(&mut section, base),
+        Some("file") => file(&mut section),
         Some("volume") => controller::volume(&mut section),
         Some("pf") => controller::physical_function(&mut section),
         Some("store") => other_store(&mut section),
@@ -242,8 +227,8 @@ fn block_bytes(section: &mut Section<'_, '_, '_>) -> Option<u32> {
     Some(bytes.into_inner())
 }
 
-fn file(section: &mut Section<'_, '_, '_>, base: &Path) -> Option<KindDraft> {
-    let path = section.path("path", base);
+fn file(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
+    let path = section.path("path");
     let read_only = flag(section, "read_only", false);
     let direct = flag(section, "direct", true);
     let block_bytes = block_bytes(section);
@@ -322,91 +307,55 @@ fn other_store(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
     Some(KindDraft::Store { store })
 }
 
-fn device(table: &DeTable<'_>, at: Range<usize>, base: &Path, problems: &mut Collector<'_>) -> DeviceDraft {
+fn device(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>) -> DeviceDraft {
     let (mut section, head) = open("device", table, at, problems);
-    let front_end = front_end(&mut section);
-    let store = section.string("store");
-    let store = section.required("store", store, "\"the name of a [[store]]\"");
-    let socket = section.path("socket", base);
-    let socket = section.required("socket", socket, "\"/run/sidecore/disk.sock\"");
-    let access = access::access(&mut section, &access::DEVICE);
-    let queues = section.number("queues", 1..=QUEUES_MAX).map_or(front_end.queues(), Spanned::into_inner);
+    let draft = device_of(&mut section, head);
+    section.finish();
+    draft
+}
+
+/// A device whose section was opened.
+pub(super) fn device_of(section: &mut Section<'_, '_, '_>, head: Head) -> DeviceDraft {
+    let mut front_end = front_end(section);
+    let store = section.one(STRUCTURE, "store");
+    let socket = section.one(STRUCTURE, "socket");
+    let access = access::access(section, &access::DEVICE);
+    let queues = section.one(STRUCTURE, "queues").map_or(front_end.queues(), Spanned::into_inner);
+    let sidecores = sidecores(section, queues);
     let idle = section.word("idle", &["poll", "adaptive", "interrupt"]).map_or("adaptive", Spanned::into_inner);
-    let spin_us = section.number("spin_us", 0..=MINUTE_US);
+    let spin_us = section.one::<u64>(STRUCTURE, "spin_us");
     if let Some(spin_us) = &spin_us
         && idle != "adaptive"
     {
         let message = format!("`spin_us` has no meaning with idle = \"{idle}\"; leave one of the two out");
         section.complain(spin_us.span(), message);
     }
-    let draft = DeviceDraft {
-        head,
-        front_end,
-        store,
-        socket,
-        access,
-        queues,
-        queue_size_max: queue_size_max(&mut section),
-        sidecores: sidecores(&mut section, queues),
-        idle,
-        spin_us: spin_us.map(Spanned::into_inner),
-        interrupts: interrupts(&mut section),
-        packed: flag(&mut section, "packed", false),
-        read_only: flag(&mut section, "read_only", false),
-        write_cache: flag(&mut section, "write_cache", true),
-        seg_max: section.number("seg_max", 1..=SEG_MAX_LIMIT).map(Spanned::into_inner),
-        size_max_bytes: section.number("size_max", SIZE_MAX_LEAST..=u32::MAX).map(Spanned::into_inner),
-        serial: serial(&mut section),
-        block_bytes: device_block_bytes(&mut section),
-    };
-    section.finish();
-    draft
+    let mut spec = DeviceSpec { queues, ..DeviceSpec::default() };
+    spec.set(&section.all(DeviceSpec::KEYS));
+    front_end.set(&section.all(front_end.keys()));
+    spec.front_end = front_end;
+    let spin_us = spin_us.map(Spanned::into_inner);
+    DeviceDraft { head, store, socket, access, sidecores, idle, spin_us, spec }
 }
 
-/// What the guest sees; complains about keys that have no meaning then.
-fn front_end(section: &mut Section<'_, '_, '_>) -> FrontEndKind {
-    let words = FrontEndKind::ALL.map(FrontEndKind::word);
-    let word = section.word("front_end", &words);
-    let kind = word.and_then(|word| FrontEndKind::from_word(word.get_ref())).unwrap_or_default();
-    for key in rules::without_meaning(kind) {
-        if section.has(key) {
+/// The guest's view; keys that have no meaning then are reported.
+fn front_end(section: &mut Section<'_, '_, '_>) -> FrontEndSpec {
+    let word = section.one::<String>(STRUCTURE, "front_end");
+    let front_end = FrontEndSpec::from_word(word.as_ref().map_or("", |word| word.get_ref()));
+    let (own, word) = (front_end.keys(), front_end.word());
+    let others = FrontEndSpec::KINDS.iter().flat_map(|(_, keys)| keys.iter());
+    for key in others.filter(|key| !own.iter().any(|own| own.name == key.name)) {
+        if section.has_other(key.name) {
             let span = section.heading();
-            section
-                .complain(span, format!("`{key}` has no meaning with front_end = \"{}\"; leave it out", kind.word()));
+            section.complain(span, format!("`{}` has no meaning with front_end = \"{word}\"; leave it out", key.name));
         }
     }
-    kind
-}
-
-/// How an NVMe function interrupts its driver.
-fn interrupts(section: &mut Section<'_, '_, '_>) -> Interrupts {
-    let word = section.word("interrupts", &Interrupts::ALL.map(Interrupts::word));
-    word.and_then(|word| Interrupts::from_word(word.get_ref())).unwrap_or_default()
-}
-
-/// The size of an NVMe namespace's blocks.
-fn device_block_bytes(section: &mut Section<'_, '_, '_>) -> Option<u32> {
-    let size = section.number("block_size", 1..=u32::MAX)?;
-    if !rules::NVME_BLOCK_BYTES.contains(size.get_ref()) {
-        section.complain(size.span(), "`block_size` of a device is 512 or 4096");
-    }
-    Some(size.into_inner())
-}
-
-/// A power of two, so that drivers of both ring formats can use all of it.
-fn queue_size_max(section: &mut Section<'_, '_, '_>) -> u16 {
-    let Some(size) = section.number("queue_size_max", 1..=QUEUE_SIZE_LIMIT) else { return QUEUE_SIZE_DEFAULT };
-    if !size.get_ref().is_power_of_two() {
-        let nearest = size.get_ref().checked_next_power_of_two().unwrap_or(QUEUE_SIZE_LIMIT);
-        let message = format!("queue_size_max = {} is no power of two; write for instance {nearest}", size.get_ref());
-        section.complain(size.span(), message);
-    }
-    size.into_inner()
+    front_end
 }
 
 /// The sidecores that a device asks for, by either key.
 fn sidecores(section: &mut Section<'_, '_, '_>, queues: u16) -> Vec<Spanned<String>> {
-    let one = section.string("sidecore");
+    let one = section.one(STRUCTURE, "sidecore");
     let Some(several) = section.strings("sidecores") else { return one.into_iter().collect() };
     if section.has("sidecore") {
         section.complain(several.span(), "`sidecore` and `sidecores` exclude each other; leave one of them out");
@@ -423,15 +372,6 @@ fn sidecores(section: &mut Section<'_, '_, '_>, queues: u16) -> Vec<Spanned<Stri
         section.complain(span, message);
     }
     several
-}
-
-fn serial(section: &mut Section<'_, '_, '_>) -> Option<String> {
-    let serial = section.string("serial")?;
-    if !is_serial(serial.get_ref()) {
-        section.complain(serial.span(), format!("`serial` is more than {SERIAL_MAX_BYTES} bytes, or not plain ASCII"));
-        return None;
-    }
-    Some(serial.into_inner())
 }
 
 pub(super) fn flag(section: &mut Section<'_, '_, '_>, key: &'static str, default: bool) -> bool {

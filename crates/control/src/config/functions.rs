@@ -141,7 +141,7 @@ fn past_the_controller(
 /// A volume belongs to one guest that writes, as a file does.
 fn volume_writers(draft: &Draft, stores: &HashMap<&str, &StoreDraft>, problems: &mut Collector<'_>) {
     let mut writers: HashMap<(&str, &str), &str> = HashMap::new();
-    for device in draft.devices.iter().filter(|device| !device.read_only) {
+    for device in draft.devices.iter().filter(|device| !device.spec.read_only) {
         let Some(store) = &device.store else { continue };
         let bottom = chain(stores, store.get_ref()).last().and_then(|bottom| bottom.kind.as_ref());
         let Some(KindDraft::Volume(volume)) = bottom else { continue };

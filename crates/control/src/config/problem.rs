@@ -53,12 +53,22 @@ const LISTED_MAX: usize = 100;
 pub(super) struct Collector<'a> {
     file: &'a Path,
     text: &'a str,
+    /// Relative paths start from here; without it there are none.
+    pub(super) base: Option<PathBuf>,
     found: Vec<(usize, Problem)>,
 }
 
 impl<'a> Collector<'a> {
-    pub(super) fn new(file: &'a Path, text: &'a str) -> Self {
-        Self { file, text, found: Vec::new() }
+    /// A file; its directory is where relative paths start.
+    pub(super) fn of_file(file: &'a Path, text: &'a str) -> Self {
+        let absolute = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+        let base = absolute.parent().unwrap_or(Path::new("/")).to_owned();
+        Self { file, text, base: Some(base), found: Vec::new() }
+    }
+
+    /// A text that is no file, in which paths are absolute.
+    pub(super) fn of_text(text: &'a str) -> Self {
+        Self { file: Path::new(""), text, base: None, found: Vec::new() }
     }
 
     /// The file as a whole cannot be used.

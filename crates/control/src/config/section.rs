@@ -3,8 +3,9 @@
 
 use std::fmt::Display;
 use std::ops::{Range, RangeInclusive};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use sidecore_assembly::spec::{FromValue, Key, Kind, Value, Values};
 use toml::Spanned;
 use toml::de::{DeArray, DeInteger, DeTable, DeValue};
 
@@ -57,6 +58,15 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         self.table.contains_key(key)
     }
 
+    /// The same for a key that belongs to sections of another kind.
+    pub(super) fn has_other(&mut self, key: &'static str) -> bool {
+        let is_there = self.has(key);
+        if is_there {
+            self.known.push(key);
+        }
+        is_there
+    }
+
     pub(super) fn string(&mut self, key: &'static str) -> Option<Spanned<String>> {
         self.value(key, "a string in quotes", |value| value.as_str().map(str::to_owned))
     }
@@ -72,14 +82,61 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         found.map(|word| Spanned::new(text.span(), *word))
     }
 
+    /// The values of the keys of a table that are there.
+    pub(super) fn all(&mut self, keys: &'static [Key]) -> Values {
+        Values(keys.iter().filter_map(|key| Some((key.name, self.key(key)?.into_inner()))).collect())
+    }
+
+    /// The value of one key of a table.
+    pub(super) fn one<T: FromValue>(&mut self, keys: &'static [Key], name: &str) -> Option<Spanned<T>> {
+        let value = self.key(keys.iter().find(|key| key.name == name)?)?;
+        Some(Spanned::new(value.span(), T::from_value(value.get_ref())?))
+    }
+
+    fn key(&mut self, key: &'static Key) -> Option<Spanned<Value>> {
+        let name = key.name;
+        let value = match key.kind {
+            Kind::Text => self.string(name).map(|text| map(text, Value::Text)),
+            Kind::Path => self.path(name).map(|path| map(path, Value::Path)),
+            Kind::Word(words) => self.word(name, words).map(|word| map(word, Value::Word)),
+            Kind::Flag(_) => self.flag(name).map(|flag| map(flag, Value::Flag)),
+            Kind::Number(least, most) => self.number(name, least..=most).map(|number| map(number, Value::Number)),
+            Kind::Size => self.size(name).map(|bytes| map(bytes, Value::Number)),
+            Kind::Texts => {
+                let texts = |texts: Vec<_>| Value::Texts(texts.into_iter().map(Spanned::into_inner).collect());
+                self.strings(name).map(|list| map(list, texts))
+            }
+            Kind::Ranges => self.ranges(name).map(|ranges| map(ranges, Value::Ranges)),
+        };
+        let value = match key.required {
+            Some(example) => self.required(name, value, example),
+            None => value,
+        }?;
+        match (key.check)(value.get_ref()) {
+            Ok(()) => Some(value),
+            Err(message) => {
+                self.complain(value.span(), message);
+                None
+            }
+        }
+    }
+
     /// A path, taken from the directory of the configuration file if it is relative.
-    pub(super) fn path(&mut self, key: &'static str, base: &Path) -> Option<Spanned<PathBuf>> {
+    pub(super) fn path(&mut self, key: &'static str) -> Option<Spanned<PathBuf>> {
         let text = self.string(key)?;
         if text.get_ref().is_empty() || text.get_ref().contains('\0') {
             self.complain(text.span(), format!("`{key}` is no path; write an absolute path"));
             return None;
         }
-        Some(Spanned::new(text.span(), base.join(text.get_ref())))
+        let path = match &self.problems.base {
+            Some(base) => base.join(text.get_ref()),
+            None => PathBuf::from(text.get_ref()),
+        };
+        if !path.is_absolute() {
+            self.complain(text.span(), format!("`{key}` is an absolute path"));
+            return None;
+        }
+        Some(Spanned::new(text.span(), path))
     }
 
     pub(super) fn flag(&mut self, key: &'static str) -> Option<Spanned<bool>> {
@@ -148,6 +205,16 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         found.unwrap_or_default()
     }
 
+    /// A table within this one.
+    pub(super) fn table(&mut self, key: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
+        let value = self.get(key)?;
+        if value.get_ref().as_table().is_none() {
+            self.complain(value.span(), format!("`{key}` must be a section, not {}", kind(value.get_ref())));
+            return None;
+        }
+        Some(value)
+    }
+
     /// Reports every key that was never asked for.
     pub(super) fn finish(self) {
         for key in self.table.keys() {
@@ -182,6 +249,12 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         }
         converted.map(|converted| Spanned::new(value.span(), converted))
     }
+}
+
+/// Another value in the same place.
+pub(super) fn map<T, U>(value: Spanned<T>, change: impl FnOnce(T) -> U) -> Spanned<U> {
+    let span = value.span();
+    Spanned::new(span, change(value.into_inner()))
 }
 
 fn integer(number: &DeInteger<'_>) -> Option<u64> {

@@ -4,17 +4,14 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use sidecore_assembly::spec::{
-    ControllerSpec, CoreId, CrashLogSpec, DeviceSpec, FileOptions, HostFileOptions, IdleMode, Nanos, SidecoreSpec,
-    Spec, StoreKind, StoreSpec,
+    ControllerSpec, CoreId, CrashLogSpec, DEFAULT_SPIN_US, DeviceSpec, FileOptions, HostFileOptions, IdleMode, Nanos,
+    SidecoreSpec, Spec, StoreKind, StoreSpec,
 };
 use toml::Spanned;
 
 use super::Config;
 use super::controller::{ControllerDraft, VolumeDraft};
 use super::draft::{DEFAULT_CONTROL_SOCKET, DeviceDraft, Draft, FileMap, KindDraft, StoreDraft};
-
-/// How long adaptive devices spin when nothing says otherwise.
-pub const DEFAULT_SPIN_US: u64 = 50;
 
 /// The configuration that a faultless draft means.
 pub(super) fn settle(draft: Draft) -> Config {
@@ -77,36 +74,29 @@ fn settle_store(store: StoreDraft) -> Option<StoreSpec> {
 }
 
 fn settle_device(device: DeviceDraft, load: &mut Load, spin_us: &HashMap<String, u64>) -> Option<DeviceSpec> {
-    let mut sidecores: Vec<String> = device.sidecores.into_iter().map(Spanned::into_inner).collect();
+    let mut sidecores: Vec<String> = device.sidecores.iter().map(|name| name.get_ref().clone()).collect();
     if sidecores.is_empty() {
-        sidecores.push(load.least(device.queues)?);
+        sidecores.push(load.least(device.spec.queues)?);
     }
+    let usual = sidecores.iter().filter_map(|sidecore| spin_us.get(sidecore)).max().copied();
+    device_on(device, sidecores, usual.unwrap_or(DEFAULT_SPIN_US))
+}
+
+/// The device that a faultless draft means, on these sidecores, which spin for so long.
+pub(super) fn device_on(device: DeviceDraft, sidecores: Vec<String>, spin_us: u64) -> Option<DeviceSpec> {
     let idle = match device.idle {
         "poll" => IdleMode::Poll,
         "interrupt" => IdleMode::Interrupt,
-        _ => {
-            let usual = sidecores.iter().filter_map(|sidecore| spin_us.get(sidecore)).max().copied();
-            IdleMode::Adaptive { spin: Nanos::from_micros(device.spin_us.or(usual).unwrap_or(DEFAULT_SPIN_US)) }
-        }
+        _ => IdleMode::Adaptive { spin: Nanos::from_micros(device.spin_us.unwrap_or(spin_us)) },
     };
     Some(DeviceSpec {
         name: device.head.name?.into_inner(),
-        front_end: device.front_end,
         store: device.store?.into_inner(),
         socket: device.socket?.into_inner(),
         access: device.access.settle(),
-        queues: device.queues,
-        queue_size_max: device.queue_size_max,
         sidecores,
         idle,
-        interrupts: device.interrupts,
-        packed: device.packed,
-        write_cache: device.write_cache,
-        read_only: device.read_only,
-        seg_max: device.seg_max,
-        size_max_bytes: device.size_max_bytes,
-        serial: device.serial,
-        block_bytes: device.block_bytes,
+        ..device.spec
     })
 }
 
@@ -119,7 +109,7 @@ impl Load {
         let queues_on = |sidecore: &str| {
             let share = |device: &DeviceDraft| {
                 let position = device.sidecores.iter().position(|name| name.get_ref() == sidecore)?;
-                Some((0..usize::from(device.queues)).skip(position).step_by(device.sidecores.len()).count())
+                Some((0..usize::from(device.spec.queues)).skip(position).step_by(device.sidecores.len()).count())
             };
             devices.iter().filter_map(share).fold(0, usize::saturating_add)
         };

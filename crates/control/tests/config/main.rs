@@ -127,7 +127,7 @@ fn all_faults_are_reported_at_once_in_the_order_of_the_file() {
 
 #[test]
 fn the_good_one_is_good_and_means_what_it_says() {
-    use sidecore_assembly::spec::{IdleMode, Nanos};
+    use sidecore_assembly::spec::{FrontEndSpec, IdleMode, Nanos, VirtioBlkSpec};
     let directory = directory();
     let more = "[[device]]\nname = \"vd1\"\nstore = \"disk\"\nsocket = \"vd1.sock\"\nqueues = 3\n\
         [[device]]\nname = \"vd2\"\nstore = \"disk\"\nread_only = true\nsocket = \"vd2.sock\"\n";
@@ -136,7 +136,8 @@ fn the_good_one_is_good_and_means_what_it_says() {
     let devices = &config.spec.devices;
     assert_eq!(devices[0].sidecores, ["sc0"]);
     assert_eq!(devices[0].idle, IdleMode::Adaptive { spin: Nanos::from_micros(50) });
-    assert_eq!((devices[0].queues, devices[0].queue_size_max), (1, 1024));
+    assert_eq!(devices[0].queues, 1);
+    assert_eq!(devices[0].front_end, FrontEndSpec::VirtioBlk(VirtioBlkSpec::default()));
     // Those that name no sidecore go where there are fewest queues, and spin as it says.
     assert_eq!(devices[1].sidecores, ["sc1"]);
     assert_eq!(devices[1].idle, IdleMode::Adaptive { spin: Nanos::from_micros(7) });
@@ -145,14 +146,17 @@ fn the_good_one_is_good_and_means_what_it_says() {
 
 #[test]
 fn a_function_has_msi_x_unless_it_is_told_to_have_msi() {
-    use sidecore_assembly::spec::Interrupts;
+    use sidecore_assembly::spec::{FrontEndSpec, Interrupts};
     let directory = directory();
     let device = |rest: &str| {
         let function = format!(
             "[[device]]\nname = \"x\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"x.sock\"\nread_only = true\n{rest}"
         );
         let config = parse(directory.path(), &format!("{GOOD}{function}"), Depth::Text).unwrap();
-        config.spec.devices.last().unwrap().interrupts
+        match &config.spec.devices.last().unwrap().front_end {
+            FrontEndSpec::Nvme(own) => own.interrupts,
+            other => panic!("{other:?}"),
+        }
     };
     assert_eq!((device(""), device("interrupts = \"msi\"\n")), (Interrupts::MsiX, Interrupts::Msi));
 }

@@ -3,8 +3,58 @@
 use std::path::Path;
 
 use sidecore_control::Depth;
+use sidecore_control::config::keys::{self, FrontEndSpec, Key};
 
 use crate::parse;
+
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md");
+
+/// The name of a table stands in the line before it.
+const BEGIN: &str = "<!-- keys: ";
+const BEGIN_END: &str = " -->\n";
+const END: &str = "<!-- end of keys -->\n";
+
+/// Set by `cargo xtask keys`: the file is written.
+const WRITE: &str = "SIDECORE_WRITE_DOCS";
+
+fn keys_of(table: &str) -> Vec<&'static Key> {
+    let front_end = FrontEndSpec::KINDS.iter().find(|(word, _)| *word == table);
+    match table {
+        "device" => keys::device().collect(),
+        "volume" => keys::VOLUME.iter().collect(),
+        _ => front_end.unwrap_or_else(|| panic!("there are no keys of {table}")).1.iter().collect(),
+    }
+}
+
+/// The manual with its tables as they should be.
+fn rewritten(manual: &str) -> String {
+    let mut text = String::new();
+    let mut rest = manual;
+    while let Some((before, after)) = rest.split_once(BEGIN) {
+        let (name, after) = after.split_once(BEGIN_END).expect("the line before a table has an end");
+        let (_, after) = after.split_once(END).expect("a table has an end");
+        text += &format!("{before}{BEGIN}{name}{BEGIN_END}| key | default | meaning |\n| --- | --- | --- |\n");
+        for key in keys_of(name) {
+            let gap = if key.default.is_empty() { "" } else { " " };
+            text += &format!("| `{}` |{gap}{} | {} |\n", key.name, key.default, key.meaning);
+        }
+        text += END;
+        rest = after;
+    }
+    text + rest
+}
+
+#[test]
+fn the_tables_of_the_manual_are_those_of_the_keys() {
+    let manual = std::fs::read_to_string(FILE).unwrap();
+    let right = rewritten(&manual);
+    if std::env::var_os(WRITE).is_some() {
+        std::fs::write(FILE, right).unwrap();
+        return;
+    }
+    assert_eq!(right.matches(BEGIN).count(), 2 + FrontEndSpec::KINDS.len());
+    assert!(manual == right, "run `cargo xtask keys`: docs/config.md is not as the keys are");
+}
 
 /// The keys that a section may have, as a misfit of a key makes it tell.
 fn known_keys(section: &str) -> Vec<String> {
@@ -16,7 +66,7 @@ fn known_keys(section: &str) -> Vec<String> {
 
 #[test]
 fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
-    let manual = include_str!("../../../../docs/config.md");
+    let manual = std::fs::read_to_string(FILE).unwrap();
     for (heading, section) in [
         ("## [[sidecore]]", "[[sidecore]]"),
         ("### type = \"null\"", "[[store]]\ntype = \"null\""),
@@ -28,7 +78,8 @@ fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
         ("### type = \"volume\"", "[[store]]\ntype = \"volume\""),
         ("### type = \"pf\"", "[[store]]\ntype = \"pf\""),
         ("## [[controller]]", "[[controller]]"),
-        ("## [[device]]", "[[device]]"),
+        ("### front_end = \"virtio-blk\"", "[[device]]"),
+        ("### front_end = \"nvme\"", "[[device]]\nfront_end = \"nvme\""),
     ] {
         let (_, chapter) = manual.split_once(&format!("{heading}\n")).unwrap();
         let chapter = chapter.split("\n##").next().unwrap();
@@ -36,6 +87,7 @@ fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
             chapter.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
         match section {
             _ if section.contains("[[store.stage]]") => listed.push("type"),
+            _ if section.contains("[[device]]") => listed.extend(keys::device().map(|key| key.name)),
             _ if heading.starts_with("###") => listed.extend(["name", "type", "stage"]),
             _ => {}
         }

@@ -182,12 +182,12 @@ fn what_was_in_memory_is_not_left() {
 fn another_configuration_is_not_gone_on_with() {
     let other_queues = |spec: &mut Spec| spec.devices[0].queues = 2;
     let other_idle = |spec: &mut Spec| spec.devices[0].idle = IdleMode::Interrupt;
-    let other_blocks = |spec: &mut Spec| spec.devices[0].block_bytes = Some(4096);
+    let other_blocks = |spec: &mut Spec| crate::own(spec).block_bytes = Some(4096);
     let other_store = |spec: &mut Spec| {
         spec.stores[0].name = "other".to_owned();
         spec.devices[0].store = "other".to_owned();
     };
-    let other_interrupts = |spec: &mut Spec| spec.devices[0].interrupts = Interrupts::Msi;
+    let other_interrupts = |spec: &mut Spec| crate::own(spec).interrupts = Interrupts::Msi;
     let changes: [&dyn Fn(&mut Spec); 5] = [&other_queues, &other_idle, &other_interrupts, &other_blocks, &other_store];
     for change in changes {
         let place = Place::new(IdleMode::Poll);

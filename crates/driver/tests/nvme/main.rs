@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::spec::{
-    DeviceSpec, FileOptions, FrontEndKind, IdleMode, Interrupts, Nanos, SidecoreSpec, SocketAccess, Spec, StoreKind,
+    DeviceSpec, FileOptions, FrontEndSpec, IdleMode, Interrupts, Nanos, NvmeSpec, SidecoreSpec, Spec, StoreKind,
     StoreSpec,
 };
 use sidecore_driver::{
@@ -35,24 +35,24 @@ fn spec(directory: &Path, idle: IdleMode, block_bytes: u32, kind: StoreKind) -> 
         stores: vec![StoreSpec::new("disk", kind)],
         controllers: Vec::new(),
         devices: vec![DeviceSpec {
-            front_end: FrontEndKind::Nvme,
+            front_end: FrontEndSpec::Nvme(NvmeSpec { block_bytes: Some(block_bytes), ..NvmeSpec::default() }),
             name: "disk".to_owned(),
             store: "disk".to_owned(),
             socket: directory.join("disk.sock"),
-            access: SocketAccess::default(),
             queues: 4,
-            queue_size_max: 256,
             sidecores: vec!["sc0".to_owned(), "sc1".to_owned()],
             idle,
-            interrupts: Interrupts::default(),
-            packed: false,
-            read_only: false,
-            write_cache: true,
-            seg_max: None,
-            size_max_bytes: None,
             serial: Some("driver-test".to_owned()),
-            block_bytes: Some(block_bytes),
+            ..DeviceSpec::default()
         }],
+    }
+}
+
+/// The settings that the function alone has.
+fn own(spec: &mut Spec) -> &mut NvmeSpec {
+    match &mut spec.devices[0].front_end {
+        FrontEndSpec::Nvme(own) => own,
+        other => panic!("{other:?}"),
     }
 }
 
@@ -162,7 +162,7 @@ fn a_function_with_msi_interrupts_as_well() {
     let directory = tempfile::tempdir().unwrap();
     let store = StoreKind::Ram { size_bytes: DISK_BYTES, block_bytes: 512 };
     let mut spec = spec(directory.path(), ADAPTIVE, 512, store);
-    spec.devices[0].interrupts = Interrupts::Msi;
+    own(&mut spec).interrupts = Interrupts::Msi;
     let function = Function::start(directory, &spec);
     let mut client = function.connect(&NvmeOptions { queues: 4, notify: Notify::Interrupt, ..NvmeOptions::default() });
     for index in 0..4 {

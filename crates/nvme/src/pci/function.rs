@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
+use sidecore_keys::{FromValue, Value};
 use sidecore_memory::GuestMemory;
 
 use crate::{Done, HandOver, HandedOver, TakeOverError};
@@ -42,12 +43,6 @@ impl Interrupts {
         }
     }
 
-    /// What a word of [`word`](Self::word) stands for.
-    #[must_use]
-    pub fn from_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.word() == word)
-    }
-
     /// How many vectors a function has. With 512 of MSI-X a driver of Windows' does not work; 64
     /// are enough for as many queue pairs, if one of them shares vector 0 with the admin queue. Of
     /// MSI there are never more than 32.
@@ -57,6 +52,12 @@ impl Interrupts {
             Self::MsiX => 64,
             Self::Msi => 32,
         }
+    }
+}
+
+impl FromValue for Interrupts {
+    fn from_value(value: &Value) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.word() == value.text())
     }
 }
 

@@ -1,0 +1,103 @@
+//! Flags that are made from the tables of keys.
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
+use serde_json::{Map, Value};
+use sidecore_control::config::keys::{self, Key, Kind};
+use sidecore_control::config::size;
+
+/// Keys of a device that `device add` has in another form.
+const DEVICE_APART: &[&str] = &["name", "socket", "store", "sidecore", "sidecores"];
+
+/// The same for keys of a volume.
+const VOLUME_APART: &[&str] = &["controller", "volume", "size", "quota", "read_only"];
+
+/// The keys of a device that were given as flags.
+pub(crate) struct DeviceFlags(pub(crate) Map<String, Value>);
+
+/// The keys of a virtual function that were given as flags.
+pub(crate) struct VolumeFlags(pub(crate) Map<String, Value>);
+
+fn device_keys() -> impl Iterator<Item = &'static Key> {
+    keys::device().chain(keys::front_ends()).filter(|key| !DEVICE_APART.contains(&key.name))
+}
+
+fn volume_keys() -> impl Iterator<Item = &'static Key> {
+    keys::VOLUME.iter().filter(|key| !VOLUME_APART.contains(&key.name))
+}
+
+impl Args for DeviceFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(device_keys().map(flag))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl Args for VolumeFlags {
+    fn augment_args(command: Command) -> Command {
+        let of_volume = |key: &'static Key| {
+            let flag = flag(key).conflicts_with("store");
+            match key.name.strip_suffix("_burst") {
+                Some(rate) => flag.requires(rate),
+                None => flag,
+            }
+        };
+        command.args(volume_keys().map(of_volume))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for DeviceFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        Ok(Self(values(matches, device_keys())))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl FromArgMatches for VolumeFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        Ok(Self(values(matches, volume_keys())))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// The flag of a key. The daemon checks its value, except for what makes it another kind of value.
+fn flag(key: &'static Key) -> Arg {
+    let flag = Arg::new(key.name).long(key.name.replace('_', "-")).help(keys::sentence(key));
+    match key.kind {
+        Kind::Flag(false) => flag.action(ArgAction::SetTrue),
+        Kind::Flag(true) => flag.value_name("BOOL").value_parser(clap::value_parser!(bool)),
+        Kind::Number(..) => flag.value_name("NUMBER").value_parser(clap::value_parser!(u64)),
+        Kind::Size => flag.value_name("SIZE").value_parser(size::parse),
+        Kind::Word(words) => flag.value_name(words.join("|")),
+        Kind::Text | Kind::Path | Kind::Texts | Kind::Ranges => flag.value_name("TEXT"),
+    }
+}
+
+fn values(matches: &ArgMatches, keys: impl Iterator<Item = &'static Key>) -> Map<String, Value> {
+    let value = |key: &'static Key| {
+        let value = match key.kind {
+            Kind::Flag(usual) => {
+                let flag = *matches.get_one::<bool>(key.name)?;
+                (flag != usual).then_some(flag)?.into()
+            }
+            Kind::Number(..) | Kind::Size => (*matches.get_one::<u64>(key.name)?).into(),
+            _ => matches.get_one::<String>(key.name)?.as_str().into(),
+        };
+        Some((key.name.to_owned(), value))
+    };
+    keys.filter_map(value).collect()
+}

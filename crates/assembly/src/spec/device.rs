@@ -1,0 +1,288 @@
+//! Devices and their keys.
+
+use std::path::PathBuf;
+
+use sidecore_keys::{Key, Kind, Value, keys};
+use sidecore_nvme::Interrupts;
+use sidecore_reactor::IdleMode;
+use sidecore_units::Nanos;
+
+use super::{QUEUES_MAX, SERIAL_MAX_BYTES, SocketAccess, VolumeSpec};
+
+/// Longer spinning or delaying than a minute is a slip of the unit.
+pub const MINUTE_US: u64 = 60_000_000;
+
+/// How long adaptive devices spin unless told otherwise.
+pub const DEFAULT_SPIN_US: u64 = 50;
+
+keys! {
+    /// A disk that a guest sees.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct DeviceSpec {
+        plain {
+            /// Unique among the devices.
+            name: String = String::new();
+            /// The guest's view, with the settings that this front end alone has.
+            front_end: FrontEndSpec = FrontEndSpec::VirtioBlk(VirtioBlkSpec::default());
+            /// The store behind it.
+            store: String = String::new();
+            /// The socket that it is served on: of vhost-user for virtio-blk, of vfio-user for NVMe.
+            socket: PathBuf = PathBuf::new();
+            /// Who may connect to it.
+            access: SocketAccess = SocketAccess::default();
+            /// Request queues; for NVMe, I/O queue pairs that the driver may create.
+            queues: u16 = 1;
+            /// The sidecores that serve it: queue `i` is on number `i` modulo their count. None to
+            /// have one chosen when it is added.
+            sidecores: Vec<String> = Vec::new();
+            /// How its queues spend idle time.
+            idle: IdleMode = IdleMode::Adaptive { spin: Nanos::from_micros(DEFAULT_SPIN_US) };
+        }
+        keys {
+            "read_only" => read_only: bool = false, Kind::Flag(false), "`false`",
+                "the guest may only read, whatever the store allows";
+            "serial" => serial: Option<String> = None, Kind::Text, "the device's name",
+                "the serial number that the guest sees, at most 20 bytes of ASCII", is_serial;
+        }
+    }
+}
+
+/// The keys of a device that are more than a field: their values depend on each other, or lead to
+/// other sections.
+pub const STRUCTURE: &[Key] = &[
+    Key::required("name", Kind::Text, "\"some name\"", "its name"),
+    Key::new(
+        "front_end",
+        Kind::Word(&["virtio-blk", "nvme"]),
+        "`\"virtio-blk\"`",
+        "what the guest sees: `virtio-blk` or `nvme`; each has [keys](#front_end--virtio-blk) of its own",
+    ),
+    Key::required("store", Kind::Text, "\"the name of a [[store]]\"", "the store behind it"),
+    Key::required(
+        "socket",
+        Kind::Path,
+        "\"/run/sidecore/disk.sock\"",
+        "the socket that it is served on, of vhost-user or, for `nvme`, of vfio-user: at most 107 bytes, in a \
+         directory that exists. What a dead daemon left there is replaced",
+    ),
+    Key::new(
+        "socket_owner",
+        Kind::Text,
+        "the daemon's user",
+        "the user that the socket belongs to, by name or number. The daemon gives it away each time that it makes \
+         it, before anybody can connect, which takes root or CAP_CHOWN",
+    ),
+    Key::new(
+        "socket_group",
+        Kind::Text,
+        "the daemon's group",
+        "the group that it belongs to, by name or number; without root, one that the daemon is a member of",
+    ),
+    Key::new(
+        "socket_mode",
+        Kind::Text,
+        "`\"0600\"`, or `\"0660\"` with a `socket_group`",
+        "the socket's permissions in octal digits. To connect takes the permission to write",
+    ),
+    Key::new(
+        "queues",
+        Kind::Number(1, QUEUES_MAX as u64),
+        "1; 64 for `nvme`",
+        "how many request queues it offers, 1 to 64; for `nvme`, pairs of I/O queues that the driver may create",
+    ),
+    Key::new("sidecore", Kind::Text, "one with the fewest queues", "the sidecore that serves all its queues"),
+    Key::new(
+        "sidecores",
+        Kind::Texts,
+        "",
+        "several instead: queue number `i` is served by sidecore number `i` modulo their count; at most as many as \
+         queues",
+    ),
+    Key::new(
+        "idle",
+        Kind::Word(&["poll", "adaptive", "interrupt"]),
+        "`\"adaptive\"`",
+        "what it does without work: `poll` never sleeps (and pauses between looks while other work [takes its \
+         sidecore's core](decisions/0026-a-sidecore-without-its-core.md)), `adaptive` spins for a while and then \
+         sleeps until the guest kicks, `interrupt` sleeps at once",
+    ),
+    Key::new(
+        "spin_us",
+        Kind::Number(0, MINUTE_US),
+        "that of its sidecore",
+        "how long it spins, with `idle = \"adaptive\"`; of several sidecores' the longest; 0 to 60000000",
+    ),
+];
+
+keys! {
+    /// A virtio block device.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct VirtioBlkSpec {
+        plain {}
+        keys {
+            "queue_size_max" => queue_size_max: u16 = 1024, Kind::Number(1, 32768), "1024",
+                "the largest ring that it accepts, in entries; a power of two up to 32768", is_power_of_two;
+            "packed" => packed: bool = false, Kind::Flag(false), "`false`",
+                "offer packed rings (VIRTIO_F_RING_PACKED) as well";
+            "write_cache" => write_cache: bool = true, Kind::Flag(true), "`true`",
+                "the cache mode until the guest's driver chooses another: with `false` each write is durable before \
+                 it completes, at the cost of a flush for each";
+            "seg_max" => seg_max: Option<u32> = None, Kind::Number(1, 1022), "126",
+                "most segments in a request, 1 to 1022";
+            // Drivers refuse disks whose segments hold less than a page.
+            "size_max" => size_max_bytes: Option<u32> = None, Kind::Number(4096, u32::MAX as u64), "no limit",
+                "most bytes in a segment, 4096 or more";
+        }
+    }
+}
+
+keys! {
+    /// A PCI function that is an NVMe controller.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct NvmeSpec {
+        plain {}
+        keys {
+            "interrupts" => interrupts: Interrupts = Interrupts::MsiX, Kind::Word(&["msi-x", "msi"]), "`\"msi-x\"`",
+                "how the function interrupts its driver, `msi-x` or `msi`; see below";
+            "block_size" => block_bytes: Option<u32> = None, Kind::Number(1, u32::MAX as u64), "the store's",
+                "the size of the namespace's blocks in bytes, 512 or 4096, and not less than the store's",
+                is_block_size;
+        }
+    }
+}
+
+/// A guest's view of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FrontEndSpec {
+    /// A virtio block device.
+    VirtioBlk(VirtioBlkSpec),
+    /// A PCI function that is an NVMe controller.
+    Nvme(NvmeSpec),
+}
+
+impl FrontEndSpec {
+    /// Each front end by its word in the configuration and in reports, with the keys that it alone
+    /// has.
+    pub const KINDS: &'static [(&'static str, &'static [Key])] =
+        &[("virtio-blk", VirtioBlkSpec::KEYS), ("nvme", NvmeSpec::KEYS)];
+
+    /// The front end of this word, with the usual settings.
+    #[must_use]
+    pub fn from_word(word: &str) -> Self {
+        match word {
+            "nvme" => Self::Nvme(NvmeSpec::default()),
+            _ => Self::VirtioBlk(VirtioBlkSpec::default()),
+        }
+    }
+
+    /// The word for it in the configuration and in reports.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::VirtioBlk(_) => "virtio-blk",
+            Self::Nvme(_) => "nvme",
+        }
+    }
+
+    /// Takes over the values of its keys that are there.
+    pub fn set(&mut self, values: &sidecore_keys::Values) {
+        match self {
+            Self::VirtioBlk(spec) => spec.set(values),
+            Self::Nvme(spec) => spec.set(values),
+        }
+    }
+
+    /// The keys that it alone has.
+    #[must_use]
+    pub const fn keys(&self) -> &'static [Key] {
+        match self {
+            Self::VirtioBlk(_) => VirtioBlkSpec::KEYS,
+            Self::Nvme(_) => NvmeSpec::KEYS,
+        }
+    }
+
+    /// How many queues a device has unless told otherwise.
+    #[must_use]
+    pub const fn queues(&self) -> u16 {
+        match self {
+            Self::VirtioBlk(_) => 1,
+            // A driver creates as many as it has CPUs.
+            Self::Nvme(_) => QUEUES_MAX,
+        }
+    }
+}
+
+/// More than any disk does in a second.
+const IOPS_LIMIT: u64 = 1_000_000_000;
+
+/// The keys of a store of type `volume`.
+pub const VOLUME: &[Key] = &[
+    Key::required("controller", Kind::Text, "\"the name of a [[controller]]\"", "the controller's name"),
+    Key::required("volume", Kind::Text, "\"the name of a volume\"", "the volume's name"),
+    Key::new(
+        "size",
+        Kind::Size,
+        "must exist",
+        "create the volume with this size if it does not exist; it takes no space until it is written. One that \
+         exists keeps the size that it has",
+    ),
+    Key::new(
+        "quota",
+        Kind::Size,
+        "as it is",
+        "the most that it may take of the controller's store, its metadata aside",
+    ),
+    Key::new(
+        "weight",
+        Kind::Number(1, VolumeSpec::WEIGHT_MAX as u64),
+        "100",
+        "its share when several functions want more than a sidecore or the store can do, however many queues each \
+         has: 1 to 1000",
+    ),
+    Key::new("read_iops", Kind::Number(1, IOPS_LIMIT), "no limit", "reads a second"),
+    Key::new("read_iops_burst", Kind::Number(1, IOPS_LIMIT), "`read_iops`", "reads at once after a rest"),
+    Key::new(
+        "write_iops",
+        Kind::Number(1, IOPS_LIMIT),
+        "no limit",
+        "writes a second, discards and writes of zeros among them",
+    ),
+    Key::new("write_iops_burst", Kind::Number(1, IOPS_LIMIT), "`write_iops`", "writes at once after a rest"),
+    Key::new("read_bps", Kind::Size, "no limit", "bytes read a second, written as a size: `\"100MiB\"`"),
+    Key::new("read_bps_burst", Kind::Size, "`read_bps`", "bytes read at once after a rest"),
+    Key::new("write_bps", Kind::Size, "no limit", "bytes written a second"),
+    Key::new("write_bps_burst", Kind::Size, "`write_bps`", "bytes written at once after a rest"),
+    Key::new(
+        "read_only",
+        Kind::Flag(false),
+        "`false`",
+        "nothing may be written, whatever device is in front of it; a snapshot is read-only anyway",
+    ),
+];
+
+/// Drivers of both ring formats can use all of such a ring.
+fn is_power_of_two(value: &Value) -> Result<(), String> {
+    let size = value.number();
+    if size.is_power_of_two() {
+        return Ok(());
+    }
+    let nearest = size.checked_next_power_of_two().unwrap_or(1);
+    Err(format!("queue_size_max = {size} is no power of two; write for instance {nearest}"))
+}
+
+fn is_block_size(value: &Value) -> Result<(), String> {
+    if matches!(value.number(), 512 | 4096) {
+        Ok(())
+    } else {
+        Err("`block_size` of a device is 512 or 4096".to_owned())
+    }
+}
+
+/// A serial number fits into the answer to a guest that asks for it.
+fn is_serial(value: &Value) -> Result<(), String> {
+    let text = value.text();
+    if text.len() <= SERIAL_MAX_BYTES && text.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
+        return Ok(());
+    }
+    Err(format!("`serial` is more than {SERIAL_MAX_BYTES} bytes, or not plain ASCII"))
+}

@@ -1,0 +1,97 @@
+//! A device in the control API's JSON: the keys and rules of the file, read by the same parser.
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value};
+use sidecore_assembly::spec::{DEFAULT_SPIN_US, DeviceSpec, StoreKind, StoreSpec};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::controller::{self, VolumeDraft};
+use super::draft::{KindDraft, device_of, open};
+use super::problem::Collector;
+use super::section::Section;
+use super::{rules, settle};
+
+/// The device that `keys` mean, and the store that comes with it if they have a `volume`.
+///
+/// # Errors
+/// All that is wrong with it.
+pub(crate) fn device(mut keys: Map<String, Value>) -> Result<(DeviceSpec, Option<StoreSpec>), String> {
+    keys.retain(|_, value| !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty()));
+    let part = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
+    let of_volume = |key| part(keys.get("volume").and_then(|volume| volume.get(key)));
+    let name = part(keys.get("name"));
+    // No name of the configuration has a slash.
+    let function = format!("{}/{}@{name}", of_volume("controller"), of_volume("volume"));
+    let has_one = keys.contains_key("store") != keys.contains_key("volume");
+    keys.entry("name").or_insert(name.into());
+    keys.entry("store").or_insert_with(|| function.clone().into());
+    let text = toml(&keys);
+    let (document, errors) = DeTable::parse_recoverable(&text);
+    if let Some(error) = errors.first() {
+        return Err(format!("the request makes no sense: {}", error.message()));
+    }
+    let mut problems = Collector::of_text(&text);
+    let (mut section, head) = open("device", document.get_ref(), 0..0, &mut problems);
+    if !has_one {
+        section.complain(0..0, "a device has either a `store` or a `volume`");
+    }
+    let volume = section.table("volume");
+    let draft = device_of(&mut section, head);
+    section.finish();
+    let volume = volume.and_then(|table| existing_volume(table, &mut problems));
+    if let Some(Err(message)) = draft.socket.as_ref().map(|socket| rules::short_enough(socket.get_ref())) {
+        problems.add(0..0, "", message);
+    }
+    let messages = |problem: super::Problem| problem.message;
+    problems.finish().map_err(|problems| problems.list.into_iter().map(messages).collect::<Vec<_>>().join("; "))?;
+    let sidecores = draft.sidecores.iter().map(|name| name.get_ref().clone()).collect();
+    let device = settle::device_on(draft, sidecores, DEFAULT_SPIN_US).ok_or("the request makes no sense")?;
+    Ok((device, volume.map(|volume| StoreSpec::new(function, StoreKind::Volume(volume.settle())))))
+}
+
+/// A virtual function of a volume that was made before.
+fn existing_volume(volume: &Spanned<DeValue<'_>>, problems: &mut Collector<'_>) -> Option<VolumeDraft> {
+    let mut section = Section::new(volume.get_ref().as_table()?, volume.span(), "volume", problems);
+    let kind = controller::volume(&mut section);
+    for key in ["size", "quota"] {
+        if section.has(key) {
+            section.complain(0..0, format!("`{key}` belongs to the request that makes the volume; leave it out"));
+        }
+    }
+    section.finish();
+    match kind {
+        Some(KindDraft::Volume(volume)) => Some(volume),
+        _ => None,
+    }
+}
+
+/// The same keys and values in TOML.
+fn toml(keys: &Map<String, Value>) -> String {
+    let mut text = String::new();
+    for (key, value) in keys {
+        let _ = writeln!(text, "{} = {}", string(key), inline(value));
+    }
+    text
+}
+
+fn inline(value: &Value) -> String {
+    let list = |parts: Vec<String>| parts.join(", ");
+    match value {
+        // No key has tables in a list, so that this is refused as JSON's null is.
+        Value::Null => "{}".to_owned(),
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::String(text) => string(text),
+        Value::Array(values) => format!("[{}]", list(values.iter().map(inline).collect())),
+        Value::Object(keys) => {
+            let given = keys.iter().filter(|(_, value)| !value.is_null());
+            format!("{{{}}}", list(given.map(|(key, value)| format!("{} = {}", string(key), inline(value))).collect()))
+        }
+    }
+}
+
+/// JSON's escapes are escapes of TOML as well, which wants one more.
+fn string(text: &str) -> String {
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
