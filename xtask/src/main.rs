@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask demo|libvirt|test|bench|lint|ratchet|fuzz|arrows|metrics|keys`.
+//! The project's own commands: `cargo xtask demo|libvirt|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
 //!
 //! Everything that `make`, CI and a developer run is here, in the language of the project, so that there is one way to
 //! do each thing. A command says what it does and how long it took, stops at the first failure, and says what to do.
@@ -68,6 +68,8 @@ enum Task {
     Metrics,
     /// Rewrite the tables of keys in docs/config.md.
     Keys,
+    /// Rewrite docs/openapi.json.
+    Openapi,
 }
 
 fn main() -> ExitCode {
@@ -101,6 +103,7 @@ fn run(task: Task) -> Result<()> {
             Ok(())
         }
         Task::Metrics => rewrite(&["--lib", "metrics::tests::manual"]),
+        Task::Openapi => rewrite(&["--lib", "api::document::tests"]),
         Task::Keys => rewrite(&["--test", "config", "manual::"]),
     }
 }

@@ -4,8 +4,10 @@
 
 mod answer;
 mod connections;
+mod document;
 mod new_device;
 mod requests;
+mod routes;
 mod volumes;
 
 use std::io;
@@ -19,7 +21,6 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path as UrlPath, Query, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::IntoResponse;
-use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use sidecore_assembly::report::{
@@ -84,6 +85,7 @@ pub(crate) const DEVICES_PATH: &str = "/v1/devices";
 pub(crate) const SIDECORES_PATH: &str = "/v1/sidecores";
 pub(crate) const STATS_PATH: &str = "/v1/stats";
 pub(crate) const CONTROLLERS_PATH: &str = "/v1/controllers";
+pub(crate) const OPENAPI_PATH: &str = "/openapi.json";
 pub(crate) const METRICS_PATH: &str = "/metrics";
 
 /// The control API's socket. Binding it comes before anything else that a daemon starts, because that is how a second
@@ -213,17 +215,12 @@ impl Signals {
 }
 
 fn router(source: Arc<dyn Source>) -> Router {
-    Router::new()
-        .route(DEVICES_PATH, get(devices).post(add_device))
-        .route("/v1/devices/{device}", delete(remove_device))
-        .route("/v1/devices/{device}/accept-loss", post(accept_loss))
-        .route(SIDECORES_PATH, get(sidecores))
-        .route(STATS_PATH, get(stats))
-        .route(METRICS_PATH, get(prometheus))
-        .merge(volumes::router())
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(source)
+    routes::router().fallback(unknown).method_not_allowed_fallback(wrong_method).with_state(source)
+}
+
+/// `GET /openapi.json`.
+async fn openapi() -> Json<serde_json::Value> {
+    Json(document::document())
 }
 
 async fn devices(State(source): State<Arc<dyn Source>>) -> Json<Devices> {
@@ -288,7 +285,7 @@ async fn prometheus(
 }
 
 async fn unknown(uri: Uri) -> Refusal {
-    let paths = [DEVICES_PATH, SIDECORES_PATH, STATS_PATH, CONTROLLERS_PATH, METRICS_PATH].join(", ");
+    let paths = [DEVICES_PATH, SIDECORES_PATH, STATS_PATH, CONTROLLERS_PATH, METRICS_PATH, OPENAPI_PATH].join(", ");
     Refusal::not_found(format!("there is no {}; there are {paths}", uri.path()))
 }
 

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
-use axum::routing::{get, post};
-use axum::{Json, Router};
 use serde::de::DeserializeOwned;
 use sidecore_assembly::report::{CheckReport, ControllerReport, ExtentsReport, VolumeReport};
 use sidecore_assembly::{BlocksOf, ControllerHandle, OperationError};
@@ -22,25 +21,6 @@ type Made = Result<(StatusCode, Json<VolumeReport>), Refusal>;
 type Done = Result<StatusCode, Refusal>;
 /// The controller and the volume that a path names.
 type Pair = Path<(String, String)>;
-
-/// All that is below here.
-pub(super) fn router() -> Router<Arc<dyn Source>> {
-    let controller = Router::new()
-        .route("/", get(show))
-        .route("/volumes", get(volumes).post(create))
-        .route("/volumes/{volume}", get(volume).delete(delete))
-        .route("/volumes/{volume}/snapshot", post(snapshot))
-        .route("/volumes/{volume}/clone", post(clone))
-        .route("/volumes/{volume}/resize", post(resize))
-        .route("/volumes/{volume}/rename", post(rename))
-        .route("/volumes/{volume}/quota", post(quota))
-        .route("/volumes/{volume}/extents", get(extents))
-        .route("/check", post(check))
-        .route("/prune", post(prune))
-        .route("/flush-btlb", post(flush_btlb))
-        .route("/share", post(share));
-    Router::new().route(super::CONTROLLERS_PATH, get(list)).nest("/v1/controllers/{controller}", controller)
-}
 
 /// Does something with the controller of this name, off the API's own thread.
 async fn with<T: Send + 'static>(
@@ -81,7 +61,7 @@ fn created(volume: Json<VolumeReport>) -> (StatusCode, Json<VolumeReport>) {
     (StatusCode::CREATED, volume)
 }
 
-async fn list(State(source): Shared) -> Answer<Controllers> {
+pub(super) async fn list(State(source): Shared) -> Answer<Controllers> {
     let report = move || {
         let controllers = source.controllers().iter().map(|controller| controller.report()).collect();
         Ok::<_, Refusal>(Controllers { controllers, closed: source.closed_controllers() })
@@ -89,54 +69,66 @@ async fn list(State(source): Shared) -> Answer<Controllers> {
     Ok(Json(apart(report).await?))
 }
 
-async fn show(State(source): Shared, Path(controller): Path<String>) -> Answer<ControllerReport> {
+pub(super) async fn show(State(source): Shared, Path(controller): Path<String>) -> Answer<ControllerReport> {
     with(&source, controller, |handle| Ok(handle.report())).await.map(Json)
 }
 
-async fn volumes(State(source): Shared, Path(controller): Path<String>) -> Answer<Volumes> {
+pub(super) async fn volumes(State(source): Shared, Path(controller): Path<String>) -> Answer<Volumes> {
     with(&source, controller, ControllerHandle::volumes_with_usage).await.map(|volumes| Json(Volumes { volumes }))
 }
 
-async fn create(State(source): Shared, Path(controller): Path<String>, request: Request) -> Made {
+pub(super) async fn create(State(source): Shared, Path(controller): Path<String>, request: Request) -> Made {
     let create =
         |handle: &ControllerHandle, new: CreateVolume| handle.create_volume(&new.name, new.size_bytes, new.quota_bytes);
     make(&source, (controller, request), create).await.map(created)
 }
 
-async fn volume(State(source): Shared, Path((controller, volume)): Pair) -> Answer<VolumeReport> {
+pub(super) async fn volume(State(source): Shared, Path((controller, volume)): Pair) -> Answer<VolumeReport> {
     with(&source, controller, move |handle| handle.volume_with_usage(&volume)).await.map(Json)
 }
 
-async fn delete(State(source): Shared, Path((controller, volume)): Pair) -> Done {
+pub(super) async fn delete(State(source): Shared, Path((controller, volume)): Pair) -> Done {
     with(&source, controller, move |handle| handle.delete_volume(&volume)).await.map(|()| StatusCode::NO_CONTENT)
 }
 
-async fn snapshot(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Made {
+pub(super) async fn snapshot(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Made {
     let take = move |handle: &ControllerHandle, new: Named| handle.snapshot_volume(&volume, &new.name);
     make(&source, (controller, request), take).await.map(created)
 }
 
-async fn clone(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Made {
+pub(super) async fn clone(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Made {
     let clone = move |handle: &ControllerHandle, new: Named| handle.clone_volume(&volume, &new.name);
     make(&source, (controller, request), clone).await.map(created)
 }
 
-async fn resize(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Answer<VolumeReport> {
+pub(super) async fn resize(
+    State(source): Shared,
+    Path((controller, volume)): Pair,
+    request: Request,
+) -> Answer<VolumeReport> {
     let resize = move |handle: &ControllerHandle, new: Resize| handle.resize_volume(&volume, new.size_bytes);
     make(&source, (controller, request), resize).await
 }
 
-async fn rename(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Answer<VolumeReport> {
+pub(super) async fn rename(
+    State(source): Shared,
+    Path((controller, volume)): Pair,
+    request: Request,
+) -> Answer<VolumeReport> {
     let rename = move |handle: &ControllerHandle, new: Named| handle.rename_volume(&volume, &new.name);
     make(&source, (controller, request), rename).await
 }
 
-async fn quota(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Answer<VolumeReport> {
+pub(super) async fn quota(
+    State(source): Shared,
+    Path((controller, volume)): Pair,
+    request: Request,
+) -> Answer<VolumeReport> {
     let quota = move |handle: &ControllerHandle, new: Quota| handle.set_quota(&volume, new.quota_bytes);
     make(&source, (controller, request), quota).await
 }
 
-async fn extents(
+pub(super) async fn extents(
     State(source): Shared,
     Path((controller, volume)): Pair,
     query: Result<Query<ExtentsQuery>, QueryRejection>,
@@ -148,19 +140,19 @@ async fn extents(
     with(&source, controller, move |handle| handle.extents(&volume, query.from, query.max)).await.map(Json)
 }
 
-async fn check(State(source): Shared, Path(controller): Path<String>) -> Answer<CheckReport> {
+pub(super) async fn check(State(source): Shared, Path(controller): Path<String>) -> Answer<CheckReport> {
     with(&source, controller, ControllerHandle::check).await.map(Json)
 }
 
-async fn prune(State(source): Shared, Path(controller): Path<String>, request: Request) -> Done {
+pub(super) async fn prune(State(source): Shared, Path(controller): Path<String>, request: Request) -> Done {
     act(&source, (controller, request), |handle, what: Prune| handle.prune(what.volume.as_deref())).await
 }
 
-async fn flush_btlb(State(source): Shared, Path(controller): Path<String>) -> Done {
+pub(super) async fn flush_btlb(State(source): Shared, Path(controller): Path<String>) -> Done {
     with(&source, controller, ControllerHandle::flush_btlb).await.map(|()| StatusCode::NO_CONTENT)
 }
 
-async fn share(State(source): Shared, Path(controller): Path<String>, request: Request) -> Done {
+pub(super) async fn share(State(source): Shared, Path(controller): Path<String>, request: Request) -> Done {
     let share = |handle: &ControllerHandle, what: Share| {
         let from = BlocksOf { volume: &what.from.volume, first: what.from.first, count: what.count };
         let to = BlocksOf { volume: &what.to.volume, first: what.to.first, count: what.count };
