@@ -1,6 +1,6 @@
 //! A data structure on its way to the host.
 
-/// So many bytes, zero but for what is put in. What lies past the end is left out.
+/// A zeroed buffer of a fixed size. Bytes put past its end are dropped.
 pub(crate) struct Bytes(Vec<u8>);
 
 impl Bytes {

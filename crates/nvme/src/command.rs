@@ -5,8 +5,7 @@ use sidecore_spec_nvme::command::{
     PSDT_SGL, PSDT_SGL_WITH_METADATA_SEGMENT, PSDT_SHIFT,
 };
 
-/// The 64 bytes of a command, ours already: read once from the guest's memory, and then never
-/// again.
+/// The 64 bytes of a command: copied from guest memory once, and never read there again.
 #[derive(Clone, Copy, Debug)]
 pub struct Command([u8; COMMAND_BYTES]);
 
@@ -23,7 +22,7 @@ pub enum Fuse {
     Reserved,
 }
 
-/// What the data pointer is (figure 91, PSDT).
+/// The type of the data pointer (figure 91, PSDT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PointerKind {
     /// Two PRP entries.
@@ -38,20 +37,20 @@ pub enum PointerKind {
 }
 
 impl Command {
-    /// The command that these bytes are.
+    /// Wraps the bytes of a submission queue entry.
     #[must_use]
     #[inline]
     pub const fn new(bytes: [u8; COMMAND_BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// Its bytes.
+    /// The submission queue entry.
     #[must_use]
     pub const fn bytes(&self) -> &[u8; COMMAND_BYTES] {
         &self.0
     }
 
-    /// A little-endian field; zero past the end, where none is.
+    /// A little-endian field; zero past the end.
     #[inline]
     fn field<const N: usize>(&self, offset: usize) -> [u8; N] {
         self.0.get(offset..).and_then(|rest| rest.first_chunk::<N>()).copied().unwrap_or([0; N])

@@ -1,7 +1,8 @@
 //! The controller: enabling, resetting and shutting it down (NVMe base 2.0, 3.5 to 3.7), and
 //! running its admin queue.
 //!
-//! Nothing here waits. What takes long leaves a [`Waiting`] behind, and comes back as [`News`].
+//! Nothing here waits. A request that takes long registers a [`Waiting`], and ends with a
+//! [`Message`].
 
 mod handover;
 mod state;
@@ -21,14 +22,14 @@ use crate::admin::events::{Event, Events};
 use crate::admin::features::Features;
 use crate::admin::queue::AdminQueue;
 use crate::admin::queues::Queues;
-use crate::inbox::{Inbox, News, QueueEvent, Token};
+use crate::inbox::{Inbox, Message, QueueEvent, Token};
 use crate::manager::{Manager, Reply};
 use crate::pci::TRAPPED_STRIDE;
 use crate::pointer::MAX_PIECES;
 use crate::registers::Registers;
 use crate::{Activity, Command, Done, Identity, Namespace, QueueHost, Statistics, Status};
 
-use handover::Leaving;
+use handover::HandOverPhase;
 use state::{Rest, State};
 
 /// The firmware's revision, 8 characters at most.
@@ -37,11 +38,11 @@ pub(crate) const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 /// Most admin commands carried out in one go: the thread has other controllers to run.
 const BUDGET: usize = 64;
 
-/// How often the admin queue's doorbells are looked at while they are mapped and the controller is
-/// ready: a driver that stores there tells nobody.
+/// How often the admin queue's doorbells are read while they are mapped and the controller is
+/// ready: a store to a mapped doorbell causes no event.
 const LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
 
-/// How a command goes on that has not failed.
+/// The result of a command that has not failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It completes with this in dword 0.
@@ -50,7 +51,7 @@ pub(crate) enum Outcome {
     Later,
 }
 
-/// What a command waits for.
+/// The event that a command waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Waiting {
     /// The queue's commands.
@@ -59,13 +60,13 @@ pub(crate) enum Waiting {
     DeleteCompletionQueue { command_id: u16, queue: u16 },
     /// The queue of a command that is to be aborted.
     Abort { command_id: u16 },
-    /// The manager, which makes something that has a number.
+    /// The manager, whose reply is the number of the object it created.
     Created { command_id: u16 },
     /// The manager.
     Managed { command_id: u16 },
 }
 
-/// How many there are.
+/// The sizes that the driver is offered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// I/O queue pairs.
@@ -74,7 +75,7 @@ pub(crate) struct Limits {
     pub vectors: u16,
 }
 
-/// What a controller is made of.
+/// The arguments of [`Controller::new`].
 pub(crate) struct Parts {
     pub identity: Identity,
     pub limits: Limits,
@@ -94,7 +95,7 @@ pub(crate) struct Controller {
     pub(crate) host: Arc<dyn QueueHost>,
     pub(crate) manager: Option<Arc<dyn Manager>>,
     statistics: Arc<dyn Statistics>,
-    /// What was counted by processes before this one.
+    /// The activity that the processes before this one have counted.
     counted_before: Activity,
     pub(crate) inbox: Arc<Inbox>,
 
@@ -108,7 +109,7 @@ pub(crate) struct Controller {
     pub(crate) errors: Arc<ErrorLog>,
     pub(crate) changed: ChangedNamespaces,
     pub(crate) namespace: Option<Arc<Namespace>>,
-    /// The host began with a process that told it no UUID: Linux takes a namespace away whose
+    /// The process before reported no UUID to this host: Linux removes a namespace whose
     /// identifiers change.
     hides_uuid: bool,
 
@@ -119,17 +120,16 @@ pub(crate) struct Controller {
 
     waiting: BTreeMap<Token, Waiting>,
     last_token: u64,
-    /// Which answer says that everything has stopped.
+    /// The token of the event "all queues have stopped".
     stopping: Option<Token>,
-    /// Which answer says that a flush is over: one is under way at a time, whatever the driver does
-    /// meanwhile.
+    /// The token of the flush in flight: at most one, whatever the driver does meanwhile.
     flushing: Option<Token>,
-    /// Who waits for a reset to be over.
+    /// Called when the reset is complete.
     resets: Vec<Done>,
-    /// Who is to be told, once the controller's lock is free.
+    /// Called as soon as the controller's lock is free.
     answers: Vec<Done>,
-    leaving: Leaving,
-    /// When the admin queue's doorbells were looked at last.
+    hand_over_phase: HandOverPhase,
+    /// The time of the last read of the admin queue's doorbells.
     looked_at: Nanos,
 }
 
@@ -166,7 +166,7 @@ impl Controller {
             flushing: None,
             resets: Vec::new(),
             answers: Vec::new(),
-            leaving: Leaving::default(),
+            hand_over_phase: HandOverPhase::default(),
             looked_at: Nanos::ZERO,
         }
     }
@@ -179,8 +179,8 @@ impl Controller {
         }
     }
 
-    /// The doorbells are in this memory from now on: a client has gone that had the other one
-    /// mapped, and nothing runs.
+    /// Replaces the doorbell memory, after the client that had the old memory mapped is gone, while
+    /// nothing runs.
     pub(crate) fn set_doorbells(&mut self, doorbells: Arc<Doorbells>) {
         if self.doorbells_are_mapped {
             self.registers.set_doorbell_stride(doorbells.stride().dstrd());
@@ -205,7 +205,7 @@ impl Controller {
         }
     }
 
-    /// Takes what the driver has stored to the admin queue's doorbells.
+    /// Reads the admin queue's doorbells that the driver has mapped.
     fn look_at_admin_doorbells(&mut self, now: Nanos) {
         self.looked_at = now;
         if self.admin.as_mut().is_some_and(|admin| admin.look(&self.doorbells).is_err()) {
@@ -234,12 +234,12 @@ impl Controller {
         }
     }
 
-    /// What lies behind the properties and is no doorbell is written.
+    /// The driver wrote BAR0 behind the properties, where no doorbell is.
     pub(crate) fn write_nowhere(&mut self) {
         self.invalid_doorbell(Event::InvalidDoorbellRegister);
     }
 
-    /// The host is told (figure 147), if it can be: the doorbell has no effect.
+    /// Reports the error to the host (figure 147) if possible; the write has no effect.
     fn invalid_doorbell(&mut self, event: Event) {
         if self.admin.is_some() {
             self.errors.controller(Status::INVALID_FIELD);
@@ -247,7 +247,7 @@ impl Controller {
         }
     }
 
-    /// The guest's memory from now on.
+    /// Sets the guest memory table.
     pub(crate) fn set_memory(&mut self, memory: GuestMemory, done: Done) {
         if let Some(error) = self.admin.as_mut().and_then(|admin| admin.rebind(&memory).err()) {
             tracing::debug!(%error, "the admin queue is not in the guest's memory for now");
@@ -257,31 +257,31 @@ impl Controller {
         self.memory = memory;
     }
 
-    /// What is served from now on; the host is told of the change.
+    /// Sets the served namespace, and reports the change to the host.
     pub(crate) fn set_namespace(&mut self, namespace: Option<Arc<Namespace>>, done: Done) {
         let ids = [&self.namespace, &namespace].map(|namespace| namespace.as_ref().map(|namespace| namespace.id));
         self.namespace.clone_from(&namespace);
         self.host.set_namespace(namespace, done);
         if self.admin.is_some() {
-            self.tell_of_namespaces(ids.into_iter().flatten().collect());
+            self.raise_namespace_changes(ids.into_iter().flatten().collect());
         }
     }
 
-    /// These came, went or changed: the host is told.
-    fn tell_of_namespaces(&mut self, ids: Vec<u32>) {
+    /// Reports namespaces that were attached, detached or changed to the host.
+    fn raise_namespace_changes(&mut self, ids: Vec<u32>) {
         ids.into_iter().for_each(|id| self.changed.insert(id));
         if self.features.wants_namespace_notices() {
             self.events.raise(Event::NamespaceAttributeChanged);
         }
     }
 
-    /// A host begins that knows nothing yet.
+    /// A new host begins, to which nothing has been reported yet.
     pub(crate) fn begin_client(&mut self) {
         self.hides_uuid = false;
     }
 
-    /// The served namespace as the host knows it.
-    pub(crate) fn told_namespace(&self) -> Option<Namespace> {
+    /// The served namespace with the identifiers that the host was shown.
+    pub(crate) fn reported_namespace(&self) -> Option<Namespace> {
         let mut told = Namespace::clone(self.namespace.as_deref()?);
         if self.hides_uuid {
             told.uuid = [0; 16];
@@ -289,7 +289,7 @@ impl Controller {
         Some(told)
     }
 
-    /// What the controller has done so far.
+    /// The activity since the function was made.
     pub(crate) fn activity(&self) -> Activity {
         self.counted_before.with(self.statistics.activity())
     }
@@ -298,19 +298,19 @@ impl Controller {
         self.namespace.as_ref().is_some_and(|namespace| namespace.store.geometry().volatile_cache)
     }
 
-    /// Leaves behind what a command waits for.
+    /// Registers a waiting command. The returned handle ends the wait.
     pub(crate) fn wait(&mut self, waiting: Waiting) -> Done {
         let token = self.token();
         self.waiting.insert(token, waiting);
         self.inbox.done(token)
     }
 
-    /// How many commands wait for something like this.
+    /// Counts the waiting commands that match.
     pub(crate) fn count_waiting(&self, is_like_this: impl Fn(&Waiting) -> bool) -> usize {
         self.waiting.values().filter(|waiting| is_like_this(waiting)).count()
     }
 
-    /// As [`Controller::wait`], for what has a result.
+    /// As [`Controller::wait`], for requests that return a result.
     pub(crate) fn wait_for_result(&mut self, waiting: Waiting) -> Reply {
         let token = self.token();
         self.waiting.insert(token, waiting);
@@ -322,32 +322,32 @@ impl Controller {
         Token(self.last_token)
     }
 
-    /// Something happened elsewhere. What a reset has made obsolete is known by its token being
-    /// unknown.
-    pub(crate) fn hear(&mut self, news: News) {
-        match news {
-            News::Done(token) if self.stopping == Some(token) => {
+    /// Handles a message of another thread. A message from before a reset has an unknown token, and
+    /// is dropped.
+    pub(crate) fn handle(&mut self, messages: Message) {
+        match messages {
+            Message::Done(token) if self.stopping == Some(token) => {
                 self.stopping = None;
                 self.stopped();
             }
-            News::Done(token) if self.flushing == Some(token) => {
+            Message::Done(token) if self.flushing == Some(token) => {
                 self.flushing = None;
                 self.flushed(token);
             }
-            News::Done(token) => match self.waiting.remove(&token) {
+            Message::Done(token) => match self.waiting.remove(&token) {
                 Some(Waiting::DeleteSubmissionQueue { command_id, queue }) => {
                     self.submission_queue_deleted(command_id, queue);
                 }
                 Some(Waiting::DeleteCompletionQueue { command_id, queue }) => {
                     self.completion_queue_deleted(command_id, queue);
                 }
-                // These have a result.
+                // These requests return a result.
                 Some(
                     Waiting::Abort { command_id } | Waiting::Created { command_id } | Waiting::Managed { command_id },
                 ) => self.complete(command_id, Err(Status::INTERNAL_ERROR)),
                 None => {}
             },
-            News::Managed(token, result) => match self.waiting.remove(&token) {
+            Message::Managed(token, result) => match self.waiting.remove(&token) {
                 Some(Waiting::Abort { command_id } | Waiting::Created { command_id }) => {
                     self.complete(command_id, result.map_err(Status::from));
                 }
@@ -356,20 +356,20 @@ impl Controller {
                 }
                 _ => {}
             },
-            News::Queue(QueueEvent::InvalidDoorbellValue { queue }) => {
+            Message::Queue(QueueEvent::InvalidDoorbellValue { queue }) => {
                 tracing::debug!(queue, "the driver wrote a doorbell value that the queue cannot have");
                 self.invalid_doorbell(Event::InvalidDoorbellValue);
             }
-            News::Queue(QueueEvent::Fatal { queue }) => {
+            Message::Queue(QueueEvent::Fatal { queue }) => {
                 tracing::warn!(queue, "a queue cannot go on");
                 self.fail();
             }
-            News::Queue(QueueEvent::FlushFailed) => self.errors.controller(Status::WRITE_FAULT),
-            News::HandedOver(queues) => self.queues_left(queues),
+            Message::Queue(QueueEvent::FlushFailed) => self.errors.controller(Status::WRITE_FAULT),
+            Message::HandedOver(queues) => self.queues_exported(queues),
         }
     }
 
-    /// Completes a command that was to be completed later.
+    /// Completes a command whose outcome was [`Outcome::Later`].
     pub(crate) fn complete(&mut self, command_id: u16, result: Result<u32, Status>) {
         if let Err(status) = result {
             self.errors.command(&Command::build(0, command_id, 0), status);
@@ -387,8 +387,8 @@ impl Controller {
         }
     }
 
-    /// Carries out what the admin queue has, tells events, and looks at the clock. Whether an
-    /// interrupt is due.
+    /// Executes commands of the admin queue, reports events, and checks the timers. Returns whether
+    /// an interrupt is due.
     pub(crate) fn run(&mut self, now: Nanos) -> bool {
         if self.admin.is_some() && self.memory.is_lost() {
             tracing::warn!("the client has truncated the guest's memory");
@@ -404,7 +404,7 @@ impl Controller {
             self.fail();
         }
         for _ in 0..BUDGET {
-            self.tell_events();
+            self.complete_events();
             let admin = self.admin.as_mut().filter(|_| !is_leaving);
             let Some(command) = admin.and_then(AdminQueue::take) else { break };
             match self.execute(&command, now) {
@@ -416,23 +416,23 @@ impl Controller {
                 }
             }
         }
-        self.tell_events();
+        self.complete_events();
         if is_leaving {
-            self.leave();
+            self.advance_hand_over();
         } else if self.admin.as_ref().is_some_and(AdminQueue::has_work) {
             self.inbox.wake();
         }
-        self.admin.as_mut().is_some_and(AdminQueue::take_untold)
+        self.admin.as_mut().is_some_and(AdminQueue::take_unsignalled)
     }
 
-    /// When to run it though nothing happens.
+    /// The time of the next run if no event comes before.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
         self.admin.as_ref().filter(|_| !self.is_leaving())?;
         let look = self.doorbells_are_mapped.then(|| self.looked_at.after(LOOK_INTERVAL));
         look.into_iter().chain(self.features.keep_alive_at()).min()
     }
 
-    /// Who is to be told now.
+    /// Takes the completion callbacks that are ready to be called.
     pub(crate) fn take_answers(&mut self) -> Vec<Done> {
         std::mem::take(&mut self.answers)
     }

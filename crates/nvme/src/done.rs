@@ -1,24 +1,24 @@
-//! The answer to what cannot be waited for.
+//! A completion callback.
 
 use std::fmt;
 
-/// Called once, from any thread, when what was asked for is done. One that is dropped is called as
-/// well: whoever asked would wait for ever.
+/// Called exactly once, from any thread, when the request is complete. Dropping it calls it too,
+/// because the requester would otherwise wait forever.
 #[must_use]
 pub struct Done(Option<Box<dyn FnOnce() + Send>>);
 
 impl Done {
-    /// Calls `then` when it is done.
+    /// Calls `then` upon completion.
     pub fn new(then: impl FnOnce() + Send + 'static) -> Self {
         Self(Some(Box::new(then)))
     }
 
-    /// Nobody waits.
-    pub const fn nobody() -> Self {
+    /// A completion that has no listener.
+    pub const fn ignored() -> Self {
         Self(None)
     }
 
-    /// It is done.
+    /// Completes the request.
     pub fn call(self) {
         drop(self);
     }

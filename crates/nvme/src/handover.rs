@@ -1,9 +1,9 @@
-//! What a function leaves to another process, which goes on with it: its host notices nothing but a
+//! The state that a process exports and its successor imports: the host notices nothing but a
 //! pause.
 //!
-//! A function is handed over when nothing of its commands is in flight: each that was taken is
-//! completed, and none is taken any more. What is left then is small: registers, what the host has
-//! set, and where each queue has come to. The queues themselves, the host's data and the doorbells
+//! A function is handed over while none of its commands is in flight: each taken command is
+//! completed, and no more are taken. The remaining state is small: registers, the settings of the
+//! host, and the position of each queue. The queues themselves, the host's data and the doorbells
 //! are in memory that the next process maps as well.
 
 use std::os::fd::OwnedFd;
@@ -18,34 +18,34 @@ use crate::admin::features::Features;
 use crate::registers::Registers;
 use crate::{Activity, Interrupts, Namespace, StartError};
 
-/// A function as it was left.
+/// A function as it was exported.
 #[derive(Debug)]
 pub struct HandedOver {
-    /// What it is doing.
+    /// The registers, settings and queue positions.
     pub state: FunctionState,
-    /// What its vectors signal.
+    /// The eventfd of each vector.
     pub events: Vec<(u16, OwnedFd)>,
     /// The file of its doorbells, which the client may have mapped.
     pub doorbells: OwnedFd,
 }
 
-/// Called once with what a function leaves; `None` if it cannot be handed over.
+/// Called once with the exported function; `None` if it cannot be handed over.
 pub type HandOver = Box<dyn FnOnce(Option<HandedOver>) + Send>;
 
-/// All of a function but descriptors and memory.
+/// The state of a function without descriptors and memory.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct FunctionState {
     pub(crate) shape: Shape,
     pub(crate) config: Vec<u8>,
     pub(crate) msix: MsixState,
-    /// How far apart the doorbells are in their memory, as CAP.DSTRD says it. The first version of
-    /// this state has none: its doorbells have half a page each, and the admin queue's are not
-    /// among them.
+    /// The doorbell stride of the doorbell memory, as CAP.DSTRD. Absent in the first version of
+    /// this state: there each doorbell has half a page, and the admin queue's are not in the
+    /// memory.
     pub(crate) doorbell_stride: Option<u8>,
     pub(crate) controller: ControllerState,
 }
 
-/// What its client knows of it from the beginning, and relies on.
+/// The properties that the client has seen at first, and relies on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shape {
     pub queue_pairs: u16,
@@ -56,7 +56,7 @@ pub(crate) struct Shape {
 /// The MSI-X table.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct MsixState {
-    /// By vector: its entry, and whether vector control was ever written.
+    /// By vector: the table entry, and whether vector control was ever written.
     pub vectors: Vec<(Vec<u8>, bool)>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct MsixState {
 pub(crate) struct ControllerState {
     pub registers: Registers,
     pub rest: RestState,
-    /// There while it is ready.
+    /// Present while the controller is ready.
     pub admin: Option<AdminQueueState>,
     pub queues: QueuesState,
     pub features: Features,
@@ -76,10 +76,10 @@ pub(crate) struct ControllerState {
     pub namespace: Option<NamespaceState>,
 }
 
-/// How it rests, if it does.
+/// The rest state, if the controller is at rest.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) enum RestState {
-    /// It does not.
+    /// Not at rest.
     Ready,
     Disabled,
     ShutDown {
@@ -88,12 +88,12 @@ pub(crate) enum RestState {
     Failed,
 }
 
-/// Which namespace was served.
+/// The namespace that was served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NamespaceState {
     pub id: u32,
     pub nguid: [u8; 16],
-    /// What its host was told: nothing by the first version of this state.
+    /// The UUID that the host was shown; absent in the first version of this state.
     pub uuid: Option<[u8; 16]>,
     pub block_bytes: u32,
     pub capacity_bytes: u64,
@@ -105,15 +105,15 @@ impl NamespaceState {
         Self { id, nguid, uuid: Some(uuid), block_bytes, capacity_bytes: namespace.store.geometry().capacity_bytes }
     }
 
-    /// Whether a host may go on with the other one in its place: the same blocks, however many
-    /// there are by now.
+    /// Whether a host may use `other` in place of this namespace: the same blocks, whatever their
+    /// number is now.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let uuid = self.uuid.and(other.uuid);
         Self { capacity_bytes: other.capacity_bytes, uuid, ..self.clone() } == Self { uuid, ..other.clone() }
     }
 }
 
-/// The admin queues; where they are is in the registers.
+/// The admin queues; the registers have their addresses.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct AdminQueueState {
     pub submission_head: u16,
@@ -125,87 +125,87 @@ pub(crate) struct AdminQueueState {
 /// All I/O queues of a controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueuesState {
-    /// The driver's shadow doorbells and their EventIdx.
+    /// The addresses of the driver's shadow doorbells and of their EventIdx.
     pub shadow_doorbells: Option<(u64, u64)>,
-    /// Each with the submission queues that complete into it.
+    /// Each with its submission queues.
     pub completion_queues: Vec<CompletionQueueState>,
 }
 
 /// A completion queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompletionQueueState {
-    /// Its number, from 1.
+    /// Queue identifier, from 1.
     pub id: u16,
-    /// Where it is in the guest's memory.
+    /// Guest address of the first entry.
     pub address: u64,
-    /// How many entries it has.
+    /// Number of entries.
     pub entries: u32,
-    /// The interrupt vector that it signals, if it is not polled.
+    /// The interrupt vector; `None` for a polled queue.
     pub vector: Option<u16>,
-    /// Where it has come to.
+    /// The ring's position.
     pub position: PositionState,
-    /// What there was no room for.
+    /// Completions that found the queue full.
     pub backlog: Vec<EntryState>,
-    /// The submission queues that complete into it.
+    /// The submission queues that complete into this queue.
     pub submission_queues: Vec<SubmissionQueueState>,
 }
 
 /// A submission queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubmissionQueueState {
-    /// Its number, from 1.
+    /// Queue identifier, from 1.
     pub id: u16,
-    /// Where it is in the guest's memory.
+    /// Guest address of the first entry.
     pub address: u64,
-    /// How many entries it has.
+    /// Number of entries.
     pub entries: u32,
-    /// The next entry to take.
+    /// Index of the next entry to take.
     pub head: u16,
-    /// A command that was taken from it, and not looked at.
+    /// A command taken from the ring, but not yet parsed.
     pub ahead: Option<Vec<u8>>,
 }
 
-/// Where a completion queue has come to.
+/// The position of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PositionState {
-    /// Up to where the host has taken entries.
+    /// The host has consumed the entries before this index.
     pub head: u32,
-    /// The next entry to write.
+    /// Index of the next entry to write.
     pub tail: u32,
-    /// The phase tag of this round's entries.
+    /// The phase tag of the current round.
     pub phase: bool,
 }
 
-/// A completion queue's entry that is still to be posted.
+/// A completion that is still to be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryState {
     /// Dword 0.
     pub result: u32,
-    /// The submission queue and where its head was.
+    /// The submission queue and its head.
     pub submission_queue: (u16, u16),
-    /// The command.
+    /// Command identifier.
     pub command_id: u16,
-    /// The status field, as it is in dword 3.
+    /// The status field of dword 3.
     pub status: u16,
 }
 
-/// Why a function that another process has left cannot be gone on with.
+/// The reason why an exported function cannot be resumed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TakeOverError {
-    /// It has been configured in another way since.
+    /// The configuration has changed since the export.
     #[error("its {what} is not what it was")]
     Changed {
-        /// What of it.
+        /// The property that differs.
         what: &'static str,
     },
-    /// Another namespace is served in the place of the one that was.
+    /// Another namespace is served now.
     #[error("it serves something else than before")]
     OtherNamespace,
-    /// What it was left with is not of a function's.
+    /// The exported state is not that of a function.
     #[error("its state is damaged: {what}")]
     Damaged {
-        /// What of it.
+        /// The invalid field.
         what: &'static str,
     },
     /// An admin queue is not in the guest's memory.
@@ -214,7 +214,7 @@ pub enum TakeOverError {
     /// An I/O queue cannot be started.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The function cannot be handed over at all.
+    /// The function does not support hand-over.
     #[error("a function of this kind cannot be handed over")]
     NotOffered,
 }

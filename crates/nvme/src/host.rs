@@ -11,30 +11,30 @@ use crate::{Done, ErrorLog, Namespace, QueuesState};
 /// An I/O completion queue, as the driver created it.
 #[derive(Debug)]
 pub struct CompletionQueueSetup {
-    /// Its number, from 1.
+    /// Queue identifier, from 1.
     pub id: u16,
     /// The guest's memory as of now.
     pub memory: GuestMemory,
-    /// Where it is: contiguous, aligned to a page.
+    /// Guest address of the queue: contiguous, aligned to a page.
     pub address: GuestAddress,
-    /// How many entries it has, 2 to 65536.
+    /// Number of entries, 2 to 65536.
     pub entries: u32,
-    /// The interrupt vector that it signals; `None` for one that is polled (IEN = 0).
+    /// The interrupt vector; `None` for a polled queue (IEN = 0).
     pub vector: Option<u16>,
 }
 
 /// An I/O submission queue, as the driver created it.
 #[derive(Debug)]
 pub struct SubmissionQueueSetup {
-    /// Its number, from 1.
+    /// Queue identifier, from 1.
     pub id: u16,
-    /// The completion queue that its commands complete into, which exists.
+    /// The existing completion queue that its commands complete into.
     pub completion_queue: u16,
     /// The guest's memory as of now.
     pub memory: GuestMemory,
-    /// Where it is: contiguous, aligned to a page.
+    /// Guest address of the queue: contiguous, aligned to a page.
     pub address: GuestAddress,
-    /// How many entries it has, 2 to 65536.
+    /// Number of entries, 2 to 65536.
     pub entries: u32,
 }
 
@@ -42,20 +42,20 @@ pub struct SubmissionQueueSetup {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// It is not where it is said to be.
+    /// The queue's address is not in guest memory.
     #[error("queue {id}: {error}")]
     Memory {
-        /// Which queue.
+        /// Queue identifier.
         id: u16,
-        /// What is wrong.
+        /// The failed translation.
         error: MemoryError,
     },
     /// The store cannot be opened for the queue.
     #[error("queue {id}: {error}")]
     Io {
-        /// Which queue.
+        /// Queue identifier.
         id: u16,
-        /// What the kernel says.
+        /// The error of the system call.
         error: std::io::Error,
     },
     /// The sidecore that serves the function is gone.
@@ -63,9 +63,9 @@ pub enum StartError {
     SidecoreGone,
 }
 
-/// Who runs a controller's I/O queues. Nothing here waits for requests in flight: what does is
-/// answered by its [`Done`]. The controller makes sure of the order: a completion queue exists
-/// before, and longer than, the submission queues that complete into it.
+/// The runner of a controller's I/O queues. No method waits for requests in flight: such a wait
+/// ends with the method's [`Done`]. The controller keeps the order: a completion queue is started
+/// before, and stopped after, the submission queues that complete into it.
 pub trait QueueHost: Send + Sync {
     /// Starts a completion queue, empty. Takes a turn of its sidecore at most.
     ///
@@ -79,29 +79,29 @@ pub trait QueueHost: Send + Sync {
     /// See [`StartError`]; nothing was started.
     fn start_submission_queue(&self, setup: SubmissionQueueSetup) -> Result<(), StartError>;
 
-    /// Takes nothing more from it; done when all that was taken is completed.
+    /// Stops taking commands from the queue; done when all taken commands are completed.
     fn stop_submission_queue(&self, id: u16, done: Done);
 
-    /// Ends a completion queue that no submission queue uses.
+    /// Stops a completion queue that no submission queue uses.
     fn stop_completion_queue(&self, id: u16, done: Done);
 
     /// A controller's reset: takes and posts nothing more; done when nothing is in flight and all
     /// queues are gone.
     fn stop_all(&self, done: Done);
 
-    /// Ends all queues for another process to go on with: takes nothing more, and when all that was
-    /// taken is completed, and nothing of the guest's memory is held any more, says where each of
-    /// them is. `None` if that is not known. By default it never is.
+    /// Exports all queues to another process: stops taking commands, and once all taken commands
+    /// are completed and no guest memory is held, replies with the state of each queue. `None` if
+    /// the state is unknown, which is the default.
     fn hand_over(&self, reply: Box<dyn FnOnce(Option<QueuesState>) + Send>) {
         let done = Done::new(move || reply(None));
         self.stop_all(done);
     }
 
-    /// Goes on with the queues of another process: they are in `memory`, and what the driver has
-    /// written to their doorbells is there. Takes a turn of each sidecore at most.
+    /// Resumes the queues of another process: they are in `memory`, and the doorbell memory holds
+    /// the values that the driver has written. Takes at most a turn of each sidecore.
     ///
     /// # Errors
-    /// See [`StartError`]; some of them may run then.
+    /// See [`StartError`]; some of the queues may run then.
     fn take_over(&self, memory: &GuestMemory, queues: &QueuesState) -> Result<(), StartError> {
         let _ = memory;
         let unknown = |id| StartError::Io { id, error: std::io::ErrorKind::Unsupported.into() };
@@ -112,17 +112,18 @@ pub trait QueueHost: Send + Sync {
     /// is not in the new table waits until a later table has it.
     fn set_memory(&self, memory: &GuestMemory, done: Done);
 
-    /// What a vector signals from now on; `None` while it is masked. What was pending is signalled.
+    /// Sets the event of a vector; `None` while the vector is masked. A pending interrupt is
+    /// signalled.
     fn set_vector(&self, vector: u16, event: Option<OwnedFd>);
 
-    /// Whether something is pending for a masked vector (the MSI-X pending bit).
+    /// Whether an interrupt is pending for a masked vector (the MSI-X pending bit).
     fn is_pending(&self, vector: u16) -> bool;
 
-    /// What the commands to come are served from; done when none uses the one from before.
+    /// Sets the namespace for new commands; done when no command uses the old one.
     fn set_namespace(&self, namespace: Option<Arc<Namespace>>, done: Done);
 
-    /// The log that failed commands of the queues are in, and that the controller writes and shows.
-    /// By default it is the controller's alone. It is asked for once.
+    /// The log of failed commands, which the controller writes and shows too. By default the log
+    /// belongs to the controller alone. Called once.
     fn error_log(&self) -> Arc<ErrorLog> {
         ErrorLog::new()
     }
@@ -135,33 +136,33 @@ pub trait QueueHost: Send + Sync {
         done.call();
     }
 
-    /// Interrupt coalescing (NVMe base 2.0, 5.27.1.6): `threshold` completions or `time_us`,
-    /// whichever comes first; 0 for none. Vectors that `set_vector_coalescing` has exempted are
-    /// left alone.
+    /// Sets interrupt coalescing (NVMe base 2.0, 5.27.1.6): `threshold` completions or `time_us`,
+    /// whichever comes first; 0 for none. Vectors that `set_vector_coalescing` has exempted are not
+    /// affected.
     fn set_coalescing(&self, threshold: u16, time_us: u32);
 
     /// Whether coalescing applies to a vector (5.27.1.7).
     fn set_vector_coalescing(&self, vector: u16, enabled: bool);
 
-    /// Whether completed writes may sit in a volatile cache (feature 06h). If not, every write from
-    /// now on is durable before it completes. Returns whether it is as asked: by default a cache
+    /// Turns the volatile write cache on or off (feature 06h). Without a cache, every new write is
+    /// durable before it completes. Returns whether the setting took effect: by default the cache
     /// cannot be turned off.
     fn set_write_cache(&self, enabled: bool) -> bool {
         enabled
     }
 
-    /// Aborts a command of a submission queue if that can still be done (5.1), and says whether it
-    /// was. By default none is.
+    /// Aborts a command of a submission queue if that is still possible (5.1), and replies whether
+    /// it was aborted. By default no command is.
     fn abort(&self, queue: u16, command: u16, reply: Box<dyn FnOnce(bool) + Send>) {
         let _ = (queue, command);
         reply(false);
     }
 
-    /// The doorbell memory that queues look at which are started from now on. It is said while
-    /// there are none.
+    /// Sets the doorbell memory for queues started from now on. Called while there are no queues.
     fn set_doorbells(&self, doorbells: Arc<Doorbells>);
 
-    /// The driver wrote a doorbell that is not mapped: its value is in the doorbell memory already.
+    /// Called after the driver wrote a doorbell that is not mapped; the doorbell memory has the
+    /// value already.
     fn kick(&self, queue: u16);
 
     /// The driver's shadow doorbells and their EventIdx, two pages of its memory (5.8); `None`

@@ -1,6 +1,6 @@
-//! What a controller is called.
+//! The identity of a controller.
 
-/// The names and numbers that Identify tells of a controller (NVMe base 2.0, figure 275).
+/// The names and numbers of a controller in Identify (NVMe base 2.0, figure 275).
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// Serial number, ASCII, 20 characters at most.

@@ -19,7 +19,6 @@
 //! `control.rs` has what comes by mail. [`QueueSet`] sends it: it is a
 //! [`QueueHost`](crate::QueueHost) over whatever runs the queues.
 
-mod attend;
 mod command;
 mod compare;
 mod completions;
@@ -36,6 +35,7 @@ mod queue;
 mod read_around;
 mod set;
 mod shared;
+mod slow_path;
 mod stats;
 mod steps;
 mod submission;
@@ -44,6 +44,6 @@ mod verify;
 
 pub use fused::COMPARE_AND_WRITE_BYTES;
 pub use queue::IoQueue;
-pub use set::{MakeQueue, QueueRunner, QueueSet, Task, TellQueue};
+pub use set::{MakeQueue, QueueRunner, QueueSet, SendTask, Task};
 pub use shared::IoOptions;
 pub use stats::QueueStats;

@@ -5,9 +5,9 @@
 //! [`Pollable`](sidecore_reactor::Pollable)s on sidecores, one for each completion queue with the
 //! submission queues that complete into it.
 //!
-//! The guest is hostile. Whatever it writes is read once and checked. What the specification has a
-//! status for gets that status, what it calls fatal makes this controller fatal (CSTS.CFS), and no
-//! other.
+//! The guest is hostile. Its memory and registers are read once and checked. An error that has a
+//! status in the specification gets that status; an error that the specification calls fatal makes
+//! this controller fatal (CSTS.CFS), and no other.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -23,7 +23,6 @@
 )]
 
 mod admin;
-mod attendant;
 mod bytes;
 mod command;
 mod controller;
@@ -40,9 +39,9 @@ mod pointer;
 mod registers;
 mod statistics;
 mod status;
+mod worker;
 
 pub use admin::errors::ErrorLog;
-pub use attendant::Attendant;
 pub use command::{Command, Fuse, PointerKind};
 pub use done::Done;
 pub use handover::{
@@ -62,3 +61,4 @@ pub use pci::{
 pub use pointer::{MAX_TRANSFER_BYTES, MAX_TRANSFER_PAGES_LOG2};
 pub use statistics::{Activity, Statistics};
 pub use status::Status;
+pub use worker::ControllerWorker;

@@ -1,5 +1,5 @@
-//! The seam to whoever manages a subsystem: its namespaces, and its secondary controllers (NVMe
-//! base 2.0, 8.11, 8.26).
+//! The seam to the manager of a subsystem: its namespaces, and its secondary controllers (NVMe base
+//! 2.0, 8.11, 8.26).
 //!
 //! Only a primary controller has one. What a manager is asked for may take its time: it answers by
 //! a [`Reply`].
@@ -11,9 +11,9 @@ use crate::Status;
 /// A namespace that exists in the subsystem, whether or not it is attached to a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocatedNamespace {
-    /// Its number in the subsystem (NSID).
+    /// Namespace identifier (NSID) in the subsystem.
     pub id: u32,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub capacity_bytes: u64,
     /// The size of a logical block in bytes: 512 or 4096.
     pub block_bytes: u32,
@@ -28,19 +28,19 @@ pub struct AllocatedNamespace {
 /// A controller that a primary controller manages: a virtual function's (figure 282).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecondaryController {
-    /// Its identifier (CNTLID).
+    /// Controller identifier (CNTLID).
     pub id: u16,
     /// Whether it is online.
     pub online: bool,
     /// Its virtual function's number, from 1.
     pub virtual_function: u16,
-    /// How many queue resources it has been assigned; 0 if these are not flexible.
+    /// The number of queue resources assigned; 0 if queues are not flexible.
     pub queues: u16,
-    /// How many interrupt resources it has been assigned; 0 if these are not flexible.
+    /// The number of interrupt resources assigned; 0 if interrupts are not flexible.
     pub interrupts: u16,
 }
 
-/// What secondary controllers are assigned (figure 249).
+/// A kind of resource that secondary controllers are assigned (figure 249).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// VQ: a submission and a completion queue.
@@ -69,13 +69,13 @@ pub struct FlexibleResources {
 /// A namespace to be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreateNamespace {
-    /// Its size in bytes; never zero.
+    /// Size in bytes; never zero.
     pub capacity_bytes: u64,
     /// The size of a logical block in bytes: 512 or 4096.
     pub block_bytes: u32,
 }
 
-/// Why a manager does not do what it was asked. Each has a status of its own.
+/// The reason why a manager refuses a request. Each has a status of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManageError {
@@ -144,7 +144,7 @@ impl From<ManageError> for Status {
     }
 }
 
-/// The answer to what a manager was asked, given once, from any thread. One that is dropped says
+/// The reply to a manager's request, given once, from any thread. Dropping it replies
 /// [`ManageError::Internal`].
 #[must_use]
 pub struct Reply(Option<Then>);
@@ -157,17 +157,17 @@ impl Reply {
         Self(Some(Box::new(then)))
     }
 
-    /// It is done; `value` is what the command returns, if it returns anything.
+    /// Replies with success; `value` is the command's result, if it has one.
     pub fn ok(self, value: u32) {
         self.answer(Ok(value));
     }
 
-    /// It is not done.
+    /// Replies with an error.
     pub fn fail(self, error: ManageError) {
         self.answer(Err(error));
     }
 
-    /// It is done or not.
+    /// Replies with a result.
     pub fn answer(mut self, result: Result<u32, ManageError>) {
         if let Some(then) = self.0.take() {
             then(result);
@@ -189,9 +189,9 @@ impl fmt::Debug for Reply {
     }
 }
 
-/// Who manages a subsystem. Called with the primary controller's lock held, so that it must neither
-/// wait nor call that controller back; it may answer before it returns, or later from another
-/// thread.
+/// The manager of a subsystem. Called with the primary controller's lock held, so that it must
+/// neither wait nor call that controller back; it may reply before it returns, or later from
+/// another thread.
 ///
 /// The controller has checked what it can by itself: that identifiers are in range, sizes not zero,
 /// lists sorted.

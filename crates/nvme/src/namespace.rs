@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sidecore_block::BlockDevice;
 
-/// What a controller serves blocks of.
+/// The blocks that a controller serves under one namespace identifier.
 #[derive(Clone)]
 pub struct Namespace {
     /// Its number on this controller (NSID), from 1.

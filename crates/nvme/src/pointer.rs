@@ -32,7 +32,7 @@ pub const MAX_HOLES: usize = 32;
 
 const PAGE_MASK: u64 = PAGE_BYTES - 1;
 
-/// Who writes the data.
+/// The side that writes the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// The controller: the command reads.
@@ -50,7 +50,7 @@ pub struct Hole {
     pub len_bytes: u64,
 }
 
-/// What [`gather`] has found.
+/// The result of [`gather`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gathered {
     /// All of the transfer has memory, and the list holds it.
@@ -62,7 +62,7 @@ pub enum Gathered {
 /// Finds the memory of a command's data pointer: `len_bytes` of it, bound to `memory`.
 ///
 /// # Errors
-/// What the specification has for a pointer that is wrong.
+/// The status that the specification has for the pointer's error.
 #[inline]
 pub fn gather(
     command: &Command,

@@ -10,8 +10,8 @@ use sidecore_spec_nvme::register::{self, VERSION_2_0, cap, cc, csts};
 /// Most entries of a queue (CAP.MQES + 1).
 pub(crate) const MAX_QUEUE_ENTRIES: u32 = 4096;
 
-/// What is the most that a host has to wait for the controller to become ready, or to stop being
-/// so, in units of 500 ms (CAP.TO). The latter includes requests that the store is still busy with.
+/// The longest time that a host has to wait for the controller to become ready, or to stop being
+/// so, in units of 500 ms (CAP.TO). The latter includes requests that are in flight at the store.
 const TIMEOUT: u32 = 60;
 
 /// Controller Configuration (3.1.3.5).
@@ -146,7 +146,7 @@ impl Registers {
         self.interrupt_mask
     }
 
-    /// What a controller reset does to the masks (3.7.2).
+    /// Unmasks all interrupts: part of a controller reset (3.7.2).
     pub(crate) fn unmask_interrupts(&mut self) {
         self.interrupt_mask = 0;
     }

@@ -1,4 +1,4 @@
-//! What a controller has done so far, for its SMART / Health Information log page (NVMe base 2.0,
+//! The activity of a controller, for its SMART / Health Information log page (NVMe base 2.0,
 //! 5.16.1.3).
 
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// What this and the other one are together.
+    /// The sum of both.
     pub(crate) const fn with(self, other: Self) -> Self {
         Self {
             read_bytes: self.read_bytes.saturating_add(other.read_bytes),
@@ -34,9 +34,9 @@ impl Activity {
     }
 }
 
-/// Who counts it. Asked with the controller's lock held; must not wait.
+/// The source of the activity. Called with the controller's lock held; must not wait.
 pub trait Statistics: Send + Sync {
-    /// What has been done so far.
+    /// The activity since the function was made.
     fn activity(&self) -> Activity;
 }
 

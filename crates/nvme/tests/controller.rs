@@ -412,7 +412,7 @@ fn the_admin_queue_waits_for_memory_that_it_is_in() {
     assert_eq!(rig.peek_answer(), None);
     assert_eq!(rig.status(), 1, "it is not fatal: clients take memory away and bring it back");
     let halves = [rig.region(BASE, 2 << 20), rig.region(BASE + (2 << 20), 2 << 20)];
-    rig.function.set_memory(GuestMemory::map(halves.into()).unwrap(), Done::nobody());
+    rig.function.set_memory(GuestMemory::map(halves.into()).unwrap(), Done::ignored());
     assert_eq!(rig.answer().unwrap().id, id);
     rig.identify(1, 0);
 }
@@ -438,9 +438,9 @@ fn an_offline_controller_cannot_be_enabled() {
     assert_eq!(rig.status(), 2);
     rig.write32(CC, ENABLE);
     assert_eq!(rig.status(), 2);
-    rig.function.reset(Done::nobody());
+    rig.function.reset(Done::ignored());
     assert_eq!(rig.status(), 2);
-    rig.function.set_online(true, Done::nobody());
+    rig.function.set_online(true, Done::ignored());
     assert_eq!(rig.status(), 0);
     rig.enable();
     rig.identify(1, 0);
@@ -449,9 +449,9 @@ fn an_offline_controller_cannot_be_enabled() {
 }
 
 #[test]
-fn an_attendant_brings_what_is_answered_from_another_thread() {
-    let attendant = sidecore_nvme::Attendant::start().unwrap();
-    let mut rig = Rig::ready_with(Options { attendant: Some(attendant.clone()), ..Options::default() });
+fn the_worker_thread_handles_replies_from_other_threads() {
+    let worker = sidecore_nvme::ControllerWorker::start().unwrap();
+    let mut rig = Rig::ready_with(Options { worker: Some(worker.clone()), ..Options::default() });
     rig.create_pair(1);
     rig.host.books().holds = true;
     let event = EventFd::new().unwrap();
@@ -468,7 +468,7 @@ fn an_attendant_brings_what_is_answered_from_another_thread() {
     .unwrap();
     assert_eq!(rig.answer().unwrap().id, id);
     drop(rig);
-    drop(attendant);
+    drop(worker);
 }
 
 #[test]

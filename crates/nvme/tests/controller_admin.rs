@@ -68,7 +68,7 @@ fn queues_need_entry_sizes_and_a_grant() {
 }
 
 #[test]
-fn deleting_a_queue_with_commands_in_flight_keeps_nobody_else_waiting() {
+fn deleting_a_queue_with_commands_in_flight_delays_no_other_command() {
     let mut rig = Rig::ready();
     rig.create_pair(1);
     rig.host.books().holds = true;

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use controller_rig::*;
 use sidecore_memory::SharedPages;
-use sidecore_nvme::{Attendant, Done, FunctionState, HandedOver, PciFunction, Status};
+use sidecore_nvme::{ControllerWorker, Done, FunctionState, HandedOver, PciFunction, Status};
 use sidecore_ring::nvme::{DoorbellStride, Doorbells};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a client of the function maps.
+/// The doorbell memory as a client of the function maps it.
 fn mapped(rig: &Rig) -> Doorbells {
     Doorbells::from_file(rig.function.area_file(0).unwrap(), 64, DoorbellStride::Line).unwrap()
 }
@@ -30,7 +30,7 @@ fn leave(rig: &Rig) -> HandedOver {
 }
 
 #[test]
-fn admin_commands_are_taken_from_a_doorbell_that_nobody_tells_of() {
+fn admin_commands_are_taken_from_a_mapped_doorbell() {
     let mut rig = Rig::ready();
     let doorbells = mapped(&rig);
     let id = rig.queue(identify(1, 0));
@@ -85,10 +85,9 @@ fn what_was_stored_before_a_controller_is_enabled_means_nothing() {
 }
 
 #[test]
-fn the_attendant_looks_for_stores() {
-    let attendant = Attendant::start().unwrap();
-    let mut rigs =
-        [0, 1, 2].map(|_| Rig::ready_with(Options { attendant: Some(attendant.clone()), ..Options::default() }));
+fn the_worker_thread_polls_mapped_doorbells() {
+    let worker = ControllerWorker::start().unwrap();
+    let mut rigs = [0, 1, 2].map(|_| Rig::ready_with(Options { worker: Some(worker.clone()), ..Options::default() }));
     for round in 1..=20 {
         for rig in &mut rigs {
             rig.queue(identify(1, 0));
@@ -97,7 +96,7 @@ fn the_attendant_looks_for_stores() {
         for rig in &mut rigs {
             let end = Instant::now() + PATIENCE;
             while rig.peek_answer().is_none() {
-                assert!(Instant::now() < end, "nobody has looked");
+                assert!(Instant::now() < end, "the doorbells are not read");
                 std::thread::yield_now();
             }
             mapped(rig).set_completion_head(0, round);
@@ -127,7 +126,7 @@ fn each_client_gets_memory_of_its_own() {
         doorbells.set_submission_tail(0, 1);
         rig.function.run();
         assert!(rig.peek_answer().is_some());
-        rig.function.reset(Done::nobody());
+        rig.function.reset(Done::ignored());
         before.push((file, doorbells));
     }
     // One that has shown nothing needs no other.
@@ -157,7 +156,7 @@ fn the_next_process_has_the_clients_memory_until_the_client_goes() {
     next.function.run();
     assert_eq!(rig.peek_answer().unwrap().id, ids[1]);
     // That client goes; the next one is shown other memory, in this process and in those after it.
-    next.function.reset(Done::nobody());
+    next.function.reset(Done::ignored());
     next.function.connect().unwrap();
     assert_ne!(inode(&next.function.area_file(0).unwrap()), file);
     next.enable();
@@ -194,7 +193,7 @@ fn doorbells_of_an_earlier_version_are_gone_on_with() {
     assert_eq!(rig.peek_answer().unwrap().id, id);
     next.write32(0x1000 + 2 * 4096, 7);
     assert_eq!(client.submission_tail(2), 7);
-    next.function.reset(Done::nobody());
+    next.function.reset(Done::ignored());
     next.function.connect().unwrap();
     assert_eq!(next.read32(4) & 0xF, 4, "its next client finds what every client finds");
 }
@@ -226,10 +225,10 @@ fn a_host_that_knows_no_uuid_is_told_of_none() {
     }
     let next = Rig::new();
     next.function.take_over(left, rig.memory.clone()).unwrap();
-    next.function.reset(Done::nobody());
+    next.function.reset(Done::ignored());
     next.function.connect().unwrap();
     rig.function = next.function;
-    rig.function.set_memory(rig.memory.clone(), Done::nobody());
+    rig.function.set_memory(rig.memory.clone(), Done::ignored());
     rig.enable();
     assert!(uuid(&rig.identify(3, 1)[..60]));
 }
@@ -247,8 +246,8 @@ fn a_state_with_other_doorbells_than_its_file_is_not_gone_on_with() {
         let next = Rig::new();
         let left = HandedOver { state, events, doorbells };
         assert!(next.function.take_over(left, rig.memory.clone()).is_err(), "{stride} in {file_bytes} bytes");
-        // Whatever was tried, the next client has its own.
-        next.function.reset(Done::nobody());
+        // After all attempts, the next client has its own doorbells.
+        next.function.reset(Done::ignored());
         next.function.connect().unwrap();
         assert_eq!((next.read32(4) & 0xF, mapped(&next).len_bytes()), (4, 3 * 4096));
     }

@@ -11,12 +11,12 @@ fn a_changed_namespace_is_told_once_until_its_log_is_read() {
     rig.ok(set_features(0x0B, 0x100));
     let request = rig.submit(event_request());
     assert_eq!(rig.answer(), None);
-    rig.function.set_namespace(Some(namespace(2, 4096)), Done::nobody());
+    rig.function.set_namespace(Some(namespace(2, 4096)), Done::ignored());
     let answer = rig.answer().unwrap();
     assert_eq!((answer.id, answer.result, answer.status), (request, 0x04_0002, Status::SUCCESS));
     assert_eq!(&rig.identify(0, 1)[..8], &512_u64.to_le_bytes());
     rig.submit(event_request());
-    rig.function.set_namespace(None, Done::nobody());
+    rig.function.set_namespace(None, Done::ignored());
     assert_eq!(rig.answer(), None, "masked until the log is read");
     assert_eq!(&rig.identify(2, 0)[..4], &[0; 4]);
     assert_eq!(rig.identify(0, 1), vec![0; 4096], "inactive");
@@ -25,7 +25,7 @@ fn a_changed_namespace_is_told_once_until_its_log_is_read() {
     assert_eq!(rig.peek(DATA, 8), [1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(rig.log_page(4, 8), [1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(rig.log_page(4, 8), [0; 8]);
-    rig.function.set_namespace(Some(namespace(1, 512)), Done::nobody());
+    rig.function.set_namespace(Some(namespace(1, 512)), Done::ignored());
     assert_eq!(rig.answer().unwrap().result, 0x04_0002);
 }
 
@@ -33,7 +33,7 @@ fn a_changed_namespace_is_told_once_until_its_log_is_read() {
 fn a_host_that_wants_no_notices_gets_none() {
     let mut rig = Rig::ready();
     rig.submit(event_request());
-    rig.function.set_namespace(None, Done::nobody());
+    rig.function.set_namespace(None, Done::ignored());
     assert_eq!(rig.answer(), None);
     assert_eq!(rig.log_page(4, 4), [1, 0, 0, 0]);
 }
@@ -142,7 +142,7 @@ fn an_event_for_a_full_completion_queue_is_posted_when_there_is_room() {
     rig.submit(identify(1, 0));
     let answers: Vec<_> = std::iter::from_fn(|| rig.peek_answer()).collect();
     assert_eq!(answers.len(), 3);
-    rig.function.set_namespace(None, Done::nobody());
+    rig.function.set_namespace(None, Done::ignored());
     assert_eq!(rig.peek_answer(), None);
     rig.write32(rig.head_doorbell(0), 0);
     assert_eq!(rig.peek_answer().unwrap().id, request);

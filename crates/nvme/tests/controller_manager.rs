@@ -100,7 +100,7 @@ fn a_manager_may_take_its_time() {
     rig.function.run();
     let answer = rig.answer().unwrap();
     assert_eq!((answer.id, answer.result), (id, 2));
-    // An answer that comes after a reset is nobody's.
+    // A reply after a reset is dropped.
     rig.submit(management(1, 2));
     rig.write32(CC, 0);
     rig.enable();
@@ -153,7 +153,7 @@ fn secondary_controllers_stay_as_they_are_whatever_becomes_of_the_primary_one() 
     let resets: [fn(&mut Rig); 5] = [
         |rig| rig.write32(CC, 0),
         |rig| rig.write32(CC, ENABLE | 1 << 14),
-        |rig| rig.function.reset(Done::nobody()),
+        |rig| rig.function.reset(Done::ignored()),
         |rig| rig.function.write(Region::Config, 0x69, &[0x80]).unwrap(),
         |rig| rig.function.report(QueueEvent::Fatal { queue: 1 }),
     ];

@@ -90,7 +90,7 @@ fn function_with(interrupts: Interrupts, host: Arc<NoQueues>) -> Arc<NvmeFunctio
         statistics: Arc::new(Activity::default),
         manager: None,
         namespace: None,
-        attendant: None,
+        worker: None,
     })
 }
 

@@ -297,11 +297,11 @@ impl Driver {
             statistics: Arc::new(Activity::default),
             manager: managed.then_some(manager),
             namespace: Some(namespace()),
-            attendant: None,
+            worker: None,
             signal: EventFd::peer_signal,
         });
         let memory = GuestMemory::map(vec![region(&file, 0, MEMORY_BYTES)]).unwrap();
-        function.set_memory(memory.clone(), Done::nobody());
+        function.set_memory(memory.clone(), Done::ignored());
         let stride = if mapped { 64 } else { 4 };
         let mut driver = Self { function, host, file, memory, tail: 0, stride, doorbells: None };
         driver.connect();
@@ -366,7 +366,7 @@ impl Driver {
             6 => self.change_memory(input.byte()),
             7 => self.outside(input.byte()),
             CONNECTS => {
-                self.function.reset(Done::nobody());
+                self.function.reset(Done::ignored());
                 self.host.release();
                 self.function.run();
                 self.connect();
@@ -390,16 +390,16 @@ impl Driver {
             2 => vec![region(&self.file, 0, half), region(&self.file, half, half)],
             _ => vec![region(&self.file, 0, MEMORY_BYTES)],
         };
-        self.function.set_memory(GuestMemory::map(specs).unwrap(), Done::nobody());
+        self.function.set_memory(GuestMemory::map(specs).unwrap(), Done::ignored());
     }
 
     fn outside(&self, what: u8) {
         match what % 8 {
-            0 => self.function.set_namespace(None, Done::nobody()),
-            1 => self.function.set_namespace(Some(namespace()), Done::nobody()),
-            2 => self.function.reset(Done::nobody()),
-            3 => self.function.set_online(false, Done::nobody()),
-            4 => self.function.set_online(true, Done::nobody()),
+            0 => self.function.set_namespace(None, Done::ignored()),
+            1 => self.function.set_namespace(Some(namespace()), Done::ignored()),
+            2 => self.function.reset(Done::ignored()),
+            3 => self.function.set_online(false, Done::ignored()),
+            4 => self.function.set_online(true, Done::ignored()),
             5 => self.function.report(QueueEvent::InvalidDoorbellValue { queue: 1 }),
             6 => self.function.report(QueueEvent::Fatal { queue: 1 }),
             _ => self.function.set_queue_pairs(what.into()),

@@ -14,7 +14,7 @@ use libfuzzer_sys::fuzz_target;
 use sidecore_block::{DelayStore, Geometry, RamStore, dropped_tags};
 use sidecore_fuzz::{Input, guest_memory};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
-use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, TellQueue};
+use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, SendTask};
 use sidecore_nvme::{Command, CompletionQueueSetup, Done, Namespace, QueueHost, StartError, SubmissionQueueSetup};
 use sidecore_reactor::{CoreContext, EventFd, IdleMode, Reactor, Sleeper, WakeKey, mailbox};
 use sidecore_ring::nvme::Doorbells;
@@ -54,7 +54,7 @@ thread_local! {
 struct Runner;
 
 impl QueueRunner for Runner {
-    fn start(&self, _id: u16, make: MakeQueue) -> Result<TellQueue, StartError> {
+    fn start(&self, _id: u16, make: MakeQueue) -> Result<SendTask, StartError> {
         let queue = SIDECORE.with_borrow_mut(|sidecore| {
             let sidecore = sidecore.as_mut().expect("a sidecore");
             let queue = make(sidecore.context())?;
@@ -119,21 +119,21 @@ fn act(
         10 => doorbells.set_submission_tail(2, input.number(&[ENTRIES.into()])? as u32),
         11 => doorbells.set_completion_head(1, input.number(&[ENTRIES.into()])? as u32),
         12 => {
-            set.set_memory(&if input.byte()? & 1 == 0 { GuestMemory::empty() } else { memory.clone() }, Done::nobody())
+            set.set_memory(&if input.byte()? & 1 == 0 { GuestMemory::empty() } else { memory.clone() }, Done::ignored())
         }
         13 => {
             let (queue, id) = (u16::from(input.byte()? & 3), u16::from(input.byte()?));
             set.abort(queue, id, |_| {});
         }
         14 => {
-            set.stop_submission_queue(2, Done::nobody());
+            set.stop_submission_queue(2, Done::ignored());
             let _ = set.start_submission_queue(submission(2, memory));
         }
         _ => match input.byte()? % 8 {
             0 => set.set_shadow_doorbells(None),
             1 => set.set_shadow_doorbells(Some((GuestAddress(SHADOW), GuestAddress(SHADOW + 0x1000)))),
-            2 => set.set_namespace(None, Done::nobody()),
-            3 => set.set_namespace(Some(Arc::clone(namespace)), Done::nobody()),
+            2 => set.set_namespace(None, Done::ignored()),
+            3 => set.set_namespace(Some(Arc::clone(namespace)), Done::ignored()),
             4 => set.set_vector(0, None),
             5 => set.set_coalescing(u16::from(input.byte()?), 10),
             _ => {
@@ -177,7 +177,7 @@ fuzz_target!(|input: &[u8]| {
     let block_bytes = if setup & 8 == 0 { 512 } else { 4096 };
     let namespace = Namespace { id: 1, store, block_bytes, nguid: [0; 16], uuid: [0; 16] };
     let namespace = Arc::new(namespace);
-    set.set_namespace(Some(Arc::clone(&namespace)), Done::nobody());
+    set.set_namespace(Some(Arc::clone(&namespace)), Done::ignored());
     let vector = (setup & 16 != 0).then_some(0);
     let (address, entries) = (GuestAddress(COMPLETIONS), ENTRIES);
     let queue = CompletionQueueSetup { id: 1, memory: memory.clone(), address, entries, vector };

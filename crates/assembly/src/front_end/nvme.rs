@@ -10,7 +10,7 @@ use sidecore_block::{BlockChannel, BlockDevice, Geometry};
 use sidecore_linux::peer_event;
 use sidecore_nvme::io::{IoOptions, QueueSet};
 use sidecore_nvme::{
-    Attendant, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction, QueueHost, Statistics,
+    ControllerWorker, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction, QueueHost, Statistics,
 };
 use sidecore_nvme_subsystem::{FunctionState, NamespaceIds, Subsystem, SubsystemState, identity};
 use sidecore_peer::{Access, Disconnect, Service, Socket};
@@ -34,12 +34,12 @@ const NAMESPACE: u32 = 1;
 /// The threads that all NVMe functions share.
 pub(crate) struct NvmeThreads {
     service: Arc<Service>,
-    attendant: Attendant,
+    worker: ControllerWorker,
 }
 
 impl NvmeThreads {
     pub(crate) fn start(service: Arc<Service>) -> Result<Self, AssemblyError> {
-        Ok(Self { service, attendant: Attendant::start().map_err(AssemblyError::Threads)? })
+        Ok(Self { service, worker: ControllerWorker::start().map_err(AssemblyError::Threads)? })
     }
 }
 
@@ -128,7 +128,7 @@ impl Nvme {
             statistics: Arc::clone(&queues) as Arc<dyn Statistics>,
             manager: manager.clone().map(|manager| manager as Arc<dyn Manager>),
             namespace: Some(Arc::clone(&namespace)),
-            attendant: Some(threads.attendant.clone()),
+            worker: Some(threads.worker.clone()),
             signal: peer_event,
         };
         let made = NvmeFunction::new(setup);

@@ -15,7 +15,7 @@ pub(crate) struct ChangedNamespaces(BTreeSet<u32>);
 
 impl ChangedNamespaces {
     pub(crate) fn insert(&mut self, nsid: u32) {
-        // One more than fit says that there are too many to tell.
+        // An entry beyond those that fit stands for an overflow: the page then lists no numbers.
         if self.0.len() <= MAX_ENTRIES {
             self.0.insert(nsid);
         }
@@ -25,7 +25,7 @@ impl ChangedNamespaces {
         self.0.clear();
     }
 
-    /// The numbers in ascending order; FFFFFFFFh and nothing else if there are too many.
+    /// The numbers in ascending order, or FFFFFFFFh alone if there are more than fit.
     pub(crate) fn page(&self) -> Vec<u8> {
         let mut page = Bytes::new(MAX_ENTRIES.saturating_mul(4));
         if self.0.len() > MAX_ENTRIES {

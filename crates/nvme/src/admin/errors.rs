@@ -18,27 +18,26 @@ const VERSION: u8 = 1;
 
 /// The last errors of a controller, the newest first. They outlive controller resets.
 ///
-/// The controller writes it, and so do its I/O queues, which never wait: what finds the log locked
-/// by somebody else is not logged, and the command's completion does not say that there is more
-/// about it (More).
+/// The controller and its I/O queues write the log. I/O queues never wait for its lock: an error
+/// that finds the log locked is not logged, and its completion does not set More.
 #[derive(Debug)]
 pub struct ErrorLog(Mutex<Log>);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Log {
-    /// Has room for all that there can be: nothing is allocated for an error.
+    /// Allocated once for the most entries, so that an error allocates nothing.
     entries: VecDeque<Entry>,
     count: u64,
 }
 
-/// A command that failed, or what else is in an entry in its place.
+/// A command that failed, or the fields of an entry that belongs to no command.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Failed {
     pub submission_queue: u16,
     pub command_id: u16,
     pub opcode: u8,
     pub nsid: u32,
-    /// The first block that the error is about.
+    /// The first block that failed.
     pub lba: u64,
 }
 
@@ -49,8 +48,7 @@ struct Entry {
     status: u16,
 }
 
-/// What is written where an error belongs to no command, and where it lies in no certain byte of
-/// one.
+/// The value of fields whose error belongs to no command, or to no known byte of a command.
 const NONE: u16 = 0xFFFF;
 
 impl ErrorLog {
@@ -66,14 +64,14 @@ impl ErrorLog {
         self.with(|log| log.put(failed, status.more()));
     }
 
-    /// Something that is no command's went wrong.
+    /// Logs an error that belongs to no command.
     pub(crate) fn controller(&self, status: Status) {
         let failed = Failed { submission_queue: NONE, command_id: NONE, opcode: 0, nsid: 0, lba: 0 };
         self.with(|log| log.put(failed, status));
     }
 
-    /// A command of an I/O queue failed. Never waits; the status that it completes with, which says
-    /// whether there is an entry.
+    /// Logs a failed command of an I/O queue without waiting. Returns the status to complete with,
+    /// whose More bit says whether there is an entry.
     pub(crate) fn io_command(&self, failed: Failed, status: Status) -> Status {
         let mut log = match self.0.try_lock() {
             Ok(log) => log,
@@ -85,12 +83,12 @@ impl ErrorLog {
         status
     }
 
-    /// All of it.
+    /// A copy of the whole log.
     pub(crate) fn contents(&self) -> Log {
         self.with(|log| log.clone())
     }
 
-    /// Goes on with what another one contained.
+    /// Replaces the log by the one of the process before.
     pub(crate) fn take_over(&self, contents: Log) {
         self.with(|log| {
             log.count = contents.count;
@@ -105,7 +103,7 @@ impl ErrorLog {
         self.with(|log| log.count)
     }
 
-    /// The log page (figure 205), entries that there are not being zeros.
+    /// The log page (figure 205). Unused entries are zeros.
     #[must_use]
     pub fn page(&self) -> Vec<u8> {
         let mut page = Bytes::new(ENTRY_BYTES.saturating_mul(usize::from(ERROR_LOG_ENTRIES).saturating_add(1)));
@@ -127,7 +125,7 @@ impl ErrorLog {
         page.into()
     }
 
-    /// Nothing panics between two changes that belong together.
+    /// Recovers from poisoning: nothing panics between two changes that belong together.
     fn with<T>(&self, act: impl FnOnce(&mut Log) -> T) -> T {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -170,7 +168,7 @@ mod tests {
         let failed = Failed { submission_queue: 3, command_id: 7, opcode: 2, nsid: 1, lba: 1 << 40 };
         assert_eq!(log.io_command(failed, Status::WRITE_FAULT), Status::WRITE_FAULT.more());
         let held = log.0.lock().unwrap();
-        assert_eq!(log.io_command(failed, Status::WRITE_FAULT), Status::WRITE_FAULT, "somebody else has it");
+        assert_eq!(log.io_command(failed, Status::WRITE_FAULT), Status::WRITE_FAULT, "the lock is taken");
         drop(held);
         let page = log.page();
         assert_eq!((&page[8..14], &page[16..24]), (&[3, 0, 7, 0, 0, 0x45][..], &(1_u64 << 40).to_le_bytes()[..]));

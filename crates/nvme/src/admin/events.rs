@@ -11,7 +11,7 @@ use crate::controller::{Controller, Outcome};
 /// Asynchronous Event Request Limit (figure 275, AERL), a 0's based value.
 pub(crate) const REQUEST_LIMIT: u8 = 3;
 
-/// Something to tell the host.
+/// An event to report to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Event {
     /// Error status: a doorbell that does not exist was written (figure 147, 00h).
@@ -24,8 +24,8 @@ pub(crate) enum Event {
     NamespaceAttributeChanged,
 }
 
-/// What kind of event it is: of each, one is told until the host has read the log page that clears
-/// it.
+/// The kind of an event. After one event of a kind, the kind is masked until the host has read the
+/// log page that clears it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EventKind {
     Error,
@@ -72,28 +72,28 @@ impl Event {
 pub(crate) struct Events {
     /// The requests' command identifiers, the oldest first; at most the limit.
     requests: VecDeque<u16>,
-    /// What has not been told yet, each event once.
-    untold: Vec<Event>,
-    /// The kinds that have been told and not been cleared.
+    /// Events not yet reported, each at most once.
+    unreported: Vec<Event>,
+    /// The kinds that are reported and not cleared.
     masked: Vec<EventKind>,
 }
 
 impl Events {
-    /// Something happened.
+    /// Queues an event.
     pub(crate) fn raise(&mut self, event: Event) {
-        if !self.untold.contains(&event) {
-            self.untold.push(event);
+        if !self.unreported.contains(&event) {
+            self.unreported.push(event);
         }
     }
 
     /// The host has read the log page of this kind of event.
     pub(crate) fn clear(&mut self, kind: EventKind) {
         self.masked.retain(|masked| *masked != kind);
-        // What the log page has told need not be told again.
-        self.untold.retain(|event| event.kind() != kind);
+        // The log page has shown these events already.
+        self.unreported.retain(|event| event.kind() != kind);
     }
 
-    /// How many requests there are; `None` if there are more than there can be.
+    /// The number of queued requests; `None` if there are more than the limit.
     pub(crate) fn request_count(&self) -> Option<usize> {
         Some(self.requests.len()).filter(|count| *count <= usize::from(REQUEST_LIMIT).saturating_add(1))
     }
@@ -107,11 +107,11 @@ impl Events {
         Ok(())
     }
 
-    /// A request and an event for it: the completion's command identifier and dword 0.
+    /// Pairs a request with an event: the completion's command identifier and dword 0.
     fn pair(&mut self) -> Option<(u16, u32)> {
-        let at = self.untold.iter().position(|event| !self.masked.contains(&event.kind()))?;
+        let at = self.unreported.iter().position(|event| !self.masked.contains(&event.kind()))?;
         let request = self.requests.pop_front()?;
-        let event = self.untold.remove(at);
+        let event = self.unreported.remove(at);
         self.masked.push(event.kind());
         Some((request, event.result()))
     }
@@ -130,8 +130,8 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// Completes the requests that there are events for.
-    pub(crate) fn tell_events(&mut self) {
+    /// Completes the requests for which there are events.
+    pub(crate) fn complete_events(&mut self) {
         if let Some(admin) = &mut self.admin {
             while let Some((command_id, result)) = self.events.pair() {
                 admin.complete(command_id, result, Status::SUCCESS);
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(events.pair(), None, "masked until the log is read");
         events.raise(Event::InvalidDoorbellValue);
         assert_eq!(events.pair(), Some((1, 0x01_0100)));
-        // Reading the log tells of both changes.
+        // Reading the log page clears both changes.
         events.clear(EventKind::Notice);
         assert_eq!(events.pair(), None);
         events.raise(Event::NamespaceAttributeChanged);
@@ -171,7 +171,7 @@ mod tests {
             events.raise(Event::InvalidDoorbellValue);
             events.raise(Event::InvalidDoorbellRegister);
         }
-        assert_eq!(events.untold.len(), 2);
+        assert_eq!(events.unreported.len(), 2);
         events.wait(9).unwrap();
         assert_eq!(events.pair(), Some((9, 0x01_0100)));
         events.wait(9).unwrap();

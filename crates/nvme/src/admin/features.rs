@@ -12,7 +12,7 @@ use crate::admin::events::Event;
 use crate::controller::{Controller, Outcome};
 use crate::{Command, Status};
 
-/// What the composite temperature is, in kelvins: nothing here gets warm.
+/// The composite temperature in kelvins: a constant, because there is no hardware that gets warm.
 pub(crate) const TEMPERATURE: u16 = 300;
 /// Warning and critical composite temperature threshold (figure 275, WCTEMP and CCTEMP).
 pub(crate) const WARNING_TEMPERATURE: u16 = 343;
@@ -110,7 +110,7 @@ impl Features {
         self.queues.map_or(u16::MAX, |(_, submission)| submission.saturating_add(1))
     }
 
-    /// Whether the host wants to be told of changed namespaces.
+    /// Whether the host has enabled notices of changed namespaces.
     pub(crate) const fn wants_namespace_notices(&self) -> bool {
         self.events & NAMESPACE_NOTICES != 0
     }
@@ -174,7 +174,7 @@ impl Controller {
             ARBITRATION => values.arbitration,
             POWER_MANAGEMENT => values.power_management,
             TEMPERATURE_THRESHOLD => {
-                // There is no sensor but the composite one.
+                // The composite sensor is the only one.
                 match (dword11 >> 16 & 0xF, dword11 >> 20 & 0b11) {
                     (0, 0) => values.over_temperature.into(),
                     (0, 1) => values.under_temperature.into(),
@@ -248,7 +248,7 @@ impl Controller {
                 let unit_ms = u32::from(KEEP_ALIVE_UNITS).saturating_mul(100);
                 self.features.keep_alive_ms = value.div_ceil(unit_ms).saturating_mul(unit_ms);
                 self.features.keep_alive(now);
-                // Whoever runs this controller learns of the timer.
+                // The controller's thread has to learn of the new timer.
                 self.inbox.wake();
             }
             _ => return Err(Status::INVALID_FIELD),
@@ -261,7 +261,7 @@ impl Controller {
         if vector < self.limits.vectors { Ok(vector) } else { Err(Status::INVALID_FIELD) }
     }
 
-    /// The namespace that a feature is of: one, or all.
+    /// Checks the namespace identifier of a feature: the attached namespace, or all.
     fn check_feature_namespace(&self, nsid: u32) -> Result<(), Status> {
         match nsid {
             0 | BROADCAST_NSID => Ok(()),
@@ -302,7 +302,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Number of Queues (5.27.1.5): granted is what is asked for, as far as there are so many.
+    /// Number of Queues (5.27.1.5): grants the number that is asked for, at most as many as there
+    /// are.
     fn set_number_of_queues(&mut self, value: u32) -> Result<Outcome, Status> {
         if !self.queues.is_empty() {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
@@ -348,7 +349,7 @@ impl Controller {
         Ok(Outcome::Now(0))
     }
 
-    /// Features as a host has set them, at a controller that has its defaults.
+    /// Restores the features that the host has set in the process before.
     pub(crate) fn take_over_features(&mut self, features: Features, now: Nanos) {
         self.features = features;
         self.set_coalescing(self.features.coalescing);
@@ -359,7 +360,7 @@ impl Controller {
             self.host.set_write_cache(false);
         }
         self.features.keep_alive(now);
-        // Whoever runs this controller learns of the timer.
+        // The controller's thread has to learn of the new timer.
         self.inbox.wake();
     }
 

@@ -14,13 +14,13 @@ use crate::{Command, Status};
 use namespace::NamespaceView;
 pub(crate) use namespace::block_bytes_of;
 
-/// What a namespace's number stands for.
+/// The meaning of a namespace identifier.
 enum Named {
     /// A namespace that is attached to this controller.
     Active(NamespaceView),
-    /// A number that a namespace could have, but none that is attached.
+    /// A valid identifier with no namespace attached.
     Inactive,
-    /// All: what namespaces to be created would have in common.
+    /// FFFFFFFFh: the fields that all namespaces to be created have in common.
     All,
 }
 
@@ -85,7 +85,7 @@ impl Controller {
     }
 
     fn named(&self, nsid: u32) -> Result<Named, Status> {
-        if let Some(namespace) = self.told_namespace().filter(|namespace| namespace.id == nsid) {
+        if let Some(namespace) = self.reported_namespace().filter(|namespace| namespace.id == nsid) {
             return Ok(Named::Active(NamespaceView::from(&namespace)));
         }
         match nsid {
@@ -96,7 +96,7 @@ impl Controller {
         }
     }
 
-    /// The subsystem's namespaces but our own.
+    /// The subsystem's namespaces except the controller's own.
     fn allocated(&self) -> Result<Vec<AllocatedNamespace>, Status> {
         Ok(self.manager.as_ref().ok_or(Status::INVALID_FIELD)?.allocated())
     }

@@ -27,7 +27,7 @@ pub(crate) const LOG_PAGES: [u8; 8] = [
     MANAGEMENT_SUPPORTED,
 ];
 
-/// What a Get Log Page command asks for (figures 196 to 200).
+/// The fields of a Get Log Page command (figures 196 to 200).
 struct Request {
     page: u8,
     len_bytes: u64,
@@ -56,7 +56,7 @@ impl Request {
 }
 
 impl Controller {
-    /// Get Log Page. What is asked for past a page's end is zeros; an offset past it is an error.
+    /// Get Log Page. Bytes past a page's end read as zeros; an offset past the end is an error.
     pub(crate) fn get_log_page(&mut self, command: &Command, now: Nanos) -> Result<Outcome, Status> {
         let request = Request::parse(command)?;
         let page = match request.page {

@@ -51,7 +51,7 @@ impl Controller {
         };
         let namespace = self.check_managed_namespace(&*manager, command.nsid())?;
         let controllers = controllers(&self.receive_structure(command)?).ok_or(Status::CONTROLLER_LIST_INVALID)?;
-        // Only secondary controllers get namespaces: ours is the whole store.
+        // Namespaces attach to secondary controllers only: the primary's own is the whole store.
         let secondary = manager.secondary_controllers();
         if controllers.iter().any(|id| secondary.iter().all(|controller| controller.id != *id)) {
             return Err(Status::CONTROLLER_LIST_INVALID);
@@ -65,7 +65,7 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// A namespace that is managed: one of the subsystem's, and not our own.
+    /// Checks that the manager has this namespace, and that it is not the controller's own.
     fn check_managed_namespace(&self, manager: &dyn Manager, nsid: u32) -> Result<u32, Status> {
         if self.namespace.as_ref().is_some_and(|namespace| namespace.id == nsid) {
             return Err(Status::OPERATION_DENIED);
@@ -83,8 +83,7 @@ fn field<const N: usize>(structure: &[u8], offset: usize) -> [u8; N] {
     structure.get(offset..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
 }
 
-/// What the host specifies of a namespace to be created (figure 289; NVM command set 1.0, figure
-/// 105).
+/// The fields of a namespace to be created (figure 289; NVM command set 1.0, figure 105).
 fn creation(structure: &[u8]) -> Result<CreateNamespace, Status> {
     let size = u64::from_le_bytes(field(structure, 0));
     let capacity = u64::from_le_bytes(field(structure, 8));
@@ -92,8 +91,7 @@ fn creation(structure: &[u8]) -> Result<CreateNamespace, Status> {
     let [protection] = field(structure, 29);
     let [sharing] = field(structure, 30);
     let nvm_set = u16::from_le_bytes(field(structure, 100));
-    // Formats are told apart by four bits here, and by two more in 6:5 which must be zero; bit 4 is
-    // about metadata.
+    // Bits 3:0 select the format; bits 6:5 extend them and must be zero; bit 4 is about metadata.
     let block_bytes = block_bytes_of(format).ok_or(Status::INVALID_FORMAT)?;
     if protection != 0 {
         return Err(Status::INVALID_FORMAT);

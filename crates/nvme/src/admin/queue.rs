@@ -21,12 +21,13 @@ pub(crate) struct AdminQueue {
     completion: CompletionQueue,
     /// The doorbells as they were seen last: the tail and the head.
     seen: (u32, u32),
-    /// Completions that the queue has no room for: at most one for each command that waited.
+    /// Completions queued because the completion queue is full: at most one for each command that
+    /// waited.
     backlog: VecDeque<Completion>,
     /// Commands taken and not yet completed.
     waiting: usize,
-    /// Whether there are completions that no interrupt has told of.
-    untold: bool,
+    /// Whether completions have been posted since the last interrupt.
+    unsignalled: bool,
 }
 
 impl AdminQueue {
@@ -39,11 +40,11 @@ impl AdminQueue {
             seen: (0, 0),
             backlog: VecDeque::new(),
             waiting: 0,
-            untold: false,
+            unsignalled: false,
         })
     }
 
-    /// The queues that another process has left; commands that it has taken and not completed are
+    /// Restores queues that another process has exported; its commands not yet completed are
     /// `waiting`.
     pub(crate) fn take_over(
         memory: &GuestMemory,
@@ -59,14 +60,14 @@ impl AdminQueue {
         }
         let address = GuestAddress(at.completion_address);
         let completion = CompletionQueue::resume(memory, address, at.completion_entries, (*completion).into())?;
-        // What was posted last may not have been told of.
-        let untold = completion.unconsumed() > 0;
+        // The process before may have posted completions without an interrupt.
+        let unsignalled = completion.unconsumed() > 0;
         let backlog = backlog.iter().map(|entry| Completion::from(*entry)).collect();
         let seen = (submission.tail(), completion.position().head);
-        Ok(Self { submission, completion, seen, backlog, waiting, untold })
+        Ok(Self { submission, completion, seen, backlog, waiting, unsignalled })
     }
 
-    /// What another process needs to go on with them.
+    /// Exports the state that another process needs to resume the queues.
     pub(crate) fn state(&self) -> AdminQueueState {
         AdminQueueState {
             submission_head: self.submission.head(),
@@ -88,8 +89,7 @@ impl AdminQueue {
         self.completion.set_head(head)
     }
 
-    /// Takes the doorbells that have moved in their memory; an error for the last of them that the
-    /// queue cannot have.
+    /// Reads the mapped doorbells. Returns an error for the last value that a queue cannot have.
     pub(crate) fn look(&mut self, doorbells: &Doorbells) -> Result<(), DoorbellError> {
         let (tail, head) = (doorbells.submission_tail(0), doorbells.completion_head(0));
         let (seen_tail, seen_head) = self.seen;
@@ -102,8 +102,8 @@ impl AdminQueue {
         self.seen
     }
 
-    /// The same queues in a new table. One that is not there holds nothing and does nothing until a
-    /// later table has it.
+    /// Binds the queues to a new table. A queue outside of it is empty and idle until a later table
+    /// has it.
     pub(crate) fn rebind(&mut self, memory: &GuestMemory) -> Result<(), MemoryError> {
         let submission = self.submission.rebind(memory);
         self.completion.rebind(memory).and(submission)
@@ -143,17 +143,17 @@ impl AdminQueue {
         self.flush();
     }
 
-    /// Posts what there is room for.
+    /// Posts queued completions as far as the queue has room.
     fn flush(&mut self) {
         while self.completion.room() > 0 {
             let Some(mut entry) = self.backlog.pop_front() else { return };
             entry.sq_head = self.submission.head();
-            self.untold |= self.completion.push(entry);
+            self.unsignalled |= self.completion.push(entry);
         }
     }
 
-    /// Whether an interrupt is due; it is so once.
-    pub(crate) fn take_untold(&mut self) -> bool {
-        std::mem::take(&mut self.untold)
+    /// Returns whether an interrupt is due, and clears that.
+    pub(crate) fn take_unsignalled(&mut self) -> bool {
+        std::mem::take(&mut self.unsignalled)
     }
 }

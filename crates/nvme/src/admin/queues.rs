@@ -10,7 +10,7 @@ use crate::controller::{Controller, Outcome, Waiting};
 use crate::registers::MAX_QUEUE_ENTRIES;
 use crate::{Command, CompletionQueueSetup, QueuesState, StartError, Status, SubmissionQueueSetup};
 
-/// Which I/O queues there are.
+/// The I/O queues that exist.
 #[derive(Debug, Default)]
 pub(crate) struct Queues {
     completion: BTreeMap<u16, State>,
@@ -20,7 +20,7 @@ pub(crate) struct Queues {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
-    /// Its deletion waits for its sidecore.
+    /// Being deleted: waits for the queue's sidecore.
     Deleting,
 }
 
@@ -43,17 +43,17 @@ impl Queues {
         self.completion.contains_key(&id)
     }
 
-    /// Whether it takes commands: a queue that is being deleted has been told to stop.
+    /// Whether the queue takes commands: a queue that is being deleted does not.
     pub(crate) fn runs_submission_queue(&self, id: u16) -> bool {
         self.submission.get(&id).is_some_and(|queue| queue.state == State::Running)
     }
 
-    /// As above.
+    /// Whether the completion queue runs and is not being deleted.
     pub(crate) fn runs_completion_queue(&self, id: u16) -> bool {
         self.completion.get(&id) == Some(&State::Running)
     }
 
-    /// The queues that another process has left.
+    /// Restores the queues that another process has exported.
     pub(crate) fn take_over(&mut self, queues: &QueuesState) {
         for queue in &queues.completion_queues {
             self.completion.insert(queue.id, State::Running);
@@ -70,7 +70,7 @@ impl Queues {
     }
 }
 
-/// What both Create commands say.
+/// The fields that both Create commands have.
 struct Creation {
     id: u16,
     entries: u32,
@@ -95,7 +95,7 @@ fn creation(command: &Command, supported_entry_size: bool) -> Result<Creation, S
 
 fn start_status(error: &StartError) -> Status {
     match error {
-        // The guest's doing, as often as it likes.
+        // The guest can cause this error as often as it likes: it is not logged.
         StartError::Memory { .. } => Status::DATA_TRANSFER_ERROR,
         _ => {
             tracing::warn!(%error, "an I/O queue cannot be started");
@@ -183,13 +183,13 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// A queue's sidecore is done with it.
+    /// Completes a deletion: the queue's sidecore has stopped using the submission queue.
     pub(crate) fn submission_queue_deleted(&mut self, command_id: u16, queue: u16) {
         self.queues.submission.remove(&queue);
         self.complete(command_id, Ok(0));
     }
 
-    /// As above.
+    /// Completes a deletion: the queue's sidecore has stopped using the completion queue.
     pub(crate) fn completion_queue_deleted(&mut self, command_id: u16, queue: u16) {
         self.queues.completion.remove(&queue);
         self.complete(command_id, Ok(0));

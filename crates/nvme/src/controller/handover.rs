@@ -1,4 +1,4 @@
-//! Leaving a controller to another process, and going on with what another one has left.
+//! Handing a controller over to another process: exporting its state, and resuming from one.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,59 +13,58 @@ use crate::admin::queue::AdminQueue;
 use crate::controller::Controller;
 use crate::controller::state::{Rest, State};
 use crate::handover::{ControllerState, NamespaceState, RestState, TakeOverError};
-use crate::inbox::News;
+use crate::inbox::Message;
 use crate::pci::TRAPPED_STRIDE;
 
-/// How far a controller is in being handed over. Until it is, nothing is taken from the admin
-/// queue.
+/// The phase of a hand-over. From `Draining` on no command is taken from the admin queue.
 #[derive(Debug, Default)]
-pub(super) enum Leaving {
+pub(super) enum HandOverPhase {
     #[default]
     No,
-    /// Commands, a reset or a flush are waited for.
-    Settling,
-    /// The I/O queues are.
+    /// Waits for commands, a reset or a flush to end.
+    Draining,
+    /// Waits for the export of the I/O queues.
     Queues,
-    /// It is another process's: nothing here touches its host's memory any more. What it has left,
-    /// until it is taken.
-    Left(Option<Box<ControllerState>>),
+    /// Exported: the controller belongs to another process, and this process accesses its host's
+    /// memory no more. Holds the exported state until [`Controller::take_exported`] takes it.
+    Exported(Option<Box<ControllerState>>),
 }
 
 impl Controller {
-    /// Takes no more commands, and leaves what there is once nothing is in flight
-    /// ([`Controller::take_left`]).
+    /// Takes no more commands, and exports its state once nothing is in flight
+    /// ([`Controller::take_exported`]).
     pub(crate) fn hand_over(&mut self) {
-        if matches!(self.leaving, Leaving::No) {
-            self.leaving = Leaving::Settling;
+        if matches!(self.hand_over_phase, HandOverPhase::No) {
+            self.hand_over_phase = HandOverPhase::Draining;
         }
     }
 
     pub(super) const fn is_leaving(&self) -> bool {
-        !matches!(self.leaving, Leaving::No)
+        !matches!(self.hand_over_phase, HandOverPhase::No)
     }
 
-    /// Goes on leaving, when nothing of the controller's own is waited for any more.
-    pub(super) fn leave(&mut self) {
+    /// Exports the I/O queues as soon as the controller itself waits for nothing.
+    pub(super) fn advance_hand_over(&mut self) {
         let is_settled = self.waiting.is_empty()
             && self.stopping.is_none()
             && self.flushing.is_none()
             && self.resets.is_empty()
             && matches!(self.state, State::Ready | State::Rest(_));
-        if !matches!(self.leaving, Leaving::Settling) || !is_settled {
+        if !matches!(self.hand_over_phase, HandOverPhase::Draining) || !is_settled {
             return;
         }
-        self.leaving = Leaving::Queues;
+        self.hand_over_phase = HandOverPhase::Queues;
         let inbox = self.inbox.clone();
-        self.host.hand_over(Box::new(move |queues| inbox.put(News::HandedOver(queues))));
+        self.host.hand_over(Box::new(move |queues| inbox.put(Message::HandedOver(queues))));
     }
 
-    /// The I/O queues are left, or it is not known how they are.
-    pub(super) fn queues_left(&mut self, queues: Option<QueuesState>) {
-        if !matches!(self.leaving, Leaving::Queues) {
+    /// The I/O queues are exported; `None` if their state is unknown.
+    pub(super) fn queues_exported(&mut self, queues: Option<QueuesState>) {
+        if !matches!(self.hand_over_phase, HandOverPhase::Queues) {
             return;
         }
-        let left = queues.and_then(|queues| self.leave_state(queues)).map(Box::new);
-        self.leaving = Leaving::Left(left);
+        let left = queues.and_then(|queues| self.export_state(queues)).map(Box::new);
+        self.hand_over_phase = HandOverPhase::Exported(left);
         self.admin = None;
         self.queues.clear();
         self.events = Events::default();
@@ -74,8 +73,9 @@ impl Controller {
         self.segments.release();
     }
 
-    /// What it leaves; `None` if it has been told to stop meanwhile, or cannot go on.
-    fn leave_state(&mut self, queues: QueuesState) -> Option<ControllerState> {
+    /// Exports the state; `None` if the controller was stopped meanwhile, or is in a state that
+    /// cannot be resumed.
+    fn export_state(&mut self, queues: QueuesState) -> Option<ControllerState> {
         let mut registers = self.registers.clone();
         let rest = match self.state {
             State::Ready => RestState::Ready,
@@ -83,13 +83,13 @@ impl Controller {
             State::Rest(Rest::ShutDown { durable }) => RestState::ShutDown { durable },
             State::Rest(Rest::Failed) => RestState::Failed,
             State::Rest(Rest::Disabled) => RestState::Disabled,
-            // That it is offline is not its own affair.
+            // Its manager, not the controller, keeps the offline state.
             State::Rest(Rest::Offline) => {
                 registers.reset();
                 RestState::Disabled
             }
         };
-        // Those of a controller that rests are over, whatever they were doing when it was left.
+        // A controller at rest has no queues, whatever their state was when they were exported.
         let queues = if self.state == State::Ready { queues } else { QueuesState::default() };
         Some(ControllerState {
             registers,
@@ -105,16 +105,17 @@ impl Controller {
         })
     }
 
-    /// Takes what the controller leaves, once, when it has left: `None` if that is not known.
-    pub(crate) fn take_left(&mut self) -> Option<Option<Box<ControllerState>>> {
-        match &mut self.leaving {
-            Leaving::Left(left) => Some(left.take()),
+    /// Takes the exported state once; `None` before the export is complete. The inner `None` is a
+    /// failed export.
+    pub(crate) fn take_exported(&mut self) -> Option<Option<Box<ControllerState>>> {
+        match &mut self.hand_over_phase {
+            HandOverPhase::Exported(left) => Some(left.take()),
             _ => None,
         }
     }
 
-    /// Goes on with what another process has left, in this memory of its host's. The controller is
-    /// as after power on, but for its namespace and its vectors.
+    /// Resumes from the state that another process has exported, with this memory of its host. The
+    /// controller is in its state after power on, but for its namespace and its vectors.
     ///
     /// # Errors
     /// See [`TakeOverError`]. The function has to be reset then.
@@ -128,13 +129,13 @@ impl Controller {
         let ControllerState { registers, rest, admin, queues, features, events, errors, changed, activity, namespace } =
             from;
         self.take_over_doorbells(doorbells, registers.doorbell_stride())?;
-        // Offline it was left as after a reset, and it is still offline.
+        // An offline controller was exported in its state after a reset, and stays offline.
         let is_offline = self.state == State::Rest(Rest::Offline);
         if is_offline && !matches!(rest, RestState::Disabled) {
             return Err(TakeOverError::Changed { what: "being online" });
         }
         self.check_queues(&queues)?;
-        // One that rests has none.
+        // A controller at rest has no queues.
         let queues = if let RestState::Ready = rest { queues } else { QueuesState::default() };
         self.hides_uuid = namespace.as_ref().is_some_and(|namespace| namespace.uuid.is_none());
         let served = self.namespace_state();
@@ -149,7 +150,7 @@ impl Controller {
             let admin = admin.ok_or(TakeOverError::Damaged { what: "admin queue" })?;
             let admin = AdminQueue::take_over(&self.memory, registers.admin_queues(), &admin, requests)?;
             if self.doorbells.stride() == DoorbellStride::HalfPage {
-                // The process before did not keep these doorbells in memory.
+                // The exporting process did not keep these doorbells in the doorbell memory.
                 let (tail, head) = admin.seen();
                 self.doorbells.set_submission_tail(0, tail);
                 self.doorbells.set_completion_head(0, head);
@@ -168,12 +169,12 @@ impl Controller {
             RestState::ShutDown { durable } => State::Rest(Rest::ShutDown { durable }),
             RestState::Failed => State::Rest(Rest::Failed),
         };
-        // A reset stops whatever has been started by then.
+        // From here on a reset stops the queues that have been started.
         self.queues.take_over(&queues);
         self.host.take_over(&self.memory, &queues)?;
         if namespace != served && self.admin.is_some() {
             let ids = [namespace, served].into_iter().flatten().map(|namespace| namespace.id);
-            self.tell_of_namespaces(ids.collect());
+            self.raise_namespace_changes(ids.collect());
         }
         Ok(())
     }
@@ -186,7 +187,8 @@ impl Controller {
         Some(state)
     }
 
-    /// Uses the doorbell memory that the client may have mapped, and that CAP has told it of.
+    /// Uses the exported doorbell memory, which the client may have mapped, with the stride that
+    /// CAP has reported.
     fn take_over_doorbells(&mut self, doorbells: Arc<Doorbells>, told: u8) -> Result<(), TakeOverError> {
         let expected = if self.doorbells_are_mapped { doorbells.stride().dstrd() } else { TRAPPED_STRIDE };
         if told != expected {
@@ -196,7 +198,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Whether there can be such queues.
+    /// Checks that the exported queues can exist.
     fn check_queues(&self, queues: &QueuesState) -> Result<(), TakeOverError> {
         let ids = queues.completion_queues.iter().map(|queue| queue.id);
         let mut numbers = ids.chain(submissions_of(queues));

@@ -18,22 +18,22 @@ use crate::controller::Controller;
 use crate::inbox::Token;
 use crate::registers::{Configuration, ControllerStatus, Shutdown};
 
-/// What a controller is doing.
+/// The state of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// It takes commands.
     Ready,
-    /// It takes none, and waits for what is in flight, to become this.
+    /// Takes no commands and waits for those in flight, to enter this state.
     Stopping(Rest),
-    /// Nothing runs, and it waits for this flush, to be shut down. `None` if one from before is
-    /// still under way, which may have missed something: then it waits for the next one. Nothing
-    /// else does: a reset ends this state at once.
+    /// Nothing runs; waits for this flush, to be shut down. `None` if an earlier flush is still in
+    /// flight, which may have missed writes: then another flush follows. A reset ends this state at
+    /// once, so that no other event waits for the flush.
     Flushing(Option<Token>),
     /// Nothing runs.
     Rest(Rest),
 }
 
-/// How it rests.
+/// The states in which nothing runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
     /// CC.EN is clear: at first, and after every reset.
@@ -58,7 +58,7 @@ enum EnableError {
 }
 
 impl Controller {
-    /// CC has been written, and was different `before`, or not.
+    /// Acts upon a write of CC, which was `before`.
     pub(super) fn configure(&mut self, before: Configuration) {
         let now = self.registers.configuration();
         match (self.state, now.is_enabled()) {
@@ -72,7 +72,7 @@ impl Controller {
                     self.stop(Rest::ShutDown { durable: !now.is_abrupt_shutdown() });
                 }
             }
-            // Enabled again too early: it is when what runs has stopped that CC is looked at.
+            // Enabled again too early: CC is evaluated when everything has stopped.
             (State::Stopping(_), false) => self.state = State::Stopping(Rest::Disabled),
             (State::Stopping(_) | State::Flushing(_), true) => {}
             (State::Flushing(_) | State::Rest(_), false) => self.become_disabled(),
@@ -89,18 +89,20 @@ impl Controller {
         match self.make_admin_queue() {
             Ok(admin) => {
                 self.admin = Some(admin);
-                // Before the driver may use them, whatever was stored there for a queue before.
+                // Clear stale doorbell values before the driver may use the doorbells.
                 self.doorbells.set_submission_tail(0, 0);
                 self.doorbells.set_completion_head(0, 0);
                 if self.doorbells_are_mapped {
-                    // Stores tell nobody: they are looked for from now on.
+                    // Stores to doorbells cause no event: the controller's thread polls them from
+                    // now on.
                     self.inbox.wake();
                 }
                 self.state = State::Ready;
                 self.registers.status.ready = true;
             }
             Err(error) => {
-                // At a level that is not on: a guest can do so as often as it likes.
+                // Logged at a level that is off by default: a guest can cause this as often as it
+                // likes.
                 tracing::debug!(%error, "the controller cannot be enabled");
                 self.registers.status.fatal = true;
                 self.state = State::Rest(Rest::Failed);
@@ -119,8 +121,8 @@ impl Controller {
         Ok(AdminQueue::new(&self.memory, at)?)
     }
 
-    /// Takes no more commands, and comes to rest when nothing is in flight any more. Commands that
-    /// wait are not completed: their queue is gone.
+    /// Takes no more commands, and enters `rest` when nothing is in flight. Waiting commands are
+    /// not completed, because their queue is gone.
     fn stop(&mut self, rest: Rest) {
         self.admin = None;
         self.waiting.clear();
@@ -145,7 +147,7 @@ impl Controller {
         }
     }
 
-    /// Has what was written made durable, once a flush from before is over.
+    /// Flushes the store, after an earlier flush has ended.
     fn flush(&mut self) {
         if self.flushing.is_some() {
             self.state = State::Flushing(None);
@@ -158,7 +160,8 @@ impl Controller {
         self.host.flush(done);
     }
 
-    /// A flush is over, well or not: the driver cannot be told more than that it is.
+    /// A flush has ended. CSTS has no field for its failure, so that its result does not matter
+    /// here.
     pub(super) fn flushed(&mut self, token: Token) {
         match self.state {
             State::Flushing(awaited) if awaited == Some(token) => {
@@ -195,7 +198,7 @@ impl Controller {
         self.state = State::Rest(Rest::Offline);
     }
 
-    /// Forgets what a controller level reset does not leave, and tells those who waited for it.
+    /// Discards the state that a controller level reset clears, and completes the waiting resets.
     fn forget(&mut self) {
         self.reset_features();
         self.changed.clear();
@@ -203,7 +206,7 @@ impl Controller {
         self.answers.append(&mut self.resets);
     }
 
-    /// Something happened that only a reset can mend.
+    /// Enters the fatal state, which only a reset ends.
     pub(super) fn fail(&mut self) {
         if self.state == State::Ready {
             self.registers.status.fatal = true;
@@ -228,7 +231,7 @@ impl Controller {
         self.rest(if online { Rest::Disabled } else { Rest::Offline });
     }
 
-    /// Comes to that rest from wherever it is.
+    /// Stops, and enters `rest`.
     fn rest(&mut self, rest: Rest) {
         match (self.state, rest) {
             (State::Ready, _) => self.stop(rest),
@@ -239,7 +242,7 @@ impl Controller {
     }
 }
 
-/// A controller that nothing runs in is shut down as soon as it is asked to.
+/// The shutdown status of a controller at rest, which shuts down as soon as CC.SHN asks.
 fn shutdown_at_rest(configuration: Configuration) -> Shutdown {
     if configuration.is_shutdown() { Shutdown::Complete } else { Shutdown::None }
 }

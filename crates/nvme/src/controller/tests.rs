@@ -1,4 +1,4 @@
-//! What only time, or a controller without a function around it, can show.
+//! Tests that control the time, or need a controller without a function around it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl Fixture {
                 counted.fetch_add(1, Ordering::Relaxed);
             })),
         });
-        controller.set_memory(memory.clone(), Done::nobody());
+        controller.set_memory(memory.clone(), Done::ignored());
         controller.write_register(0x24, 15 << 16 | 15);
         controller.write_register(0x30, COMPLETIONS as u32);
         controller.write_register(0x14, 1 | 6 << 16 | 4 << 20);
@@ -122,7 +122,7 @@ fn a_keep_alive_timer_that_expires_is_fatal() {
     let mut fixture = Fixture::new();
     let at = Nanos::from_millis;
     assert_eq!(fixture.command(keep_alive_timeout(5000), at(100)), Status::SUCCESS);
-    assert!(fixture.calls.load(Ordering::Relaxed) > 0, "whoever runs it learns of the timer");
+    assert!(fixture.calls.load(Ordering::Relaxed) > 0, "the thread that runs the controller is woken for the timer");
     assert_eq!(fixture.controller.deadline(), Some(at(5100)));
     assert_eq!(fixture.command(Command::build(0x18, 2, 0), at(4000)), Status::SUCCESS);
     fixture.controller.run(at(8999));
@@ -159,7 +159,7 @@ fn a_write_cache_that_the_store_has_cannot_be_turned_off_by_default() {
     geometry.volatile_cache = true;
     let store = Arc::new(sidecore_block::NullStore::new(geometry));
     let namespace = Namespace { id: 1, store, block_bytes: 512, nguid: [1; 16], uuid: [2; 16] };
-    fixture.controller.set_namespace(Some(Arc::new(namespace)), Done::nobody());
+    fixture.controller.set_namespace(Some(Arc::new(namespace)), Done::ignored());
     let set = |value| Command::build(0x09, 1, 0).with_dword(10, 0x06).with_dword(11, value);
     assert_eq!(fixture.command(set(1), Nanos::ZERO), Status::SUCCESS);
     assert!(fixture.command(set(0), Nanos::ZERO).is_same_code(Status::FEATURE_NOT_CHANGEABLE));

@@ -10,7 +10,7 @@ pub(super) use sidecore_spec_nvme::opcode::nvm as opcode;
 use crate::pointer::{self, Direction, Gathered, MAX_TRANSFER_BYTES};
 use crate::{Command, Namespace, Status};
 
-/// What takes more than one request.
+/// The commands that take more than one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
     Compare,
@@ -21,7 +21,7 @@ pub(super) enum Job {
     Deallocate,
 }
 
-/// What becomes of a command that nothing is wrong with.
+/// The way in which a valid command continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The block request is filled in and goes to the store, with this flush.
@@ -39,7 +39,7 @@ pub(super) struct Range {
     pub(super) len_bytes: u64,
 }
 
-/// What a queue knows about its namespace when it looks at a command.
+/// The properties of the namespace that a queue needs to parse a command.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
     /// `None` while no namespace is attached.
@@ -83,8 +83,9 @@ impl Rules {
         }
     }
 
-    /// Looks at a command, whose FUSE field is somebody else's business, and fills in `request` if
-    /// it is one request. With `write_through` no write completes before it is durable.
+    /// Parses a command, except for its FUSE field, which the caller handles, and fills in
+    /// `request` if the command is one request. With `write_through` no write completes before it
+    /// is durable.
     ///
     /// # Errors
     /// The status that says what is wrong.

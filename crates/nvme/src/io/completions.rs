@@ -40,16 +40,16 @@ pub(super) struct Completions {
     id: u16,
     ring: CompletionQueue,
     entries: u32,
-    /// What the queue has no room for. Commands are not taken if there is no room for their
-    /// completions, so it is the second of two fused commands, or a driver moves its head
-    /// backwards.
+    /// Completions that found the queue full. Commands are taken only if there is room for their
+    /// completions, so that only the second of two fused commands, or a driver that moves its head
+    /// backwards, leads here.
     backlog: VecDeque<Completion>,
     seen_head: u32,
     /// `None` for a queue that is polled.
     interrupt: Option<Interrupt>,
-    /// Completions that no interrupt has told of, and when the first of them was posted.
-    untold: u32,
-    untold_since: Nanos,
+    /// The number of completions since the last interrupt, and the time of the first of them.
+    unsignalled: u32,
+    unsignalled_since: Nanos,
     shared: Arc<Shared>,
 }
 
@@ -73,7 +73,7 @@ impl Completions {
             Some(from) => CompletionQueue::resume(memory, *address, *entries, from.position.into()),
         };
         let ring = ring.map_err(|error| StartError::Memory { id: *id, error })?;
-        let untold = if vector.is_some() { ring.unconsumed() } else { 0 };
+        let unsignalled = if vector.is_some() { ring.unconsumed() } else { 0 };
         let interrupt = vector.map(|vector| Interrupt { vector, event, coalescing, pending: false, raised: None });
         let mut backlog = VecDeque::with_capacity(depth.saturating_add(2));
         backlog.extend(from.iter().flat_map(|from| &from.backlog).map(|entry| Completion::from(*entry)));
@@ -84,13 +84,13 @@ impl Completions {
             seen_head: ring.position().head,
             ring,
             interrupt,
-            untold,
-            untold_since: Nanos::ZERO,
+            unsignalled,
+            unsignalled_since: Nanos::ZERO,
             shared: Arc::clone(shared),
         })
     }
 
-    /// What another process needs to go on with it; its submission queues are not its own.
+    /// The state that another process needs to resume the queue, without its submission queues.
     pub(super) fn state(&self) -> CompletionQueueState {
         CompletionQueueState {
             id: self.id,
@@ -154,10 +154,10 @@ impl Completions {
     fn push(&mut self, entry: Completion, now: Nanos) {
         self.ring.push(entry);
         if self.interrupt.is_some() {
-            if self.untold == 0 {
-                self.untold_since = now;
+            if self.unsignalled == 0 {
+                self.unsignalled_since = now;
             }
-            self.untold = self.untold.saturating_add(1);
+            self.unsignalled = self.unsignalled.saturating_add(1);
         }
     }
 
@@ -168,7 +168,7 @@ impl Completions {
     /// Whether something is held back until the driver moves its head: completions that there is no
     /// room for, or an interrupt.
     pub(super) fn waits_for_head(&self) -> bool {
-        self.has_backlog() || self.untold > 0
+        self.has_backlog() || self.unsignalled > 0
     }
 
     /// Posts what there is room for by now; false if the doorbell was ignored.
@@ -188,20 +188,20 @@ impl Completions {
     /// Raises an interrupt if one is due; to be called once a turn, because it may be a system
     /// call. The other value is false if the doorbell was ignored.
     #[inline]
-    pub(super) fn tell(&mut self, doorbells: &DoorbellView, now: Nanos) -> bool {
-        if self.untold == 0 { true } else { self.consider(doorbells, now) }
+    pub(super) fn signal_if_due(&mut self, doorbells: &DoorbellView, now: Nanos) -> bool {
+        if self.unsignalled == 0 { true } else { self.consider(doorbells, now) }
     }
 
     fn consider(&mut self, doorbells: &DoorbellView, now: Nanos) -> bool {
         let valid = self.look(doorbells);
-        // What the driver has found by itself needs no interrupt.
-        self.untold = self.untold.min(self.ring.unconsumed());
+        // Completions that the driver has consumed already need no interrupt.
+        self.unsignalled = self.unsignalled.min(self.ring.unconsumed());
         let due = self.due_at();
         let Some(interrupt) = &mut self.interrupt else { return valid };
-        if self.untold == 0 || due > now {
+        if self.unsignalled == 0 || due > now {
             return valid;
         }
-        self.untold = 0;
+        self.unsignalled = 0;
         match &mut interrupt.event {
             Some(event) => {
                 interrupt.raised = Some((now, self.seen_head));
@@ -227,19 +227,21 @@ impl Completions {
             _ => Nanos::ZERO,
         };
         let coalesced = match interrupt.coalescing {
-            Some(coalescing) if self.untold < coalescing.threshold => self.untold_since.after(coalescing.time),
+            Some(coalescing) if self.unsignalled < coalescing.threshold => {
+                self.unsignalled_since.after(coalescing.time)
+            }
             _ => Nanos::ZERO,
         };
         outstanding.max(coalesced)
     }
 
-    /// When [`tell`](Self::tell) is to be called next though nothing is posted.
+    /// When [`signal_if_due`](Self::signal_if_due) is to be called next though nothing is posted.
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        (self.untold > 0 && self.interrupt.is_some()).then(|| self.due_at())
+        (self.unsignalled > 0 && self.interrupt.is_some()).then(|| self.due_at())
     }
 
-    /// What a vector signals from now on; what was held back is signalled. Gives back what it was
-    /// before.
+    /// Sets the event of the vector, and signals an interrupt that was held back. Returns the old
+    /// event.
     pub(super) fn set_event(&mut self, event: Option<Box<dyn Signal>>) -> Option<Box<dyn Signal>> {
         let Some(interrupt) = &mut self.interrupt else { return event };
         let old = std::mem::replace(&mut interrupt.event, event);

@@ -1,4 +1,4 @@
-//! What comes by mail: everything that a queue is told between its polls.
+//! Control requests to a queue, which run between its polls.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::{CompletionQueueState, Done, Namespace, StartError, Status, Submissio
 /// From one shadow doorbell to the next: functions that offer them have CAP.DSTRD = 0.
 const SHADOW_STRIDE_BYTES: u32 = 4;
 
-/// What can only be changed while nothing is in flight.
+/// A change that has to wait until nothing is in flight.
 pub(super) enum Change {
     Memory(GuestMemory, Done),
     Namespace(Option<Arc<Namespace>>, Done),
@@ -95,7 +95,7 @@ impl IoQueue {
     /// answered everything.
     pub(super) fn end(&mut self, done: Done) {
         self.engine.abandon();
-        self.steps.held.clear();
+        self.steps.queued.clear();
         self.state = State::Stopping(done);
         self.attention = true;
     }
@@ -106,13 +106,13 @@ impl IoQueue {
         self.attention = true;
     }
 
-    /// What the commands to come are served from.
+    /// Sets the namespace for new commands.
     pub(super) fn set_namespace(&mut self, namespace: Option<Arc<Namespace>>, done: Done) {
         self.changes.push_back(Change::Namespace(namespace, done));
         self.attention = true;
     }
 
-    /// Does what had to wait; nothing is in flight.
+    /// Applies a change; nothing is in flight.
     pub(super) fn apply(&mut self, change: Change) {
         match change {
             Change::Memory(memory, done) => {
@@ -191,7 +191,7 @@ impl IoQueue {
         self.attention = true;
     }
 
-    /// What the queue's vector signals from now on. What it was before is the caller's to drop.
+    /// Sets the event of the queue's vector. The caller drops the returned old event.
     pub(super) fn set_event(&mut self, event: Option<Box<dyn Signal>>) -> Option<Box<dyn Signal>> {
         self.completions.set_event(event)
     }
@@ -205,9 +205,9 @@ impl IoQueue {
     pub(super) fn abort(&mut self, submission: u16, command_id: u16) -> bool {
         let is_its = |queue: &Option<Submission>| queue.as_ref().is_some_and(|queue| queue.id == submission);
         let Some(slot) = self.submissions.iter().position(is_its) else { return false };
-        let held = &mut self.steps.held;
-        let found = held.iter().position(|held| held.slot == slot && held.command.id() == command_id);
-        if found.and_then(|index| held.remove(index)).is_none() {
+        let queued = &mut self.steps.queued;
+        let found = queued.iter().position(|queued| queued.slot == slot && queued.command.id() == command_id);
+        if found.and_then(|index| queued.remove(index)).is_none() {
             return false;
         }
         self.complete(slot, command_id, Status::ABORT_REQUESTED);

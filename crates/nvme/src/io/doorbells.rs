@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sidecore_ring::nvme::{Doorbells, ShadowDoorbells};
 
-/// What the driver writes for every move.
+/// The place where the driver writes each new value.
 pub(super) enum Source {
     /// The doorbells themselves.
     Registers,

@@ -1,5 +1,5 @@
-//! What a command that failed leaves in the error log (NVMe base 2.0, 5.16.1.2), and where that is
-//! said: in the completion's More bit (figure 94).
+//! Error log entries of failed commands (NVMe base 2.0, 5.16.1.2), announced by the completion's
+//! More bit (figure 94).
 
 use sidecore_block::BlockRequest;
 

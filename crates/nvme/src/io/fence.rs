@@ -1,12 +1,12 @@
-//! One queue alone at the store: what makes Compare and Write atomic (NVMe base 2.0, 3.4.2).
+//! Exclusive access of one queue to the store, which makes Compare and Write atomic (NVMe base 2.0,
+//! 3.4.2).
 //!
 //! Between the compare and the write of a fused pair no other command of the controller may be at
 //! the store, whichever sidecore serves it. The queue that has the pair *closes* the fence with a
 //! ticket of its own. Every other queue looks at the fence in each poll before it takes commands:
-//! one relaxed load of a line that nobody writes, unless there is a fused pair. If it is closed,
-//! the queue takes nothing, waits until the store has answered what it took before, and then
-//! *answers* with the ticket. When all have answered, the pair is carried out and the fence is
-//! opened.
+//! one relaxed load of a line that is written only for fused pairs. If it is closed, the queue
+//! takes nothing, waits until the store has answered what it took before, and then *answers* with
+//! the ticket. When all have answered, the pair is carried out and the fence is opened.
 //!
 //! **Why it is enough to look before taking.** All that a queue does at the store it does from one
 //! thread, in polls, and it answers with nothing at the store. After its answer it takes nothing as
@@ -16,8 +16,8 @@
 //! that has seen the fence closed puts an acquire fence behind the load that finds it open.
 //!
 //! **Queues that sleep** cannot answer. Such a queue *rests*: it says so when it is armed with
-//! nothing at the store, and takes it back when it is disarmed, before it takes anything. Whoever
-//! has closed the fence does not wait for those who rest. Nothing is lost between the two:
+//! nothing at the store, and takes it back when it is disarmed, before it takes anything. The queue
+//! that has closed the fence does not wait for resting queues. Nothing is lost between the two:
 //!
 //! ```text
 //! the one that closes                  the one that rises
@@ -31,15 +31,15 @@
 //! A queue that is armed while the store still works for it does not rest: the store wakes it, it
 //! polls, and answers. One that finds the fence closed when it is about to sleep does not sleep.
 //!
-//! **Nobody waits in a circle.** A queue that waits for the fence itself, because another one has
-//! closed it, has nothing at the store for its own pair, and answers. Commands that wait for a
-//! buffer have not been started, and do not count as being at the store. And a queue that ends, in
-//! whatever state, opens the fence if it has closed it, and rests.
+//! **There is no circle of waiting queues.** A queue that waits for the fence itself, because
+//! another one has closed it, has nothing at the store for its own pair, and answers. Commands that
+//! wait for a buffer have not been started, and do not count as being at the store. And a queue
+//! that ends, in whatever state, opens the fence if it has closed it, and rests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// Nobody has closed it.
+/// The value of an open fence.
 const OPEN: u64 = 0;
 
 /// Two lines: CPUs fetch them in pairs.
@@ -47,7 +47,7 @@ const OPEN: u64 = 0;
 #[repr(align(128))]
 struct Line<T>(T);
 
-/// What the queues of a controller share.
+/// The state that the queues of a controller share.
 #[derive(Debug)]
 pub(super) struct Fence {
     /// The ticket of the queue that is alone, or [`OPEN`].
@@ -56,7 +56,7 @@ pub(super) struct Fence {
     places: Box<[Line<Place>]>,
 }
 
-/// What a queue says of itself. Written by its sidecore alone.
+/// The state of one queue. Written by its sidecore alone.
 #[derive(Debug)]
 struct Place {
     resting: AtomicBool,
@@ -120,7 +120,7 @@ impl Seat {
             && holder != OPEN
             && self.ticket != Some(holder)
         {
-            // Release: what was done at the store is done for whoever reads it.
+            // Release: a reader of the answer sees what this queue has done at the store.
             place.answered.store(holder, Ordering::Release);
         }
     }
@@ -154,7 +154,7 @@ impl Seat {
         fence(Ordering::SeqCst);
     }
 
-    /// Closes the fence, if nobody else has; whether it is closed for this queue.
+    /// Closes the fence unless another queue has; returns whether it is closed for this queue.
     pub(super) fn close(&mut self) -> bool {
         if self.ticket.is_some() {
             return true;
@@ -212,7 +212,7 @@ mod tests {
         assert!(!two.close());
         assert!(!one.is_alone());
         two.answer();
-        // Nobody sits on the third place.
+        // The third place has no queue.
         assert!(one.is_alone());
         one.open();
         assert!(!two.is_closed());
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_those_who_rest_or_have_gone() {
+    fn a_queue_does_not_wait_for_resting_or_ended_queues() {
         let fence = Fence::new(3);
         let mut one = Seat::new(&fence, 0);
         let (mut two, three) = (Seat::new(&fence, 1), Seat::new(&fence, 2));
@@ -232,7 +232,7 @@ mod tests {
         two.rest();
         drop(three);
         assert!(one.is_alone());
-        // Who comes or rises now, finds it closed.
+        // A queue that comes or rises now, finds the fence closed.
         two.rise();
         let three = Seat::new(&fence, 2);
         assert!(two.is_closed() && three.is_closed());

@@ -1,4 +1,4 @@
-//! From the store back to the guest: what becomes of a request that is over.
+//! From the store back to the guest: the completion of requests.
 
 use sidecore_block::{BlockError, BlockRequest, Operation, QueueName};
 use sidecore_units::Nanos;

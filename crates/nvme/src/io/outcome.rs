@@ -1,4 +1,4 @@
-//! What the guest is told of a store's error.
+//! The NVMe status of a store's error.
 
 use sidecore_block::{BlockError, Operation};
 

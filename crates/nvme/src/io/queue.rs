@@ -45,11 +45,11 @@ pub(super) enum State {
     Stopping(Done),
 }
 
-/// What a queue is started with.
+/// The arguments of [`IoQueue::new`].
 pub(super) struct Start {
     pub(super) shared: Arc<Shared>,
     pub(super) setup: CompletionQueueSetup,
-    /// What another process has left of it; `None` for a new one.
+    /// The state that another process has exported; `None` for a new queue.
     pub(super) from: Option<CompletionQueueState>,
     pub(super) kick: Arc<EventFd>,
     pub(super) event: Option<Box<dyn Signal>>,
@@ -83,10 +83,10 @@ pub struct IoQueue {
     pub(super) steps: Steps,
     pub(super) fused: Option<Fused>,
     pub(super) seat: Seat,
-    /// What waits until nothing is in flight.
+    /// Changes queued until nothing is in flight.
     pub(super) changes: VecDeque<Change>,
     pub(super) state: State,
-    /// The next poll takes the slow path, `attend.rs`.
+    /// The next poll takes the slow path, `slow_path.rs`.
     pub(super) attention: bool,
     kick: Arc<EventFd>,
     /// The kick and the store, whose descriptor changes with the namespace.
@@ -186,7 +186,7 @@ impl IoQueue {
         (self.shared.report)(QueueEvent::InvalidDoorbellValue { queue: self.id });
     }
 
-    /// It cannot go on; the driver has to reset the controller.
+    /// Makes the queue unusable until the driver resets the controller.
     #[cold]
     pub(super) fn break_with(&mut self, reason: &dyn std::fmt::Display) {
         tracing::error!(device = self.shared.options.name, queue = self.id, "queue stopped: {reason}");
@@ -258,14 +258,14 @@ impl Pollable for IoQueue {
             work = self.exchange(now);
         }
         let ordinary = !self.attention && !self.seat.is_closed();
-        if ordinary || self.attend(now) {
+        if ordinary || self.slow_path(now) {
             let taken = self.take_from_all(now, budget);
             if taken > 0 {
                 work = work.saturating_add(taken);
                 self.look_for_loss();
             }
         }
-        if !self.completions.tell(&self.doorbells, now) {
+        if !self.completions.signal_if_due(&self.doorbells, now) {
             self.report_invalid_doorbell();
         }
         self.engine.end_poll(work);
@@ -282,7 +282,7 @@ impl Pollable for IoQueue {
     fn arm(&mut self) -> Arm {
         let stuck = self.seat.is_closed()
             || self.fused.is_some()
-            || (self.engine.in_flight() == 0 && !self.steps.held.is_empty())
+            || (self.engine.in_flight() == 0 && !self.steps.queued.is_empty())
             || self.engine.readiness().next == Next::Now;
         if stuck {
             return Arm::CannotSleep;
@@ -330,7 +330,7 @@ impl Pollable for IoQueue {
         let changes = std::mem::take(&mut self.changes);
         let stopped: Vec<_> =
             self.submissions.iter_mut().flatten().filter_map(|submission| submission.stopping.take()).collect();
-        // Everything that holds guest memory goes before anybody is told.
+        // Drop all guest memory before any completion is called.
         drop(self);
         drop((changes, stopped));
         if let State::Stopping(done) = state {

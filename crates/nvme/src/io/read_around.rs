@@ -15,7 +15,7 @@ pub(super) fn begin(stepper: &mut Stepper, command: &Command, around: &mut Surro
     pointer::gather_with_holes(command, range.len_bytes, around.memory, around.hint, guest, holes)
 }
 
-/// Copies what is wanted of what has been read.
+/// Copies the wanted parts of the data that was read.
 pub(super) fn copy(stepper: &mut Stepper, request: &BlockRequest, scratch: &mut Scratch) {
     let (mut at, end) = (stepper.done_bytes, stepper.done_bytes.saturating_add(request.len_bytes));
     while at < end {

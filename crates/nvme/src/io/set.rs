@@ -29,7 +29,7 @@ pub type Task = Box<dyn FnOnce(&mut IoQueue) + Send>;
 
 /// Sends tasks to one queue, which runs them in the order of the calls; does not wait. If the queue
 /// or its sidecore is gone, the task is dropped.
-pub type TellQueue = Box<dyn Fn(Task) + Send + Sync>;
+pub type SendTask = Box<dyn Fn(Task) + Send + Sync>;
 
 /// A sidecore that runs queues.
 pub trait QueueRunner: Send + Sync {
@@ -37,19 +37,19 @@ pub trait QueueRunner: Send + Sync {
     ///
     /// # Errors
     /// The queue's, or [`StartError::SidecoreGone`].
-    fn start(&self, id: u16, make: MakeQueue) -> Result<TellQueue, StartError>;
+    fn start(&self, id: u16, make: MakeQueue) -> Result<SendTask, StartError>;
 }
 
 /// A completion queue that runs.
 struct Running {
-    tell: TellQueue,
+    send: SendTask,
     kick: Arc<EventFd>,
     vector: Option<u16>,
 }
 
 impl Running {
-    fn tell(&self, task: impl FnOnce(&mut IoQueue) + Send + 'static) {
-        (self.tell)(Box::new(task));
+    fn send(&self, task: impl FnOnce(&mut IoQueue) + Send + 'static) {
+        (self.send)(Box::new(task));
     }
 }
 
@@ -62,13 +62,13 @@ struct Vector {
 /// Handles that are to be called when what is ending has ended.
 type Followers = Mutex<Vec<Done>>;
 
-/// What is ending, and was not waited for: queues by their numbers, or flushes.
+/// Queues, by their numbers, or flushes that are ending, and for which no call has waited.
 type Ending = Vec<(u16, Weak<Followers>)>;
 
 /// The number that no queue has.
 const NO_QUEUE: u16 = 0;
 
-/// Where queues put what they do not signal any longer.
+/// The events that queues signal no longer.
 type Retired = (mpsc::Sender<Box<dyn Signal>>, mpsc::Receiver<Box<dyn Signal>>);
 
 struct State {
@@ -85,8 +85,8 @@ struct State {
     namespace: Option<Arc<Namespace>>,
     shadow: Option<(GuestAddress, GuestAddress)>,
     doorbells: Arc<Doorbells>,
-    /// What queues do not signal any longer. It takes tens of microseconds to close one, which a
-    /// sidecore has better uses for.
+    /// The events that queues no longer signal. Closing a descriptor takes tens of microseconds,
+    /// which a sidecore has better uses for.
     retired: Retired,
 }
 
@@ -160,7 +160,7 @@ impl QueueSet {
         let Some(running) = state.submissions.get(&submission).and_then(|id| state.queues.get(id)) else {
             return reply(false);
         };
-        running.tell(move |queue| reply(queue.abort(submission, command_id)));
+        running.send(move |queue| reply(queue.abort(submission, command_id)));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -168,9 +168,9 @@ impl QueueSet {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells all queues, and is done when each of them has done with its part of `done`, and those
-    /// that are ending have ended: they hold what they have until then.
-    fn tell_all<T: FnOnce(&mut IoQueue, Done) + Send + 'static>(
+    /// Sends a task to all queues, done when each of them has dropped its part of `done`, and those
+    /// that are ending have ended: until then they hold the old memory, namespace or event.
+    fn send_to_all<T: FnOnce(&mut IoQueue, Done) + Send + 'static>(
         &self,
         state: &mut State,
         done: Done,
@@ -179,12 +179,12 @@ impl QueueSet {
         let part = parts(done);
         for running in state.queues.values() {
             let (task, part) = (task(), part());
-            running.tell(move |queue| task(queue, part));
+            running.send(move |queue| task(queue, part));
         }
         follow(&mut state.ending, part);
     }
 
-    /// What raises a vector's interrupt, for one more queue.
+    /// The event of a vector, duplicated for one more queue.
     fn event(&self, state: &State, vector: Option<u16>) -> Option<Box<dyn Signal>> {
         let event = state.vectors.get(usize::from(vector?))?.event.as_ref()?;
         match (self.shared.options.signal)(event.as_fd()) {
@@ -230,8 +230,8 @@ impl QueueSet {
             setup,
             from,
         };
-        let tell = runner.start(id, Box::new(move |core| IoQueue::new(start, core)))?;
-        state.queues.insert(id, Running { tell, kick, vector });
+        let send = runner.start(id, Box::new(move |core| IoQueue::new(start, core)))?;
+        state.queues.insert(id, Running { send, kick, vector });
         Ok(())
     }
 }
@@ -279,8 +279,8 @@ impl QueueHost for QueueSet {
             return Err(StartError::Io { id, error });
         };
         let (reply, answer) = mpsc::sync_channel(1);
-        running.tell(move |queue| {
-            // Whoever asked waits.
+        running.send(move |queue| {
+            // The caller waits for this reply.
             let _ = reply.send(queue.add_submission(&setup));
         });
         answer.recv().map_err(|_| StartError::SidecoreGone)??;
@@ -292,7 +292,7 @@ impl QueueHost for QueueSet {
         let mut state = self.state();
         let Some(completion_queue) = state.submissions.remove(&id) else { return };
         if let Some(running) = state.queues.get(&completion_queue) {
-            running.tell(move |queue| queue.remove_submission(id, done));
+            running.send(move |queue| queue.remove_submission(id, done));
         }
     }
 
@@ -301,18 +301,18 @@ impl QueueHost for QueueSet {
         state.submissions.retain(|_, completion_queue| *completion_queue != id);
         if let Some(running) = state.queues.remove(&id) {
             let done = end(&mut state.ending, id, done);
-            running.tell(move |queue| queue.end(done));
+            running.send(move |queue| queue.end(done));
         }
     }
 
     fn stop_all(&self, done: Done) {
         let mut state = self.state();
         for (id, running) in std::mem::take(&mut state.queues) {
-            let done = end(&mut state.ending, id, Done::nobody());
-            running.tell(move |queue| queue.end(done));
+            let done = end(&mut state.ending, id, Done::ignored());
+            running.send(move |queue| queue.end(done));
         }
         state.submissions.clear();
-        self.tell_all(&mut state, done, || |_: &mut IoQueue, _| {});
+        self.send_to_all(&mut state, done, || |_: &mut IoQueue, _| {});
     }
 
     fn hand_over(&self, reply: Box<dyn FnOnce(Option<QueuesState>) + Send>) {
@@ -330,13 +330,13 @@ impl QueueHost for QueueSet {
             reply(is_whole.then_some(QueuesState { shadow_doorbells, completion_queues }));
         }));
         for (id, running) in queues {
-            let done = end(&mut state.ending, id, Done::nobody());
+            let done = end(&mut state.ending, id, Done::ignored());
             let left = Arc::clone(&left);
             let stopped = Box::new(move |state| {
                 left.lock().unwrap_or_else(PoisonError::into_inner).push(state);
                 done.call();
             });
-            running.tell(move |queue| queue.stop(stopped));
+            running.send(move |queue| queue.stop(stopped));
         }
         follow(&mut state.ending, part);
     }
@@ -355,7 +355,7 @@ impl QueueHost for QueueSet {
     }
 
     fn set_memory(&self, memory: &GuestMemory, done: Done) {
-        self.tell_all(&mut self.state(), done, || {
+        self.send_to_all(&mut self.state(), done, || {
             let memory = memory.clone();
             move |queue: &mut IoQueue, done| queue.set_memory(memory, done)
         });
@@ -369,7 +369,7 @@ impl QueueHost for QueueSet {
         for running in state.queues.values().filter(|running| running.vector == Some(vector)) {
             let event = self.event(&state, Some(vector));
             let retired = state.retired.0.clone();
-            running.tell(move |queue| {
+            running.send(move |queue| {
                 if let Some(old) = queue.set_event(event) {
                     let _ = retired.send(old);
                 }
@@ -386,7 +386,7 @@ impl QueueHost for QueueSet {
         state.namespace.clone_from(&namespace);
         let part = parts(done);
         follow(&mut state.flushing, &part);
-        self.tell_all(&mut state, part(), || {
+        self.send_to_all(&mut state, part(), || {
             let namespace = namespace.clone();
             move |queue: &mut IoQueue, done| queue.set_namespace(namespace, done)
         });
@@ -410,7 +410,7 @@ impl QueueHost for QueueSet {
             if let Err(error) = (shared.options.flush)(&*namespace.store) {
                 shared.report_failed_flush(&error);
             }
-            // Whoever waits for it may close the store.
+            // A waiter of `done` may close the store: drop this reference before.
             drop(namespace);
             done.call();
         };
@@ -428,7 +428,7 @@ impl QueueHost for QueueSet {
         state.coalescing = on.then_some(Coalescing { threshold: u32::from(threshold), time });
         for running in state.queues.values() {
             let coalescing = state.coalescing_of(running.vector);
-            running.tell(move |queue| queue.set_coalescing(coalescing));
+            running.send(move |queue| queue.set_coalescing(coalescing));
         }
     }
 
@@ -438,7 +438,7 @@ impl QueueHost for QueueSet {
         entry.is_coalesced = enabled;
         let coalescing = state.coalescing_of(Some(vector));
         for running in state.queues.values().filter(|running| running.vector == Some(vector)) {
-            running.tell(move |queue| queue.set_coalescing(coalescing));
+            running.send(move |queue| queue.set_coalescing(coalescing));
         }
     }
 
@@ -469,7 +469,7 @@ impl QueueHost for QueueSet {
         let mut state = self.state();
         state.shadow = pages;
         for running in state.queues.values() {
-            running.tell(move |queue| queue.set_shadow_doorbells(pages));
+            running.send(move |queue| queue.set_shadow_doorbells(pages));
         }
     }
 }

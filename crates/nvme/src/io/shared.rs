@@ -1,4 +1,4 @@
-//! What all I/O queues of a controller share with each other and with the control path.
+//! The state that all I/O queues of a controller share with each other and with the control path.
 
 use std::io;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub struct IoOptions {
     pub signal: MakeSignal,
 }
 
-/// Called with what a queue has to report. It must not wait: a sidecore calls it.
+/// The callback for events of queues. It must not wait: a sidecore calls it.
 pub(super) type Report = Box<dyn Fn(QueueEvent) + Send + Sync>;
 
 pub(super) struct Shared {
@@ -115,7 +115,7 @@ const fn area_bytes() -> u64 {
     STEP_BYTES.saturating_mul(STEP_COUNT as u64)
 }
 
-/// Shared memory that nobody else has: requests name their memory by a table of it.
+/// Memory shared with no other process, as a table, because requests name their memory by a table.
 fn private_memory(len_bytes: u64) -> io::Result<GuestMemory> {
     let file = rustix::fs::memfd_create("sidecore-nvme-steps", MemfdFlags::CLOEXEC)?;
     rustix::fs::ftruncate(&file, len_bytes)?;

@@ -36,9 +36,9 @@ pub(super) const STEP_REQUESTS: usize = 8;
 /// Bytes that are compared or copied at once, between the guest's memory and ours.
 const SCRATCH_BYTES: usize = 4096;
 
-/// A command that waits for a stepper.
+/// A command queued for a stepper.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct QueuedCommand {
     pub(super) command: Command,
     pub(super) job: Job,
     /// Where it came from, in the queue's list of submission queues.
@@ -46,7 +46,7 @@ pub(super) struct Held {
     pub(super) taken_at: Nanos,
 }
 
-/// What a stepper needs to know of its queue.
+/// The state of the queue that a stepper uses.
 pub(super) struct Surroundings<'a> {
     pub(super) rules: &'a Rules,
     pub(super) memory: &'a GuestMemory,
@@ -61,7 +61,7 @@ pub(super) struct Stepper {
     pub(super) slot: usize,
     pub(super) command_id: u16,
     pub(super) taken_at: Nanos,
-    /// What it concerns, and how much of that is done.
+    /// The range of the command, and how much of it is done.
     pub(super) range: Range,
     pub(super) done_bytes: u64,
     /// The first thing that went wrong.
@@ -111,22 +111,22 @@ impl Stepper {
     ///
     /// # Errors
     /// What is wrong with it; the stepper is free then.
-    pub(super) fn begin(&mut self, held: &Held, around: &mut Surroundings<'_>) -> Result<(), Status> {
-        self.slot = held.slot;
-        self.command_id = held.command.id();
-        self.taken_at = held.taken_at;
+    pub(super) fn begin(&mut self, queued: &QueuedCommand, around: &mut Surroundings<'_>) -> Result<(), Status> {
+        self.slot = queued.slot;
+        self.command_id = queued.command.id();
+        self.taken_at = queued.taken_at;
         self.done_bytes = 0;
         self.status = Status::SUCCESS;
-        self.flush_first = around.rules.wants_flush_first(&held.command);
+        self.flush_first = around.rules.wants_flush_first(&queued.command);
         self.holes.clear();
         self.guest.clear();
-        match held.job {
-            Job::Compare => compare::begin(self, &held.command, around)?,
-            Job::Verify => verify::begin(self, &held.command, around)?,
-            Job::ReadAround => read_around::begin(self, &held.command, around)?,
-            Job::Deallocate => dataset::begin(self, &held.command, around)?,
+        match queued.job {
+            Job::Compare => compare::begin(self, &queued.command, around)?,
+            Job::Verify => verify::begin(self, &queued.command, around)?,
+            Job::ReadAround => read_around::begin(self, &queued.command, around)?,
+            Job::Deallocate => dataset::begin(self, &queued.command, around)?,
         }
-        self.job = Some(held.job);
+        self.job = Some(queued.job);
         Ok(())
     }
 
@@ -215,7 +215,7 @@ impl Stepper {
 /// All steppers of a queue, and the commands that wait for one.
 pub(super) struct Steps {
     pub(super) steppers: Vec<Stepper>,
-    pub(super) held: VecDeque<Held>,
+    pub(super) queued: VecDeque<QueuedCommand>,
     pub(super) scratch: Scratch,
 }
 
@@ -231,7 +231,7 @@ impl Steps {
                     Stepper::new(index, rest, private, buffer(index))
                 })
                 .collect(),
-            held: VecDeque::with_capacity(depth),
+            queued: VecDeque::with_capacity(depth),
             scratch: Scratch { ours: Box::new([0; SCRATCH_BYTES]), theirs: Box::new([0; SCRATCH_BYTES]) },
         }
     }

@@ -50,7 +50,7 @@ impl Submission {
         Self { id, ring, entries, seen_tail: head, event_at: head, ahead: None, in_flight: 0, stopping: None }
     }
 
-    /// What another process needs to go on with it; nothing is in flight.
+    /// The state that another process needs to resume the queue; nothing is in flight.
     pub(super) fn state(&self) -> SubmissionQueueState {
         SubmissionQueueState {
             id: self.id,
@@ -91,7 +91,7 @@ impl Submission {
         self.stopping.is_none() && (self.ring.pending() > 0 || self.ahead.is_some())
     }
 
-    /// What completions report as its head (SQHD).
+    /// The head that completions report (SQHD).
     #[inline]
     pub(super) fn head(&self) -> u16 {
         self.ring.head()

@@ -7,7 +7,7 @@ use super::command::Verdict;
 use super::fused::{self, Fused, Phase};
 use super::origin::{Origin, Whole};
 use super::queue::IoQueue;
-use super::steps::Held;
+use super::steps::QueuedCommand;
 use crate::{Command, Fuse, Status};
 
 impl IoQueue {
@@ -46,8 +46,8 @@ impl IoQueue {
             }
             taken = taken.saturating_add(batch);
             self.stats().batches.add(1);
-            if !self.steps.held.is_empty() {
-                self.start_held();
+            if !self.steps.queued.is_empty() {
+                self.start_queued();
             }
             if self.engine.in_flight() > 0 {
                 self.exchange(now);
@@ -113,7 +113,7 @@ impl IoQueue {
     pub(super) fn take_other(&mut self, slot: usize, command: Command, verdict: Result<Verdict, Status>) {
         match verdict {
             Ok(Verdict::Steps(job)) => {
-                self.steps.held.push_back(Held { command, job, slot, taken_at: self.now });
+                self.steps.queued.push_back(QueuedCommand { command, job, slot, taken_at: self.now });
                 self.attention = true;
             }
             Ok(_) => self.complete(slot, command.id(), Status::SUCCESS),

@@ -1,4 +1,4 @@
-//! Verify (NVM command set 1.0, 3.2.5): reads what is stored, and gives it to nobody.
+//! Verify (NVM command set 1.0, 3.2.5): reads the blocks and discards the data.
 
 use super::steps::{Stepper, Surroundings};
 use crate::{Command, Status};

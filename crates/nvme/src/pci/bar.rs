@@ -20,7 +20,7 @@ pub const MAX_QUEUE_PAIRS: u16 = 64;
 /// doorbells, and those of all queues have to fit a page (NVMe base 2.0, 5.8).
 pub(crate) const TRAPPED_STRIDE: u8 = 0;
 
-/// What an access to BAR0 is for.
+/// The target of an access to BAR0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bar {
     /// A property, at this offset.
@@ -39,8 +39,8 @@ impl Bar {
     pub(super) const END_BYTES: u64 =
         DOORBELLS + (MAX_QUEUE_PAIRS as u64 + 1) * (8 << DoorbellStride::HalfPage.dstrd());
 
-    /// What is at `offset`, with doorbells 4 << `stride` bytes apart (NVMe over PCIe transport 1.0,
-    /// 3.1.2).
+    /// The register or doorbell at `offset`, with doorbells 4 << `stride` bytes apart (NVMe over
+    /// PCIe transport 1.0, 3.1.2).
     pub(crate) fn at(offset: u64, stride: u8) -> Self {
         let Some(behind) = offset.checked_sub(DOORBELLS) else { return Self::Register(offset) };
         let stride_bytes = 4_u64.checked_shl(stride.into()).unwrap_or(4);

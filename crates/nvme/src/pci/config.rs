@@ -68,7 +68,7 @@ impl ConfigSpace {
         &self.values
     }
 
-    /// What a host has written to another one, as far as it can be written.
+    /// Restores the writable fields as the host has set them in the process before.
     pub(crate) fn take_over(&mut self, values: &[u8]) {
         for ((value, writable), new) in self.values.iter_mut().zip(&self.writable).zip(values) {
             *value = *value & !writable | new & writable;

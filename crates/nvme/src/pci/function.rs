@@ -78,7 +78,7 @@ pub struct MappableArea {
 pub struct BarInfo {
     /// The size of its memory, a power of two.
     pub len_bytes: u64,
-    /// What of it may be mapped.
+    /// The area that may be mapped.
     pub mappable: Option<MappableArea>,
 }
 
@@ -156,7 +156,7 @@ pub trait PciFunction: Send + Sync {
     /// [`AccessError::OutOfRange`].
     fn write(&self, region: Region, offset_bytes: u64, data: &[u8]) -> Result<(), AccessError>;
 
-    /// What a vector signals from now on; `None` for nothing.
+    /// Sets the event that a vector signals; `None` for none.
     ///
     /// # Errors
     /// There is no such vector, or it is no eventfd; nothing has changed then.

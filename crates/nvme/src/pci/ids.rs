@@ -1,7 +1,7 @@
 //! The numbers that a function is known by.
 //!
 //! Drivers of NVMe controllers bind by class. The vendor and device identifiers are ones that
-//! PCI-SIG has given to nobody, so that no driver with workarounds for a certain product takes this
+//! PCI-SIG has not assigned, so that no driver with workarounds for a certain product takes this
 //! for it.
 
 /// Vendor ID, and Subsystem Vendor ID.

@@ -1,10 +1,10 @@
 //! Interrupts: MSI-X (PCI Express base 5.0, 6.1.4), as the client of a vfio-user socket drives it;
 //! and MSI, which has no table.
 //!
-//! What a vector signals is what the client has set for it. A client that keeps the table to
+//! A vector signals the event that the client has set for it. A client that keeps the table to
 //! itself, as QEMU does, sets no event for a vector that is masked, and its guest's masks never get
-//! here. One that passes on writes to the table has them obeyed: a vector's own mask counts from
-//! the first write to it on.
+//! here. A client that passes on writes to the table has them obeyed: a vector's own mask counts
+//! from the first write to it on.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,14 +30,14 @@ pub(crate) struct Msix {
     make: MakeSignal,
 }
 
-/// What the client has set for a vector.
+/// The event that the client has set for a vector.
 struct Event {
     fd: EventFd,
     /// Made when it is signalled from here for the first time: of most vectors only the queues do
     /// that.
     signal: Option<Box<dyn Signal>>,
-    /// The log has been told that it cannot be made.
-    complained: bool,
+    /// Whether the failure to make the signal is logged already.
+    logged: bool,
 }
 
 impl Event {
@@ -46,7 +46,7 @@ impl Event {
         if self.signal.is_none() {
             match make(self.fd.as_fd()) {
                 Ok(signal) => self.signal = Some(signal),
-                Err(error) if !std::mem::replace(&mut self.complained, true) => {
+                Err(error) if !std::mem::replace(&mut self.logged, true) => {
                     tracing::error!(%error, "an interrupt cannot be raised");
                 }
                 Err(_) => {}
@@ -69,7 +69,7 @@ struct Vector {
 }
 
 impl Vector {
-    /// What it signals now.
+    /// The event that the vector signals now.
     fn effective(&mut self) -> Option<&mut Event> {
         let masked = self.is_masked();
         self.event.as_mut().filter(|_| !masked)
@@ -151,15 +151,15 @@ impl Msix {
         touched
     }
 
-    /// What a vector signals from now on.
+    /// Sets the event of a vector.
     pub(crate) fn set(&mut self, vector: u16, event: Option<EventFd>) {
         if let Some(vector) = self.vectors.get_mut(usize::from(vector)) {
-            vector.event = event.map(|fd| Event { fd, signal: None, complained: false });
+            vector.event = event.map(|fd| Event { fd, signal: None, logged: false });
         }
         self.retry_admin();
     }
 
-    /// Signals what the client has set for a vector, masked or not.
+    /// Signals the client's event of a vector, masked or not.
     pub(crate) fn signal(&mut self, vector: u16) {
         if let Some(event) = self.vectors.get_mut(usize::from(vector)).and_then(|vector| vector.event.as_mut()) {
             event.signal(self.make);
@@ -176,7 +176,7 @@ impl Msix {
         event.map(|event| event.fd.as_fd().try_clone_to_owned()).transpose()
     }
 
-    /// Tells of completions in the admin queue, which has vector 0.
+    /// Signals completions of the admin queue, which has vector 0.
     pub(crate) fn signal_admin(&mut self) {
         self.admin_pending = true;
         self.retry_admin();

@@ -14,24 +14,25 @@ use sidecore_units::Nanos;
 
 use crate::controller::{Controller, Limits, Parts};
 use crate::handover::Shape;
-use crate::inbox::{Inbox, News, QueueEvent};
+use crate::inbox::{Inbox, Message, QueueEvent};
 use crate::manager::Manager;
 use crate::pci::bar::{Bar, MAX_QUEUE_PAIRS, MSIX_BAR, MSIX_BAR_BYTES, REGISTERS_BAR, REGISTERS_BAR_BYTES};
 use crate::pci::config::ConfigSpace;
 use crate::pci::msix::Msix;
 use crate::pci::{AccessError, BarInfo, Interrupts, MappableArea, PciFunction, Region};
 use crate::{
-    Attendant, Done, FunctionState, HandOver, HandedOver, Identity, Namespace, QueueHost, Statistics, TakeOverError,
+    ControllerWorker, Done, FunctionState, HandOver, HandedOver, Identity, Namespace, QueueHost, Statistics,
+    TakeOverError,
 };
 
-/// How often, at most, answers are waited upon before the caller goes on with something else.
+/// The most rounds of handling replies before the caller returns.
 const ROUNDS: usize = 8;
 
-/// What a function is made of.
+/// The arguments of [`NvmeFunction::new`].
 pub struct FunctionSetup {
     /// The name it has in the configuration, for messages.
     pub name: String,
-    /// What its controller is called.
+    /// The names and numbers that Identify reports.
     pub identity: Identity,
     /// How many I/O queue pairs the driver may create, at most [`MAX_QUEUE_PAIRS`] and as many as
     /// there are doorbells for.
@@ -44,17 +45,17 @@ pub struct FunctionSetup {
     /// admin queue's once a millisecond. Otherwise each is a message, and drivers may use shadow
     /// doorbells (Doorbell Buffer Config), 4 bytes apart.
     pub doorbells_are_mapped: bool,
-    /// Who runs the I/O queues.
+    /// Runs the I/O queues.
     pub host: Arc<dyn QueueHost>,
-    /// Who counts.
+    /// Reads the activity of the I/O queues.
     pub statistics: Arc<dyn Statistics>,
-    /// Who manages the subsystem, if this is the physical function.
+    /// Manages the subsystem, if this is the physical function.
     pub manager: Option<Arc<dyn Manager>>,
-    /// What it serves to begin with.
+    /// The namespace that is served at first.
     pub namespace: Option<Arc<Namespace>>,
-    /// Who runs the controller when a queue or the manager has news for it; `None` if the caller
-    /// does so itself, with [`NvmeFunction::run`].
-    pub attendant: Option<Attendant>,
+    /// The thread that runs the controller when a queue or the manager has an event for it; `None`
+    /// if the caller runs it with [`NvmeFunction::run`].
+    pub worker: Option<ControllerWorker>,
     /// Makes what raises the admin queue's interrupts: the thread that serves the client must not
     /// wait for it.
     pub signal: MakeSignal,
@@ -80,8 +81,8 @@ struct Core {
     controller: Controller,
     config: ConfigSpace,
     msix: Msix,
-    /// Who is told what the function leaves.
-    heir: Option<HandOver>,
+    /// Receives the exported state.
+    reply: Option<HandOver>,
     /// A client may have the doorbells mapped.
     is_shown: bool,
 }
@@ -95,12 +96,12 @@ impl NvmeFunction {
         let vectors = interrupts.vectors();
         let queue_pairs = doorbells.queue_pairs();
         let limits = Limits { queue_pairs: setup.queue_pairs.clamp(1, most_pairs(queue_pairs)), vectors };
-        let bell = setup.attendant.as_ref().map(Attendant::bell);
+        let notifier = setup.worker.as_ref().map(ControllerWorker::notifier);
         let function = Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
             let inbox = Inbox::new(Box::new(move || {
-                if let Some(bell) = &bell {
-                    bell(&this);
+                if let Some(notifier) = &notifier {
+                    notifier(&this);
                 }
             }));
             let parts = Parts {
@@ -117,28 +118,28 @@ impl NvmeFunction {
                 controller: Controller::new(parts),
                 config: ConfigSpace::new(interrupts),
                 msix: Msix::new(vectors, setup.signal),
-                heir: None,
+                reply: None,
                 is_shown: false,
             };
             let (start, core) = (Instant::now(), Mutex::new(core));
             Self { name, queue_pairs, doorbells_are_mapped, interrupts, start, inbox, core }
         });
         if setup.namespace.is_some() {
-            function.set_namespace(setup.namespace, Done::nobody());
+            function.set_namespace(setup.namespace, Done::ignored());
         }
         function
     }
 
-    /// Carries out what queues, the manager and the clock have brought. Returns when it wants to be
-    /// run again though nothing happens. The thread may have to wait a sidecore's turn.
+    /// Handles the messages of queues and manager, and expired timers. Returns the time of the next
+    /// run if no event comes before. May wait for a sidecore's turn.
     pub fn run(&self) -> Option<Instant> {
         let deadline = self.enter(|core| core.controller.deadline());
         deadline.and_then(|at| self.start.checked_add(Duration::from(at)))
     }
 
-    /// What the controller serves from now on, or that it serves nothing; `done` when nothing uses
-    /// what was served before. The driver is told: that a namespace came, went, or has changed, its
-    /// size for instance.
+    /// Sets the served namespace, or that there is none; `done` when the old namespace is not in
+    /// use. The change is reported to the driver: a namespace came, went, or has changed, its size
+    /// for instance.
     pub fn set_namespace(&self, namespace: Option<Arc<Namespace>>, done: Done) {
         self.enter(|core| core.controller.set_namespace(namespace, done));
     }
@@ -160,20 +161,20 @@ impl NvmeFunction {
         self.enter(|core| core.controller.limits.queue_pairs = queue_pairs.clamp(1, most_pairs(self.queue_pairs)));
     }
 
-    /// A queue has something to report. Never waits: for sidecores.
+    /// Queues an event of a queue. Never waits: for sidecores.
     pub fn report(&self, event: QueueEvent) {
-        self.inbox.put(News::Queue(event));
+        self.inbox.put(Message::Queue(event));
     }
 
-    /// Does something to the controller, carries out what follows, and tells those who waited for
-    /// it.
+    /// Acts upon the controller, handles the messages that result, and calls the completions that
+    /// are ready.
     fn enter<T>(&self, act: impl FnOnce(&mut Core) -> T) -> T {
         let (result, answers, left) = {
             let mut core = self.lock();
-            self.hear(&mut core);
+            self.handle(&mut core);
             let result = act(&mut core);
             for _ in 0..ROUNDS {
-                self.hear(&mut core);
+                self.handle(&mut core);
                 let now = Nanos::from(self.start.elapsed());
                 let has_posted = core.controller.run(now);
                 if self.interrupts == Interrupts::Msi {
@@ -182,18 +183,18 @@ impl NvmeFunction {
                 if has_posted {
                     core.msix.signal_admin();
                 }
-                // Whoever was asked may have answered at once. What is left is for whom the inbox
-                // has called.
+                // Replies may already be queued: handle those now, the worker thread handles the
+                // rest.
                 if self.inbox.is_empty() {
                     break;
                 }
             }
-            let left = core.take_left(self.shape());
+            let left = core.take_exported(self.shape());
             (result, core.controller.take_answers(), left)
         };
         answers.into_iter().for_each(Done::call);
-        if let Some((heir, left)) = left {
-            heir(left);
+        if let Some((reply, left)) = left {
+            reply(left);
         }
         result
     }
@@ -206,9 +207,9 @@ impl NvmeFunction {
         }
     }
 
-    fn hear(&self, core: &mut Core) {
-        while let Some(news) = self.inbox.take() {
-            core.controller.hear(news);
+    fn handle(&self, core: &mut Core) {
+        while let Some(messages) = self.inbox.take() {
+            core.controller.handle(messages);
         }
     }
 
@@ -233,15 +234,15 @@ impl Core {
         self.config.reset();
         self.msix.reset();
         for vector in 0..self.msix.len() {
-            self.tell_host(vector);
+            self.update_vector(vector);
         }
         self.controller.reset(done);
     }
 
-    /// What the function leaves, and who is to be told, when it has left.
-    fn take_left(&mut self, shape: Shape) -> Option<(HandOver, Option<HandedOver>)> {
-        let controller = self.controller.take_left()?;
-        let heir = self.heir.take()?;
+    /// The exported state and its receiver, once the export is complete.
+    fn take_exported(&mut self, shape: Shape) -> Option<(HandOver, Option<HandedOver>)> {
+        let controller = self.controller.take_exported()?;
+        let reply = self.reply.take()?;
         let left = controller.and_then(|controller| {
             let (msix, events) = self.msix.hand_over().inspect_err(|error| tracing::error!(%error, "vectors")).ok()?;
             let config = self.config.values().to_vec();
@@ -253,18 +254,18 @@ impl Core {
             let state = FunctionState { shape, config, msix, doorbell_stride, controller };
             Some(HandedOver { state, events, doorbells: file })
         });
-        Some((heir, left))
+        Some((reply, left))
     }
 
     /// Vectors of MSI are masked by the controller's registers (NVMe base 2.0, 3.1.3.3).
     fn obey_masks(&mut self) {
         for vector in self.msix.mask(self.controller.registers.interrupt_mask()) {
-            self.tell_host(vector);
+            self.update_vector(vector);
         }
     }
 
-    /// The queues of a vector signal what it signals now.
-    fn tell_host(&self, vector: u16) {
+    /// Sets the vector's event at its queues.
+    fn update_vector(&self, vector: u16) {
         let event = self.msix.duplicate(vector).unwrap_or_else(|error| {
             tracing::warn!(vector, %error, "the queues of an interrupt vector cannot signal it");
             None
@@ -354,8 +355,8 @@ impl PciFunction for NvmeFunction {
     fn read(&self, region: Region, offset_bytes: u64, data: &mut [u8]) -> Result<(), AccessError> {
         check(region, offset_bytes, data.len(), self.size_bytes(region))?;
         self.enter(|core| match region {
-            // A doorbell's value is nobody's business (NVMe over PCIe transport 1.0, 3.1.2): they
-            // read as zeros.
+            // A doorbell's value is undefined when read (NVMe over PCIe transport 1.0, 3.1.2):
+            // zeros.
             Region::Bar(REGISTERS_BAR) => core.controller.registers.read(offset_bytes, data),
             Region::Bar(_) => {
                 let host = &core.controller.host;
@@ -386,13 +387,13 @@ impl PciFunction for NvmeFunction {
             }
             Region::Bar(_) => {
                 for vector in core.msix.write(offset_bytes, data) {
-                    core.tell_host(vector);
+                    core.update_vector(vector);
                 }
             }
             Region::Config => {
                 let offset = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
                 if core.config.write(offset, data) == Some(true) {
-                    core.reset(Done::nobody());
+                    core.reset(Done::ignored());
                 }
             }
         });
@@ -407,7 +408,7 @@ impl PciFunction for NvmeFunction {
         let event = event.map(EventFd::from_peer).transpose().map_err(not_an_event)?;
         self.enter(|core| {
             core.msix.set(vector, event);
-            core.tell_host(vector);
+            core.update_vector(vector);
         });
         Ok(())
     }
@@ -430,7 +431,7 @@ impl PciFunction for NvmeFunction {
 
     fn hand_over(&self, reply: HandOver) {
         self.enter(|core| {
-            core.heir = Some(reply);
+            core.reply = Some(reply);
             core.controller.hand_over();
         });
     }
@@ -457,7 +458,7 @@ impl PciFunction for NvmeFunction {
                 core.msix.mask(controller.registers.interrupt_mask());
             }
             for vector in 0..core.msix.len() {
-                core.tell_host(vector);
+                core.update_vector(vector);
             }
             core.controller.take_over(controller, memory, doorbells, now)
         })

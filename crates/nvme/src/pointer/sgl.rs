@@ -12,7 +12,7 @@
 //! | Data SGL Length Invalid | less memory than the command transfers |
 //! | Data Transfer Error | no memory there |
 //!
-//! What there is beyond the transfer is left alone (SGLS bit 18). Linux sends it, with commands
+//! Descriptors beyond the transfer are ignored (SGLS bit 18). Linux sends such lists with commands
 //! that applications pass through it.
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, Segments};
@@ -69,7 +69,7 @@ impl Descriptor {
     }
 }
 
-/// What has been gathered of a transfer.
+/// The part of a transfer that is gathered so far.
 struct Transfer<'a> {
     direction: Direction,
     done_bytes: u64,

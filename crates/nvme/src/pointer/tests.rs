@@ -33,7 +33,7 @@ fn write_list(memory: &GuestMemory, address: u64, entries: &[u64]) {
     write(memory, address, &bytes);
 }
 
-/// What a pointer leads to: the bytes there, in order, and how many pieces they are in.
+/// The memory that a pointer leads to: the bytes there, in order, and the number of pieces.
 fn gathered(memory: &GuestMemory, command: &Command, len_bytes: u64) -> Result<(Vec<u8>, usize), Status> {
     let mut segments = Segments::with_capacity(MAX_PIECES);
     let mut hint = RegionHint::default();
@@ -124,7 +124,7 @@ fn a_list_that_leads_to_itself_ends() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any transfer, its pages in any order, its list anywhere and cut anywhere.
+    /// A transfer with pages in any order, and a list at any place and cut at any place.
     #[test]
     fn whatever_the_list_says(
         first_offset in 0_u64..1024,

@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sidecore_block::{Geometry, RamStore};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_nvme::{
-    Activity, Attendant, Command, Done, FunctionSetup, Identity, Interrupts, Manager, Namespace, NvmeFunction,
+    Activity, Command, ControllerWorker, Done, FunctionSetup, Identity, Interrupts, Manager, Namespace, NvmeFunction,
     PciFunction, Region, Status,
 };
 use sidecore_reactor::EventFd;
@@ -66,12 +66,12 @@ pub fn namespace(megabytes: u64, block_bytes: u32) -> Arc<Namespace> {
     Arc::new(Namespace { id: 1, store: Arc::new(store), block_bytes, nguid: [0x5E; 16], uuid: [0x5F; 16] })
 }
 
-/// What differs between functions.
+/// The properties in which the functions of the tests differ.
 pub struct Options {
     pub mapped: bool,
     pub interrupts: Interrupts,
     pub manager: Option<Arc<dyn Manager>>,
-    pub attendant: Option<Attendant>,
+    pub worker: Option<ControllerWorker>,
     pub namespace: Option<Arc<Namespace>>,
 }
 
@@ -81,7 +81,7 @@ impl Default for Options {
             mapped: true,
             interrupts: Interrupts::MsiX,
             manager: None,
-            attendant: None,
+            worker: None,
             namespace: Some(namespace(1, 512)),
         }
     }
@@ -117,10 +117,10 @@ impl Rig {
             statistics: Arc::new(statistics),
             manager: options.manager,
             namespace: options.namespace,
-            attendant: options.attendant,
+            worker: options.worker,
             signal: EventFd::peer_signal,
         });
-        function.set_memory(memory.clone(), Done::nobody());
+        function.set_memory(memory.clone(), Done::ignored());
         let stride = if mapped { 64 } else { 4 };
         Self {
             function,

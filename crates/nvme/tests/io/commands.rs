@@ -111,7 +111,7 @@ fn namespaces_that_are_not_this_one() {
     for opcode in [0x04, 0x0D, 0x19, 0x7F, 0x80, 0xFF] {
         assert_eq!(rig.run(Command::build(opcode, 4, 1)), Status::INVALID_OPCODE);
     }
-    rig.set.set_namespace(None, Done::nobody());
+    rig.set.set_namespace(None, Done::ignored());
     let command = rig.command(op::READ, 0, 1);
     assert_eq!(rig.run(command), Status::INVALID_FIELD);
     assert_eq!(rig.run(command.with_dword(1, 0)), Status::INVALID_NAMESPACE);
@@ -314,7 +314,7 @@ fn force_unit_access_costs_a_flush_where_there_is_a_cache() {
         // How often the store flushed shows in what it fails.
         let plan = FaultRule { affected: Affected::Flushes, when: When::EveryNth(1), fault: Fault::Eio };
         let store = FaultStore::new(ram(cached), FaultPlan { seed: 1, rules: vec![plan] });
-        rig.set.set_namespace(Some(namespace(Arc::new(store), 512)), Done::nobody());
+        rig.set.set_namespace(Some(namespace(Arc::new(store), 512)), Done::ignored());
         let mut failed = 0;
         for opcode in [op::WRITE, op::READ, op::WRITE_ZEROES] {
             let command = or(rig.command(opcode, 3, 1), 12, FUA);

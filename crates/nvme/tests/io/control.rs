@@ -1,4 +1,4 @@
-//! What is changed under load: memory, namespace, and commands that are aborted.
+//! Changes under load: memory, namespace, and commands that are aborted.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +35,7 @@ fn with_extra(memory: &GuestMemory, name: &str) -> GuestMemory {
     memory.with_region(region).unwrap()
 }
 
-/// Whether somebody holds it.
+/// Whether this process has a mapping of the file.
 fn is_mapped(name: &str) -> bool {
     wait_until_reaped();
     std::fs::read_to_string("/proc/self/maps").unwrap().contains(name)
@@ -67,7 +67,7 @@ fn memory_that_goes_while_it_is_in_use() {
     rig.set.set_memory(&smaller, done);
     rig.turn();
     assert!(!is_set(&changed) && is_mapped(name), "the store still works there");
-    // What comes meanwhile waits, and finds the memory gone.
+    // A command that comes meanwhile waits, and finds the memory gone.
     let late = rig.command_at(op::READ, 0, 16, MEMORY_BYTES, LISTS);
     rig.submit(1, &late);
     for _ in &ids {
@@ -76,7 +76,7 @@ fn memory_that_goes_while_it_is_in_use() {
         assert!(Status::from_field(completion.status).is_success() || completion.command_id == ids[2]);
     }
     rig.until("the table is let go of", |_| is_set(&changed));
-    assert!(!is_mapped(name), "somebody still holds the old table");
+    assert!(!is_mapped(name), "the old table is still mapped");
     let completion = rig.wait();
     assert_eq!(completion.command_id, late.id());
     assert_eq!(status(&completion), Status::DATA_TRANSFER_ERROR);
@@ -103,7 +103,7 @@ fn a_queue_that_is_not_in_the_new_table_waits_for_one_that_has_it() {
             assert_eq!(rig.take(1), None);
         }
         let whole = map(&rig.file);
-        rig.set.set_memory(&whole, Done::nobody());
+        rig.set.set_memory(&whole, Done::ignored());
         assert_eq!(rig.wait().command_id, command.id());
     }
     for _ in 0..200 {
@@ -111,7 +111,7 @@ fn a_queue_that_is_not_in_the_new_table_waits_for_one_that_has_it() {
         assert_eq!(rig.run(command), Status::SUCCESS, "positions and phase were kept");
     }
     // And one that waits can be ended.
-    rig.set.set_memory(&GuestMemory::empty(), Done::nobody());
+    rig.set.set_memory(&GuestMemory::empty(), Done::ignored());
     rig.turn();
     let (done, gone) = flag();
     rig.set.stop_all(done);
@@ -203,7 +203,7 @@ fn memory_is_not_let_go_of_while_a_queue_is_ending() {
     let mut rig = Rig::with(slow());
     let name = "unmapped-while-ending";
     let more = with_extra(&rig.memory, name);
-    rig.set.set_memory(&more, Done::nobody());
+    rig.set.set_memory(&more, Done::ignored());
     rig.turn();
     drop(more);
     let command = rig.command_at(op::WRITE, 0, 16, MEMORY_BYTES, LISTS);
@@ -250,7 +250,7 @@ fn wait_for(flag: &AtomicBool) {
 #[test]
 fn a_flush_is_waited_for_by_another_namespace_and_nothing_else() {
     let mut rig = Rig::with(Options { store: ram(true), flush: held_flush, ..Options::default() });
-    rig.set.stop_all(Done::nobody());
+    rig.set.stop_all(Done::ignored());
     rig.until("all queues are gone", |rig| rig.queues() == 0);
     let (done, flushed) = flag();
     rig.set.flush(done);

@@ -1,4 +1,4 @@
-//! What failed commands leave in the error log.
+//! Error log entries of failed commands.
 
 use std::sync::Arc;
 
@@ -102,7 +102,7 @@ fn of_a_fused_pair_the_half_that_failed_is_logged() {
     assert_eq!(Status::from_field(rig.wait().status), Status::SUCCESS);
     assert_eq!(Status::from_field(rig.wait().status), Status::WRITE_FAULT.more());
     assert_logged(&rig, &write, Status::WRITE_FAULT, 5);
-    // What is not there is an answer, and no error.
+    // A compare that differs is a result, and no error.
     let mut rig = Rig::new();
     rig.write(crate::rig::DATA, &[1; 512]);
     let compare = rig.command(op::COMPARE, 0, 1);
@@ -119,5 +119,5 @@ fn the_log_holds_the_last_64_and_counts_them_all() {
     }
     let log = log(&rig);
     assert_eq!((log.len(), log[0].count, log[63].count, rig.set.error_log().count()), (64, 100, 37, 100));
-    assert_eq!(rig.event_count(), 0, "nobody is woken for it");
+    assert_eq!(rig.event_count(), 0, "no interrupt is raised for it");
 }

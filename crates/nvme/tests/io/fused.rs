@@ -14,7 +14,7 @@ const FIRST: u32 = 1 << 8;
 const SECOND: u32 = 2 << 8;
 const NEW: u64 = DATA + 0x10_0000;
 
-/// What is to be there at DATA, what is to be written at NEW.
+/// A compare with the data at DATA and a write of the data at NEW.
 fn pair(rig: &mut Rig, block: u64, blocks: u64) -> [Command; 2] {
     let compare = or(rig.command(op::COMPARE, block, blocks), 0, FIRST);
     let write = or(rig.command_at(op::WRITE, block, blocks, NEW, LISTS + 0x1_0000), 0, SECOND);
@@ -179,7 +179,7 @@ fn nothing_of_another_sidecore_comes_between() {
 }
 
 #[test]
-fn a_sidecore_that_sleeps_keeps_nobody_waiting() {
+fn a_sidecore_that_sleeps_delays_no_queue() {
     let mut rig = two(IdleMode::Interrupt, Nanos::ZERO);
     for _ in 0..10 {
         rig.turn();

@@ -92,8 +92,8 @@ fn every_command_is_carried_out_once() {
     }
 }
 
-/// Completions that nobody was told of are told by the next process, once there is somebody to be
-/// told.
+/// Completions without an interrupt so far are signalled by the next process, once there is an
+/// event to signal.
 #[test]
 fn interrupts_that_were_held_back_are_raised() {
     for masked in [false, true] {
@@ -157,7 +157,7 @@ fn queues_wait_for_memory_that_is_not_there() {
         rig.turn();
     }
     assert_eq!(rig.take(1), None);
-    rig.set.set_memory(&whole, Done::nobody());
+    rig.set.set_memory(&whole, Done::ignored());
     assert_eq!(rig.wait().command_id, command.id());
 }
 
@@ -183,14 +183,14 @@ fn what_is_no_queue_is_an_error() {
     assert_eq!(rig.run(command), Status::SUCCESS);
 }
 
-/// The client resets the controller meanwhile: nobody knows of queues any more.
+/// The client resets the controller meanwhile: the queues are gone.
 #[test]
 fn queues_that_end_are_not_left() {
     let mut rig = Rig::with(slow());
     let command = rig.command(op::READ, 0, 1);
     rig.submit(1, &command);
     rig.turn();
-    rig.set.stop_all(Done::nobody());
+    rig.set.stop_all(Done::ignored());
     assert_eq!(rig.leave().unwrap().completion_queues, []);
     assert_eq!(rig.queues(), 0, "and what they had at the store has ended");
 }

@@ -46,7 +46,7 @@ fn scatter_gather_lists_move_data_both_ways() {
 }
 
 #[test]
-fn bit_buckets_take_what_nobody_wants() {
+fn bit_buckets_take_unwanted_data() {
     let mut rig = Rig::new();
     let blocks = 300;
     let bytes = pattern(6, blocks * BLOCK_BYTES);
@@ -177,7 +177,7 @@ fn games_with_the_phase_tag_fool_the_guest_alone() {
         let command = rig.command(op::READ, 0, 1);
         rig.submit(1, &command);
         rig.turn();
-        // What was posted is there, and then overwritten, and the queue goes on as if nothing were.
+        // The posted entry is there, and then overwritten, and the queue continues.
         assert!(rig.take(1).is_some());
         let index = rig.completions[&1].head();
         let inverted = if round % 2 == 0 { [0xFF; 16] } else { [0; 16] };
@@ -212,13 +212,13 @@ fn truncated_memory_stops_the_queue_and_says_so() {
             return;
         }
     }
-    panic!("nobody noticed");
+    panic!("the loss of guest memory is not noticed");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a guest writes, each command is completed once, and the queue works afterwards.
+    /// For any commands of a guest, each command is completed once, and the queue works afterwards.
     #[test]
     fn any_commands(
         commands in prop::collection::vec((any::<[u8; 64]>(), any::<u16>()), 1..60),

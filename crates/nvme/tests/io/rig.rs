@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use sidecore_block::{Batch, BlockDevice, BlockRequest, Geometry, Operation, RamStore, Tag};
 use sidecore_linux::EpollSleeper;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
-use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, TellQueue};
+use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, SendTask};
 use sidecore_nvme::{
     Command, CompletionQueueSetup, Done, Namespace, QueueEvent, QueueHost, QueuesState, StartError, Status,
     SubmissionQueueSetup,
@@ -73,7 +73,7 @@ thread_local! {
 struct Runner(usize);
 
 impl QueueRunner for Runner {
-    fn start(&self, _id: u16, make: MakeQueue) -> Result<TellQueue, StartError> {
+    fn start(&self, _id: u16, make: MakeQueue) -> Result<SendTask, StartError> {
         let index = self.0;
         let queue = SIDECORES.with_borrow_mut(|sidecores| {
             let sidecore = &mut sidecores[index];
@@ -138,7 +138,7 @@ pub struct Rig {
     sidecores: usize,
 }
 
-/// What the guest's memory is in.
+/// The file of the guest's memory.
 pub fn memory_file() -> std::fs::File {
     let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(MEMORY_BYTES).unwrap();
@@ -211,7 +211,7 @@ impl Rig {
                 let reported = Arc::clone(&events);
                 let report = Box::new(move |event| reported.lock().unwrap().push(event));
                 let set = QueueSet::new(io_options, runners, report).unwrap();
-                set.set_namespace(Some(Arc::clone(&namespace)), Done::nobody());
+                set.set_namespace(Some(Arc::clone(&namespace)), Done::ignored());
                 set
             }
         });
@@ -265,7 +265,7 @@ impl Rig {
         left.lock().unwrap().take().unwrap()
     }
 
-    /// Has them gone on with by somebody who knows no more than what is left.
+    /// Resumes the queues in a set that knows the exported state alone.
     pub fn take_over(&mut self, queues: &QueuesState) -> Result<(), StartError> {
         let queues = serde_json::from_slice(&serde_json::to_vec(queues).unwrap()).unwrap();
         self.set = (self.make_set)();
@@ -400,7 +400,7 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            self.set.stop_all(Done::nobody());
+            self.set.stop_all(Done::ignored());
             self.until("all queues are gone", |rig| rig.queues() == 0);
             assert_eq!(sidecore_block::dropped_tags(), 0);
         }
@@ -428,8 +428,8 @@ pub fn pattern(seed: u64, len_bytes: u64) -> Vec<u8> {
     (0..len_bytes).map(|at| (seed.wrapping_mul(131) + at / 512 + at) as u8).collect()
 }
 
-/// What a completion says. More is left out: it says that the error log has an entry about it, as
-/// it has for all but those that say what the host wanted to know.
+/// The status of a completion without its More bit, which is set for all errors that the error log
+/// has, that is, for all but those that answer the host's question.
 pub fn status(completion: &Completion) -> Status {
     const MORE: u16 = 1 << 14;
     let status = Status::from_field(completion.status & !MORE);

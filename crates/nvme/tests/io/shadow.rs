@@ -50,7 +50,7 @@ fn a_message_wakes_a_queue_that_sleeps() {
     for _ in 0..5 {
         rig.turn();
     }
-    assert_eq!(rig.take(1), None, "nobody told it");
+    assert_eq!(rig.take(1), None, "no kick has come");
     rig.set.kick(1);
     assert_eq!(rig.wait().command_id, command.id());
     assert_eq!(rig.set.stats(1).unwrap().kicks.get(), 1);
@@ -135,8 +135,8 @@ fn doze(rig: &mut Rig) {
     });
 }
 
-/// A guest that has one request at a time, and a queue that sleeps in between: what the guest gives
-/// back wakes nobody.
+/// A guest that has one request at a time, and a queue that sleeps in between: the guest's head
+/// doorbell causes no message.
 #[test]
 fn a_request_to_a_queue_that_sleeps_costs_one_message() {
     for (idle, interrupts) in [
@@ -194,7 +194,7 @@ fn a_queue_that_holds_an_interrupt_back_asks_for_its_head() {
         assert_eq!(event.drain(), expected, "one is outstanding at a time");
     }
     assert!(rig.take_quietly(1).is_some());
-    assert!(shadow.announce(head_offset(1), rig.completions[&1].head()), "nobody would look at the head");
+    assert!(shadow.announce(head_offset(1), rig.completions[&1].head()), "the head would not be read");
     rig.set.kick(1);
     for _ in 0..5 {
         rig.turn();
@@ -243,7 +243,7 @@ fn shadow_doorbells_that_are_not_in_memory_hold_the_queue_until_they_are() {
         for _ in 0..20 {
             rig.until("a completion", |rig| rig.take_quietly(1).is_some());
             let _ = shadow.announce(head_offset(1), rig.completions[&1].head());
-            rig.set.set_memory(&GuestMemory::empty(), Done::nobody());
+            rig.set.set_memory(&GuestMemory::empty(), Done::ignored());
             rig.turn();
             let command = rig.command(op::READ, 0, 1);
             rig.push(1, &command);
@@ -264,7 +264,7 @@ fn shadow_doorbells_that_are_not_in_memory_hold_the_queue_until_they_are() {
         assert_eq!(rig.take_quietly(1), None, "a doorbell from before was believed");
         assert_eq!((rig.set.stats(1).unwrap().requests.get(), rig.event_count()), (21, 0));
         // Without them, the doorbells themselves count.
-        rig.set.stop_all(Done::nobody());
+        rig.set.stop_all(Done::ignored());
         rig.set.set_shadow_doorbells(None);
         rig.until("it is gone", |rig| rig.queues() == 0);
         rig.add_completion(1, 64, None);
@@ -290,7 +290,7 @@ fn a_store_of_the_kernel_wakes_it_also_after_it_was_swapped() {
     let (_second, another) = file_store();
     for store in [None, Some(another), Some(ram(false))] {
         if let Some(store) = store {
-            rig.set.set_namespace(Some(namespace(store, 512)), Done::nobody());
+            rig.set.set_namespace(Some(namespace(store, 512)), Done::ignored());
         }
         for opcode in [op::WRITE, op::READ, op::FLUSH, op::COMPARE, op::VERIFY] {
             for _ in 0..20 {

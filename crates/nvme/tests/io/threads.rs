@@ -7,7 +7,7 @@ use std::thread::{JoinHandle, yield_now};
 
 use sidecore_linux::{Clock, EpollSleeper};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
-use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, TellQueue};
+use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, SendTask};
 use sidecore_nvme::{Command, CompletionQueueSetup, Done, QueueHost, StartError, Status, SubmissionQueueSetup};
 use sidecore_reactor::{CoreContext, EventFd, IdleMode, Post, Reactor, mailbox};
 use sidecore_ring::driver::nvme::{CompletionRing, SubmissionRing};
@@ -24,7 +24,7 @@ struct Sidecore {
 }
 
 impl QueueRunner for Sidecore {
-    fn start(&self, _id: u16, make: MakeQueue) -> Result<TellQueue, StartError> {
+    fn start(&self, _id: u16, make: MakeQueue) -> Result<SendTask, StartError> {
         let (reply, answer) = std::sync::mpsc::sync_channel(1);
         let mail = Box::new(move |reactor: &mut Reactor<EpollSleeper>| {
             let queue = make(reactor.context());
@@ -145,7 +145,7 @@ fn no_count_is_lost() {
         let posts: Vec<_> = sidecores.iter().map(|sidecore| sidecore.post.clone()).collect();
         let runners = sidecores.into_iter().map(|sidecore| Box::new(sidecore) as Box<dyn QueueRunner>).collect();
         let set = QueueSet::new(options, runners, Box::new(|event| panic!("{event:?}"))).unwrap();
-        set.set_namespace(Some(namespace(ram(false), 512)), Done::nobody());
+        set.set_namespace(Some(namespace(ram(false), 512)), Done::ignored());
         let mut guests: Vec<_> = (1..=2_u16)
             .map(|number| {
                 let at = |index: u64| GuestAddress(0x10_0000 * u64::from(number) + index * 0x1_0000);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sidecore_nvme::StartError;
-use sidecore_nvme::io::{MakeQueue, QueueRunner, TellQueue};
+use sidecore_nvme::io::{MakeQueue, QueueRunner, SendTask};
 use sidecore_sidecore::{NotStarted, Sidecore};
 
 use super::super::LastStart;
@@ -20,7 +20,7 @@ impl Runner {
 }
 
 impl QueueRunner for Runner {
-    fn start(&self, id: u16, make: MakeQueue) -> Result<TellQueue, StartError> {
+    fn start(&self, id: u16, make: MakeQueue) -> Result<SendTask, StartError> {
         let queue = self.sidecore.start(make).map_err(|error| match error {
             NotStarted::Unit(error) => error,
             NotStarted::Watch(error) => StartError::Io { id, error },

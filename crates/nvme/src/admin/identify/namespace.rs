@@ -11,11 +11,11 @@ use crate::manager::AllocatedNamespace;
 /// The sizes of logical blocks that there are, as powers of two: LBA formats 0 and 1.
 const LBA_FORMATS: [u8; 2] = [9, 12];
 
-/// What a host is told of a namespace.
+/// A namespace as Identify shows it.
 pub(super) struct NamespaceView {
     capacity_bytes: u64,
     block_bytes: u32,
-    /// What is best written at once.
+    /// The size of a write that needs no read-modify-write.
     physical_block_bytes: u32,
     nguid: [u8; 16],
     uuid: [u8; 16],
@@ -91,7 +91,7 @@ fn common_fields() -> identify::Namespace {
     structure
 }
 
-/// What namespaces to be created have in common.
+/// The fields that namespaces to be created have in common.
 pub(super) fn common() -> Vec<u8> {
     common_fields().encode().to_vec()
 }

@@ -6,7 +6,7 @@ use super::command::Job;
 use super::fused::Phase;
 use super::origin::Origin;
 use super::queue::IoQueue;
-use super::steps::{FUSED_STEP, Held, Surroundings};
+use super::steps::{FUSED_STEP, QueuedCommand, Surroundings};
 use crate::Status;
 
 impl IoQueue {
@@ -16,26 +16,26 @@ impl IoQueue {
     }
 
     /// Starts commands that wait for a stepper, as many as there are steppers.
-    pub(super) fn start_held(&mut self) {
+    pub(super) fn start_queued(&mut self) {
         while self.fused.is_none()
             && let Some(index) = self.steps.free()
-            && let Some(held) = self.steps.held.pop_front()
+            && let Some(queued) = self.steps.queued.pop_front()
         {
-            if let Some(status) = self.begin(index, &held) {
+            if let Some(status) = self.begin(index, &queued) {
                 if status.is_success() {
-                    self.count_job(Some(held.job));
-                    self.complete(held.slot, held.command.id(), status);
+                    self.count_job(Some(queued.job));
+                    self.complete(queued.slot, queued.command.id(), status);
                 } else {
-                    self.reject(held.slot, &held.command, status);
+                    self.reject(queued.slot, &queued.command, status);
                 }
             }
         }
     }
 
     /// Starts a command in steps; its status, if it is over already.
-    pub(super) fn begin(&mut self, index: usize, held: &Held) -> Option<Status> {
+    pub(super) fn begin(&mut self, index: usize, queued: &QueuedCommand) -> Option<Status> {
         let mut around = Surroundings { rules: &self.rules, memory: &self.memory, hint: &mut self.hint };
-        let begun = self.steps.steppers.get_mut(index)?.begin(held, &mut around);
+        let begun = self.steps.steppers.get_mut(index)?.begin(queued, &mut around);
         match begun {
             Ok(()) => self.advance(index),
             Err(status) => Some(status),
@@ -48,11 +48,12 @@ impl IoQueue {
         if fused.phase != Phase::Closing || !self.seat.close() || self.engine.in_flight() > 0 || !self.seat.is_alone() {
             return;
         }
-        let held = Held { command: fused.compare, job: Job::Compare, slot: fused.slot, taken_at: fused.taken_at };
+        let queued =
+            QueuedCommand { command: fused.compare, job: Job::Compare, slot: fused.slot, taken_at: fused.taken_at };
         if let Some(fused) = &mut self.fused {
             fused.phase = Phase::Comparing;
         }
-        if let Some(status) = self.begin(FUSED_STEP, &held) {
+        if let Some(status) = self.begin(FUSED_STEP, &queued) {
             self.compared(now, status);
         }
     }
@@ -91,7 +92,7 @@ impl IoQueue {
 
     /// The slow path of a poll. Returns whether commands may be taken.
     #[cold]
-    pub(super) fn attend(&mut self, now: Nanos) -> bool {
+    pub(super) fn slow_path(&mut self, now: Nanos) -> bool {
         self.seat.rise();
         let fenced = self.seat.look();
         if fenced && self.engine.in_flight() == 0 {
@@ -104,7 +105,7 @@ impl IoQueue {
             self.report_invalid_doorbell();
         }
         if !fenced && self.fused.is_none() {
-            self.start_held();
+            self.start_queued();
         }
         if !fenced {
             self.drive_fused(now);
@@ -126,7 +127,7 @@ impl IoQueue {
             || !self.is_serving()
             || self.doorbells.is_missing();
         let ending = self.submissions.iter().flatten().any(|submission| submission.stopping.is_some());
-        self.attention = busy || ending || !self.steps.held.is_empty();
+        self.attention = busy || ending || !self.steps.queued.is_empty();
         !busy
     }
 }

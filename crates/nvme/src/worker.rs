@@ -1,4 +1,4 @@
-//! The thread that runs controllers when something happened that no register write tells them.
+//! The worker thread of controllers: runs a controller after events that come by no register write.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use crate::NvmeFunction;
 
-/// Timers that are due so soon after another one expire with it: the thread wakes up once for all
-/// functions whose doorbells it looks at.
+/// Timers due within this time of another one expire with it, so that the thread wakes up once for
+/// all functions whose doorbells it reads.
 const TOGETHER: Duration = Duration::from_micros(500);
 
-/// Runs any number of functions ([`NvmeFunction::run`]) when their queues, their manager or their
-/// timers have news for them, and sleeps else. Dropping the last clone ends the thread.
+/// Runs any number of functions ([`NvmeFunction::run`]) when an event of their queues, manager or
+/// timers is queued, and sleeps otherwise. Dropping the last clone ends the thread.
 #[derive(Clone, Debug)]
-pub struct Attendant(Arc<Inner>);
+pub struct ControllerWorker(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -29,22 +29,22 @@ enum Call {
     Stop,
 }
 
-impl Attendant {
+impl ControllerWorker {
     /// Starts the thread.
     ///
     /// # Errors
     /// The kernel refuses a thread.
     pub fn start() -> io::Result<Self> {
         let (calls, called) = channel();
-        let thread = std::thread::Builder::new().name("nvme".to_owned()).spawn(move || attend(&called))?;
+        let thread = std::thread::Builder::new().name("nvme".to_owned()).spawn(move || run_controllers(&called))?;
         Ok(Self(Arc::new(Inner { calls, thread: Some(thread) })))
     }
 
-    /// What rings for the thread, from anywhere, without waiting.
-    pub(crate) fn bell(&self) -> impl Fn(&Weak<NvmeFunction>) + Send + Sync + use<> {
+    /// A notifier: asks the thread to run a function. Callable from any thread, never waits.
+    pub(crate) fn notifier(&self) -> impl Fn(&Weak<NvmeFunction>) + Send + Sync + use<> {
         let calls = self.0.calls.clone();
         move |function| {
-            // It fails when the attendant has ended: nobody is served any more.
+            // Sending fails only after the thread has ended: then no function is served.
             let _ = calls.send(Call::Run(function.clone()));
         }
     }
@@ -60,15 +60,15 @@ impl Drop for Inner {
     }
 }
 
-/// When a function wants to be run though nobody calls.
+/// The next deadline of a function.
 struct Timer {
     function: Weak<NvmeFunction>,
     at: Instant,
 }
 
-fn attend(called: &Receiver<Call>) {
+fn run_controllers(called: &Receiver<Call>) {
     let mut timers: Vec<Timer> = Vec::new();
-    // Kept: nothing is allocated for a look at doorbells.
+    // Kept over the loop, so that looking at doorbells allocates nothing.
     let mut due = Vec::new();
     loop {
         let next = timers.iter().map(|timer| timer.at).min();
