@@ -36,7 +36,7 @@ use sidecore_units::Nanos;
 
 use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Next, Operation, Readiness, Tag};
 
-/// What is expected of a device.
+/// The expectations of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Whether what was written can be read again. A null store keeps nothing, and checks nothing.
@@ -313,7 +313,7 @@ impl Harness {
     /// The read fails.
     #[must_use]
     pub fn load(&mut self, offset_bytes: u64, len_bytes: usize) -> Vec<u8> {
-        // What a read leaves out must not look like data.
+        // The parts that a read leaves out must not look like data.
         self.poke(SCRATCH, &vec![0xa5; len_bytes]);
         let request = self.request(Operation::Read, offset_bytes, &[(SCRATCH, len_bytes as u64)]);
         assert_eq!(self.run_one(request), Ok(()), "read at {offset_bytes}");
@@ -355,7 +355,7 @@ pub fn geometry_is_sound(open: Open<'_>) {
     assert!(geometry.capacity_bytes >= 1 << 20, "the contract needs 1 MiB: {geometry:?}");
 }
 
-/// What was written is read, at the first and the last block and across many.
+/// Reads return the data written, at the first and the last block and across many.
 pub fn reads_back_what_was_written(open: Open<'_>, options: &Options) {
     let mut harness = Harness::new(&open(), options.depth);
     let (block, capacity) = (harness.block(), harness.geometry.capacity_bytes);
@@ -451,7 +451,7 @@ pub fn mixes_overlapping_writes_in_flight_but_invents_nothing(open: Open<'_>, op
     assert!(harness.run(requests).iter().all(Result::is_ok));
     let written = harness.load(4 * block, len);
     for (index, byte) in written.iter().enumerate() {
-        assert!(patterns.iter().any(|pattern| pattern[index] == *byte), "byte {index} is nobody's");
+        assert!(patterns.iter().any(|pattern| pattern[index] == *byte), "byte {index} is of no pattern");
     }
     assert!(harness.load(0, len) == neighbour, "the blocks before were touched");
     assert!(harness.load(8 * block, len) == neighbour, "the blocks behind were touched");
@@ -633,7 +633,7 @@ pub fn comes_back_exactly_once(open: Open<'_>, options: &Options) {
     }
     assert!(completed[0].tag.is_none(), "exchange must append to what the caller has");
     untouched(&mut completed[1]);
-    assert_eq!((completed[1].come_back(), completed[1].offset_bytes), (7, 0), "a detour of somebody else's");
+    assert_eq!((completed[1].come_back(), completed[1].offset_bytes), (7, 0), "a detour of another stage");
 
     // Many more than the depth, of every kind that harms nothing.
     let requests = (0..20 * options.depth as u64).map(|index| {
@@ -662,7 +662,7 @@ pub fn leaves_what_does_not_fit(open: Open<'_>, options: &Options) {
     assert_eq!(harness.in_flight(), options.depth);
     harness.submit(&mut batch);
     assert_eq!(batch.len(), surplus, "a full channel takes nothing");
-    // What came back makes room again.
+    // Completed requests make room again.
     let mut completed = Batch::new();
     let start = Instant::now();
     while completed.len() < options.depth + surplus {
@@ -738,7 +738,7 @@ pub fn wakes_when_something_is_done(open: Open<'_>, options: &Options) {
         while completed.is_empty() {
             // No polling in between: only what wakes a sleeping sidecore.
             let woken = harness.wait(PATIENCE);
-            // A descriptor that is readable only when asked again counts as late: nobody would ask.
+            // A descriptor readable only when asked again counts as late: a sidecore asks once.
             assert!(woken && start.elapsed() < PATIENCE, "nothing wakes a sidecore that waits for this channel");
             let now = harness.now();
             harness.channel.poll(now, &mut completed);

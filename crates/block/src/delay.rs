@@ -66,7 +66,7 @@ struct DelayChannel {
     depth: usize,
     /// In the order of submission, and so of their times.
     waiting: VecDeque<(Nanos, Box<BlockRequest>)>,
-    /// What the device below did not have room for.
+    /// Expired requests for which the device below had no room.
     due: Batch,
 }
 

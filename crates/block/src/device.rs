@@ -9,7 +9,7 @@ use sidecore_units::Nanos;
 
 use crate::{Batch, BoundsError};
 
-/// What a store looks like from outside. It does not change while the store is open.
+/// The size and the alignment rules of a store. They do not change while the store is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size in bytes, a multiple of `block_bytes`.
@@ -66,7 +66,7 @@ impl Geometry {
 
 /// A store, or a stage in front of one. Shared by all sidecores.
 pub trait BlockDevice: Send + Sync {
-    /// What it looks like.
+    /// The store's size and alignment rules.
     fn geometry(&self) -> Geometry;
 
     /// Opens a path to it for one queue, with at most `depth` requests in flight. Called on the
@@ -92,8 +92,9 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
-    /// Why writes may be missing that an earlier process has answered, if so: whoever relies on
-    /// them must not go on as if nothing had happened. A stage answers for the store behind it.
+    /// The reason why writes may be missing that an earlier process has completed, if there is one:
+    /// a user that relies on them must not continue as if nothing had happened. A stage reports the
+    /// loss of the store behind it.
     fn loss(&self) -> Option<String> {
         None
     }

@@ -84,7 +84,7 @@ pub struct FaultRule {
     pub affected: Affected,
     /// When it strikes.
     pub when: When,
-    /// What happens then.
+    /// The effect of the rule.
     pub fault: Fault,
 }
 
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_spot_fails_whoever_touches_it() {
+    fn a_bad_spot_fails_each_access() {
         let rules = vec![rule(Affected::All, When::Touching(1023..1025), Fault::Eio)];
         let failures: Vec<_> = results(rules, Operation::Discard, 4).iter().map(Result::is_err).collect();
         assert_eq!(failures, [false, true, true, false]);

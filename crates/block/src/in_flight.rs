@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn abandoned_requests_come_back_to_the_pool_and_to_nobody_else() {
+    fn abandoned_requests_come_back_to_the_pool_alone() {
         let (mut engine, store) = engine(2);
         store.0.borrow_mut().holds = true;
         submit(&mut engine, 1, Operation::Write, Flush::After);

@@ -33,7 +33,7 @@ impl RamStore {
         Ok(Self { geometry, arena: Arc::new(Arena::new(len_bytes)?) })
     }
 
-    /// What pages the disk lies on.
+    /// The kind of pages that back the disk.
     #[must_use]
     pub fn pages(&self) -> PageKind {
         self.arena.pages()

@@ -14,7 +14,7 @@ use crate::in_flight::Phase;
 #[allow(clippy::vec_box)]
 pub type Batch = Vec<Box<BlockRequest>>;
 
-/// What is asked for.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Store to guest memory.
@@ -50,9 +50,9 @@ pub fn dropped_tags() -> u64 {
     DROPPED_TAGS.load(Ordering::Relaxed)
 }
 
-/// The front end's name for a request in flight. It is linear: whoever holds
-/// it has to give it back with [`Tag::into_bits`]; dropping it is counted
-/// ([`dropped_tags`]), and is a panic in tests and debug builds.
+/// The front end's name for a request in flight. A tag is linear: its holder has to give it back
+/// with [`Tag::into_bits`]; dropping it is counted ([`dropped_tags`]), and is a panic in tests and
+/// debug builds.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Tag(u64);
@@ -96,7 +96,7 @@ pub struct Detour {
 /// A block request: what, where, with which memory, and how it ended.
 #[derive(Debug)]
 pub struct BlockRequest {
-    /// What is asked for.
+    /// The kind of the request.
     pub operation: Operation,
     /// First byte in the store.
     pub offset_bytes: u64,

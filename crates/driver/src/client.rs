@@ -23,7 +23,7 @@ use crate::queue::{BlkQueue, Parts};
 use crate::wire::Wire;
 
 /// A disk behind a vhost-user socket. Dropping it hangs up; queues taken out of it keep their
-/// memory, and nobody serves them any more.
+/// memory, and are no longer served.
 #[derive(Debug)]
 pub struct BlkClient {
     wire: Wire,
@@ -35,7 +35,7 @@ pub struct BlkClient {
     hooks: Vec<Hooks>,
 }
 
-/// What the device is told of one queue, kept to start it again.
+/// The settings of one queue that the device was sent, kept to start it again.
 #[derive(Debug)]
 pub(crate) struct Hooks {
     pub layout: RingLayout,
@@ -111,7 +111,7 @@ impl BlkClient {
         self.protocol
     }
 
-    /// What the device said of itself when it was connected to.
+    /// The configuration that the device sent when it was connected to.
     #[must_use]
     pub fn config(&self) -> BlkConfig {
         self.config

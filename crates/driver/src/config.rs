@@ -9,7 +9,7 @@ pub mod features {
     pub use sidecore_spec_virtio::vhost_user::PROTOCOL_FEATURES;
 }
 
-/// What the device says of itself.
+/// The device's configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlkConfig {
     /// Size of the disk, in sectors of 512 bytes.

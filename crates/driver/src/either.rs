@@ -1,4 +1,4 @@
-//! What the queues of both front ends have in common, for programs that drive either.
+//! The common interface of the queues of both front ends, for programs that drive either.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::request::{Completion, Slot, Status};
 
 /// A queue of either front end. Everything is resolved at compile time: both can run the same loop.
 pub trait Queue {
-    /// What it says of a request that is done.
+    /// The result of a request.
     type Completion: Copy + Debug;
     /// The slot of a completion, and whether the request succeeded.
     fn outcome(completion: Self::Completion) -> (Slot, bool);
@@ -55,9 +55,9 @@ pub trait Queue {
     fn write_data(&mut self, slot: Slot, offset_bytes: u32, from: &[u8]) -> usize;
     /// Reads all of a slot's buffer.
     fn sum_data(&self, slot: Slot) -> u64;
-    /// Takes the calls that nobody waited for.
+    /// Takes the interrupts that no wait has taken.
     fn take_calls(&mut self) -> u64;
-    /// What has crossed so far.
+    /// The counts so far.
     fn counters(&self) -> Counters;
     /// Requests that are with the device.
     fn in_flight(&self) -> u16;

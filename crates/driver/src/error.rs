@@ -15,9 +15,9 @@ pub enum ClientError {
     /// The socket, the memory or an eventfd.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The failed action.
         what: &'static str,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
     /// The device closed the connection, which is how many of them refuse a message.
@@ -37,7 +37,7 @@ pub enum ClientError {
     Answer {
         /// The message that it answers.
         request: &'static str,
-        /// What is wrong with it.
+        /// The rule that is broken.
         why: String,
     },
     /// The device refused, in so many words.
@@ -67,7 +67,7 @@ pub enum ClientError {
     /// The controller did not get ready, or did not stop, in its own time (NVMe, CAP.TO).
     #[error("the controller did not {what} within {millis} ms: connect again, or reset the device")]
     NotReady {
-        /// What it was to do.
+        /// The intended action.
         what: &'static str,
         /// How long it had.
         millis: u128,

@@ -17,7 +17,7 @@ use crate::queue::BlkQueue;
 pub struct Loopback {
     /// The guest's end.
     pub queue: BlkQueue,
-    /// What the device needs: the memory,
+    /// The memory of the device's queue,
     pub memory: GuestMemory,
     /// where the ring is in it,
     pub layout: RingLayout,

@@ -1,4 +1,4 @@
-//! What a client asks for.
+//! The options of a client.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ pub enum Notify {
     Interrupt,
 }
 
-/// What a client asks for. Features that the device has not got are left out, see
-/// [`BlkClient::features`](crate::BlkClient::features) for what was granted.
+/// The options of a client. Features that the device has not got are left out, see
+/// [`BlkClient::features`](crate::BlkClient::features) for the granted ones.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
     /// Queues; the device must have as many.

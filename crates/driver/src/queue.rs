@@ -29,7 +29,7 @@ const NO_STATUS: u8 = 0xff;
 /// kick.
 const LOOKS_PER_QUESTION: u32 = 256;
 
-/// What has crossed between the client and the device.
+/// Counts of requests and notifications between the client and the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Requests submitted.
@@ -42,8 +42,8 @@ pub struct Counters {
     pub calls: u64,
 }
 
-/// What a slot's descriptors say at present: the data's direction and length, `None` when neither
-/// is simple.
+/// The shape of a slot's descriptors at present: the data's direction and length, `None` when
+/// neither is simple.
 type Shape = Option<(bool, u32)>;
 
 /// One queue.
@@ -67,7 +67,7 @@ pub struct BlkQueue {
     counters: Counters,
 }
 
-/// What a queue is made of.
+/// The arguments of a queue's constructor.
 pub(crate) struct Parts {
     pub ring: DriverRing,
     pub raw: RawRing,
@@ -130,7 +130,7 @@ impl BlkQueue {
         self.notify
     }
 
-    /// What has crossed so far.
+    /// The counts so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
@@ -274,7 +274,7 @@ impl BlkQueue {
     pub fn kick(&mut self) -> Result<(), ClientError> {
         self.counters.kicks += 1;
         match rustix::io::write(&self.kick, &1_u64.to_ne_bytes()) {
-            // A full eventfd has woken whoever it can.
+            // A full eventfd has woken its waiters already.
             Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
             Err(errno) => Err(ClientError::io("kicking the device")(errno)),
         }
@@ -352,15 +352,14 @@ impl BlkQueue {
         matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
     }
 
-    /// Takes the calls that the device has made without anybody waiting for one, and returns their
-    /// sum.
+    /// Takes the interrupts that no wait has taken, and returns their number.
     pub fn take_calls(&mut self) -> u64 {
         let calls = event::drain(&self.call);
         self.counters.calls += calls;
         calls
     }
 
-    /// What the device calls by, for whoever sleeps on several queues.
+    /// The event that the device signals, for a caller that sleeps on several queues.
     #[must_use]
     pub fn call(&self) -> BorrowedFd<'_> {
         self.call.as_fd()

@@ -14,7 +14,7 @@ impl Slot {
     }
 }
 
-/// What a request is to do, by virtio's number (virtio 1.2, 5.2.6).
+/// The kind of a request, by virtio's number (virtio 1.2, 5.2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {

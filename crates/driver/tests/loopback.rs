@@ -1,4 +1,4 @@
-//! The driver against this project's own disk, in one thread: whoever waits, polls the other.
+//! The driver against this project's own disk, in one thread: the waiting side polls the other.
 
 use std::sync::Arc;
 
@@ -148,7 +148,7 @@ fn a_sleeping_driver_is_called_and_a_polling_one_is_not() {
             pair.driver.publish().unwrap();
             let waits = std::time::Duration::from_millis(1);
             if options.notify == Notify::Interrupt {
-                assert!(!pair.driver.wait(waits).unwrap(), "nobody serves it");
+                assert!(!pair.driver.wait(waits).unwrap(), "the queue is not served");
             }
             let mut completions = Vec::new();
             while pair.driver.poll_completions(&mut completions).unwrap() == 0 {

@@ -1,4 +1,4 @@
-//! The driver against qemu-storage-daemon's vhost-user-blk export: somebody else's device, and so a
+//! The driver against qemu-storage-daemon's vhost-user-blk export: an independent device, and so a
 //! check of the driver that shares nothing with this project's own devices.
 
 use std::os::unix::net::UnixStream;
@@ -38,7 +38,7 @@ impl Daemon {
             .expect("qemu-storage-daemon is installed (`make test` does that)");
         let daemon = Self { child, directory };
         let end = Instant::now() + Duration::from_secs(10);
-        // The socket's file is there before anybody listens on it.
+        // The socket's file is there before its listener is.
         while UnixStream::connect(daemon.socket()).is_err() {
             assert!(Instant::now() < end, "the storage daemon does not start");
             std::thread::sleep(Duration::from_millis(5));

@@ -46,7 +46,7 @@ fn look_up<E>(name: &str, call: Lookup<E>, id: impl Fn(&E) -> u32) -> io::Result
             0 => return Ok(unsafe { found.as_ref() }.map(&id)),
             libc::ERANGE if room.len() < ROOM_MAX_BYTES => room.resize(room.len().saturating_mul(4), 0),
             libc::EINTR => {}
-            // What getpwnam(3) lists for a name that is not there, besides success.
+            // The errors that getpwnam(3) lists for an unknown name, besides success.
             libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),
             error => return Err(io::Error::from_raw_os_error(error)),
         }

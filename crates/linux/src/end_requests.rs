@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// What a signal to end asks for.
+/// The meaning of a signal to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndRequest {
     /// The end in order.
@@ -13,7 +13,7 @@ pub enum EndRequest {
     AtOnce,
 }
 
-/// Tells a signal that somebody sends later from one that was sent twice.
+/// Distinguishes a second request to end from one signal that was sent twice.
 ///
 /// `timeout` of GNU, some shells and some service managers send a signal to the
 /// process and to its group, which is one request. So all signals within
@@ -27,7 +27,7 @@ impl EndRequests {
     /// How long after the first signal another one means the same.
     pub const SAME: Duration = Duration::from_secs(2);
 
-    /// What a signal that came at this time asks for.
+    /// Returns the meaning of a signal that came at this time.
     pub fn receive(&mut self, at: Instant) -> EndRequest {
         match self.first {
             None => {

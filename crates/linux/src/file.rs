@@ -10,7 +10,7 @@
 //! Guest memory is handed to the kernel as it is; a request is copied through
 //! a bounce buffer only where direct I/O cannot take the guest's alignment.
 //!
-//! # What is kept
+//! # Guarantees
 //!
 //! * A flush is an `fdatasync`, always.
 //! * A transfer that is larger than what a block device takes at once is cut
@@ -49,7 +49,7 @@ pub(crate) use channel::ZEROS;
 pub(crate) use claim::{try_claim, unclaim};
 pub(crate) use target::Owner;
 
-/// What to open, and how.
+/// The file to open, and the way to open it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileOptions {
     /// A regular file or a block device.

@@ -2,21 +2,22 @@
 //!
 //! The thesis (5.2) lets the hypervisor's filesystem decide where a virtual disk's blocks are, and
 //! hands its map to the device. Linux gives the map away (FIEMAP), but promises nothing about it:
-//! it is undefined while the filesystem is mounted, and the filesystem may move blocks whenever
-//! somebody asks it to. A [`HostFile`] is what has to be true for the map to hold all the same:
+//! it is undefined while the filesystem is mounted, and the filesystem may move blocks whenever a
+//! process asks it to. A [`HostFile`] establishes the conditions under which the map holds all the
+//! same:
 //!
 //! * The filesystem is one that leaves blocks where they are (ext4 and xfs), and the file is plain:
 //!   not compressed, encrypted, shared with another file, journaled with its data, and so on.
 //!   Everything else is refused with the reason.
-//! * Nobody else has the file open. A lease says so ([`LeaseState`]), and says when somebody wants
-//!   to: then the direct path has to be left ([`HostFile::release_lease`]), and I/O goes through
-//!   the filesystem ([`HostFile::file_store`]), which is always correct. Without an open file
-//!   nobody can share, move, defragment or truncate its blocks.
+//! * No other process has the file open. A lease says so ([`LeaseState`]), and signals when another
+//!   process wants to open it: then the direct path has to be left ([`HostFile::release_lease`]),
+//!   and I/O goes through the filesystem ([`HostFile::file_store`]), which is always correct.
+//!   Without an open file no process can share, move, defragment or truncate its blocks.
 //! * The page cache holds nothing of it: all I/O is direct, and only whole blocks are punched.
 //! * Blocks that are allocated but not yet written are holes; they become extents by being written
 //!   through the filesystem ([`HostFile::allocate`]).
 //!
-//! # What remains
+//! # Remaining risks
 //!
 //! The kernel takes the lease away after `lease-break-time`. A process that could not run for so
 //! long (stopped, or its machine suspended) finds out only afterwards. Freezing the filesystem
@@ -51,8 +52,8 @@ pub use open::HostFileOptions;
 
 /// A file whose blocks can be accessed on the device below its filesystem.
 ///
-/// The stores that it gives away keep the file and its lease, so they are to
-/// be dropped first: nobody would hear of the lease being broken.
+/// The stores that it gives away keep the file and its lease, so they are to be dropped first:
+/// otherwise the break of the lease would go unnoticed.
 #[derive(Debug)]
 pub struct HostFile {
     path: PathBuf,
@@ -110,10 +111,10 @@ impl HostFile {
     /// is allocated, punched or written through the filesystem.
     ///
     /// # Errors
-    /// [`HostFileError::Extent`] if a part of it must not be accessed on the
-    /// device, [`HostFileError::LeaseGone`] if somebody else is about to have
-    /// the file: take the file's store instead. [`HostFileError::BadRange`],
-    /// and the kernel's. On an error nothing is appended.
+    /// [`HostFileError::Extent`] if a part of it must not be accessed on the device,
+    /// [`HostFileError::LeaseGone`] if another process is about to open the file: take the file's
+    /// store instead. [`HostFileError::BadRange`], and the kernel's. On an error nothing is
+    /// appended.
     pub fn extents(
         &self,
         offset_bytes: u64,
@@ -173,13 +174,13 @@ impl HostFile {
         self.lease.broken().drain() > 0
     }
 
-    /// Gives the lease up, to be called when nothing goes directly to or comes from the device any
-    /// more. Whoever waits for the file goes on, and finds in it what was written directly. From
-    /// here on only the file's store may be used.
+    /// Gives the lease up; to be called when no direct I/O is in flight. A process that waits for
+    /// the file continues, and finds in it the data written directly. From here on only the file's
+    /// store may be used.
     ///
     /// # Errors
-    /// What was written could not be made durable or the page cache not be
-    /// emptied; the lease is given up all the same.
+    /// The data could not be made durable or the page cache not be emptied; the lease is given up
+    /// all the same.
     pub fn release_lease(&self) -> Result<(), HostFileError> {
         let settled = self.sync().and_then(|()| self.drop_cache());
         let released = self.lease.release().map_err(|source| kernel("release the lease on", &self.path, source));
@@ -191,9 +192,9 @@ impl HostFile {
     /// durable what was written and checks the file. Extents from before are not valid any more.
     ///
     /// # Errors
-    /// [`HostFileError::InUse`] while somebody else has the file open: try again later.
+    /// [`HostFileError::InUse`] while another process has the file open: try again later.
     /// [`HostFileError::LeaseGone`] if it was broken and not released. All those of
-    /// [`HostFile::open`] if the file is not what it was; there is no lease then.
+    /// [`HostFile::open`] if the file has changed; there is no lease then.
     pub fn try_lease_again(&self, settle: impl FnOnce()) -> Result<(), HostFileError> {
         if self.lease.look() == LeaseState::Held {
             return Ok(());

@@ -1,14 +1,14 @@
-//! What Linux supplies: a disk, a place to sleep, notifications, a core and a clock.
+//! The services of Linux: a disk, a place to sleep, notifications, a core and a clock.
 //!
 //! * [`FileStore`]: blocks in a file or a block device, through one io_uring per queue.
-//! * [`HostFile`]: where the blocks of a file lie on the device below its
-//!   filesystem, for as long as nobody else opens the file.
+//! * [`HostFile`]: where the blocks of a file lie on the device below its filesystem, for as long
+//!   as no other process opens the file.
 //! * [`MemoryFile`]: memory that outlives the process.
 //! * [`EpollSleeper`]: where a sidecore sleeps.
 //! * [`peer_event`]: waking a peer without ever waiting for it.
 //! * [`cpu`]: which cores there are, and staying on one of them.
 //! * [`EndRequests`]: whether a second signal to end means the same as the first.
-//! * [`HeldSignals`]: a time in which nobody ends this process in order.
+//! * [`HeldSignals`]: a time in which signals do not end this process.
 //! * [`user_id`] and [`group_id`]: users and groups by name.
 //! * [`Clock`]: the time, for the price of reading a register.
 //! * [`ServiceManager`] and [`take_kept`]: who started this process, and keeps

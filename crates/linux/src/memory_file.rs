@@ -14,11 +14,11 @@ use rustix::mm::{MapFlags, ProtFlags};
 /// neither reserves nor limits what a file takes.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// 64-bit words in a file on tmpfs, shared with whoever maps the file after this process.
+/// 64-bit words in a file on tmpfs, shared with the processes that map the file after this one.
 ///
-/// All of the file is allocated when it is opened, so that no store to it can
-/// find the filesystem full. A file that somebody truncates meanwhile raises
-/// SIGBUS: it is readable and writable by its owner alone.
+/// All of the file is allocated when it is opened, so that no store to it can find the filesystem
+/// full. A truncation meanwhile raises SIGBUS: the file is readable and writable by its owner
+/// alone.
 #[derive(Debug)]
 pub struct MemoryFile {
     path: PathBuf,

@@ -60,8 +60,8 @@ impl PeerEvent {
     fn new(event: BorrowedFd<'_>) -> io::Result<Self> {
         let ring = IoUring::builder().dontfork().build(ENTRIES)?;
         let mut event_ring = Self { ring, complained: false };
-        // One before there is anybody to signal: with it the kernel allocates what a submission
-        // takes, and keeps it.
+        // One submission before there is a peer to signal: with it the kernel allocates the memory
+        // of a submission, and keeps it.
         event_ring.submit()?;
         event_ring.ring.submitter().register_eventfd(event.as_raw_fd())?;
         Ok(event_ring)
@@ -85,8 +85,8 @@ impl PeerEvent {
 impl Signal for PeerEvent {
     #[inline]
     fn signal(&mut self) {
-        // What the kernel does not take it gets with the next signal. It takes all, since it needs
-        // no memory for it.
+        // Entries that the kernel does not take now, it gets with the next signal. It takes all,
+        // since it needs no memory for it.
         if let Err(error) = self.submit()
             && !std::mem::replace(&mut self.complained, true)
         {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_counter_that_blocks_holds_up_nobody() {
+    fn a_full_counter_that_blocks_holds_up_no_thread() {
         let (event, mut signal) = blocking();
         rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         signal = soon(move || {

@@ -29,8 +29,8 @@ pub fn pin_memory<T>(memory: &[T]) {
         // Best effort: without transparent huge pages there are small ones.
         // SAFETY: the range lies in `memory`, and the advice changes no byte.
         let _ = unsafe { rustix::mm::madvise(start.wrapping_add(skip).cast(), whole, Advice::LinuxHugepage) };
-        // What has small pages already, because it has been written, keeps them
-        // until somebody copies it (Linux 6.1).
+        // A range that has small pages already, because it has been written, keeps them until it is
+        // copied (Linux 6.1).
         // SAFETY: as above; the bytes stay what they are.
         let _ = unsafe { libc::madvise(start.wrapping_add(skip).cast(), whole, MADV_COLLAPSE) };
     }

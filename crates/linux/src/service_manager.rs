@@ -49,7 +49,7 @@ pub struct ServiceManager {
 }
 
 impl ServiceManager {
-    /// The one in `$NOTIFY_SOCKET`; `None` if nobody wants to be told.
+    /// The service manager in `$NOTIFY_SOCKET`; `None` if the variable is not set.
     ///
     /// # Errors
     /// The variable holds neither an absolute path nor `@` and an abstract

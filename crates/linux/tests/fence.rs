@@ -15,7 +15,7 @@ use sidecore_skip::run;
 /// file.
 const VICTIM: &str = "SIDECORE_FENCE_VICTIM";
 
-/// What the victim writes: the disk holds writes of it.
+/// The mark that the victim writes: it tells its writes on the disk.
 const MARK: &[u8; 8] = b"latewrit";
 
 const AT: u64 = 256 << 10;

@@ -37,7 +37,7 @@ fn describe(kept: KeptDescriptor) {
     println!("\n> {number} {} {text:?} {closed_on_exec}", kept.name);
 }
 
-/// What the process above says with these variables, set by a shell; `$$` is its number.
+/// The output of the process above with these variables, set by a shell; `$$` is its number.
 fn say(variables: &str, redirections: &str) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("one"), "first").unwrap();

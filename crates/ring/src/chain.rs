@@ -29,14 +29,14 @@ impl Chain {
         Self { descriptors: Vec::with_capacity(limit), readable: 0, limit }
     }
 
-    /// What the device reads, in order.
+    /// The descriptors that the device reads, in order.
     #[must_use]
     #[inline]
     pub fn readable(&self) -> &[Descriptor] {
         self.descriptors.get(..self.readable).unwrap_or(&[])
     }
 
-    /// What the device writes, in order.
+    /// The descriptors that the device writes, in order.
     #[must_use]
     #[inline]
     pub fn writable(&self) -> &[Descriptor] {

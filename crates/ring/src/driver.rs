@@ -39,7 +39,7 @@
 //! ring.describe(7, &[Buffer::to_device(0x8000, 16), Buffer::from_device(0x9000, 1)])?;
 //! ring.push(7)?;
 //! ring.publish();
-//! assert!(ring.kick_wanted(), "nobody asked for silence");
+//! assert!(ring.kick_wanted(), "kicks are not suppressed");
 //! assert!(ring.pop()?.is_none(), "and no device is here to answer");
 //! # Ok(())
 //! # }
@@ -97,7 +97,7 @@ pub struct Used {
     pub written_bytes: u32,
 }
 
-/// What went wrong between this driver, its user and its device.
+/// An error of this driver, its user or its device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
@@ -137,7 +137,7 @@ pub enum DriverError {
     /// The device completed something that it was not given.
     #[error("the device completed {id}, which is not in flight")]
     NotInFlight {
-        /// What it named.
+        /// The identifier in the used element.
         id: u32,
     },
     /// The device's used index is ahead of everything that it was given.

@@ -1,4 +1,4 @@
-//! What a driver can do wrong with a ring.
+//! The errors that a driver can make with a ring.
 
 use sidecore_memory::MemoryError;
 
@@ -21,7 +21,7 @@ pub enum RingError {
     IndexJump {
         /// Where the device stood.
         from: u16,
-        /// What the driver wrote.
+        /// The index that the driver wrote.
         to: u16,
         /// Requests taken and not yet completed.
         in_flight: u16,

@@ -12,8 +12,8 @@ pub enum RingFormat {
     Packed,
 }
 
-/// Where a ring's three areas lie, in the addresses of whoever shares the
-/// memory, and what was negotiated about it.
+/// The addresses of a ring's three areas, in the address space of the users of the memory, and the
+/// negotiated features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
     /// The format.

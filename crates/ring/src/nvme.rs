@@ -38,7 +38,7 @@ pub enum DoorbellError {
     /// There is no such entry.
     #[error("doorbell value {value} is outside a queue of {entries} entries")]
     OutOfRange {
-        /// What was written.
+        /// The doorbell value written.
         value: u32,
         /// Entries of the queue.
         entries: u32,
@@ -47,7 +47,7 @@ pub enum DoorbellError {
     /// completions taken than were posted.
     #[error("doorbell value {value} moves by {moved} entries, {room} at most are there to be moved over")]
     Overrun {
-        /// What was written.
+        /// The doorbell value written.
         value: u32,
         /// How far that is from the value before.
         moved: u32,

@@ -45,9 +45,9 @@ impl Position {
 pub(crate) struct PackedDevice {
     /// Two words a descriptor: address; length, id and flags.
     descriptors: Words<AtomicU64>,
-    /// What the driver wants: offset and wrap, flags.
+    /// The driver's notification wishes: offset and wrap, flags.
     driver_event: Words<AtomicU16>,
-    /// What the device wants.
+    /// The device's notification wishes.
     device_event: Words<AtomicU16>,
     size: u16,
     event_idx: bool,

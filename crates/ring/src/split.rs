@@ -39,7 +39,7 @@ pub(crate) struct SplitDevice {
     seen_avail: u16,
     /// Next entry of the used ring to write.
     next_used: u16,
-    /// What the driver can see of `next_used`.
+    /// The value of `next_used` that the driver can see.
     published_used: u16,
     /// `published_used` when a call was last considered.
     called_used: u16,

@@ -522,7 +522,7 @@ fn impossible_layouts_are_refused() {
 }
 
 proptest::proptest! {
-    /// Whatever lies in the ring's memory, the device ends its walk and stays in bounds.
+    /// For any bytes in the ring's memory, the device ends its walk and stays in bounds.
     #[test]
     fn garbage_is_survived(
         format in 0_usize..2,

@@ -40,7 +40,7 @@ pub enum StartError {
     Ring {
         /// Which queue.
         index: u16,
-        /// What is wrong with it.
+        /// The rule of the ring that is broken.
         error: RingError,
     },
     /// The ring is not where it is said to be.
@@ -48,7 +48,7 @@ pub enum StartError {
     Memory {
         /// Which queue.
         index: u16,
-        /// What is wrong.
+        /// The failed translation.
         error: MemoryError,
     },
     /// The store cannot be opened for the queue, or an eventfd is unusable.
@@ -56,7 +56,7 @@ pub enum StartError {
     Io {
         /// Which queue.
         index: u16,
-        /// What the kernel says.
+        /// The error of the system call.
         error: std::io::Error,
     },
     /// The driver has used the queue with an earlier process, and writes that this one answered

@@ -245,7 +245,7 @@ fn what_the_specification_has_a_status_for_gets_it() {
     assert_eq!(rig.request(OUT, 1, &page), Some((1, 1)), "half a block");
 }
 
-/// What no driver may do, and a word of the reason that the device then gives.
+/// Requests that no driver may make, with a word of the reason that the device then gives.
 #[test]
 fn a_lying_driver_breaks_its_device_and_a_reset_brings_it_back() {
     type Lie = (&'static str, &'static str, fn(&mut Rig));
@@ -479,7 +479,7 @@ fn stopping_waits_for_what_is_in_flight_and_takes_nothing_new() {
     for _ in 0..3 {
         assert_ne!(rig.poll(), Polled::Finished);
     }
-    assert_eq!(rig.queue.arm(), Arm::CannotSleep, "this store wakes nobody");
+    assert_eq!(rig.queue.arm(), Arm::CannotSleep, "this store has no wake descriptor");
     open.store(true, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(rig.poll(), Polled::Finished);
     Box::new(rig.queue).finish();

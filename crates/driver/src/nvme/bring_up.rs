@@ -1,4 +1,4 @@
-//! What a driver does until its queues are there (NVMe base 2.0, 3.5.1).
+//! The bring-up of a controller until its queues exist (NVMe base 2.0, 3.5.1).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ use crate::options::Notify;
 /// How often a register is read that is to change.
 const REGISTER_NAP: Duration = Duration::from_micros(200);
 
-/// What a device says before it is touched.
+/// The properties that a device reports before it is configured.
 pub(super) struct Probe {
     pub bar: RegionInfo,
     /// The kind of its interrupts.
@@ -54,7 +54,7 @@ impl NvmeClient {
         }
     }
 
-    /// What a new connection needs: DMA, interrupts (of this kind), the function enabled.
+    /// Sets up a new connection: DMA, interrupts (of this kind), the function enabled.
     pub(super) fn attach(&mut self, interrupts: u32) -> Result<(), ClientError> {
         map(&self.transport, &self.arena, self.options.regions)?;
         self.buffers.iter().try_for_each(|arena| map(&self.transport, arena, 1))?;

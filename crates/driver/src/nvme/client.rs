@@ -27,7 +27,7 @@ use crate::options::Notify;
 const BUFFER_GAP_BYTES: u64 = 1 << 30;
 
 /// An NVMe controller behind a vfio-user socket. Dropping it hangs up, which resets the controller;
-/// queues taken out of it keep their memory, and nobody serves them any more.
+/// queues taken out of it keep their memory, and are no longer served.
 #[derive(Debug)]
 pub struct NvmeClient {
     socket: PathBuf,
@@ -39,7 +39,8 @@ pub struct NvmeClient {
     pub(super) buffers: Vec<Arena>,
     next_buffer_at: u64,
     pub(super) admin: NvmeAdmin,
-    /// What vectors signal: the admin queue's, and one for each queue that wants interrupts.
+    /// The events that vectors signal: the admin queue's, and one for each queue that wants
+    /// interrupts.
     pub(super) events: Vec<OwnedFd>,
     pub(super) shadow: ShadowBuffers,
     pub(super) controller: NvmeControllerInfo,
@@ -51,9 +52,9 @@ impl NvmeClient {
     /// Connects, shares memory, enables the controller, and creates its I/O queue pairs.
     ///
     /// # Errors
-    /// Nobody listens; the device is no NVMe controller, refuses or makes no sense; it has fewer
-    /// queues, vectors or namespaces than asked for; there is not enough memory; the options
-    /// contradict themselves.
+    /// The socket has no listener; the device is no NVMe controller, refuses or makes no sense; it
+    /// has fewer queues, vectors or namespaces than asked for; there is not enough memory; the
+    /// options contradict themselves.
     pub fn connect(socket: impl AsRef<Path>, options: &NvmeOptions) -> Result<Self, ClientError> {
         let socket = socket.as_ref().to_owned();
         let transport = Transport::connect(&socket, options.timeout)?;
@@ -201,7 +202,7 @@ impl NvmeClient {
         self.transport.is_connected()
     }
 
-    /// What the controller says of itself.
+    /// The controller's answer to Identify.
     #[must_use]
     pub fn controller(&self) -> &NvmeControllerInfo {
         &self.controller
@@ -243,7 +244,7 @@ impl NvmeClient {
         Ok(raw)
     }
 
-    /// What the controller can do at most (CAP).
+    /// The controller's limits (CAP).
     #[must_use]
     pub fn capabilities(&self) -> NvmeCapabilities {
         self.capabilities

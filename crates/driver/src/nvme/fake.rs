@@ -22,7 +22,7 @@ use sidecore_spec_nvme::register::{CC, CSTS};
 use super::transport::Transport;
 use super::wire::Wire;
 
-/// What kind of controller it is.
+/// The behaviour of the controller.
 #[derive(Clone, Debug)]
 pub(super) struct Character {
     pub mapped: bool,
@@ -66,7 +66,7 @@ pub(super) fn disk() -> Disk {
     Arc::new(Mutex::new(vec![0; DISK_BYTES]))
 }
 
-/// What the client did, told when it has hung up.
+/// The actions of the client, reported when it has hung up.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     pub io_doorbell_messages: u64,

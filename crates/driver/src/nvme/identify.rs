@@ -1,5 +1,5 @@
-//! What the controller says of itself and of its namespaces (NVMe base 2.0, 5.17; NVM command set
-//! 1.0, 4.1.5).
+//! Identify data of the controller and of its namespaces (NVMe base 2.0, 5.17; NVM command set 1.0,
+//! 4.1.5).
 
 use sidecore_spec_nvme::identify::{self, BYTES as IDENTIFY_BYTES};
 

@@ -1,4 +1,4 @@
-//! What a client asks for.
+//! The options of a client.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub enum DataPointers {
     Sgl,
 }
 
-/// What a client asks for.
+/// The options of a client.
 #[derive(Clone, Debug)]
 pub struct NvmeOptions {
     /// I/O queue pairs; the controller must have as many.

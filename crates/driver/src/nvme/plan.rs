@@ -11,9 +11,9 @@ use crate::error::ClientError;
 pub(crate) const PAGE: usize = PAGE_BYTES as usize;
 /// Entries of the admin queues.
 pub(crate) const ADMIN_ENTRIES: u32 = 32;
-/// Entries of an I/O submission queue whose size nobody has chosen, if the slots need no more: so
-/// many that commands, as well as completions, lie on lines which the controller has long let go
-/// of, and that the head doorbell is rarely due.
+/// Default number of entries of an I/O submission queue, if the slots need no more: so many that
+/// commands, as well as completions, lie on lines which the controller has long let go of, and that
+/// the head doorbell is rarely due.
 const USUAL_ENTRIES: u32 = 64;
 /// Bytes for the data of one admin command.
 pub(crate) const ADMIN_DATA_BYTES: usize = 2 * PAGE;

@@ -71,7 +71,7 @@ pub(super) struct Flights {
     in_flight: Box<[bool]>,
     count: u16,
     free: Vec<u16>,
-    /// What the controller will not complete any more.
+    /// Commands that the controller will not complete.
     aborted: Vec<u16>,
 }
 
@@ -185,7 +185,7 @@ impl NvmeQueue {
         self.doorbells.are_mapped()
     }
 
-    /// What has crossed so far; kicks are doorbell messages.
+    /// The counts so far; kicks are doorbell messages.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
@@ -296,8 +296,7 @@ impl NvmeQueue {
         self.data.address(slot)
     }
 
-    /// Takes the interrupts that came without anybody waiting for one, and returns how many those
-    /// were.
+    /// Takes the interrupts that no wait has taken, and returns their number.
     pub fn take_calls(&mut self) -> u64 {
         let calls = self.event.as_ref().map_or(0, event::drain);
         self.counters.calls += calls;

@@ -19,7 +19,7 @@ impl NvmeQueue {
         Err(ClientError::Request("the submission queue is full".to_owned()))
     }
 
-    /// Writes any entry of the submission queue, whoever owns it at present.
+    /// Writes any entry of the submission queue, also one that the controller owns.
     pub fn write_entry(&mut self, index: u32, entry: &[u8; 64]) {
         self.commands.write(index, entry);
     }

@@ -146,7 +146,7 @@ fn a_full_queue_completes_all_of_it_with_one_doorbell_for_each_batch() {
 }
 
 #[test]
-fn shadow_doorbells_save_the_messages_that_nobody_waits_for() {
+fn shadow_doorbells_save_messages_without_a_waiter() {
     // This controller leaves EventIdx at zero: one message for each round of the queue.
     let character = Character { mapped: false, shadow: true, ..Character::default() };
     let options = NvmeOptions { queue_entries: 33, ..NvmeOptions::default() };
@@ -332,7 +332,7 @@ fn a_new_connection_goes_on_with_what_was_in_flight_aborted() {
     let taken = client.take_queue(0).unwrap();
     assert!(matches!(client.reset_controller(), Err(ClientError::Options(_))));
     client.put_queue(taken);
-    assert!(client.reconnect().is_err(), "nobody listens");
+    assert!(client.reconnect().is_err(), "the socket has no listener");
     thread.join().unwrap();
 
     // Another one, with its doorbells elsewhere.

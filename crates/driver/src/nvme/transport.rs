@@ -22,7 +22,7 @@ const REGION_INFO_ROOM_BYTES: u32 = 4096;
 /// Most that one region access moves: less than what any server takes.
 const MAX_ACCESS_BYTES: usize = 4096;
 
-/// What the device says of itself.
+/// The device's answer to `VFIO_USER_DEVICE_GET_INFO`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Bit 0: it can be reset. Bit 1: it is a PCI device.
@@ -42,7 +42,7 @@ pub struct MappableArea {
     pub len_bytes: u64,
 }
 
-/// What the device says of one of its regions.
+/// The device's description of one of its regions.
 #[derive(Debug)]
 pub struct RegionInfo {
     /// Bit 0: readable. Bit 1: writable. Bit 2: can be mapped.
@@ -51,13 +51,13 @@ pub struct RegionInfo {
     pub len_bytes: u64,
     /// Where in the file it begins.
     pub offset_bytes: u64,
-    /// What of it can be mapped.
+    /// The areas that can be mapped.
     pub areas: Vec<MappableArea>,
     /// The file, if anything can be mapped.
     pub file: Option<OwnedFd>,
 }
 
-/// What the device says of one kind of its interrupts.
+/// The device's description of one kind of its interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IrqInfo {
     /// Bit 0: they signal eventfds.
@@ -79,7 +79,7 @@ impl Transport {
     /// Connects and negotiates the version, 0.1 or less.
     ///
     /// # Errors
-    /// Nobody listens at `socket`, or what does speaks another version.
+    /// There is no listener at `socket`, or the listener speaks another version.
     pub fn connect(socket: impl AsRef<Path>, timeout: Duration) -> Result<Self, ClientError> {
         Self::negotiate(Wire::connect(socket.as_ref(), timeout)?)
     }
@@ -88,7 +88,7 @@ impl Transport {
     /// [`Transport::send_raw`].
     ///
     /// # Errors
-    /// Nobody listens at `socket`.
+    /// There is no listener at `socket`.
     pub fn connect_raw(socket: impl AsRef<Path>, timeout: Duration) -> Result<Self, ClientError> {
         let wire = Wire::connect(socket.as_ref(), timeout)?;
         Ok(Self { wire: Arc::new(Mutex::new(wire)), version: (0, 0), capabilities: "".into() })
@@ -247,8 +247,8 @@ impl Transport {
         self.lock().call(Command::DmaUnmap, &unmap.encode(), &[]).map(drop)
     }
 
-    /// What the interrupt vectors from `first` on signal, which are of kind `index`: of MSI-X or of
-    /// MSI.
+    /// Sets the events that the interrupt vectors from `first` on signal, which are of kind
+    /// `index`: of MSI-X or of MSI.
     ///
     /// # Errors
     /// The socket, or there are no such vectors.

@@ -48,7 +48,7 @@ pub struct RawMessage {
     pub flags: u32,
     /// An errno, if the error bit is set.
     pub error: u32,
-    /// What follows the header.
+    /// The bytes after the header.
     pub body: Vec<u8>,
     /// The descriptors that came with it.
     pub files: Vec<OwnedFd>,

@@ -222,7 +222,7 @@ fn a_start_that_fails_costs_nothing() {
     write_and_read(client.queue(0).unwrap(), slot, Sector(0), 4096, 1);
 }
 
-/// What is kept may come back damaged: the client is lost then, and nothing else.
+/// The kept state may come back damaged: the client is lost then, and nothing else.
 #[test]
 fn a_damaged_state_costs_the_client_only() {
     let place = Place::new(IdleMode::Poll);

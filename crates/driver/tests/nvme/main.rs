@@ -552,7 +552,7 @@ fn memory_moves_under_load_and_no_request_fails() {
     }
 }
 
-/// What a queue cannot have for a doorbell is told by an event, and hurts nobody else.
+/// An invalid doorbell value is reported by an event, and affects no other queue.
 #[test]
 fn hostile_doorbells_and_commands() {
     let function = Function::new(IdleMode::Poll, 512);

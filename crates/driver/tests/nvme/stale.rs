@@ -7,7 +7,7 @@ use sidecore_ring::driver::nvme::DoorbellWords;
 
 use super::*;
 
-/// What a client knows of a function's doorbells, for as long as it likes.
+/// The doorbells of a function that a client keeps mapped for as long as it likes.
 pub(super) struct Kept {
     words: DoorbellWords,
     capabilities: NvmeCapabilities,
@@ -68,7 +68,7 @@ pub(super) fn is_disturbed(client: &mut NvmeClient, by: &[Kept]) -> bool {
 }
 
 #[test]
-fn a_client_that_has_gone_rings_nobodys_doorbells() {
+fn a_client_that_has_gone_rings_no_doorbells() {
     let function = Function::new(IdleMode::Poll, 512);
     let options = NvmeOptions { queues: 4, ..NvmeOptions::default() };
     let mut gone = vec![Kept::by_a_client_of(&function.socket())];

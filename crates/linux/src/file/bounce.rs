@@ -41,7 +41,7 @@ impl Bounce {
         let len = end_bytes.saturating_sub(done_bytes).min(SLOT_BYTES as u64) as usize;
         if request.operation == Operation::Write {
             // SAFETY: the slot's buffer holds SLOT_BYTES, and the kernel is not using it between
-            // rounds; mapped memory is always initialized. Nobody else has a reference to it.
+            // rounds; mapped memory is always initialized. There is no other reference to it.
             let buffer = unsafe { std::slice::from_raw_parts_mut(at, len) };
             request.segments.copy_to_slice(done_bytes, buffer);
         }

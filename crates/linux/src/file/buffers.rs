@@ -26,7 +26,7 @@ struct Region {
     first_chunk: usize,
 }
 
-/// What is known of a chunk.
+/// The registration state of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chunk {
     Unused,

@@ -30,7 +30,7 @@ const MAX_DEPTH: usize = 32768 - EXTRA_SLOTS;
 /// Slots beyond one for each request, for the portions of large ones.
 const EXTRA_SLOTS: usize = 32;
 
-/// What zeros are written from.
+/// The source buffer for writing zeros.
 #[repr(align(4096))]
 pub(crate) struct Zeros(pub [u8; 64 << 10]);
 pub(crate) static ZEROS: Zeros = Zeros([0; 64 << 10]);
@@ -93,7 +93,7 @@ impl FileChannel {
         self.requests.count()
     }
 
-    /// What is known to be wrong before the kernel is asked.
+    /// Finds the errors that are known before the kernel is asked.
     #[inline]
     fn check(&self, request: &BlockRequest) -> Result<(), BlockError> {
         let geometry = &self.target.geometry;

@@ -1,4 +1,4 @@
-//! What makes a file one store's own, also against requests of a process that has ended.
+//! Exclusive use of a file by one store, also against requests of a process that has ended.
 //!
 //! Two locks of open file descriptions (fcntl(2)) on one file:
 //!

@@ -11,7 +11,7 @@ pub enum FileError {
     /// The kernel refused to open, lock or inspect it.
     #[error("cannot {action} {}: {source}", path.display())]
     Kernel {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
         /// The file.
         path: PathBuf,

@@ -33,7 +33,7 @@ impl Object {
     }
 }
 
-/// What overlaps with a store, and a path that leads to it.
+/// An object that overlaps with a store, and a path that leads to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Overlap {
     object: Object,
@@ -85,7 +85,7 @@ fn overlaps(object: Object) -> Vec<Overlap> {
     found
 }
 
-/// What `object` lies in.
+/// Finds the objects that contain `object`.
 fn below(object: Object, loops: &[Loop], found: &mut Vec<Overlap>) {
     let Object::Device(number) = object else { return };
     let mut next: Vec<(Object, PathBuf)> = Vec::new();
@@ -109,7 +109,7 @@ fn below(object: Object, loops: &[Loop], found: &mut Vec<Overlap>) {
     }
 }
 
-/// What lies in `object`, which itself may have been reached through a loop device.
+/// Finds the objects inside `object`, which itself may have been reached through a loop device.
 fn above(object: Object, through_loop: bool, loops: &[Loop], found: &mut Vec<Overlap>) {
     for over in loops.iter().filter(|other| other.backing == object) {
         add(over.number, true, loops, found);
@@ -135,7 +135,7 @@ fn add(number: Dev, through_loop: bool, loops: &[Loop], found: &mut Vec<Overlap>
 #[derive(Debug)]
 struct Loop {
     number: Dev,
-    /// What it shows, and a path that leads there.
+    /// The object that the loop device maps, and a path that leads there.
     backing: Object,
     path: PathBuf,
     /// The part of it: where it begins, and how long it is; 0 for all the rest.
@@ -167,7 +167,7 @@ impl Loop {
     }
 }
 
-/// What a loop device shows (`LOOP_GET_STATUS64`, linux/loop.h).
+/// The backing object of a loop device (`LOOP_GET_STATUS64`, linux/loop.h).
 fn status(number: Dev) -> Option<Object> {
     const LOOP_GET_STATUS64: libc::Ioctl = 0x4c05 as libc::Ioctl;
     /// `struct loop_info64`, of which the first fields are used.

@@ -49,7 +49,7 @@ pub(super) struct Slot {
     fruitless_rounds: u8,
 }
 
-/// What a completion means for its portion.
+/// The meaning of a completion for its portion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is over.

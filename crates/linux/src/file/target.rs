@@ -1,4 +1,4 @@
-//! What is behind a file store: the open file, and what it can do.
+//! The target of a file store: the open file, and its abilities.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use sidecore_units::{PAGE_BYTES, SECTOR_BYTES};
 use super::claim::{Claim, access};
 use super::{FileError, FileOptions};
 
-/// What direct I/O asks of a request, in bytes; powers of two.
+/// The alignment of direct I/O in bytes; powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Alignment {
     /// Of each piece of memory.
@@ -29,7 +29,7 @@ impl Alignment {
 /// An open and locked file.
 #[derive(Debug)]
 pub(super) struct Target {
-    /// What I/O goes to.
+    /// The descriptor that I/O goes to.
     file: OwnedFd,
     hold: Hold,
     pub geometry: Geometry,
@@ -38,11 +38,11 @@ pub(super) struct Target {
     /// Whether zeroing is writing zeros: the filesystem's own ways zero parts
     /// of its blocks in the page cache, which go to the device later.
     pub zero_by_writing: bool,
-    /// What the kernel does in one go; `None` if it has no such limits.
+    /// The kernel's limits for one request; `None` if it has none.
     pub limits: Option<Limits>,
 }
 
-/// What a block device takes without the kernel having to split it.
+/// The limits of a block device below which the kernel need not split a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
     /// Bytes.
@@ -69,16 +69,16 @@ impl Limits {
     }
 }
 
-/// What makes the file ours for as long as there is I/O to it.
+/// The lock that keeps the file ours for as long as there is I/O to it.
 #[derive(Debug)]
 enum Hold {
     /// A lock of this store's own.
     Claim(Claim),
-    /// What whoever opened the file holds.
+    /// The lock of the code that opened the file.
     Owner(Arc<dyn Owner>),
 }
 
-/// What must live as long as a store over somebody else's descriptor.
+/// An object that must live as long as a store over a descriptor that it owns.
 pub(crate) trait Owner: std::fmt::Debug + Send + Sync {
     /// A descriptor with a lock that must outlive every request of the store.
     fn fence(&self) -> BorrowedFd<'_>;
@@ -232,7 +232,8 @@ fn answers_at_once(file: &OwnedFd) -> bool {
         && rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC)
 }
 
-/// What direct I/O to the file asks for; `None` if it has none after all.
+/// The alignment that direct I/O to the file needs; `None` if the file does not support direct I/O
+/// after all.
 fn alignment_of(file: &OwnedFd) -> Option<Alignment> {
     if answers_at_once(file) {
         return Some(Alignment::NONE);

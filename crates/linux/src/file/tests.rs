@@ -310,7 +310,7 @@ fn a_full_filesystem_is_told_from_a_broken_one() {
             })
             .collect();
         let failed = results.iter().position(Result::is_err).expect("64 MiB do not fit");
-        // What fitted of the request at the edge is written before the rest is refused.
+        // The part before the edge is written before the rest of the request is refused.
         assert_eq!(results[failed], Err(BlockError::NoSpace));
         // The store goes on, where there is space.
         let read = harness.request(Operation::Read, 0, &[(ALIGNED, MIB)]);
@@ -461,7 +461,7 @@ fn a_channel_says_since_when_it_waits_for_the_kernel_through_a_stage_too() {
             flush
         };
         channel.submit(Nanos::ZERO, &mut vec![flush(Nanos(7)), flush(Nanos(5))]);
-        // Whatever the kernel has done by now, nothing is back before the next poll.
+        // However far the kernel is by now, no request is completed before the next poll.
         assert_eq!(channel.waits_since(), Some(Nanos(5)));
         let mut completed = Batch::new();
         while completed.len() < 2 {
@@ -482,7 +482,7 @@ fn a_channel_dropped_with_requests_in_flight_waits_for_the_kernel() {
         channel.attach_memory(&memory).unwrap();
         let requests = (0..64).map(|index| {
             let operation = if index % 8 == 0 { Operation::Flush } else { Operation::Write };
-            // Without a tag: nobody waits for them.
+            // Without a tag: the test does not wait for them.
             contract::request(&memory, operation, index * 65536, &[(ALIGNED, 65536)])
         });
         let mut batch: Vec<Box<BlockRequest>> = requests.collect();

@@ -50,8 +50,8 @@ impl HostFile {
 
     /// Gives the range's blocks back to the filesystem; it reads as zeros then.
     ///
-    /// They may belong to another file before this returns: nothing may be
-    /// going to or coming from them, and nobody may still know where they were.
+    /// The blocks may belong to another file before this returns: no I/O to them may be in flight,
+    /// and no user may still know their place.
     ///
     /// # Errors
     /// [`HostFileError::BadRange`], [`HostFileError::ReadOnly`], and the kernel's.

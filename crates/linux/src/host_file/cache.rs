@@ -75,8 +75,8 @@ fn look(file: BorrowedFd<'_>, size_bytes: u64) -> io::Result<u64> {
     let mut at = 0;
     while at < size_bytes {
         let len = WINDOW_BYTES.min(size_bytes - at) as usize;
-        // SAFETY: a fresh mapping at an address of the kernel's choice, which
-        // nobody reads or writes.
+        // SAFETY: a fresh mapping at an address of the kernel's choice, which is never read or
+        // written.
         let mapped =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, at)? };
         // SAFETY: the range is the mapping, and the answer has a byte for each of its pages.

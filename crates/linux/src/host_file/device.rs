@@ -58,7 +58,7 @@ impl Device {
     }
 }
 
-/// What it means that the device cannot be opened.
+/// The error for a device that cannot be opened.
 fn refusal(device: &Path, error: Errno) -> HostFileError {
     let device = device.to_owned();
     match error {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::FileError;
 
-/// What is wrong with one extent of a file.
+/// The property of an extent that forbids direct I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExtentFlaw {
@@ -45,7 +45,7 @@ pub enum HostFileError {
     /// The kernel refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Kernel {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
         /// The file or device.
         path: PathBuf,
@@ -58,7 +58,7 @@ pub enum HostFileError {
     /// It is not a regular file.
     #[error("{} is not a regular file: a block device needs no mapping, serve it as it is", path.display())]
     NotRegular {
-        /// What was given.
+        /// The path given.
         path: PathBuf,
     },
     /// The filesystem's blocks are not on one device, or do not stay there.
@@ -71,7 +71,7 @@ pub enum HostFileError {
         path: PathBuf,
         /// The filesystem's name, or its number.
         name: String,
-        /// What is wrong with it.
+        /// The reason why the path is refused.
         why: &'static str,
     },
     /// The file has a property that forbids going around the filesystem.
@@ -79,9 +79,9 @@ pub enum HostFileError {
     Property {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// The property that is not supported.
         property: &'static str,
-        /// What can be done.
+        /// The remedy.
         remedy: &'static str,
     },
     /// Some of its extents cannot be used.
@@ -91,10 +91,10 @@ pub enum HostFileError {
         path: PathBuf,
         /// Where in it.
         offset_bytes: u64,
-        /// What is wrong.
+        /// The extent's flaw.
         flaw: ExtentFlaw,
     },
-    /// Somebody has it open, so there is no lease on it.
+    /// Another process has the file open, so there is no lease on it.
     #[error("another program has {} open (fuser -v shows which): close it there first", path.display())]
     InUse {
         /// The file.
@@ -118,7 +118,7 @@ pub enum HostFileError {
         path: PathBuf,
     },
     /// The lease on it is being broken, or was given up.
-    #[error("the lease on {} is gone: somebody else opens it", path.display())]
+    #[error("the lease on {} is gone: another process opens it", path.display())]
     LeaseGone {
         /// The file.
         path: PathBuf,
@@ -148,7 +148,7 @@ pub enum HostFileError {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// The kernel lets nobody write to a device with a mounted filesystem.
+    /// The kernel lets no process write to a device with a mounted filesystem.
     #[error(
         "the kernel forbids writing to {} while it is mounted (CONFIG_BLK_DEV_WRITE_MOUNTED=n): boot with \
          bdev_allow_write_mounted=1, or serve the file as an ordinary one",

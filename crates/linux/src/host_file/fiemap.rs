@@ -74,8 +74,8 @@ pub(super) enum MapError {
 }
 
 /// Appends the extents of `range` (bytes of the file) that hold data, in order, cut to the range,
-/// those that continue each other as one. What is allocated but not written reads as zeros in the
-/// file, and as somebody's old data on the device: it is left out, as a hole is.
+/// adjacent ones merged. An extent that is allocated but not written reads as zeros in the file,
+/// and as old data of another file on the device: it is left out, as a hole is.
 ///
 /// All of it must be on a device of `device_bytes`.
 pub(super) fn written_extents(
@@ -130,7 +130,7 @@ pub(super) fn written_extents(
     Ok(())
 }
 
-/// Whether the bytes on the device are the file's, and nobody else's.
+/// Checks that the bytes on the device belong to the file alone.
 fn judge(raw: &Raw, device_bytes: u64) -> Result<(), ExtentFlaw> {
     // In this order, because several come together, and the first says most.
     let flaws = [

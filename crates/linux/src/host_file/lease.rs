@@ -1,5 +1,5 @@
-//! A lease on a file (fcntl(2), "Leases"): the kernel's promise that nobody
-//! else has it open, and its word before somebody has.
+//! A lease on a file (fcntl(2), "Leases"): the kernel's promise that no other process has it open,
+//! and its notification before another process opens it.
 //!
 //! A program that opens the file, or truncates it by name, has to wait until the lease is given up
 //! or `/proc/sys/fs/lease-break-time` has passed; the holder hears of it by a signal. Only the
@@ -31,9 +31,9 @@ struct OwnerEx {
 /// How a [`HostFile`](crate::HostFile)'s lease stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
-    /// Nobody else has the file open.
+    /// No other process has the file open.
     Held,
-    /// Somebody is waiting to open or truncate it.
+    /// Another process is waiting to open or truncate the file.
     Breaking {
         /// When the kernel lets them, whatever happens; never if `None`.
         deadline: Option<Instant>,
@@ -42,7 +42,7 @@ pub enum LeaseState {
     Released,
 }
 
-/// How long the kernel lets a program wait for somebody else's lease
+/// How long the kernel lets a program wait for another process's lease
 /// (`/proc/sys/fs/lease-break-time`, 45 s by default); for ever if `None`.
 #[must_use]
 pub fn lease_break_time() -> Option<Duration> {
@@ -59,7 +59,7 @@ pub fn lease_break_time() -> Option<Duration> {
 #[derive(Debug)]
 pub(super) struct Lease {
     file: OwnedFd,
-    /// Held while the kernel's lease is changed, so that nobody compares it with this meanwhile.
+    /// Locked while the kernel's lease is changed, so that the two are not compared meanwhile.
     state: Mutex<LeaseState>,
     /// Signalled once each time the lease ceases to be held.
     broken: EventFd,
@@ -90,7 +90,7 @@ impl Lease {
         try_claim(self.as_fd(), read_only)
     }
 
-    /// Takes the lease; `EAGAIN` if somebody else has the file open.
+    /// Takes the lease; `EAGAIN` if another process has the file open.
     pub fn take(self: &Arc<Self>) -> io::Result<()> {
         let watcher = Watcher::running()?;
         watcher.watch(self);
@@ -114,7 +114,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Gives it up; whoever waits for the file goes on.
+    /// Gives the lease up; a process that waits for the file continues.
     pub fn release(&self) -> io::Result<()> {
         let mut state = self.state();
         if *state == LeaseState::Released {

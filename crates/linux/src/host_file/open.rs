@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_millis(1000);
 /// How long to wait between two tries.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What to open, and how.
+/// The file to open, and the way to open it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFileOptions {
     /// A regular file on ext4 or xfs.
@@ -95,7 +95,7 @@ impl HostFile {
     }
 }
 
-/// What it means that there is no lease to be had.
+/// The error for a lease that cannot be taken.
 pub(super) fn lease_refusal(path: &Path, error: io::Error) -> HostFileError {
     let path = path.to_owned();
     match error.raw_os_error() {

@@ -168,7 +168,7 @@ fn many_extents_take_several_calls() {
 #[test]
 fn what_is_allocated_is_zeros_and_not_what_was_there_before() {
     on_each(|rig| {
-        // The device is full of somebody else's bytes.
+        // The device is full of another file's old bytes.
         let secret = vec![0x5a; 32 << 20];
         let path = rig.file("secret", &secret);
         run("sync", &[]).unwrap();
@@ -195,8 +195,8 @@ fn what_is_allocated_is_zeros_and_not_what_was_there_before() {
         file.allocate(512 * KIB, 6 * MIB).unwrap();
         file.verify(512 * KIB, 6 * MIB, &extents).unwrap();
 
-        // What is written around the filesystem is in the file, and is there
-        // after a crash, like the blocks that it is in.
+        // Data written around the filesystem is in the file, and is there after a crash, like the
+        // blocks that it is in.
         let bytes = pattern(4, 256 << 10);
         write_around(&file, &mut device, 3 * MIB, &bytes);
         expected[3 << 20..][..256 << 10].copy_from_slice(&bytes);
@@ -236,7 +236,7 @@ fn a_full_filesystem_is_said_to_be_full() {
     let file = open(&rig.sparse("disk", 64 * MIB));
     let error = file.allocate(0, 64 * MIB).unwrap_err();
     assert!(matches!(error, HostFileError::NoSpace { quota: false, .. }), "{error}");
-    // What it got is zeros or holes, and can be given back.
+    // The allocated range is zeros or holes, and can be given back.
     assert!(read_around(&file, &mut harness(file.device_store()), 0, MIB).iter().all(|byte| *byte == 0));
     file.punch(0, 64 * MIB).unwrap();
     file.allocate(0, MIB).unwrap();
@@ -353,7 +353,7 @@ fn another_who_opens_the_file_waits_and_is_heard_of() {
         let error = file.try_lease_again(|| ()).unwrap_err();
         assert!(matches!(error, HostFileError::InUse { .. }), "{error}");
 
-        // Somebody else's pages, that are dirty.
+        // Dirty pages of another process.
         other.write_all_at(&pattern(10, 4096), 4096).unwrap();
         drop(other);
         file.try_lease_again(|| ()).unwrap();
@@ -395,7 +395,7 @@ fn each_of_several_files_hears_of_its_own_lease() {
     let HostFileError::Shrunk { was_bytes: MIB, is_bytes, .. } = error else { panic!("{error}") };
     assert_eq!(is_bytes, 512 * KIB);
     assert_eq!(files[6].lease_state(), LeaseState::Released);
-    // Nobody has to wait any more.
+    // The waiting process continues.
     drop(File::open(&paths[6]).unwrap());
 }
 
@@ -458,7 +458,7 @@ fn a_file_whose_holder_was_killed_is_free() {
 }
 
 #[test]
-fn a_file_that_somebody_has_open_is_refused() {
+fn a_file_that_another_process_has_open_is_refused() {
     let Some(rig) = Rig::new(EXT4) else { return };
     let path = rig.sparse("disk", MIB);
     for write in [false, true] {
@@ -538,7 +538,7 @@ fn a_file_with_odd_properties_is_refused() {
         run("chattr", &[&format!("-{flag}"), name]).unwrap();
         assert!(matches!(error, HostFileError::Property { .. }), "{flag}: {error}");
     }
-    // What was done to it while somebody else had it.
+    // The changes that another process made while it had the file.
     let file = open(&path);
     file.release_lease().unwrap();
     run("chattr", &["+i", name]).unwrap();

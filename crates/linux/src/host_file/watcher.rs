@@ -51,7 +51,8 @@ impl Watcher {
         let (send, receive) = mpsc::sync_channel(1);
         let watched = Arc::clone(&leases);
         std::thread::Builder::new().name("lease-watcher".to_owned()).spawn(move || {
-            // Before anybody can address a signal to it: unblocked, it would end the process.
+            // Blocked before the first signal can be addressed to the thread: unblocked, it would
+            // end the process.
             let blocked = block_all_signals();
             // SAFETY: takes nothing, and never fails.
             let thread = blocked.map(|()| unsafe { libc::gettid() });
@@ -73,7 +74,7 @@ impl Watcher {
         self.thread
     }
 
-    /// Looks at this lease, too, for as long as there is somebody else who holds it.
+    /// Looks at this lease, too, for as long as it has another holder.
     pub fn watch(&self, lease: &Arc<Lease>) {
         let lease = Arc::downgrade(lease);
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,8 +113,8 @@ fn block_all_signals() -> io::Result<()> {
 
 /// Until there is a signal or it is time to look anyway.
 fn wait_for_signal() {
-    // SAFETY: an all-zero set is valid; everything outlives the calls; nobody
-    // wants the signal's details.
+    // SAFETY: an all-zero set is valid; everything outlives the calls; the signal's details are not
+    // asked for.
     unsafe {
         let mut awaited: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut awaited);

@@ -15,7 +15,7 @@ const FIRST: RawFd = 3;
 /// have open unless it is told otherwise (`fs.nr_open`).
 const MAX: usize = 1 << 20;
 
-/// What an unnamed descriptor is called, by systemd.
+/// systemd's name for an unnamed descriptor.
 const UNNAMED: &str = "unknown";
 
 /// Whether the descriptors were taken. The variables stay as they are: no
@@ -68,7 +68,7 @@ pub fn take_kept() -> Result<Vec<KeptDescriptor>, EnvironmentError> {
     Ok(kept)
 }
 
-/// What the environment says.
+/// The variables of the environment.
 pub(super) struct Variables {
     pub(super) pid: Option<OsString>,
     pub(super) count: Option<OsString>,
@@ -125,6 +125,6 @@ fn take(number: RawFd) -> io::Result<OwnedFd> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: it is open, came from outside, and is given away once: the flag that was just set
-    // keeps a second call, even a racing one, which `TAKEN` lets nobody make, from taking it again.
+    // keeps a second call, even a racing one, which `TAKEN` prevents, from taking it again.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }

@@ -51,7 +51,7 @@ const WORD_BYTES: usize = 8;
 const COMMAND_WORDS: usize = COMMAND_BYTES / WORD_BYTES;
 const COMPLETION_WORDS: usize = COMPLETION_BYTES / WORD_BYTES;
 
-/// What went wrong between a queue pair, its user and its controller.
+/// An error of a queue pair, its user or its controller.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueError {
@@ -69,7 +69,7 @@ pub enum QueueError {
     /// The controller says that it took what it was not given.
     #[error("the controller's head {head} is outside of what it was given")]
     Head {
-        /// What it says.
+        /// The head that the completion reports (SQHD).
         head: u16,
     },
 }
@@ -137,8 +137,8 @@ impl SubmissionRing {
         true
     }
 
-    /// Writes any entry, whoever owns it at present: for tests that play a hostile host. Outside of
-    /// the queue it writes nothing.
+    /// Writes any entry, also one that the controller owns: for tests that play a hostile host.
+    /// Outside of the queue it writes nothing.
     #[inline]
     pub fn write(&self, index: u32, command: &[u8; COMMAND_BYTES]) {
         let first = (index as usize).saturating_mul(COMMAND_WORDS);

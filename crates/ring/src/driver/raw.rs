@@ -26,7 +26,7 @@ pub struct RawDescriptor {
 /// Reads and writes any word of a ring, with no check but that it lies in the ring: **for tests**.
 /// A write outside of the ring does nothing, and a read gives zero.
 ///
-/// It shares the ring's memory with whoever else uses it; make it before or after the
+/// Shares the ring's memory with its other users; make it before or after the
 /// [`DriverRing`](super::DriverRing) of the same layout, which clears the ring when it is made.
 #[derive(Clone, Debug)]
 pub struct RawRing {

@@ -10,7 +10,7 @@ use sidecore_memory::{Window, copy};
 pub enum CopyHow {
     /// One string instruction.
     RepMovsb,
-    /// Whatever the C library's `memcpy` does.
+    /// The copy of the C library's `memcpy`.
     CLibrary,
 }
 

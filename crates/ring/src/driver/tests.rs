@@ -52,7 +52,7 @@ struct Pair {
     used_wrap: bool,
 }
 
-/// What the device found: the id to give back, and the chain.
+/// A chain that the device has taken: the id to give back, and the buffers.
 type Found = (u16, Vec<Buffer>);
 
 impl Pair {

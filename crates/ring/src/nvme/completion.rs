@@ -193,8 +193,8 @@ impl CompletionQueue {
         true
     }
 
-    /// Fetches the entry that is written next, for writing: for whoever is about to complete
-    /// something. A hint.
+    /// Prefetches the entry that is written next, for writing: for a caller that is about to
+    /// complete a command. A hint.
     #[inline]
     pub fn prefetch(&self) {
         if let Some(words) = &self.words {

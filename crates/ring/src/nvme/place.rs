@@ -12,7 +12,7 @@ use crate::cell::Words;
 /// Bytes of a word that entries are made of.
 pub(super) const WORD_BYTES: usize = 8;
 
-/// What it takes to find a queue, now and in another table.
+/// The data that finds a queue, now and in another table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     address: GuestAddress,

@@ -15,7 +15,7 @@ use super::*;
 use crate::cell::Words;
 use crate::driver::nvme::{CompletionRing, DoorbellWords, HostShadow, SubmissionRing};
 
-/// What the device calls it, and deliberately not what a VMM would.
+/// The base in the device's addresses, deliberately different from a VMM's.
 const BASE: u64 = 0x4000_0000;
 const USER_BASE: u64 = 0x7000_0000_0000;
 const COMMANDS_AT: u64 = BASE;
@@ -472,8 +472,7 @@ fn an_event_behind_the_head_is_silent_until_the_host_has_gone_round() {
 }
 
 proptest! {
-    /// Whatever a host writes into its doorbells, a queue gives out no more than it can hold, and
-    /// ends.
+    /// For any doorbell values of a host, a queue gives out no more than it can hold, and ends.
     #[test]
     fn any_doorbells(entries in 2_u32..40, writes in prop::collection::vec((any::<bool>(), 0_u32..80), 0..200)) {
         let memory = memory();

@@ -18,7 +18,7 @@ pub struct BlkOptions {
     pub seg_max: u32,
     /// Largest segment in bytes; `None` for no limit.
     pub size_max_bytes: Option<u32>,
-    /// What GET_ID answers: at most 20 bytes, no terminator needed (5.2.6).
+    /// The answer to GET_ID: at most 20 bytes, no terminator needed (5.2.6).
     pub serial: String,
     /// Whether packed rings are offered.
     pub packed: bool,

@@ -1,4 +1,4 @@
-//! What all queues of a disk share with each other and the control path.
+//! The state that all queues of a disk share with each other and the control path.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -74,7 +74,7 @@ impl BlkDevice {
     pub fn set_capacity_bytes(&self, capacity_bytes: u64) -> bool {
         let changes = self.capacity_bytes.swap(capacity_bytes, Ordering::Relaxed) != capacity_bytes;
         if changes {
-            // Whoever sees the generation sees the size.
+            // Release: a reader that sees the generation sees the size.
             self.config_generation.fetch_add(1, Ordering::Release);
         }
         changes

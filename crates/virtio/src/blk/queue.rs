@@ -23,7 +23,7 @@ const FRAMING_DESCRIPTORS: usize = 4;
 /// Turns with new work after which an outstanding call is considered all the same.
 const MAX_CALL_DELAY: u32 = 4;
 
-/// What a queue needs to answer a chain that is in flight.
+/// The data that a queue needs to answer a chain in flight.
 struct Taken {
     token: Token,
     /// Where the status byte goes.
@@ -151,7 +151,7 @@ impl BlkQueue {
     fn break_with(&mut self, reason: &dyn std::fmt::Display) {
         self.halted = true;
         let index = self.index;
-        // What a vanished ring says, is no reason of its own.
+        // If guest memory is gone, the ring's error is only a symptom: report the cause.
         let reason = if self.memory.is_lost() {
             format!("queue {index}: the file behind guest memory was truncated")
         } else {
@@ -406,7 +406,7 @@ impl Pollable for BlkQueue {
     }
 }
 
-/// What the guest is told of a store's error.
+/// The virtio status of a store's error.
 fn status_of(error: BlockError) -> Status {
     match error {
         BlockError::Unsupported => Status::Unsupported,

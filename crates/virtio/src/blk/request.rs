@@ -3,9 +3,9 @@
 //! The framing is the driver's choice (2.7.4.2): the header is the first 16 readable bytes and the
 //! status the last writable one, however they are cut into buffers.
 //!
-//! What a driver does wrong falls into two classes. Where the specification
-//! has a status for it, the request gets that status ([`Verdict::Done`]).
-//! What no driver may do at all is a [`RequestError`], and breaks the device.
+//! Errors of a driver fall into two classes. An error that has a status in the specification gets
+//! that status ([`Verdict::Done`]). An error that no driver may make is a [`RequestError`], and
+//! breaks the device.
 
 use sidecore_block::{BlockRequest, BoundsError, Geometry, Operation};
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, RegionHint};
@@ -68,7 +68,7 @@ pub enum RequestError {
     Memory(#[from] MemoryError),
 }
 
-/// What a queue knows about its device when it parses.
+/// The properties of the device that a queue needs to parse a request.
 #[derive(Clone, Debug)]
 pub struct RequestRules {
     /// The store's, read-only if either side is.
@@ -77,11 +77,11 @@ pub struct RequestRules {
     pub features: u64,
     /// Largest segment, if VIRTIO_BLK_F_SIZE_MAX was accepted.
     pub size_max_bytes: Option<u32>,
-    /// What GET_ID answers, padded with zeros.
+    /// The answer to GET_ID, padded with zeros.
     pub id: [u8; ID_BYTES],
 }
 
-/// What becomes of a request.
+/// The way in which a request continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The block request is filled in and goes to the store.
@@ -93,7 +93,7 @@ pub enum Verdict {
 /// A parsed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parsed {
-    /// What becomes of it.
+    /// The way in which it continues.
     pub verdict: Verdict,
     /// Where its status byte goes.
     pub status: GuestAddress,

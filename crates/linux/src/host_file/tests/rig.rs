@@ -1,5 +1,5 @@
-//! Real filesystems for tests: in memory, on loop devices, mounted where
-//! nobody else sees them, and gone when dropped or when the test is killed.
+//! Real filesystems for tests: in memory, on loop devices, mounted in a private namespace, and gone
+//! when dropped or when the test is killed.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -49,7 +49,7 @@ impl Rig {
         .filter(|rig| rig.mount(recipe.mount))
     }
 
-    /// What a crash would leave: the device as it is now, mounted anew.
+    /// The device as a crash would leave it now, mounted anew.
     pub fn after_a_crash(&self, mount: &str) -> Option<Self> {
         let content = tempfile::tempfile_in("/dev/shm").ok()?;
         // Around the device's page cache, where the filesystem keeps what it has not yet written.
