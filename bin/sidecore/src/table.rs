@@ -1,44 +1,33 @@
 //! Columns that line up.
 
+use comfy_table::{CellAlignment, ContentArrangement, presets};
+
 /// Rows of text under headings. Numbers go to the right, words to the left.
-pub(crate) struct Table {
-    rows: Vec<Vec<String>>,
-    /// Which columns hold numbers.
-    numeric: Vec<bool>,
-}
+pub(crate) struct Table(comfy_table::Table);
 
 impl Table {
     /// A table with these headings; a heading that starts with `>` is that of numbers.
     pub(crate) fn new(headings: &[&str]) -> Self {
-        let numeric = headings.iter().map(|heading| heading.starts_with('>')).collect();
-        let headings = headings.iter().map(|heading| heading.trim_start_matches('>').to_owned()).collect();
-        Self { rows: vec![headings], numeric }
+        let mut table = comfy_table::Table::new();
+        table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        table.set_header(headings.iter().map(|heading| heading.trim_start_matches('>')));
+        for (index, heading) in headings.iter().enumerate() {
+            if let Some(column) = table.column_mut(index) {
+                let numeric = heading.starts_with('>');
+                column.set_cell_alignment(if numeric { CellAlignment::Right } else { CellAlignment::Left });
+                column.set_padding((if index == 0 { 0 } else { 2 }, 0));
+            }
+        }
+        Self(table)
     }
 
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
+        self.0.add_row(cells);
     }
 
     /// The text, a line for each row.
     pub(crate) fn render(&self) -> String {
-        let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..self.numeric.len()).map(width).collect();
-        let mut text = String::new();
-        for row in &self.rows {
-            let mut line = String::new();
-            for ((cell, width), numeric) in row.iter().zip(&widths).zip(&self.numeric) {
-                if !line.is_empty() {
-                    line.push_str("  ");
-                }
-                line.push_str(&if *numeric { format!("{cell:>width$}") } else { format!("{cell:<width$}") });
-            }
-            text.push_str(line.trim_end());
-            text.push('\n');
-        }
-        text
+        self.0.lines().map(|line| format!("{}\n", line.trim_end())).collect()
     }
 }
 

@@ -1,5 +1,7 @@
 //! Numbers for people.
 
+use jiff::Timestamp;
+
 /// A count with its word, in the plural where that is right.
 pub(crate) fn count(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
@@ -44,29 +46,11 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// A point in time, in seconds since 1970, as a date and time in UTC.
+/// A point in time, in seconds since 1970, as a date and time in UTC; beyond the year 9999, which
+/// is a broken clock's, the seconds themselves.
 pub(crate) fn time(unix_s: u64) -> String {
-    let (days, seconds) = (unix_s / 86_400, unix_s % 86_400);
-    let (year, month, day) = date(days);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
-}
-
-/// Year, month and day of a day since 1970, in the Gregorian calendar.
-fn date(days: u64) -> (u64, u64, u64) {
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    // A broken clock may say anything; no calendar is needed for that.
-    let (mut year, mut left) = (1970, days.min(3_000_000));
-    while left >= 365 + u64::from(leap(year)) {
-        left -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let months = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    let mut month = 0;
-    while left >= months[month] {
-        left -= months[month];
-        month += 1;
-    }
-    (year, month as u64 + 1, left + 1)
+    let time = i64::try_from(unix_s).ok().and_then(|unix_s| Timestamp::from_second(unix_s).ok());
+    time.map_or_else(|| format!("@{unix_s}"), |time| time.strftime("%Y-%m-%d %H:%M:%S").to_string())
 }
 
 /// Nanoseconds as microseconds, which is what a request takes.
@@ -138,7 +122,7 @@ mod tests {
         ] {
             assert_eq!(time(unix_s), text);
         }
-        assert!(time(u64::MAX).len() < 30);
+        assert_eq!(time(u64::MAX), "@18446744073709551615");
     }
 
     #[test]
