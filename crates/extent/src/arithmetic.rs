@@ -1,7 +1,7 @@
 //! The arithmetic that isolation rests on, small enough to be proved.
 //!
-//! It is written for any width of word: with 64 bits it translates, with a few
-//! bits the tests try *every* input ([`tests`]). Nothing in it knows of a tree.
+//! It is written for any width of word: with 64 bits it translates, with a few bits the tests try
+//! *every* input ([`tests`]). Nothing in it knows of a tree.
 
 /// An unsigned number of some width.
 pub(crate) trait Word: Copy + Ord {
@@ -50,8 +50,8 @@ pub(crate) fn end<W: Word>(first: W, count: W) -> Option<W> {
     first.checked_add(count)
 }
 
-/// How far behind `first` the part of `part_count` from `part` on begins, if
-/// all of it is among the `count` from `first` on.
+/// How far behind `first` the part of `part_count` from `part` on begins, if all of it is among the
+/// `count` from `first` on.
 #[inline]
 pub(crate) fn offset_of<W: Word>(first: W, count: W, part: W, part_count: W) -> Option<W> {
     let offset = part.checked_sub(first)?;
@@ -59,13 +59,12 @@ pub(crate) fn offset_of<W: Word>(first: W, count: W, part: W, part_count: W) -> 
     (part_count <= left && offset < count).then_some(offset)
 }
 
-/// The physical number of `part`, if all of it is among the `count` from
-/// `first` on, which lie from `physical` on. Nothing, if these run past the last
-/// number on either side.
+/// The physical number of `part`, if all of it is among the `count` from `first` on, which lie from
+/// `physical` on. Nothing, if these run past the last number on either side.
 ///
-/// A cache is asked about parts before its extent as often as about parts behind
-/// it. Here both take the same branch, which a processor can predict; a wrong
-/// guess would cost as much as all the rest, and would wait for the walk before.
+/// A cache is asked about parts before its extent as often as about parts behind it. Here both take
+/// the same branch, which a processor can predict; a wrong guess would cost as much as all the
+/// rest, and would wait for the walk before.
 #[inline]
 pub(crate) fn displace<W: Word>(first: W, count: W, physical: W, part: W, part_count: W) -> Option<W> {
     end(first, count)?;
@@ -89,15 +88,15 @@ pub(crate) fn intersect<W: Word>(first_a: W, count_a: W, first_b: W, count_b: W)
     (first < last).then_some((first, count))
 }
 
-/// The number after the last of `count` from `first` on, as far as there are
-/// numbers: for words that may be broken.
+/// The number after the last of `count` from `first` on, as far as there are numbers: for words
+/// that may be broken.
 #[inline]
 pub(crate) fn reach<W: Word>(first: W, count: W) -> W {
     first.saturating_add(count)
 }
 
-/// The piece from `at` to before `border`, or to before `end` if that comes
-/// first: how long it is, and where the next one begins.
+/// The piece from `at` to before `border`, or to before `end` if that comes first: how long it is,
+/// and where the next one begins.
 #[inline]
 pub(crate) fn cut<W: Word>(at: W, border: W, end: W) -> (W, W) {
     let next = border.min(end);
@@ -178,9 +177,9 @@ mod tests {
         }
     }
 
-    /// The heart of it: whatever the extent says, a part that is translated lies
-    /// inside the extent's physical blocks, as far behind their first as the part
-    /// is behind the extent's first; and nothing inside a sound extent is refused.
+    /// The heart of it: whatever the extent says, a part that is translated lies inside the
+    /// extent's physical blocks, as far behind their first as the part is behind the extent's
+    /// first; and nothing inside a sound extent is refused.
     #[test]
     fn no_translated_block_is_outside_the_extent() {
         let mut translated = 0u32;
@@ -224,9 +223,9 @@ mod tests {
         }
     }
 
-    /// Pieces are cut one after the other at the borders of entries, as the walk
-    /// does it. Whatever the borders are, pieces are not empty, follow each other
-    /// and end with the request, and there are at most as many as borders.
+    /// Pieces are cut one after the other at the borders of entries, as the walk does it. Whatever
+    /// the borders are, pieces are not empty, follow each other and end with the request, and there
+    /// are at most as many as borders.
     #[test]
     fn pieces_tile_the_request() {
         for at in Four::all() {

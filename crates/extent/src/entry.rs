@@ -20,8 +20,8 @@ pub(crate) const UNUSED: Entry = Entry { first: u64::MAX, count: 0, value: NULL 
 pub(crate) struct Entry {
     /// First logical block: the key.
     pub(crate) first: u64,
-    /// How many blocks it covers. Of a node pointer: from the first mapped or
-    /// pruned one below it to the last one, with the holes between.
+    /// How many blocks it covers. Of a node pointer: from the first mapped or pruned one below it
+    /// to the last one, with the holes between.
     pub(crate) count: u64,
     /// Next node pointer, or first physical block and shared mark.
     pub(crate) value: u64,
@@ -29,8 +29,8 @@ pub(crate) struct Entry {
 
 impl Entry {
     /// An extent pointer. Of `extent`'s physical blocks none is numbered
-    /// [`MAX_PHYSICAL_BLOCKS`](crate::MAX_PHYSICAL_BLOCKS) or more, so that no
-    /// extent looks like [`PRUNED`].
+    /// [`MAX_PHYSICAL_BLOCKS`](crate::MAX_PHYSICAL_BLOCKS) or more, so that no extent looks like
+    /// [`PRUNED`].
     pub(crate) fn of(extent: Extent) -> Self {
         let shared = if extent.shared { SHARED } else { 0 };
         Self { first: extent.first.0, count: extent.count, value: extent.physical.0 | shared }
@@ -41,8 +41,8 @@ impl Entry {
         (first < end).then(|| Self { first, count: end.saturating_sub(first), value })
     }
 
-    /// The block after the last one. Words of a broken node may say too much;
-    /// nothing lies behind the last number anyway.
+    /// The block after the last one. Words of a broken node may say too much; nothing lies behind
+    /// the last number anyway.
     #[inline]
     pub(crate) fn end(self) -> u64 {
         arithmetic::reach(self.first, self.count)

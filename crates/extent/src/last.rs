@@ -7,8 +7,8 @@ use crate::entry::{Entry, UNUSED};
 use crate::range::BlockRange;
 use crate::root::TreeRoot;
 
-/// The extent that a queue used last: storage access is local (thesis 6.3), and
-/// a queue's own locality is not disturbed by other queues.
+/// The extent that a queue used last: storage access is local (thesis 6.3), and a queue's own
+/// locality is not disturbed by other queues.
 #[derive(Clone, Copy, Debug)]
 pub struct LastExtent {
     /// Zero is the version of no tree.
@@ -23,8 +23,8 @@ impl Default for LastExtent {
 }
 
 impl LastExtent {
-    /// Where `range` lies and whether it is shared, if all of it is in the
-    /// extent and the extent is still valid.
+    /// Where `range` lies and whether it is shared, if all of it is in the extent and the extent is
+    /// still valid.
     #[must_use]
     #[inline]
     pub fn hit(&self, root: &TreeRoot, range: BlockRange) -> Option<(Plba, bool)> {
@@ -32,7 +32,8 @@ impl LastExtent {
         (self.version == root.version()).then_some((physical, self.extent.shared()))
     }
 
-    /// The same extent in bytes, of blocks of `1 << shift` bytes. No bytes at all if they had no numbers.
+    /// The same extent in bytes, of blocks of `1 << shift` bytes. No bytes at all if they had no
+    /// numbers.
     #[must_use]
     pub fn in_bytes(&self, shift: u32) -> LastBytes {
         let bytes = |blocks: u64| blocks.checked_mul(1_u64.checked_shl(shift)?);
@@ -68,7 +69,8 @@ pub struct LastBytes {
 }
 
 impl LastBytes {
-    /// Whether the extent is still what the tree says. Holds for all translations until the channel says that it is idle.
+    /// Whether the extent is still what the tree says. Holds for all translations until the channel
+    /// says that it is idle.
     #[must_use]
     #[inline]
     pub fn is_valid(&self, root: &TreeRoot) -> bool {

@@ -2,24 +2,23 @@
 //!
 //! # Who does what
 //!
-//! The *hypervisor's side* owns an [`ExtentTree`] per virtual function and is
-//! its only writer. The *controller's side* owns a [`TranslationUnit`] per
-//! sidecore and reads the tree through its [`TreeRoot`]. The nodes of all trees
-//! lie in one [`NodeMemory`], which is bounded and never moves.
+//! The *hypervisor's side* owns an [`ExtentTree`] per virtual function and is its only writer. The
+//! *controller's side* owns a [`TranslationUnit`] per sidecore and reads the tree through its
+//! [`TreeRoot`]. The nodes of all trees lie in one [`NodeMemory`], which is bounded and never
+//! moves.
 //!
 //! # Why readers need no lock
 //!
-//! An update copies the nodes from the leaf to the root and publishes the new
-//! root with one store. The nodes that it replaces are [`Retired`], not freed:
-//! their owner frees them after a *grace period*, in which every reader has been
-//! seen between two walks. Until then a walk that began before the update goes
-//! on in the old tree, which is still whole.
+//! An update copies the nodes from the leaf to the root and publishes the new root with one store.
+//! The nodes that it replaces are [`Retired`], not freed: their owner frees them after a *grace
+//! period*, in which every reader has been seen between two walks. Until then a walk that began
+//! before the update goes on in the old tree, which is still whole.
 //!
 //! # What a reader may rely on
 //!
-//! Nothing. Whatever the words of the nodes are, a walk ends, touches only nodes
-//! of the memory, and yields pieces that tile the request. What the tree does
-//! not say, or says wrongly, is [`Mapping::Pruned`]: the hypervisor is asked.
+//! Nothing. Whatever the words of the nodes are, a walk ends, touches only nodes of the memory, and
+//! yields pieces that tile the request. What the tree does not say, or says wrongly, is
+//! [`Mapping::Pruned`]: the hypervisor is asked.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

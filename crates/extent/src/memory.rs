@@ -18,9 +18,9 @@ const CHUNK_STACK_BYTES: usize = 16 << 20;
 impl Chunk {
     /// A chunk of zeros on the heap, `None` if the system is short of it.
     ///
-    /// Safe Rust builds a value on the stack before it moves it to the heap,
-    /// unless the optimiser sees through it, and callers' stacks are as small as
-    /// a chunk: hence a thread with a larger one.
+    /// Safe Rust builds a value on the stack before it moves it to the heap, unless the optimiser
+    /// sees through it, and callers' stacks are as small as a chunk: hence a thread with a larger
+    /// one.
     fn boxed() -> Option<Box<Self>> {
         std::thread::Builder::new()
             .name("node-chunk".into())
@@ -37,9 +37,9 @@ impl Chunk {
 #[error("no memory is left for extent tree nodes")]
 pub struct OutOfNodes;
 
-/// Nodes that no tree refers to any more, but a reader may still walk in. They
-/// go to [`NodeMemory::free`] after a grace period; dropped instead, they are
-/// lost until the memory itself goes.
+/// Nodes that no tree refers to any more, but a reader may still walk in. They go to
+/// [`NodeMemory::free`] after a grace period; dropped instead, they are lost until the memory
+/// itself goes.
 #[derive(Debug, Default)]
 #[must_use = "retired nodes are to be freed after a grace period"]
 pub struct Retired(pub(crate) Vec<NodeId>);
@@ -63,24 +63,22 @@ impl Retired {
     }
 }
 
-/// Called with the nodes of each fresh chunk: to lock them into memory and to
-/// ask for a huge page.
+/// Called with the nodes of each fresh chunk: to lock them into memory and to ask for a huge page.
 pub type Pin = Box<dyn Fn(&[Node]) + Send + Sync>;
 
 #[derive(Debug, Default)]
 struct Pool {
     free: Vec<NodeId>,
     used: usize,
-    /// Which nodes are in use, by their index: a node that is freed twice would
-    /// end up in two trees.
+    /// Which nodes are in use, by their index: a node that is freed twice would end up in two
+    /// trees.
     live: Vec<bool>,
 }
 
-/// A bounded memory of nodes that never move (thesis 5.2: the trees always are
-/// in memory, pinned).
+/// A bounded memory of nodes that never move (thesis 5.2: the trees always are in memory, pinned).
 ///
-/// It grows by chunks and never shrinks: nodes that are freed are used again.
-/// Taking and freeing nodes locks, reading them does not.
+/// It grows by chunks and never shrinks: nodes that are freed are used again. Taking and freeing
+/// nodes locks, reading them does not.
 pub struct NodeMemory {
     chunks: Box<[OnceLock<Box<Chunk>>]>,
     max_nodes: usize,
@@ -89,15 +87,14 @@ pub struct NodeMemory {
 }
 
 impl NodeMemory {
-    /// A memory of at most `max_nodes` nodes. Nothing is taken from the system
-    /// until it is needed.
+    /// A memory of at most `max_nodes` nodes. Nothing is taken from the system until it is needed.
     #[must_use]
     pub fn new(max_nodes: usize) -> Self {
         Self::make(max_nodes, None)
     }
 
-    /// The same, which calls `pin` once for each fresh chunk, before the first
-    /// of its nodes is used. A chunk is 2 MiB large and aligned to it.
+    /// The same, which calls `pin` once for each fresh chunk, before the first of its nodes is
+    /// used. A chunk is 2 MiB large and aligned to it.
     #[must_use]
     pub fn with_pin(max_nodes: usize, pin: Pin) -> Self {
         Self::make(max_nodes, Some(pin))
@@ -122,9 +119,8 @@ impl NodeMemory {
         self.pool().used
     }
 
-    /// Makes retired nodes usable again. The caller has seen to it that no
-    /// reader walks in them: every one was seen between two walks since they
-    /// were retired.
+    /// Makes retired nodes usable again. The caller has seen to it that no reader walks in them:
+    /// every one was seen between two walks since they were retired.
     pub fn free(&self, retired: Retired) {
         let mut pool = self.pool();
         for id in retired.0 {
@@ -162,8 +158,7 @@ impl NodeMemory {
         Ok(id)
     }
 
-    /// The node at an index that was never used, in a chunk that may have to be
-    /// made for it.
+    /// The node at an index that was never used, in a chunk that may have to be made for it.
     fn fresh(&self, index: usize) -> Result<NodeId, OutOfNodes> {
         if index >= self.max_nodes {
             return Err(OutOfNodes);

@@ -10,10 +10,9 @@
 //! words 260..   in a node of node pointers: the sketch of each pointer's child
 //! ```
 //!
-//! The header is in one cache line. A large tree does not fit the caches, and its
-//! leaves are the large part of it: the sketch of a leaf beside the pointer to it
-//! tells the walk which of the leaf's lines to read before it has seen any. It
-//! waits for memory once, not twice.
+//! The header is in one cache line. A large tree does not fit the caches, and its leaves are the
+//! large part of it: the sketch of a leaf beside the pointer to it tells the walk which of the
+//! leaf's lines to read before it has seen any. It waits for memory once, not twice.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -202,8 +201,8 @@ impl Node {
         )
     }
 
-    /// The last entry that begins at `block` or before; the first one if none
-    /// does. `outline` is the node's own.
+    /// The last entry that begins at `block` or before; the first one if none does. `outline` is
+    /// the node's own.
     #[inline(always)]
     pub(crate) fn search(&self, level: usize, len: usize, outline: Outline, block: u64) -> usize {
         let segment = outline.segment(block);
@@ -248,8 +247,8 @@ impl Node {
         low.saturating_sub(1)
     }
 
-    /// Writes a node that nobody sees yet. `entries` are sorted and fit, and
-    /// `sketches` are those of their children.
+    /// Writes a node that nobody sees yet. `entries` are sorted and fit, and `sketches` are those
+    /// of their children.
     pub(crate) fn write(&self, level: usize, entries: &[Entry], sketches: impl IntoIterator<Item = Sketch>) {
         debug_assert!(entries.len() <= capacity(level));
         let first = entries.first().map_or(0, |entry| entry.first);
@@ -269,9 +268,8 @@ impl Node {
         }
     }
 
-    /// Prunes below the node pointer at `index` of a published node, in place:
-    /// readers see the old pointer or NULL, and what the old one leads to is
-    /// freed after them.
+    /// Prunes below the node pointer at `index` of a published node, in place: readers see the old
+    /// pointer or NULL, and what the old one leads to is freed after them.
     pub(crate) fn prune_entry(&self, index: usize) {
         self.set_word(Self::place(index).wrapping_add(2), NULL);
     }

@@ -4,9 +4,8 @@ use sidecore_units::{Plba, Vlba};
 
 use crate::arithmetic;
 
-/// Physical blocks have numbers below this: the uppermost bit of an extent
-/// pointer's last word says whether the extent is shared, and a word of ones is
-/// no extent.
+/// Physical blocks have numbers below this: the uppermost bit of an extent pointer's last word says
+/// whether the extent is shared, and a word of ones is no extent.
 pub const MAX_PHYSICAL_BLOCKS: u64 = (1 << 63) - 1;
 
 /// Consecutive virtual blocks.
@@ -76,8 +75,8 @@ impl BlockRange {
     }
 }
 
-/// Consecutive virtual blocks that lie on consecutive physical ones: the
-/// *extent pointer* of thesis figure 5.1b.
+/// Consecutive virtual blocks that lie on consecutive physical ones: the *extent pointer* of thesis
+/// figure 5.1b.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// The first virtual block.
@@ -86,8 +85,8 @@ pub struct Extent {
     pub count: u64,
     /// Where the first one lies.
     pub physical: Plba,
-    /// Whether somebody else refers to these blocks as well, a snapshot for
-    /// instance: they are read there, and written elsewhere.
+    /// Whether somebody else refers to these blocks as well, a snapshot for instance: they are read
+    /// there, and written elsewhere.
     pub shared: bool,
 }
 
@@ -98,8 +97,8 @@ impl Extent {
         BlockRange::new(self.first, self.count)
     }
 
-    /// The part for the blocks that are also in `range`, `None` if there are
-    /// none or the extent runs past the last block number.
+    /// The part for the blocks that are also in `range`, `None` if there are none or the extent
+    /// runs past the last block number.
     #[must_use]
     pub fn clip(self, range: BlockRange) -> Option<Self> {
         let part = self.range().intersect(range)?;
@@ -107,8 +106,7 @@ impl Extent {
         Some(Self { first: part.first, count: part.count, physical: Plba(physical), shared: self.shared })
     }
 
-    /// Whether `next` begins where this one ends, on both sides, so that the two
-    /// could be one.
+    /// Whether `next` begins where this one ends, on both sides, so that the two could be one.
     #[must_use]
     pub fn continues_in(self, next: Self) -> bool {
         self.shared == next.shared

@@ -4,17 +4,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::node::NodeId;
 
-/// Versions are drawn from one sequence for all trees, so that no two trees
-/// ever have the same one: what was cached from one tree cannot hit under
-/// another, whoever mixes them up. Zero is never drawn.
+/// Versions are drawn from one sequence for all trees, so that no two trees ever have the same one:
+/// what was cached from one tree cannot hit under another, whoever mixes them up. Zero is never
+/// drawn.
 static NEXT_VERSION: AtomicU64 = AtomicU64::new(1);
 
 fn draw_version() -> u64 {
     NEXT_VERSION.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The readers' side of an extent tree: the *ExtentTreeRoot* register (thesis
-/// 6.1) and what belongs to it.
+/// The readers' side of an extent tree: the *ExtentTreeRoot* register (thesis 6.1) and what belongs
+/// to it.
 #[derive(Debug)]
 pub struct TreeRoot {
     /// A next node pointer like any other: NULL is a tree that is pruned whole.
@@ -32,8 +32,8 @@ impl TreeRoot {
         }
     }
 
-    /// Which translations may still be used: those made under this version. It
-    /// changes when a mapping is changed or taken away, never when one is added.
+    /// Which translations may still be used: those made under this version. It changes when a
+    /// mapping is changed or taken away, never when one is added.
     #[must_use]
     #[inline]
     pub fn version(&self) -> u64 {
@@ -58,9 +58,9 @@ impl TreeRoot {
         self.root.store(NodeId::to_word(root), Ordering::Release);
     }
 
-    /// Makes all cached translations void. To be called after what made them
-    /// wrong was published: a reader that sees the new version sees that too,
-    /// and one that tags a new translation with the old version loses only time.
+    /// Makes all cached translations void. To be called after what made them wrong was published: a
+    /// reader that sees the new version sees that too, and one that tags a new translation with the
+    /// old version loses only time.
     pub fn bump_version(&self) {
         self.version.store(draw_version(), Ordering::Release);
     }

@@ -12,16 +12,16 @@ pub(crate) const SEGMENTS: usize = SAMPLES + 1;
 /// Samples in a word.
 const LANES: usize = 4;
 const LANE_BITS: usize = 16;
-/// A lane has two bits more than its sample: one is the borrow of the
-/// comparison, and one tells samples from what stands where there is none.
+/// A lane has two bits more than its sample: one is the borrow of the comparison, and one tells
+/// samples from what stands where there is none.
 const SAMPLE_BITS: u32 = 14;
 const LARGEST: u64 = (1 << SAMPLE_BITS) - 1;
 const NO_SAMPLE: u64 = 0x7fff;
 const BORROWS: u64 = 0x8000_8000_8000_8000;
 const ONES: u64 = 0x0001_0001_0001_0001;
 
-/// The keys with which the node's second segment, third segment and so on begin,
-/// as distances from the node's first key, shortened to 14 bits.
+/// The keys with which the node's second segment, third segment and so on begin, as distances from
+/// the node's first key, shortened to 14 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sketch(pub(crate) [u64; SKETCH_WORDS]);
 
@@ -56,8 +56,8 @@ impl Outline {
         (block.saturating_sub(self.first) >> shift).min(LARGEST)
     }
 
-    /// The segment in which the last key at `block` or before is, or one behind
-    /// it, if `block` and the keys between are alike when shortened.
+    /// The segment in which the last key at `block` or before is, or one behind it, if `block` and
+    /// the keys between are alike when shortened.
     #[inline]
     pub(crate) fn segment(&self, block: u64) -> usize {
         // All lanes at once: a lane's borrow stays if its sample is not larger.

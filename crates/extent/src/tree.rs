@@ -67,11 +67,10 @@ pub struct Shape {
     pub pruned_blocks: u64,
 }
 
-/// A virtual function's extent tree (thesis figure 5.1), and the only one who
-/// writes it.
+/// A virtual function's extent tree (thesis figure 5.1), and the only one who writes it.
 ///
-/// It is not meant to be dropped while readers have its root: its nodes are then
-/// lost to the memory. [`dismantle`](Self::dismantle) hands them over.
+/// It is not meant to be dropped while readers have its root: its nodes are then lost to the
+/// memory. [`dismantle`](Self::dismantle) hands them over.
 #[derive(Debug)]
 pub struct ExtentTree {
     memory: Arc<NodeMemory>,
@@ -94,8 +93,8 @@ impl ExtentTree {
         Ok(Self::over(memory, blocks, root))
     }
 
-    /// A tree over `blocks` blocks with `extents`, which are sorted, and holes
-    /// between them. Its nodes are full: 25 bytes for each extent.
+    /// A tree over `blocks` blocks with `extents`, which are sorted, and holes between them. Its
+    /// nodes are full: 25 bytes for each extent.
     ///
     /// # Errors
     /// As [`set`](Self::set) of all blocks.
@@ -119,17 +118,15 @@ impl ExtentTree {
         Arc::clone(&self.root)
     }
 
-    /// From now on exactly `extents` are mapped in `range`, and its other blocks
-    /// are hole. Extents that continue each other become one, across the borders
-    /// of `range` too.
+    /// From now on exactly `extents` are mapped in `range`, and its other blocks are hole. Extents
+    /// that continue each other become one, across the borders of `range` too.
     ///
-    /// Cached translations become void if a block was mapped and no longer is, or
-    /// elsewhere, or otherwise shared; not if only holes were filled and pruned
-    /// parts regenerated.
+    /// Cached translations become void if a block was mapped and no longer is, or elsewhere, or
+    /// otherwise shared; not if only holes were filled and pruned parts regenerated.
     ///
     /// # Errors
-    /// The extents are not sorted, disjoint and inside `range`, or `range` is not
-    /// inside the tree, or there are no nodes. Nothing has changed then.
+    /// The extents are not sorted, disjoint and inside `range`, or `range` is not inside the tree,
+    /// or there are no nodes. Nothing has changed then.
     pub fn set(&mut self, range: BlockRange, extents: &[Extent]) -> Result<(), SetError> {
         let end = range.end().ok_or(SetError::Outside)?;
         if end.0 > self.root.blocks() {
@@ -147,9 +144,8 @@ impl ExtentTree {
         Ok(())
     }
 
-    /// Makes `range` pruned: all of it that is inside the tree, and nothing else.
-    /// If there is no node for the new paths, everything is pruned instead, which
-    /// needs none.
+    /// Makes `range` pruned: all of it that is inside the tree, and nothing else. If there is no
+    /// node for the new paths, everything is pruned instead, which needs none.
     ///
     /// Gives back what was pruned.
     pub fn prune(&mut self, range: BlockRange) -> BlockRange {
@@ -182,16 +178,16 @@ impl ExtentTree {
         self.root.bump_version();
     }
 
-    /// Prunes about `nodes` nodes' worth of the tree, cold leaves first; gives
-    /// back how many nodes are retired by it. Needs no nodes.
+    /// Prunes about `nodes` nodes' worth of the tree, cold leaves first; gives back how many nodes
+    /// are retired by it. Needs no nodes.
     ///
-    /// Cold is what no walk has touched since the last time round. Hits in caches
-    /// touch nothing.
+    /// Cold is what no walk has touched since the last time round. Hits in caches touch nothing.
     pub fn prune_some(&mut self, nodes: usize) -> usize {
         let Some(root) = self.root.load() else { return 0 };
         let Some(node) = self.memory.node(root) else { return 0 };
         let mut sweep = Sweep { memory: &self.memory, wanted: nodes, hand: self.hand, retired: Vec::new() };
-        // The rest of a round, a round that may find all touched, and one that finds nothing touched.
+        // The rest of a round, a round that may find all touched, and one that finds nothing
+        // touched.
         for _ in 0..3 {
             if sweep.wanted == 0 {
                 break;
@@ -215,9 +211,9 @@ impl ExtentTree {
         count
     }
 
-    /// Changes the logical size. Mappings past a smaller end are dropped; what a
-    /// larger one adds is hole, or pruned if everything was. If there is no node
-    /// for dropping mappings, everything is pruned.
+    /// Changes the logical size. Mappings past a smaller end are dropped; what a larger one adds is
+    /// hole, or pruned if everything was. If there is no node for dropping mappings, everything is
+    /// pruned.
     pub fn resize(&mut self, blocks: u64) {
         let before = self.root.blocks();
         if blocks >= before || self.root.load().is_none() {
@@ -237,8 +233,8 @@ impl ExtentTree {
         std::mem::take(&mut self.retired)
     }
 
-    /// Takes the tree apart: readers that still have its root find it pruned
-    /// whole. All its nodes are in what is returned.
+    /// Takes the tree apart: readers that still have its root find it pruned whole. All its nodes
+    /// are in what is returned.
     pub fn dismantle(mut self) -> Retired {
         self.prune_all();
         self.take_retired()
@@ -255,8 +251,8 @@ impl ExtentTree {
         look::extents(self)
     }
 
-    /// Whether everything holds that has to hold of a tree, among it that no node
-    /// that was retired, and not yet taken away, can be reached. Visits all of it.
+    /// Whether everything holds that has to hold of a tree, among it that no node that was retired,
+    /// and not yet taken away, can be reached. Visits all of it.
     ///
     /// # Errors
     /// The first thing that does not hold.
@@ -278,8 +274,7 @@ impl ExtentTree {
         Ok(())
     }
 
-    /// Whether a block that is mapped in `range` would not be as it is under
-    /// `extents`.
+    /// Whether a block that is mapped in `range` would not be as it is under `extents`.
     fn moves(&self, range: BlockRange, extents: &[Extent]) -> bool {
         let mut extents = extents.iter().peekable();
         let mut stays = |mut old: Extent| {
@@ -315,8 +310,8 @@ impl Drop for ExtentTree {
     }
 }
 
-/// Extent pointers for `extents`, if they are sorted, disjoint, inside `range`
-/// and of a size that can be stored.
+/// Extent pointers for `extents`, if they are sorted, disjoint, inside `range` and of a size that
+/// can be stored.
 fn checked(range: BlockRange, extents: impl IntoIterator<Item = Extent>) -> Result<Vec<Entry>, SetError> {
     let mut behind = range.first;
     let end = range.end().ok_or(SetError::Outside)?;

@@ -28,16 +28,13 @@ pub enum Coverage {
     Whole,
     /// The visitor had enough.
     Stopped,
-    /// The range goes on past the end of the virtual disk; the pieces cover what
-    /// is inside.
+    /// The range goes on past the end of the virtual disk; the pieces cover what is inside.
     Outside,
 }
 
-/// Translates vLBAs to pLBAs: tries the queue's last extent, then the BTLB, and
-/// then walks.
+/// Translates vLBAs to pLBAs: tries the queue's last extent, then the BTLB, and then walks.
 ///
-/// It belongs to one sidecore. Translation allocates nothing, locks nothing and
-/// divides nothing.
+/// It belongs to one sidecore. Translation allocates nothing, locks nothing and divides nothing.
 #[derive(Debug)]
 pub struct TranslationUnit {
     memory: Arc<NodeMemory>,
@@ -46,17 +43,15 @@ pub struct TranslationUnit {
 }
 
 impl TranslationUnit {
-    /// A unit for trees in `memory`, with a BTLB of so many extents; zero turns
-    /// the BTLB off.
+    /// A unit for trees in `memory`, with a BTLB of so many extents; zero turns the BTLB off.
     #[must_use]
     pub fn new(memory: Arc<NodeMemory>, btlb_entries: usize) -> Self {
         Self { memory, btlb: Btlb::new(btlb_entries), stats: Arc::default() }
     }
 
-    /// Tells `visit` what becomes of `range`, in pieces that follow each other
-    /// from its first block on, until it has had enough or all was said. Pieces
-    /// are never empty. In a sound tree neighbouring pieces differ or lie apart,
-    /// except that a pruned part may come in several.
+    /// Tells `visit` what becomes of `range`, in pieces that follow each other from its first block
+    /// on, until it has had enough or all was said. Pieces are never empty. In a sound tree
+    /// neighbouring pieces differ or lie apart, except that a pruned part may come in several.
     ///
     /// `root` is the tree of `function`, and `last` belongs to one queue of it.
     #[inline]
@@ -140,8 +135,8 @@ impl TranslationUnit {
         self.stats.last_hits.add(1);
     }
 
-    /// Forgets the BTLB's extents of one function (thesis 6.3: "preserve
-    /// meta-data consistency"). Queues' last extents are not the unit's to forget.
+    /// Forgets the BTLB's extents of one function (thesis 6.3: "preserve meta-data consistency").
+    /// Queues' last extents are not the unit's to forget.
     pub fn flush(&mut self, function: FunctionId) {
         self.btlb.flush(function);
     }

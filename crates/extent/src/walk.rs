@@ -9,8 +9,8 @@ use crate::node::{Header, Node, NodeId};
 use crate::range::{BlockRange, Mapping, Piece};
 use crate::sketch::Outline;
 
-/// Most levels of a tree. Nodes are at least two fifths full, except on the
-/// right edge, so that no tree that fits any memory comes near it.
+/// Most levels of a tree. Nodes are at least two fifths full, except on the right edge, so that no
+/// tree that fits any memory comes near it.
 pub(crate) const MAX_LEVELS: usize = 7;
 
 /// Where in a node the walk is.
@@ -35,8 +35,8 @@ impl<'a> Place<'a> {
         Some(Self { node, level, index, len, limit: u64::MAX })
     }
 
-    /// The place of block `at` in the node that `entry`, the one here, points to,
-    /// if that is a node of the level below.
+    /// The place of block `at` in the node that `entry`, the one here, points to, if that is a node
+    /// of the level below.
     #[inline(always)]
     fn child(&self, memory: &'a NodeMemory, entry: Entry, at: u64, limit: u64) -> Option<Self> {
         let node = memory.node(NodeId::from_word(entry.value)?)?;
@@ -48,9 +48,8 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The extent pointer that maps `range`, where in it that lies, and the number of
-/// nodes on the way: if it is a single one, as for most requests. If not, it takes
-/// a [`Walk`] to say what there is.
+/// The extent pointer that maps `range`, where in it that lies, and the number of nodes on the way:
+/// if it is a single one, as for most requests. If not, it takes a [`Walk`] to say what there is.
 #[inline]
 pub(crate) fn locate(memory: &NodeMemory, root: Option<NodeId>, range: BlockRange) -> Option<(Entry, Plba, u64)> {
     let at = range.first.0;
@@ -74,9 +73,9 @@ pub(crate) fn locate(memory: &NodeMemory, root: Option<NodeId>, range: BlockRang
 
 /// Walks over a range of blocks and yields pieces that tile it, in order.
 ///
-/// It ends whatever the nodes say: levels fall by one from parent to child, a
-/// child is opened only for blocks that are still to be told about, and speaks
-/// for all that its parent says it covers, or is taken for pruned.
+/// It ends whatever the nodes say: levels fall by one from parent to child, a child is opened only
+/// for blocks that are still to be told about, and speaks for all that its parent says it covers,
+/// or is taken for pruned.
 pub(crate) struct Walk<'a> {
     memory: &'a NodeMemory,
     /// What is still to be told about.
@@ -92,8 +91,7 @@ pub(crate) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// A walk over `range` in the tree under `root`. `touch`: the leaves are
-    /// to remember it.
+    /// A walk over `range` in the tree under `root`. `touch`: the leaves are to remember it.
     #[inline]
     pub(crate) fn new(memory: &'a NodeMemory, root: Option<NodeId>, range: BlockRange, touch: bool) -> Self {
         let at = range.first.0;
@@ -189,8 +187,8 @@ impl Iterator for Walk<'_> {
                 continue;
             }
             if index >= len {
-                // Behind the root's last entry there is nothing but hole. Any other node reaches as far as its
-                // parent says, or is broken.
+                // Behind the root's last entry there is nothing but hole. Any other node reaches as
+                // far as its parent says, or is broken.
                 self.close(level);
                 match self.here {
                     None if limit == u64::MAX => continue,

@@ -1,5 +1,5 @@
-//! One writer and several readers, at once, on real threads. Retired nodes are
-//! freed, and used again, once every reader has been seen between two walks.
+//! One writer and several readers, at once, on real threads. Retired nodes are freed, and used
+//! again, once every reader has been seen between two walks.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -18,8 +18,7 @@ const UPDATES: u64 = 1_500;
 /// Updates are to aligned stretches of so many blocks, each by one `set`.
 const STRETCH: u64 = 64;
 
-/// Where a block of an update lies: it can be told from which update and for
-/// which block it is.
+/// Where a block of an update lies: it can be told from which update and for which block it is.
 fn physical(stamp: u64, block: u64) -> u64 {
     stamp << 20 | block
 }

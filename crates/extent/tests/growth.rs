@@ -1,5 +1,5 @@
-//! Large trees stay dense and shallow, whatever happens to them, and the memory
-//! that they lie in is bounded.
+//! Large trees stay dense and shallow, whatever happens to them, and the memory that they lie in is
+//! bounded.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,5 @@
-//! Random trees against a model that cannot be wrong: after every update, every
-//! translation says what the model says.
+//! Random trees against a model that cannot be wrong: after every update, every translation says
+//! what the model says.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

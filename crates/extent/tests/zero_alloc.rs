@@ -1,5 +1,4 @@
-//! Translation allocates nothing: not in hits, not in walks, however large the
-//! request.
+//! Translation allocates nothing: not in hits, not in walks, however large the request.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

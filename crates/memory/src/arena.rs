@@ -29,12 +29,11 @@ pub struct Part {
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// A zeroed piece of private memory, faulted in when it is made, so that no
-/// request ever waits for a page (FAST'12, section 6: static memory on huge
-/// pages).
+/// A zeroed piece of private memory, faulted in when it is made, so that no request ever waits for
+/// a page (FAST'12, section 6: static memory on huge pages).
 ///
-/// It may be shared by sidecores: accesses are opaque to the compiler, and two
-/// guests' requests that overlap race as they do on any disk.
+/// It may be shared by sidecores: accesses are opaque to the compiler, and two guests' requests
+/// that overlap race as they do on any disk.
 #[derive(Debug)]
 pub struct Arena {
     mapping: Arc<Mapping>,
@@ -78,17 +77,16 @@ impl Arena {
         self.pages
     }
 
-    /// The address of byte `offset_bytes`, for fetching it ahead; null when it
-    /// is outside.
+    /// The address of byte `offset_bytes`, for fetching it ahead; null when it is outside.
     #[must_use]
     #[inline]
     pub fn address_of(&self, offset_bytes: u64) -> *const u8 {
         self.at(offset_bytes, 0).map_or(std::ptr::null(), <*mut u8>::cast_const)
     }
 
-    /// Copies the arena's bytes at `offset_bytes` to `part` of `segments`, and
-    /// meanwhile fetches `next`, where the copy that follows will read from.
-    /// False, and nothing done, if that is not inside the arena.
+    /// Copies the arena's bytes at `offset_bytes` to `part` of `segments`, and meanwhile fetches
+    /// `next`, where the copy that follows will read from. False, and nothing done, if that is not
+    /// inside the arena.
     #[must_use]
     #[inline]
     pub fn read(&self, offset_bytes: u64, segments: &Segments, part: Part, next: *const u8) -> bool {
@@ -97,9 +95,8 @@ impl Arena {
         };
         let mut next = next;
         segments.for_each_run(part.skip_bytes, part.len_bytes, |to, len| {
-            // SAFETY: `at` checked that the arena holds the whole part; a piece
-            // is valid while its list is borrowed; guest memory and the arena
-            // are distinct mappings.
+            // SAFETY: `at` checked that the arena holds the whole part; a piece is valid while its
+            // list is borrowed; guest memory and the arena are distinct mappings.
             unsafe {
                 copy::copy_out(to, from, len, next);
                 from = from.add(len);
@@ -109,9 +106,8 @@ impl Arena {
         true
     }
 
-    /// Copies `part` of `segments` to `offset_bytes`, and meanwhile fetches
-    /// `next`, where the copy that follows will read from. False, and nothing
-    /// done, if that is not inside the arena.
+    /// Copies `part` of `segments` to `offset_bytes`, and meanwhile fetches `next`, where the copy
+    /// that follows will read from. False, and nothing done, if that is not inside the arena.
     ///
     /// Other cores see it after [`settle`](Self::settle).
     #[must_use]
@@ -132,8 +128,8 @@ impl Arena {
         true
     }
 
-    /// Orders all writes so far before whatever tells others about them. To be
-    /// called once a batch, on the thread that wrote.
+    /// Orders all writes so far before whatever tells others about them. To be called once a batch,
+    /// on the thread that wrote.
     #[inline]
     pub fn settle(&self) {
         copy::settle();

@@ -1,10 +1,10 @@
-//! Bulk copies that a racing writer on the other side cannot turn into
-//! undefined behaviour, because the compiler does not see the accesses: they
-//! are inline assembly on x86-64 and volatile elsewhere.
+//! Bulk copies that a racing writer on the other side cannot turn into undefined behaviour, because
+//! the compiler does not see the accesses: they are inline assembly on x86-64 and volatile
+//! elsewhere.
 //!
-//! The copies out of and into an arena fetch the *next* request's memory while
-//! copying this one's: at random places of a large arena a copy is bound by the
-//! latency of DRAM and of the page walk, both of which overlap.
+//! The copies out of and into an arena fetch the *next* request's memory while copying this one's:
+//! at random places of a large arena a copy is bound by the latency of DRAM and of the page walk,
+//! both of which overlap.
 
 /// Bytes in a cache line.
 pub const CACHE_LINE_BYTES: usize = 64;
@@ -25,13 +25,13 @@ pub fn prefetch_for_read(address: *const u8) {
     let _ = address;
 }
 
-/// Fetches the line at `address` for writing, so that the first store finds it
-/// owned already. A hint; any address will do.
+/// Fetches the line at `address` for writing, so that the first store finds it owned already. A
+/// hint; any address will do.
 #[inline(always)]
 pub fn prefetch_for_write(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults, whatever the address; a CPU without
-    // PREFETCHW executes it as a no-op (AMD64 manual, volume 3).
+    // SAFETY: a prefetch never faults, whatever the address; a CPU without PREFETCHW executes it as
+    // a no-op (AMD64 manual, volume 3).
     unsafe {
         core::arch::asm!(
             "prefetchw byte ptr [{0}]",
@@ -91,13 +91,11 @@ pub unsafe fn zero(to: *mut u8, len_bytes: usize) {
     }
 }
 
-/// Defines a copy that fetches as many bytes at `next` into the second-level
-/// cache meanwhile, a line of each in turn. They differ in the instruction
-/// that stores.
+/// Defines a copy that fetches as many bytes at `next` into the second-level cache meanwhile, a
+/// line of each in turn. They differ in the instruction that stores.
 ///
-/// Into the second level, because the first one's miss buffers are what bounds
-/// a copy from DRAM: measured, fetching ahead into the first level gains a
-/// sixth, and into the second two fifths.
+/// Into the second level, because the first one's miss buffers are what bounds a copy from DRAM:
+/// measured, fetching ahead into the first level gains a sixth, and into the second two fifths.
 macro_rules! copy_and_fetch {
     ($(#[$documentation:meta])* $name:ident, $store:literal, $align_bytes:literal) => {
         $(#[$documentation])*
@@ -110,9 +108,8 @@ macro_rules! copy_and_fetch {
             #[cfg(target_arch = "x86_64")]
             if len_bytes >= CACHE_LINE_BYTES && to.addr().is_multiple_of($align_bytes) && has_avx() {
                 whole = len_bytes & !CACHE_LINE_BYTES.wrapping_sub(1);
-                // SAFETY: the caller's, for the whole lines; AVX is there; the
-                // target is aligned as the store demands; a prefetch never
-                // faults.
+                // SAFETY: the caller's, for the whole lines; AVX is there; the target is aligned as
+                // the store demands; a prefetch never faults.
                 unsafe {
                     core::arch::asm!(
                         "2:",
@@ -149,23 +146,22 @@ macro_rules! copy_and_fetch {
 }
 
 copy_and_fetch! {
-    /// Copies `len_bytes` from a random place of an arena to where the data is
-    /// wanted next, and meanwhile fetches the source of the copy after it.
+    /// Copies `len_bytes` from a random place of an arena to where the data is wanted next, and
+    /// meanwhile fetches the source of the copy after it.
     copy_out, "vmovdqu", 1
 }
 
 copy_and_fetch! {
-    /// Copies `len_bytes` to a random place of an arena, past the caches: the
-    /// lines there are written whole, so there is no point in fetching them
-    /// first, and nobody wants them next. Meanwhile fetches the source of the
-    /// copy after it.
+    /// Copies `len_bytes` to a random place of an arena, past the caches: the lines there are
+    /// written whole, so there is no point in fetching them first, and nobody wants them next.
+    /// Meanwhile fetches the source of the copy after it.
     ///
     /// Such stores are visible to other cores only after [`settle`].
     copy_in, "vmovntdq", 32
 }
 
-/// Makes what [`copy_in`] has stored visible to other cores before anything
-/// that is stored from now on: once a batch, because it waits for the memory.
+/// Makes what [`copy_in`] has stored visible to other cores before anything that is stored from now
+/// on: once a batch, because it waits for the memory.
 #[inline]
 pub fn settle() {
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,5 @@
-//! One `mmap`, which is unmapped when its last owner has let go: a peer's memory by the reaper, our own on the spot.
+//! One `mmap`, which is unmapped when its last owner has let go: a peer's memory by the reaper, our
+//! own on the spot.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -24,13 +25,14 @@ pub(crate) struct Mapping {
 struct Peers {
     /// The SIGBUS handler looks after it.
     watch: Watch,
-    /// The reaper unmaps it. Our own goes at once: whoever takes down a RAM disk may want its huge pages for the next one.
+    /// The reaper unmaps it. Our own goes at once: whoever takes down a RAM disk may want its huge
+    /// pages for the next one.
     place: Place,
 }
 
-// SAFETY: the mapping is plain memory; every access goes through raw pointers
-// with volatile or opaque copies, never through references, so sharing it
-// between threads cannot break an aliasing rule.
+// SAFETY: the mapping is plain memory; every access goes through raw pointers with volatile or
+// opaque copies, never through references, so sharing it between threads cannot break an aliasing
+// rule.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -38,8 +40,8 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `len_bytes` of a peer's `file` from `offset_bytes`, shared.
     pub(crate) fn shared(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: usize) -> io::Result<Arc<Self>> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice
-        // overlaps nothing that exists.
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing that
+        // exists.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -87,8 +89,8 @@ impl Mapping {
 
     /// Asks the kernel for something about the whole mapping.
     pub(crate) fn advise(&self, advice: rustix::mm::Advice) -> io::Result<()> {
-        // SAFETY: the range is exactly this mapping, and the advice used here
-        // (huge pages, populate) never discards its contents.
+        // SAFETY: the range is exactly this mapping, and the advice used here (huge pages,
+        // populate) never discards its contents.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len_bytes, advice)? };
         Ok(())
     }
@@ -96,11 +98,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this value owns the range, and whoever could still reach it holds a count on the table that owns this value.
+        // SAFETY: this value owns the range, and whoever could still reach it holds a count on the
+        // table that owns this value.
         let range = unsafe { Range::own(self.base, self.len_bytes) };
         if let Some(Peers { watch, place }) = self.peers.take() {
-            // The handler need not know of it any longer: nobody accesses the range, whenever it is unmapped. And it must not:
-            // once that is done, the addresses may be another mapping's.
+            // The handler need not know of it any longer: nobody accesses the range, whenever it is
+            // unmapped. And it must not: once that is done, the addresses may be another mapping's.
             drop(watch);
             place.let_go(Remains::Mapped { _range: range });
         }

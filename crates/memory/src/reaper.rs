@@ -1,16 +1,18 @@
 //! Giving a peer's memory back to the kernel, where nobody waits for it.
 //!
-//! Whoever has the last reference to a file in memory frees its pages, inside `munmap` or `close`: about 0.2 s a GiB in pages
-//! of 4 KiB. When a VMM has died that is us, and whoever lets go of its memory last would be held up for as long: a
-//! sidecore, or the thread that serves all vfio-user sockets. So the peer's mappings, and [`MemoryFile`]s, are only handed to
-//! the thread here when they are dropped.
+//! Whoever has the last reference to a file in memory frees its pages, inside `munmap` or `close`:
+//! about 0.2 s a GiB in pages of 4 KiB. When a VMM has died that is us, and whoever lets go of its
+//! memory last would be held up for as long: a sidecore, or the thread that serves all vfio-user
+//! sockets. So the peer's mappings, and [`MemoryFile`]s, are only handed to the thread here when
+//! they are dropped.
 //!
-//! To hand something over neither waits, locks nor allocates: its place in the queue was made when it was mapped. A sidecore
-//! pays two atomic operations and, if the reaper sleeps, the system call that wakes it; all that once for each region that a
-//! guest loses, and never for a request.
+//! To hand something over neither waits, locks nor allocates: its place in the queue was made when
+//! it was mapped. A sidecore pays two atomic operations and, if the reaper sleeps, the system call
+//! that wakes it; all that once for each region that a guest loses, and never for a request.
 //!
-//! What has been handed over is out of everybody's reach: the last reference to it is gone. Nobody has to wait for the reaper
-//! then, at the end of the process least of all, as the kernel gives everything back by itself.
+//! What has been handed over is out of everybody's reach: the last reference to it is gone. Nobody
+//! has to wait for the reaper then, at the end of the process least of all, as the kernel gives
+//! everything back by itself.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -21,14 +23,17 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 
-/// Most mappings and files that wait for the reaper. What is more is given back by whoever lets go of it.
+/// Most mappings and files that wait for the reaper. What is more is given back by whoever lets go
+/// of it.
 ///
-/// One that takes long may keep the reaper busy for many seconds, in which a peer can map and unmap as much as it likes: it
-/// must not use up what all share of descriptors (`RLIMIT_NOFILE`) and mappings (`vm.max_map_count`, 65530).
+/// One that takes long may keep the reaper busy for many seconds, in which a peer can map and unmap
+/// as much as it likes: it must not use up what all share of descriptors (`RLIMIT_NOFILE`) and
+/// mappings (`vm.max_map_count`, 65530).
 pub const MAX_WAITING: usize = 8192;
 
-/// A mapping is emptied in pieces of this size: each keeps other threads from mapping anything for some milliseconds.
-/// Smaller ones would make much work of a large mapping of a file that has no pages.
+/// A mapping is emptied in pieces of this size: each keeps other threads from mapping anything for
+/// some milliseconds. Smaller ones would make much work of a large mapping of a file that has no
+/// pages.
 const PIECE_BYTES: usize = 64 << 20;
 
 /// What waits, the newest first.
@@ -79,7 +84,8 @@ const _: () = {
 
 impl Range {
     /// # Safety
-    /// The range is a mapping, or several, and from now on nobody uses it or unmaps it but this value.
+    /// The range is a mapping, or several, and from now on nobody uses it or unmaps it but this
+    /// value.
     pub(crate) const unsafe fn own(base: NonNull<u8>, len_bytes: usize) -> Self {
         Self { base, len_bytes }
     }
@@ -87,13 +93,14 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // The address space is locked for as long as a mapping's pages are taken out of it, for all who want to map something
-        // meanwhile: 0.1 s a GiB, if `munmap` does it. So that is done before, in pieces.
+        // The address space is locked for as long as a mapping's pages are taken out of it, for all
+        // who want to map something meanwhile: 0.1 s a GiB, if `munmap` does it. So that is done
+        // before, in pieces.
         let mut done = 0_usize;
         while done < self.len_bytes {
             let len = PIECE_BYTES.min(self.len_bytes.saturating_sub(done));
-            // SAFETY: inside the range, whose contents nobody wants any more. If it fails (huge pages that are larger than a
-            // piece) `munmap` does it all.
+            // SAFETY: inside the range, whose contents nobody wants any more. If it fails (huge
+            // pages that are larger than a piece) `munmap` does it all.
             let emptied = unsafe {
                 let piece = self.base.as_ptr().add(done);
                 rustix::mm::madvise(piece.cast(), len, rustix::mm::Advice::LinuxDontNeed)
@@ -119,13 +126,15 @@ impl Drop for Remains {
 }
 
 impl Place {
-    /// A place for what will be let go of one day. To be made by a thread that may wait: it starts the reaper, if need be.
+    /// A place for what will be let go of one day. To be made by a thread that may wait: it starts
+    /// the reaper, if need be.
     pub(crate) fn new() -> Self {
         start();
         Self(Box::new(Node { remains: Remains::None, next: null_mut() }))
     }
 
-    /// Has the reaper drop `remains`. They are dropped here if there is no reaper, or too much waits for it.
+    /// Has the reaper drop `remains`. They are dropped here if there is no reaper, or too much
+    /// waits for it.
     pub(crate) fn let_go(mut self, remains: Remains) {
         self.0.remains = remains;
         let Some(reaper) = REAPER.get() else { return };
@@ -143,7 +152,8 @@ impl Place {
                 Err(other) => newest = other,
             }
         }
-        // Otherwise whoever found the queue empty has woken it, or is about to, and it has not looked since.
+        // Otherwise whoever found the queue empty has woken it, or is about to, and it has not
+        // looked since.
         if newest.is_null() {
             reaper.unpark();
         }
@@ -158,7 +168,8 @@ impl fmt::Debug for Place {
 
 /// Starts the reaper unless it is there. If that fails it is tried again with the next place.
 ///
-/// A thread is allowed on the cores of the one that starts it. That is not a sidecore: none maps a peer's memory.
+/// A thread is allowed on the cores of the one that starts it. That is not a sidecore: none maps a
+/// peer's memory.
 fn start() {
     static STARTING: Mutex<()> = Mutex::new(());
     if REAPER.get().is_some() {
@@ -195,13 +206,15 @@ fn reap() -> ! {
     }
 }
 
-/// Calls `call` when all that has been let go of so far is given back, on the thread that does that: nothing else is given
-/// back before it returns, and it must not panic. It is called at once if there is no such thread, or too much waits for it.
+/// Calls `call` when all that has been let go of so far is given back, on the thread that does
+/// that: nothing else is given back before it returns, and it must not panic. It is called at once
+/// if there is no such thread, or too much waits for it.
 pub fn when_reaped(call: impl FnOnce() + Send + 'static) {
     Place::new().let_go(Remains::Call(Some(Box::new(call))));
 }
 
-/// Waits until all that has been let go of so far is given back. Nobody needs it but whoever measures or tests that.
+/// Waits until all that has been let go of so far is given back. Nobody needs it but whoever
+/// measures or tests that.
 pub fn wait_until_reaped() {
     let (done, all_done) = sync_channel(1);
     when_reaped(move || {

@@ -7,8 +7,8 @@ use crate::table::{GuestAddress, GuestMemory, MemoryError, RegionHint};
 
 /// A contiguous piece of mapped guest memory, which only a [`Segments`] owns.
 ///
-/// It is neither `Copy` nor `Clone`, so that a piece cannot outlive the list
-/// that keeps its memory mapped.
+/// It is neither `Copy` nor `Clone`, so that a piece cannot outlive the list that keeps its memory
+/// mapped.
 #[derive(Debug)]
 pub struct Segment {
     host: NonNull<u8>,
@@ -31,8 +31,8 @@ impl Segment {
     }
 }
 
-/// The data of one request: pieces of guest memory, in order, together with
-/// the hold on that memory.
+/// The data of one request: pieces of guest memory, in order, together with the hold on that
+/// memory.
 ///
 /// A list has a fixed capacity and never allocates after it was made.
 #[derive(Debug)]
@@ -62,8 +62,7 @@ impl Segments {
         }
     }
 
-    /// Empties the list; it keeps its hold on the memory, ready for the next
-    /// request.
+    /// Empties the list; it keeps its hold on the memory, ready for the next request.
     #[inline]
     pub fn clear(&mut self) {
         self.pieces.clear();
@@ -93,9 +92,8 @@ impl Segments {
         Ok(())
     }
 
-    /// Makes the list a part of `whole`: `len_bytes` from byte `skip_bytes` on,
-    /// or as much of that as `whole` has and this list has room for. Returns
-    /// how many bytes that is.
+    /// Makes the list a part of `whole`: `len_bytes` from byte `skip_bytes` on, or as much of that
+    /// as `whole` has and this list has room for. Returns how many bytes that is.
     #[inline]
     pub fn bind_part(&mut self, whole: &Self, skip_bytes: u64, len_bytes: u64) -> u64 {
         match &whole.memory {
@@ -123,8 +121,8 @@ impl Segments {
         self.memory = None;
     }
 
-    /// Zeroes `len_bytes` of guest memory from byte `offset_bytes` of the
-    /// request on, as far as there are any.
+    /// Zeroes `len_bytes` of guest memory from byte `offset_bytes` of the request on, as far as
+    /// there are any.
     pub fn zero(&self, offset_bytes: u64, len_bytes: u64) {
         self.for_each_run(offset_bytes, usize::try_from(len_bytes).unwrap_or(usize::MAX), |host, count| {
             // SAFETY: `host` is valid for `count` bytes while `self` holds its memory.
@@ -146,15 +144,15 @@ impl Segments {
         self.len_bytes
     }
 
-    /// Copies out of guest memory from byte `offset_bytes` of the request into
-    /// `to`; returns how many bytes there were.
+    /// Copies out of guest memory from byte `offset_bytes` of the request into `to`; returns how
+    /// many bytes there were.
     pub fn copy_to_slice(&self, offset_bytes: u64, to: &mut [u8]) -> usize {
         let mut copied = 0_usize;
         self.for_each_run(offset_bytes, to.len(), |host, count| {
             if let Some(rest) = to.get_mut(copied..) {
                 let count = count.min(rest.len());
-                // SAFETY: `host` is valid for `count` bytes while `self`
-                // holds its memory; `rest` is a distinct local buffer.
+                // SAFETY: `host` is valid for `count` bytes while `self` holds its memory; `rest`
+                // is a distinct local buffer.
                 unsafe { copy::copy(rest.as_mut_ptr(), host, count) };
                 copied = copied.saturating_add(count);
             }
@@ -162,8 +160,8 @@ impl Segments {
         copied
     }
 
-    /// Copies `from` into guest memory at byte `offset_bytes` of the request;
-    /// returns how many bytes fitted.
+    /// Copies `from` into guest memory at byte `offset_bytes` of the request; returns how many
+    /// bytes fitted.
     pub fn copy_from_slice(&self, offset_bytes: u64, from: &[u8]) -> usize {
         let mut copied = 0_usize;
         self.for_each_run(offset_bytes, from.len(), |host, count| {
@@ -177,8 +175,8 @@ impl Segments {
         copied
     }
 
-    /// Calls `visit` for each contiguous piece of the `len_bytes` from byte
-    /// `offset_bytes` on, as far as there are any.
+    /// Calls `visit` for each contiguous piece of the `len_bytes` from byte `offset_bytes` on, as
+    /// far as there are any.
     #[inline]
     pub(crate) fn for_each_run(&self, offset_bytes: u64, len_bytes: usize, mut visit: impl FnMut(*mut u8, usize)) {
         let Ok(mut skip) = usize::try_from(offset_bytes) else {

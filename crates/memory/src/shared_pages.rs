@@ -10,12 +10,11 @@ use crate::table::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 /// The file's size stays, and so does that.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Zeroed pages in a file that a peer may be given: what it stores there is
-/// seen here without a message.
+/// Zeroed pages in a file that a peer may be given: what it stores there is seen here without a
+/// message.
 ///
-/// The file can neither shrink nor grow, so that the peer can take no page away
-/// from us, nor make us pay for more. It is mapped here like guest memory, and
-/// trusted as little.
+/// The file can neither shrink nor grow, so that the peer can take no page away from us, nor make
+/// us pay for more. It is mapped here like guest memory, and trusted as little.
 #[derive(Debug)]
 pub struct SharedPages {
     file: OwnedFd,
@@ -24,8 +23,8 @@ pub struct SharedPages {
 }
 
 impl SharedPages {
-    /// Makes `len_bytes` of them, a whole number of pages; `name` is what the
-    /// kernel lists the file as.
+    /// Makes `len_bytes` of them, a whole number of pages; `name` is what the kernel lists the file
+    /// as.
     ///
     /// # Errors
     /// The kernel has no memory or no descriptor left, or `len_bytes` is zero.

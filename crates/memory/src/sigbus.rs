@@ -1,12 +1,11 @@
 //! Surviving a peer that truncates the file behind its memory.
 //!
-//! A mapping whose file shrinks raises SIGBUS on access, which would end the
-//! daemon and all of its guests. [`install`] puts a handler in place that
-//! looks the address up among the watched guest mappings, replaces the whole
-//! mapping by zeroed private memory and marks it lost; the access is then
-//! retried and the sidecore goes on. The device notices
-//! ([`GuestMemory::is_lost`](crate::GuestMemory::is_lost)) and stops alone.
-//! A SIGBUS anywhere else ends the process, as it should.
+//! A mapping whose file shrinks raises SIGBUS on access, which would end the daemon and all of its
+//! guests. [`install`] puts a handler in place that looks the address up among the watched guest
+//! mappings, replaces the whole mapping by zeroed private memory and marks it lost; the access is
+//! then retried and the sidecore goes on. The device notices
+//! ([`GuestMemory::is_lost`](crate::GuestMemory::is_lost)) and stops alone. A SIGBUS anywhere else
+//! ends the process, as it should.
 
 use std::fmt;
 use std::io;
@@ -16,8 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 const MAX_WATCHED: usize = 8192;
 
-/// What the handler knows of a mapping. It may look at any slot at any time, also while that changes hands: so slots are never
-/// freed, and it compares an address only with a base and a size that belonged together while it looked.
+/// What the handler knows of a mapping. It may look at any slot at any time, also while that
+/// changes hands: so slots are never freed, and it compares an address only with a base and a size
+/// that belonged together while it looked.
 struct Slot {
     /// Null if the slot is free, [`SETTING_UP`] while its new owner fills it in.
     base: AtomicPtr<u8>,
@@ -32,8 +32,8 @@ static SLOTS: [Slot; MAX_WATCHED] =
     [const { Slot { base: AtomicPtr::new(null_mut()), len_bytes: AtomicUsize::new(0), lost: AtomicBool::new(false) } };
         MAX_WATCHED];
 
-/// A mapping's place among those that the handler knows. To be dropped before the mapping is unmapped, when nobody accesses
-/// that any more.
+/// A mapping's place among those that the handler knows. To be dropped before the mapping is
+/// unmapped, when nobody accesses that any more.
 pub(crate) struct Watch(&'static Slot);
 
 /// Installs the handler, once per process. Mapping guest memory does it too.
@@ -44,8 +44,8 @@ pub fn install() -> io::Result<()> {
     static INSTALLED: Once = Once::new();
     let mut result = Ok(());
     INSTALLED.call_once(|| {
-        // SAFETY: a zeroed sigaction is a valid empty one; the handler only
-        // does what is async-signal-safe (atomics, mmap, sigaction).
+        // SAFETY: a zeroed sigaction is a valid empty one; the handler only does what is
+        // async-signal-safe (atomics, mmap, sigaction).
         let code = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_sigbus as *const () as usize;
@@ -100,7 +100,8 @@ impl Slot {
             return None;
         }
         let len_bytes = self.len_bytes.load(Ordering::Acquire);
-        // Whoever has seen the size of the next owner sees that the base is another one, or the next owner's as well.
+        // Whoever has seen the size of the next owner sees that the base is another one, or the
+        // next owner's as well.
         (self.base.load(Ordering::Relaxed) == base).then_some((base, len_bytes))
     }
 }
@@ -109,8 +110,8 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
     // SAFETY: the kernel passes a valid siginfo for SIGBUS.
     let address = unsafe { (*info).si_addr() }.addr();
     for slot in &SLOTS {
-        // The mapping that is being accessed is alive, by the accessor's hold on it, and so was the one of each slot when it was
-        // read: they do not overlap unless they are the same.
+        // The mapping that is being accessed is alive, by the accessor's hold on it, and so was the
+        // one of each slot when it was read: they do not overlap unless they are the same.
         let Some((base, len_bytes)) = slot.range().filter(|(base, len)| address.wrapping_sub(base.addr()) < *len)
         else {
             continue;
@@ -131,8 +132,7 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
             return;
         }
     }
-    // Not ours: let the access fault again, with the default action.
-    // SAFETY: as in `install`.
+    // Not ours: let the access fault again, with the default action. SAFETY: as in `install`.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = libc::SIG_DFL;

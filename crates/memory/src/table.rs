@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::mapping::Mapping;
 use crate::window::Window;
 
-/// Most regions a table holds: QEMU's limit of memory slots for one
-/// vhost-user device with `CONFIGURE_MEM_SLOTS`.
+/// Most regions a table holds: QEMU's limit of memory slots for one vhost-user device with
+/// `CONFIGURE_MEM_SLOTS`.
 pub const MAX_REGIONS: usize = 509;
 
 /// An address in the guest's physical address space.
@@ -124,21 +124,20 @@ struct Table {
     regions: Box<[Region]>,
 }
 
-// SAFETY: `host_base` points into `mapping`, which is Send and Sync and lives
-// as long as the region.
+// SAFETY: `host_base` points into `mapping`, which is Send and Sync and lives as long as the
+// region.
 unsafe impl Send for Table {}
 // SAFETY: as above.
 unsafe impl Sync for Table {}
 
-/// Where the last translation hit: each queue keeps its own, because a
-/// guest's requests mostly stay in one region (FAST'12, 5.2, replaced the
-/// lookup altogether: the layout is static).
+/// Where the last translation hit: each queue keeps its own, because a guest's requests mostly stay
+/// in one region (FAST'12, 5.2, replaced the lookup altogether: the layout is static).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RegionHint(usize);
 
-/// The guest memory that is mapped, as of one moment. Cloning counts a
-/// reference; the memory stays mapped while any clone lives. To drop the last
-/// one does not wait for the memory to be unmapped: see [`reaper`](crate::reaper).
+/// The guest memory that is mapped, as of one moment. Cloning counts a reference; the memory stays
+/// mapped while any clone lives. To drop the last one does not wait for the memory to be unmapped:
+/// see [`reaper`](crate::reaper).
 #[derive(Clone, Debug)]
 pub struct GuestMemory(Arc<Table>);
 
@@ -152,8 +151,8 @@ impl GuestMemory {
     /// Maps all of `specs`.
     ///
     /// # Errors
-    /// Refuses overlapping, overflowing, empty or unmappable regions, files
-    /// that are not in memory, and those that are smaller than the region says.
+    /// Refuses overlapping, overflowing, empty or unmappable regions, files that are not in memory,
+    /// and those that are smaller than the region says.
     pub fn map(specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
         let regions = specs.into_iter().map(Region::map).collect::<Result<Vec<_>, _>>()?;
         Self::from_regions(regions)
@@ -218,28 +217,28 @@ impl GuestMemory {
         self.0.regions.iter().fold(0, |sum: u64, region| sum.saturating_add(region.len_bytes))
     }
 
-    /// The size of the smallest pages that it is made of, as far as the files
-    /// behind it tell: how much of it is certain to be contiguous.
+    /// The size of the smallest pages that it is made of, as far as the files behind it tell: how
+    /// much of it is certain to be contiguous.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.0.regions.iter().map(|region| region.page_bytes).min().unwrap_or(sidecore_units::PAGE_BYTES)
     }
 
-    /// Each region's first host address and size, for registering them with
-    /// the kernel as fixed I/O buffers.
+    /// Each region's first host address and size, for registering them with the kernel as fixed I/O
+    /// buffers.
     pub fn host_ranges(&self) -> impl Iterator<Item = (*mut u8, u64)> + '_ {
         self.0.regions.iter().map(|region| (region.host_base.as_ptr(), region.len_bytes))
     }
 
-    /// Whether the peer has truncated a file behind this memory. What was
-    /// there reads as zeros from then on.
+    /// Whether the peer has truncated a file behind this memory. What was there reads as zeros from
+    /// then on.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.regions.iter().any(|region| region.mapping.is_lost())
     }
 
-    /// The bytes at `address` that lie in one region, at most `len_bytes`, as
-    /// a host pointer and a count; `None` outside of guest memory.
+    /// The bytes at `address` that lie in one region, at most `len_bytes`, as a host pointer and a
+    /// count; `None` outside of guest memory.
     #[inline]
     pub(crate) fn locate(
         &self,
@@ -286,8 +285,8 @@ impl GuestMemory {
         self.for_each_run(address, total, hint, |done, host, count| {
             if let Some(to) = bytes.get_mut(done..) {
                 let count = count.min(to.len());
-                // SAFETY: `locate` returned `count` mapped bytes at `host`,
-                // and `to` is a distinct local buffer of at least that size.
+                // SAFETY: `locate` returned `count` mapped bytes at `host`, and `to` is a distinct
+                // local buffer of at least that size.
                 unsafe { copy_bytes(to.as_mut_ptr(), host.as_ptr(), count) };
             }
         })
@@ -308,8 +307,8 @@ impl GuestMemory {
         })
     }
 
-    /// Asks the CPU to fetch the cache line at `address` for writing, if it is
-    /// guest memory at all. A hint: nothing is accessed.
+    /// Asks the CPU to fetch the cache line at `address` for writing, if it is guest memory at all.
+    /// A hint: nothing is accessed.
     #[inline]
     pub fn prefetch_for_write(&self, address: GuestAddress, hint: &mut RegionHint) {
         if let Some((host, _)) = self.locate(address, 1, hint) {
@@ -338,8 +337,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// A window of `len_bytes` at an address of the VMM's, all in one region:
-    /// where a ring lives.
+    /// A window of `len_bytes` at an address of the VMM's, all in one region: where a ring lives.
     ///
     /// # Errors
     /// Outside of memory, across regions, or not aligned to `align_bytes`.
@@ -347,8 +345,8 @@ impl GuestMemory {
         self.window_by(address.0, len_bytes, align_bytes, |region| region.user_base)
     }
 
-    /// As [`GuestMemory::window`] at an address of the guest's: where a queue
-    /// of a PCI device lives.
+    /// As [`GuestMemory::window`] at an address of the guest's: where a queue of a PCI device
+    /// lives.
     ///
     /// # Errors
     /// Outside of memory, across regions, or not aligned to `align_bytes`.
@@ -404,8 +402,7 @@ impl Region {
         if file_bytes < needed_bytes {
             return Err(MemoryError::FileTooSmall { file_bytes, needed_bytes });
         }
-        // hugetlbfs reports its page size as the block size, and maps only
-        // whole pages.
+        // hugetlbfs reports its page size as the block size, and maps only whole pages.
         let page = u64::try_from(stat.st_blksize).unwrap_or(0).max(sidecore_units::PAGE_BYTES);
         let page = if page.is_power_of_two() { page } else { sidecore_units::PAGE_BYTES };
         let lead = spec.file_offset_bytes & page.wrapping_sub(1);
@@ -419,8 +416,8 @@ impl Region {
         };
         let mapping = Mapping::shared(spec.file.as_fd(), spec.file_offset_bytes.wrapping_sub(lead), map_bytes)
             .map_err(MemoryError::Map)?;
-        // SAFETY: `lead_bytes` is smaller than a page, and the mapping is at
-        // least `lead_bytes + len_bytes` long.
+        // SAFETY: `lead_bytes` is smaller than a page, and the mapping is at least `lead_bytes +
+        // len_bytes` long.
         let host_base = unsafe { mapping.base().add(lead_bytes) };
         Ok(Self {
             guest_base: spec.guest_address.0,
@@ -445,19 +442,18 @@ impl Region {
     #[inline]
     fn host_at(&self, offset: u64) -> Option<NonNull<u8>> {
         let offset = usize::try_from(offset).ok()?;
-        // SAFETY: both callers have checked that `offset` is inside the
-        // region, which the mapping holds whole.
+        // SAFETY: both callers have checked that `offset` is inside the region, which the mapping
+        // holds whole.
         Some(unsafe { self.host_base.add(offset) })
     }
 }
 
 /// Refuses what is not in memory, before anything else is asked of it.
 ///
-/// A filesystem answers for its files as it likes. One that a program serves
-/// (FUSE) lets whoever asks for a size wait for that program, and a sidecore for
-/// each page that it touches: a peer could stop all the others. A disk's only
-/// takes its time. Seals are what tmpfs and hugetlbfs have (`fcntl(2)`:
-/// `F_GET_SEALS` fails with `EINVAL` elsewhere), and to ask for them asks no
+/// A filesystem answers for its files as it likes. One that a program serves (FUSE) lets whoever
+/// asks for a size wait for that program, and a sidecore for each page that it touches: a peer
+/// could stop all the others. A disk's only takes its time. Seals are what tmpfs and hugetlbfs have
+/// (`fcntl(2)`: `F_GET_SEALS` fails with `EINVAL` elsewhere), and to ask for them asks no
 /// filesystem.
 fn check_in_memory(file: &OwnedFd) -> Result<(), MemoryError> {
     rustix::fs::fcntl_get_seals(file).map(|_| ()).map_err(|_| MemoryError::NotMemoryFile)
@@ -474,16 +470,15 @@ fn check_disjoint(regions: &mut [Region], start_of: impl Fn(&Region) -> u64) -> 
     Ok(())
 }
 
-/// Copies a few bytes to or from shared memory, volatile: each byte is read
-/// once and written once.
+/// Copies a few bytes to or from shared memory, volatile: each byte is read once and written once.
 ///
 /// # Safety
 /// Both ranges must be valid for `count` bytes and must not overlap.
 #[inline]
 unsafe fn copy_bytes(to: *mut u8, from: *const u8, count: usize) {
     if count == 16 && from.addr().is_multiple_of(8) {
-        // A request header (virtio 1.2, 5.2.6): two words, not sixteen bytes.
-        // SAFETY: the caller's, and the alignment was just checked.
+        // A request header (virtio 1.2, 5.2.6): two words, not sixteen bytes. SAFETY: the caller's,
+        // and the alignment was just checked.
         unsafe {
             let low = from.cast::<u64>().read_volatile();
             let high = from.cast::<u64>().add(1).read_volatile();

@@ -4,12 +4,11 @@ use std::ptr::NonNull;
 
 use crate::table::GuestMemory;
 
-/// `len_bytes` of guest memory at a fixed host address, alive and mapped as
-/// long as the window is.
+/// `len_bytes` of guest memory at a fixed host address, alive and mapped as long as the window is.
 ///
-/// The ring crate builds its typed accessors on it; the pointer is valid for
-/// reads and writes of the whole length, but the peer writes there too, so it
-/// must only be used with atomic or volatile accesses.
+/// The ring crate builds its typed accessors on it; the pointer is valid for reads and writes of
+/// the whole length, but the peer writes there too, so it must only be used with atomic or volatile
+/// accesses.
 #[derive(Clone, Debug)]
 pub struct Window {
     memory: GuestMemory,
@@ -17,8 +16,7 @@ pub struct Window {
     len_bytes: usize,
 }
 
-// SAFETY: the window points into the memory it keeps alive, which is Send and
-// Sync.
+// SAFETY: the window points into the memory it keeps alive, which is Send and Sync.
 unsafe impl Send for Window {}
 
 impl Window {

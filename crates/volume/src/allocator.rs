@@ -1,42 +1,36 @@
 //! Who has which block.
 //!
-//! Every block of a store is exactly one of: superblock, metadata node, data
-//! (with a number of references), granted, pending (freed, and not usable yet)
-//! or free. Only the first three are on the disk, and of those only the trees:
-//! free space is what no tree refers to, found out when a store is opened. So
-//! there is no second structure to keep in step with the trees, to be torn by a
+//! Every block of a store is exactly one of: superblock, metadata node, data (with a number of
+//! references), granted, pending (freed, and not usable yet) or free. Only the first three are on
+//! the disk, and of those only the trees: free space is what no tree refers to, found out when a
+//! store is opened. So there is no second structure to keep in step with the trees, to be torn by a
 //! crash or to disagree with them.
 //!
 //! # Why blocks have to wait
 //!
-//! A block that is freed in transaction *n* is still referred to by
-//! generation *n* - 1, which is what a power cut before the commit brings back.
-//! If it were overwritten meanwhile, a volume would come back with a stranger's
-//! data in it. So it is *pending* until *n* is durable. And a guest's request
-//! that was translated before the block was freed may still be on its way to
-//! it: that is the caller's to know, who says when it is over
-//! ([`reuse`](crate::Volumes::reuse)).
+//! A block that is freed in transaction *n* is still referred to by generation *n* - 1, which is
+//! what a power cut before the commit brings back. If it were overwritten meanwhile, a volume would
+//! come back with a stranger's data in it. So it is *pending* until *n* is durable. And a guest's
+//! request that was translated before the block was freed may still be on its way to it: that is
+//! the caller's to know, who says when it is over ([`reuse`](crate::Volumes::reuse)).
 //!
-//! A node that was made and given up in the same transaction was never on the
-//! disk: it is free at once. A data block is not, because of the request on
-//! its way.
+//! A node that was made and given up in the same transaction was never on the disk: it is free at
+//! once. A data block is not, because of the request on its way.
 //!
 //! # Layout
 //!
-//! Data grows from the start and metadata from the end, so that the one does
-//! not tear holes into the other, and single nodes do not lie between the
-//! blocks of a volume. A volume's next blocks lie right behind its last ones,
-//! if they are free, and in its [window](crate::windows) if others write at the
-//! same time; else in the smallest free range that has room for a window. Data
-//! keeps its position within 4 KiB, so that a guest's aligned write is one.
+//! Data grows from the start and metadata from the end, so that the one does not tear holes into
+//! the other, and single nodes do not lie between the blocks of a volume. A volume's next blocks
+//! lie right behind its last ones, if they are free, and in its [window](crate::windows) if others
+//! write at the same time; else in the smallest free range that has room for a window. Data keeps
+//! its position within 4 KiB, so that a guest's aligned write is one.
 //!
 //! # The reserve
 //!
-//! With shadowing, taking something away needs room first: the nodes on the
-//! way to it are written elsewhere. So some room, in slots that a node fits
-//! into, is not given to data; growing trees may take half of it, discards
-//! three quarters, and deleting all. What a transaction frees comes back when
-//! it is durable.
+//! With shadowing, taking something away needs room first: the nodes on the way to it are written
+//! elsewhere. So some room, in slots that a node fits into, is not given to data; growing trees may
+//! take half of it, discards three quarters, and deleting all. What a transaction frees comes back
+//! when it is durable.
 
 use crate::free::FreeSpace;
 use crate::geometry::Geometry;
@@ -50,8 +44,7 @@ const RESERVE_NODES: (u64, u64) = (32, 4096);
 /// Bytes of a window, at least and at most.
 const WINDOW_BYTES: (u64, u64) = (256 << 10, 64 << 20);
 
-/// What room for nodes is asked for: how deep into the reserve it may go. Data
-/// may not at all.
+/// What room for nodes is asked for: how deep into the reserve it may go. Data may not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// New volumes and new mappings: half.
@@ -73,8 +66,8 @@ pub(crate) struct Wish {
     pub(crate) behind: Option<(u64, u64)>,
     /// The start of the one behind it.
     pub(crate) before: Option<(u64, u64)>,
-    /// The length of the extent in front of it that it continues, if it does:
-    /// who has written in a row will go on.
+    /// The length of the extent in front of it that it continues, if it does: who has written in a
+    /// row will go on.
     pub(crate) row_blocks: u64,
 }
 
@@ -156,8 +149,8 @@ impl Allocator {
         self.free.slots() >= wanted
     }
 
-    /// Where the next nodes go: twice what is kept for them. `None` if hardly any have gone
-    /// since the last time.
+    /// Where the next nodes go: twice what is kept for them. `None` if hardly any have gone since
+    /// the last time.
     pub(crate) fn next_slots(&self, always: bool) -> Option<Vec<u64>> {
         let slots = self.free.slots();
         let taken = self.backed_slots.map(|before| before.saturating_sub(slots));
@@ -173,8 +166,7 @@ impl Allocator {
         self.backed_slots = Some(self.free.slots());
     }
 
-    /// A node that no tree has any more. `fresh`: it was made in this
-    /// transaction.
+    /// A node that no tree has any more. `fresh`: it was made in this transaction.
     pub(crate) fn free_node(&mut self, address: u64, fresh: bool) {
         let count = self.geometry.node_blocks();
         self.nodes = self.nodes.saturating_sub(1);
@@ -187,8 +179,7 @@ impl Allocator {
 
     // --- Data ---
 
-    /// Blocks in a row for the first part of what is wished for; they are
-    /// granted then.
+    /// Blocks in a row for the first part of what is wished for; they are granted then.
     pub(crate) fn grant(&mut self, wish: &Wish) -> Option<(u64, u64)> {
         let granted = self.find(wish).or_else(|| {
             self.give_up_windows();
@@ -200,8 +191,7 @@ impl Allocator {
         granted
     }
 
-    /// Takes these blocks as granted; `false`, and nothing was done, unless all are
-    /// free.
+    /// Takes these blocks as granted; `false`, and nothing was done, unless all are free.
     pub(crate) fn claim(&mut self, first: u64, count: u64) -> bool {
         let free = self.free.remove(first, count);
         if free {
@@ -252,8 +242,8 @@ impl Allocator {
         pieces.into_iter().flat_map(|piece| self.with_lingering(piece)).collect()
     }
 
-    /// Data that is shared on the disk, whatever it is in memory, until what was
-    /// done in this transaction is durable.
+    /// Data that is shared on the disk, whatever it is in memory, until what was done in this
+    /// transaction is durable.
     pub(crate) fn linger(&mut self, first: u64, count: u64) {
         self.lingering.add(first, count);
     }
@@ -389,8 +379,8 @@ impl Allocator {
         }
         let window = self.window_blocks(wish.row_blocks);
         let into = wish.first.checked_rem(window).unwrap_or(0);
-        // As far from the neighbours as in the volume, so that what is written
-        // in between later finds its place.
+        // As far from the neighbours as in the volume, so that what is written in between later
+        // finds its place.
         let behind = wish.behind.and_then(|(end, physical_end)| {
             let distance = wish.first.checked_sub(end)?;
             Some((distance, physical_end.checked_add(distance)?))
@@ -403,8 +393,8 @@ impl Allocator {
         goals.sort_unstable_by_key(|goal| goal.map_or(u64::MAX, |(distance, _)| distance));
         for (distance, goal) in goals.into_iter().flatten().filter(|(distance, _)| *distance <= window) {
             let Some(run) = self.free.containing(goal) else { continue };
-            // What is free behind another part of the volume is that part's
-            // neighbour's, unless there is much of it.
+            // What is free behind another part of the volume is that part's neighbour's, unless
+            // there is much of it.
             let room = run.0.saturating_add(run.1).saturating_sub(goal);
             if distance > into && room < window {
                 continue;
@@ -431,17 +421,16 @@ impl Allocator {
         self.take_at(wish, first, (first, count), 0)
     }
 
-    /// The first block from `first` on at the same position within a node's
-    /// room as virtual block `like`, if it is inside, else `first`.
+    /// The first block from `first` on at the same position within a node's room as virtual block
+    /// `like`, if it is inside, else `first`.
     fn in_step(&self, like: u64, (first, count): (u64, u64)) -> u64 {
         let position = |block: u64| block.checked_rem(self.geometry.node_blocks()).unwrap_or(0);
         let step = position(position(like).saturating_add(self.geometry.node_blocks()).saturating_sub(position(first)));
         if step < count { first.saturating_add(step) } else { first }
     }
 
-    /// Takes blocks from `at` on out of the free range `run`, and makes a
-    /// window of those around them: the part of the volume of `window` blocks
-    /// that they are in.
+    /// Takes blocks from `at` on out of the free range `run`, and makes a window of those around
+    /// them: the part of the volume of `window` blocks that they are in.
     fn take_at(&mut self, wish: &Wish, at: u64, run: (u64, u64), window: u64) -> Option<(u64, u64)> {
         let run_end = run.0.saturating_add(run.1);
         let into = wish.first.checked_rem(window).unwrap_or(0);
@@ -463,8 +452,7 @@ impl Allocator {
         None
     }
 
-    /// How many of `count` blocks can be taken from `at` on so that the
-    /// reserve is left.
+    /// How many of `count` blocks can be taken from `at` on so that the reserve is left.
     fn without_the_reserve(&self, at: u64, count: u64, run: (u64, u64)) -> u64 {
         let spare = self.free.slots().saturating_sub(self.reserve);
         let run_end = run.0.saturating_add(run.1);
@@ -482,8 +470,8 @@ impl Allocator {
         count
     }
 
-    /// Blocks of a window: twice what was written in a row, within bounds, and
-    /// little of what is free; a power of two, at least a node's.
+    /// Blocks of a window: twice what was written in a row, within bounds, and little of what is
+    /// free; a power of two, at least a node's.
     fn window_blocks(&self, row_blocks: u64) -> u64 {
         let blocks = |bytes: u64| bytes.checked_div(u64::from(self.geometry.block_bytes)).unwrap_or(0);
         let (least, most) = (blocks(WINDOW_BYTES.0), blocks(WINDOW_BYTES.1));

@@ -15,8 +15,8 @@ use crate::report::{Problem, Report};
 use crate::volumes::Volumes;
 use crate::walk::{Problems, Source, Walk};
 
-/// Nodes as they will be after the next commit: those not written yet from
-/// memory, all others from the disk, whatever is cached.
+/// Nodes as they will be after the next commit: those not written yet from memory, all others from
+/// the disk, whatever is cached.
 struct Current<'a> {
     disk: &'a mut dyn Disk,
     nodes: &'a Nodes,

@@ -2,54 +2,47 @@
 //!
 //! # The order
 //!
-//! Between two commits the disk's metadata does not change: nodes of the
-//! transaction are in memory, and everything they replace stays where it is. A
-//! commit then writes
+//! Between two commits the disk's metadata does not change: nodes of the transaction are in memory,
+//! and everything they replace stays where it is. A commit then writes
 //!
 //! 1. the new nodes, to blocks that were free, in any order;
 //! 2. a flush;
 //! 3. the two superblock slots of this generation;
 //! 4. a flush.
 //!
-//! Guests' data has been written before that, to blocks that were granted: a
-//! block is linked to a volume only when all of it has been. So the flush of
-//! step 2 makes durable what the superblock of step 3 leads to: nodes, and the
-//! data that they map for the first time. Without it the disk would be free to
-//! write the superblock first, and a power cut would leave trees of stale
-//! blocks, or, worse, trees that are right and map blocks with what a deleted
-//! volume left there. The flush of step 4 is what a guest's flush waits for; and
-//! only after it may a freed block be written again, as until then a power cut
-//! brings back the generation that refers to it.
+//! Guests' data has been written before that, to blocks that were granted: a block is linked to a
+//! volume only when all of it has been. So the flush of step 2 makes durable what the superblock of
+//! step 3 leads to: nodes, and the data that they map for the first time. Without it the disk would
+//! be free to write the superblock first, and a power cut would leave trees of stale blocks, or,
+//! worse, trees that are right and map blocks with what a deleted volume left there. The flush of
+//! step 4 is what a guest's flush waits for; and only after it may a freed block be written again,
+//! as until then a power cut brings back the generation that refers to it.
 //!
 //! # A power cut
 //!
-//! In steps 1 and 2 it leaves the old superblocks, which refer to nothing that
-//! was written. In steps 3 and 4, each slot of the new generation is whole or it
-//! is not, which its checksum tells, however it was torn. If one is whole, so is
-//! all that it leads to, and the new generation is there, complete, although
-//! nobody was told. If none is, the other two slots have not been touched, and
-//! the old generation is there.
+//! In steps 1 and 2 it leaves the old superblocks, which refer to nothing that was written. In
+//! steps 3 and 4, each slot of the new generation is whole or it is not, which its checksum tells,
+//! however it was torn. If one is whole, so is all that it leads to, and the new generation is
+//! there, complete, although nobody was told. If none is, the other two slots have not been
+//! touched, and the old generation is there.
 //!
 //! # A damaged slot
 //!
-//! Why two slots for a generation: with one, a flipped bit in the newest could
-//! not be told from a torn commit, and the store would silently go back in
-//! time, to a generation whose freed blocks have been given to others since.
-//! With two, one flipped bit leaves a good copy. If both are bad, it looks like
-//! a torn commit, and is taken for one.
+//! Why two slots for a generation: with one, a flipped bit in the newest could not be told from a
+//! torn commit, and the store would silently go back in time, to a generation whose freed blocks
+//! have been given to others since. With two, one flipped bit leaves a good copy. If both are bad,
+//! it looks like a torn commit, and is taken for one.
 //!
 //! # A commit that failed
 //!
-//! After an error the disk holds one generation or the other, and which one
-//! cannot be asked: what was "written" may be in a cache that lost it. So
-//! nothing is built on it. The store takes no more changes until it is opened
-//! again, and reads whatever the disk has.
+//! After an error the disk holds one generation or the other, and which one cannot be asked: what
+//! was "written" may be in a cache that lost it. So nothing is built on it. The store takes no more
+//! changes until it is opened again, and reads whatever the disk has.
 //!
-//! A write for which the disk had no space is another matter: nothing that was
-//! acknowledged is in doubt. The commit is kept and written again from its first
-//! byte to its last, to the same places, until there is space. A flush that fails
-//! is never tried again, whatever the reason: the kernel may have dropped what it
-//! could not write, and would call the next flush a success.
+//! A write for which the disk had no space is another matter: nothing that was acknowledged is in
+//! doubt. The commit is kept and written again from its first byte to its last, to the same places,
+//! until there is space. A flush that fails is never tried again, whatever the reason: the kernel
+//! may have dropped what it could not write, and would call the next flush a success.
 
 use std::io;
 
@@ -82,8 +75,7 @@ impl CommitError {
         Self { error, is_full: false }
     }
 
-    /// Whether the disk had no space for a write: the same commit can be written again
-    /// when it has.
+    /// Whether the disk had no space for a write: the same commit can be written again when it has.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.is_full
@@ -96,8 +88,8 @@ impl From<CommitError> for io::Error {
     }
 }
 
-/// A transaction on its way to the disk. It has all that it needs: writing it
-/// does not need the [`Volumes`](crate::Volumes).
+/// A transaction on its way to the disk. It has all that it needs: writing it does not need the
+/// [`Volumes`](crate::Volumes).
 #[derive(Debug)]
 #[must_use = "a commit has to be written and ended"]
 pub struct Commit {
@@ -156,17 +148,17 @@ impl Commit {
     }
 }
 
-/// Blocks that a durable transaction has freed. Nothing on the disk refers to
-/// them any more; I/O of guests that started earlier still may.
+/// Blocks that a durable transaction has freed. Nothing on the disk refers to them any more; I/O of
+/// guests that started earlier still may.
 ///
-/// Linear: it goes to [`reuse`](crate::Volumes::reuse) when no such I/O is
-/// left. If dropped, its blocks are lost until the store is opened again.
+/// Linear: it goes to [`reuse`](crate::Volumes::reuse) when no such I/O is left. If dropped, its
+/// blocks are lost until the store is opened again.
 #[derive(Debug, Default)]
 #[must_use = "freed blocks have to be given to reuse"]
 pub struct Freed {
     pub(crate) ranges: Vec<PhysicalRange>,
-    /// The durable generations that it comes from: references were given up in
-    /// them, and whoever has kept one may not write in place yet.
+    /// The durable generations that it comes from: references were given up in them, and whoever
+    /// has kept one may not write in place yet.
     pub(crate) generations: Vec<u64>,
 }
 

@@ -2,11 +2,11 @@
 
 use std::io;
 
-/// A disk, for metadata: slow and synchronous, used by the hypervisor side
-/// alone. Accesses are multiples of 4 KiB at multiples of 4 KiB.
+/// A disk, for metadata: slow and synchronous, used by the hypervisor side alone. Accesses are
+/// multiples of 4 KiB at multiples of 4 KiB.
 ///
-/// A write is durable only after [`flush`](Self::flush), and until then ordered
-/// with no other; it may tear at 512 bytes.
+/// A write is durable only after [`flush`](Self::flush), and until then ordered with no other; it
+/// may tear at 512 bytes.
 pub trait Disk {
     /// Its size in bytes.
     fn size_bytes(&self) -> u64;
@@ -29,8 +29,8 @@ pub trait Disk {
     /// The disk cannot say that it did.
     fn flush(&mut self) -> io::Result<()>;
 
-    /// Makes sure that writes to a range find space, without changing what it holds: for
-    /// what is kept for metadata. The default has nothing to do.
+    /// Makes sure that writes to a range find space, without changing what it holds: for what is
+    /// kept for metadata. The default has nothing to do.
     ///
     /// # Errors
     /// There is no space, or the disk fails.
@@ -39,8 +39,8 @@ pub trait Disk {
         Ok(())
     }
 
-    /// Says that the contents of a range do not matter any more: what freed
-    /// blocks are given to before they are used again. The default keeps them.
+    /// Says that the contents of a range do not matter any more: what freed blocks are given to
+    /// before they are used again. The default keeps them.
     ///
     /// # Errors
     /// The disk's; nothing depends on it.

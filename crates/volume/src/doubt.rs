@@ -1,16 +1,15 @@
 //! What is not known of a volume while another one is damaged.
 //!
-//! A block that is below a damaged node looks as if nobody else referred to it. A
-//! volume that has been read in full may still share it, as a snapshot of the damaged
-//! one, for instance: a write in place would change both. So its mappings are taken
-//! for shared wherever they may be, which sends writes to the allocator, and that
-//! gives out nothing while the store is damaged.
+//! A block that is below a damaged node looks as if nobody else referred to it. A volume that has
+//! been read in full may still share it, as a snapshot of the damaged one, for instance: a write in
+//! place would change both. So its mappings are taken for shared wherever they may be, which sends
+//! writes to the allocator, and that gives out nothing while the store is damaged.
 //!
-//! What can be proved. Snapshots and clones share blocks at the same virtual block, and
-//! only within a family: a volume, and what was made from it, directly or not.
-//! Where the superblock says that nothing else was ever shared, a block of a volume is
-//! its own if no unread part of a relative covers its virtual block, and if the count of
-//! the references that were read is one. Where it does not say so, nothing is proved.
+//! What can be proved. Snapshots and clones share blocks at the same virtual block, and only within
+//! a family: a volume, and what was made from it, directly or not. Where the superblock says that
+//! nothing else was ever shared, a block of a volume is its own if no unread part of a relative
+//! covers its virtual block, and if the count of the references that were read is one. Where it
+//! does not say so, nothing is proved.
 
 use std::collections::HashMap;
 
@@ -22,8 +21,7 @@ use crate::record::Record;
 enum Ancestor {
     /// The first one of its family is this volume.
     First(u64),
-    /// It was made from this one, which is gone, and may have been made from another,
-    /// older one.
+    /// It was made from this one, which is gone, and may have been made from another, older one.
     Gone(u64),
 }
 
@@ -47,8 +45,8 @@ impl Families {
         }
     }
 
-    /// Whether the two may be of one family. Of a volume that is not listed, only its
-    /// number is known.
+    /// Whether the two may be of one family. Of a volume that is not listed, only its number is
+    /// known.
     pub(crate) fn may_be_related(&self, one: u64, other: u64) -> bool {
         match (self.ancestor(one), self.ancestor(other)) {
             (Ancestor::First(one), Ancestor::First(other)) => one == other,

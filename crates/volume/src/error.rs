@@ -47,8 +47,7 @@ impl fmt::Display for Damage {
     }
 }
 
-/// Why a disk was not formatted. Nothing was written, except after
-/// [`Io`](Self::Io).
+/// Why a disk was not formatted. Nothing was written, except after [`Io`](Self::Io).
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
     /// There is something on the disk already.
@@ -136,8 +135,8 @@ fn list(damage: &[Damage]) -> String {
     damage.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Why an operation on volumes was refused. Nothing was changed, unless the
-/// operation says otherwise.
+/// Why an operation on volumes was refused. Nothing was changed, unless the operation says
+/// otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// No volume has this number.
@@ -179,8 +178,8 @@ pub enum VolumeError {
         if *.after_commit { " until what was freed can be used again" } else { "" }
     )]
     NoSpace {
-        /// Blocks have been freed that a commit, and the caller's grace
-        /// period, will make usable: worth trying again after that.
+        /// Blocks have been freed that a commit, and the caller's grace period, will make usable:
+        /// worth trying again after that.
         after_commit: bool,
     },
     /// The volume may not have more blocks.
@@ -201,8 +200,8 @@ pub enum VolumeError {
          nothing is written to fresh blocks until then"
     )]
     DiskFull(String),
-    /// Metadata of some volume is damaged, and why: below the damage, nobody knows which
-    /// blocks are in use. Reads, and writes in place, go on.
+    /// Metadata of some volume is damaged, and why: below the damage, nobody knows which blocks are
+    /// in use. Reads, and writes in place, go on.
     #[error(
         "the store gives out no blocks, frees none and changes no volume while its metadata is damaged ({0}); \
          `sidecore volume repair` mends it while no daemon has it"

@@ -1,36 +1,31 @@
-//! Trees that are changed by shadowing: the catalogue, and the extents of each
-//! volume.
+//! Trees that are changed by shadowing: the catalogue, and the extents of each volume.
 //!
 //! # Shadowing
 //!
-//! What is on the disk is never overwritten. A node that is to be changed is
-//! first made *writable*:
+//! What is on the disk is never overwritten. A node that is to be changed is first made *writable*:
 //!
 //! * made in this transaction, and referred to once: it is changed in place;
-//! * on the disk, and referred to once: it moves to a new address, and the old
-//!   one is pending;
-//! * referred to more than once, by a snapshot for instance: it is copied, and
-//!   whatever it refers to, nodes or data, has one reference more.
+//! * on the disk, and referred to once: it moves to a new address, and the old one is pending;
+//! * referred to more than once, by a snapshot for instance: it is copied, and whatever it refers
+//!   to, nodes or data, has one reference more.
 //!
-//! A node's parent is made writable before it, so sharing is found at the top
-//! and carried down, a node at a time, as far as a change goes. That is why a
-//! snapshot is one more reference to a root, and no more (O. Rodeh, "B-trees,
-//! shadowing, and clones", ACM Transactions on Storage 3(4), 2008).
+//! A node's parent is made writable before it, so sharing is found at the top and carried down, a
+//! node at a time, as far as a change goes. That is why a snapshot is one more reference to a root,
+//! and no more (O. Rodeh, "B-trees, shadowing, and clones", ACM Transactions on Storage 3(4),
+//! 2008).
 //!
 //! # The shape
 //!
-//! All leaves are at the same level. The key of a child is the first key in it,
-//! exactly; so the extents in front of a key are always in the child that the
-//! key leads to, and a wrong child is noticed. Nodes are split when they are
-//! full, and take a neighbour in when a change left them nearly empty, if that
-//! neighbour can be read. No node is empty: an empty tree has no root.
+//! All leaves are at the same level. The key of a child is the first key in it, exactly; so the
+//! extents in front of a key are always in the child that the key leads to, and a wrong child is
+//! noticed. Nodes are split when they are full, and take a neighbour in when a change left them
+//! nearly empty, if that neighbour can be read. No node is empty: an empty tree has no root.
 //!
 //! # All or nothing
 //!
-//! A change is prepared first: paths are made writable, everything that it will
-//! drop is read, room for splits is taken. Each of those steps may fail, and
-//! leaves a tree with the same contents. The change itself is then done in
-//! memory and cannot fail.
+//! A change is prepared first: paths are made writable, everything that it will drop is read, room
+//! for splits is taken. Each of those steps may fail, and leaves a tree with the same contents. The
+//! change itself is then done in memory and cannot fail.
 
 mod drop;
 mod look;

@@ -9,8 +9,8 @@ use crate::geometry::SLOTS;
 use crate::limits::{BLOCK_BYTES, DEFAULT_BLOCK_BYTES, MAX_LABEL_BYTES, MAX_STORE_BLOCKS, MIN_STORE_BYTES, NODE_BYTES};
 use crate::superblock::{MAGIC, Superblock, slot_offset_bytes, slots_of};
 
-/// As much at either end of a disk is looked at, and zeroed by formatting:
-/// every format in the table below keeps its mark there.
+/// As much at either end of a disk is looked at, and zeroed by formatting: every format in the
+/// table below keeps its mark there.
 const EDGE_BYTES: u64 = 1 << 20;
 
 /// The first generation.
@@ -49,9 +49,9 @@ pub enum Content {
     Unknown,
 }
 
-/// What others leave at the start of a disk: offset in bytes, bytes, name. The
-/// specific ones first: a partition table may have a file system's mark too.
-/// The places are those that `blkid` of util-linux looks at.
+/// What others leave at the start of a disk: offset in bytes, bytes, name. The specific ones first:
+/// a partition table may have a file system's mark too. The places are those that `blkid` of
+/// util-linux looks at.
 const MARKS: &[(usize, &[u8], &str)] = &[
     (0, b"LUKS\xba\xbe", "a LUKS volume"),
     (0, b"XFSB", "an XFS file system"),
@@ -111,8 +111,8 @@ pub fn probe(disk: &mut dyn Disk) -> io::Result<Content> {
     Ok(if all_zero(&head) && all_zero(&tail) { Content::Blank } else { Content::Unknown })
 }
 
-/// ZFS keeps an array of uberblocks 128 KiB into each of its labels, the first
-/// at the start of the disk.
+/// ZFS keeps an array of uberblocks 128 KiB into each of its labels, the first at the start of the
+/// disk.
 fn has_uberblock(bytes: &[u8]) -> bool {
     const MAGIC: u64 = 0x00ba_b10c;
     let words = bytes.chunks_exact(1024).filter_map(|uberblock| array_at(uberblock, 0));
@@ -144,9 +144,8 @@ pub fn format(disk: &mut dyn Disk, options: &FormatOptions) -> Result<(), Format
             Content::Unknown => return Err(FormatError::NotBlank("something unknown".to_owned())),
         }
     }
-    // Nothing of what was there may be found again: not by us, among the
-    // slots, and not by others, at either end. The zeros are durable before
-    // the new slots are there.
+    // Nothing of what was there may be found again: not by us, among the slots, and not by others,
+    // at either end. The zeros are durable before the new slots are there.
     zero(disk, 0, EDGE_BYTES.min(size_bytes))?;
     let tail_at = size_bytes.saturating_sub(EDGE_BYTES);
     zero(disk, tail_at, size_bytes.saturating_sub(tail_at))?;

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use crate::ranges::RangeSet;
 
-/// Free ranges. Nodes need aligned room, a *slot*, which many a free range is
-/// too small for: ranges with a slot and scraps without are kept apart, so
-/// that data can fill the scraps when the slots are needed for metadata.
+/// Free ranges. Nodes need aligned room, a *slot*, which many a free range is too small for: ranges
+/// with a slot and scraps without are kept apart, so that data can fill the scraps when the slots
+/// are needed for metadata.
 #[derive(Debug)]
 pub(crate) struct FreeSpace {
     ranges: RangeSet,
@@ -87,8 +87,7 @@ impl FreeSpace {
         slots.map(|slot| slot.saturating_mul(self.node_blocks))
     }
 
-    /// The smallest range with a slot and at least `count` blocks, else the
-    /// largest one.
+    /// The smallest range with a slot and at least `count` blocks, else the largest one.
     pub(crate) fn best(&self, count: u64) -> Option<(u64, u64)> {
         let best = self.roomy.range((count, 0)..).next().or_else(|| self.roomy.last());
         best.map(|(count, first)| (*first, *count))

@@ -12,8 +12,8 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
-/// Whether they have this checksum. When fuzzing, all have: what is to be
-/// found then is behind this check.
+/// Whether they have this checksum. When fuzzing, all have: what is to be found then is behind this
+/// check.
 pub(crate) fn is_whole(bytes: &[u8], sum: u64) -> bool {
     cfg!(fuzzing) || checksum(bytes) == sum
 }
@@ -25,8 +25,8 @@ pub(crate) struct Geometry {
     pub(crate) block_bytes: u32,
     /// Blocks of the store.
     pub(crate) total_blocks: u64,
-    /// Half of the store's UUID folded over the other half: in every node, so
-    /// that nodes of an earlier store on the same disk are not taken for ours.
+    /// Half of the store's UUID folded over the other half: in every node, so that nodes of an
+    /// earlier store on the same disk are not taken for ours.
     pub(crate) tag: u64,
 }
 

@@ -23,12 +23,11 @@ pub struct Mapped {
     pub covered: BlockRange,
 }
 
-/// Blocks that are neither free nor mapped: a guest's data is written to them
-/// first, and then they are [linked](crate::Volumes::link).
+/// Blocks that are neither free nor mapped: a guest's data is written to them first, and then they
+/// are [linked](crate::Volumes::link).
 ///
-/// Linear: it has to go to `link` or to
-/// [`release`](crate::Volumes::release). Blocks of a dropped grant are lost
-/// until the store is opened again.
+/// Linear: it has to go to `link` or to [`release`](crate::Volumes::release). Blocks of a dropped
+/// grant are lost until the store is opened again.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "blocks of a dropped grant are lost until the store is opened again"]
 pub struct Grant {

@@ -1,11 +1,10 @@
 //! The controller's root filesystem (thesis 5.2): volumes on a disk.
 //!
-//! A *volume* maps virtual blocks to blocks of the disk, by extents. It has a
-//! size, and blocks where something was written (thesis 5.3: allocation is
-//! delayed). Snapshots and clones share what they have in common. The maps are
-//! in trees on the disk that are never changed in place, so that each commit
-//! leads from one consistent state to the next, and a power cut to one of the
-//! two. Guests' data passes by this crate: it only says where it goes.
+//! A *volume* maps virtual blocks to blocks of the disk, by extents. It has a size, and blocks
+//! where something was written (thesis 5.3: allocation is delayed). Snapshots and clones share what
+//! they have in common. The maps are in trees on the disk that are never changed in place, so that
+//! each commit leads from one consistent state to the next, and a power cut to one of the two.
+//! Guests' data passes by this crate: it only says where it goes.
 //!
 //! Pure code: the disk is an argument ([`Disk`]), and so is the time.
 //!
@@ -59,16 +58,14 @@
 //! * `log.rs` and `volumes/recover.rs`: what the death of the process leaves;
 //! * `walk.rs`, `open.rs`, `check.rs`: looking at everything;
 //! * `doubt.rs`, `repair.rs`: what damaged metadata leaves known, and what is kept;
-//! * `node.rs`, `record.rs`, `superblock.rs`: the format, byte by byte in
-//!   `docs/volume-format.md`.
+//! * `node.rs`, `record.rs`, `superblock.rs`: the format, byte by byte in `docs/volume-format.md`.
 //!
 //! # The disk is hostile
 //!
-//! It may have been damaged, or made by somebody. No contents panic this crate
-//! or make it allocate without bound, and every mapping that it gives out has
-//! been verified by a checksum and checked by its fields. For a fuzz target:
-//! [`Volumes::open`] and [`Volumes::check`] on any bytes; under `cfg(fuzzing)`
-//! checksums are not compared.
+//! It may have been damaged, or made by somebody. No contents panic this crate or make it allocate
+//! without bound, and every mapping that it gives out has been verified by a checksum and checked
+//! by its fields. For a fuzz target: [`Volumes::open`] and [`Volumes::check`] on any bytes; under
+//! `cfg(fuzzing)` checksums are not compared.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

@@ -1,14 +1,13 @@
 //! The limits of the format, each with its reason.
 
-/// The sizes that a block may have, in bytes. The default is the granularity
-/// of the thesis' prototype (5.3).
+/// The sizes that a block may have, in bytes. The default is the granularity of the thesis'
+/// prototype (5.3).
 pub const BLOCK_BYTES: [u32; 3] = [512, 1024, 4096];
 
 /// Bytes in a block unless something else is asked for (thesis 5.3).
 pub const DEFAULT_BLOCK_BYTES: u32 = 1024;
 
-/// Bytes in a metadata node and in a superblock slot, and the unit of all
-/// metadata I/O.
+/// Bytes in a metadata node and in a superblock slot, and the unit of all metadata I/O.
 pub const NODE_BYTES: usize = 4096;
 
 /// Volumes in a store, snapshots included.
@@ -26,8 +25,8 @@ pub const MAX_VOLUME_BYTES: u64 = 1 << 48;
 /// Blocks of the largest store; what a disk has beyond is not used.
 pub const MAX_STORE_BLOCKS: u64 = 1 << 47;
 
-/// The size of the smallest store, in bytes: superblocks, the metadata reserve
-/// and something to use.
+/// The size of the smallest store, in bytes: superblocks, the metadata reserve and something to
+/// use.
 pub const MIN_STORE_BYTES: u64 = 1 << 20;
 
 /// Levels in a tree. Half-full nodes of 2^47 one-block extents need fewer.

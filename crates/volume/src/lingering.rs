@@ -1,26 +1,24 @@
 //! References that are gone in memory and still on the disk.
 //!
-//! A block that two volumes refer to is written by neither in place. When one of
-//! them gives its reference up, the other has the block to itself, in memory. On
-//! the disk it has not: if the power goes before the transaction is durable, the
-//! first one is back, and would show what the second has written meanwhile. So a
-//! block whose reference count went down, and not to zero, counts as shared until
-//! the commit of the transaction that did it is durable.
+//! A block that two volumes refer to is written by neither in place. When one of them gives its
+//! reference up, the other has the block to itself, in memory. On the disk it has not: if the power
+//! goes before the transaction is durable, the first one is back, and would show what the second
+//! has written meanwhile. So a block whose reference count went down, and not to zero, counts as
+//! shared until the commit of the transaction that did it is durable.
 //!
-//! And not even then is the I/O over that the first one's guest had under way to it:
-//! a read that would see what is written now, or a write that would go on top of it.
-//! So it counts as shared until the caller's grace period is over, like a block that
-//! was freed until it is used again.
+//! And not even then is the I/O over that the first one's guest had under way to it: a read that
+//! would see what is written now, or a write that would go on top of it. So it counts as shared
+//! until the caller's grace period is over, like a block that was freed until it is used again.
 //!
-//! The same holds for nodes, and for all that is below them. A node that lingers
-//! and is shadowed hands that on to what it refers to.
+//! The same holds for nodes, and for all that is below them. A node that lingers and is shadowed
+//! hands that on to what it refers to.
 
 use std::collections::HashSet;
 
 use crate::ranges::RangeSet;
 
-/// What lingers of one kind: since this transaction, since the one that is being
-/// committed, and since those, by generation, that wait for a grace period.
+/// What lingers of one kind: since this transaction, since the one that is being committed, and
+/// since those, by generation, that wait for a grace period.
 #[derive(Debug, Default)]
 pub(crate) struct Lingering<T> {
     now: T,

@@ -1,10 +1,8 @@
-//! The node of a tree: one codec for the catalogue and for the extents of
-//! volumes.
+//! The node of a tree: one codec for the catalogue and for the extents of volumes.
 //!
-//! A node says what it is, whose, of which store, since which generation and
-//! where it belongs; the pointer to it carries its checksum. So a node that is
-//! damaged, stale, misdirected or of another tree is never taken for another.
-//! The table of fields is in `docs/volume-format.md`.
+//! A node says what it is, whose, of which store, since which generation and where it belongs; the
+//! pointer to it carries its checksum. So a node that is damaged, stale, misdirected or of another
+//! tree is never taken for another. The table of fields is in `docs/volume-format.md`.
 
 use crate::bytes::{all_zero, array_at, put, put_u64, u8_at, u16_at, u64_at};
 use crate::geometry::Geometry;
@@ -106,8 +104,7 @@ pub(crate) enum Body {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) kind: Kind,
-    /// The volume that it was made for, 0 for the catalogue. Snapshots and
-    /// clones share it.
+    /// The volume that it was made for, 0 for the catalogue. Snapshots and clones share it.
     pub(crate) owner: u64,
     /// The transaction that made it.
     pub(crate) generation: u64,
@@ -185,8 +182,8 @@ impl Body {
     }
 }
 
-/// Which child of these is on the way to `key`: the last one that does not
-/// begin behind it, else the first.
+/// Which child of these is on the way to `key`: the last one that does not begin behind it, else
+/// the first.
 pub(crate) fn child_for(children: &[Child], key: u64) -> usize {
     children.partition_point(|child| child.key <= key).saturating_sub(1)
 }
@@ -227,8 +224,8 @@ impl Node {
         bytes
     }
 
-    /// The node that is in `bytes`, which have the checksum that the pointer
-    /// says. Everything in it is checked that can be without looking elsewhere.
+    /// The node that is in `bytes`, which have the checksum that the pointer says. Everything in it
+    /// is checked that can be without looking elsewhere.
     pub(crate) fn decode(
         bytes: &[u8],
         address: u64,

@@ -105,8 +105,7 @@ impl Nodes {
         self.dirty.insert(address, Arc::new(node));
     }
 
-    /// No tree has this node any more. Says whether it was made in this
-    /// transaction.
+    /// No tree has this node any more. Says whether it was made in this transaction.
     pub(crate) fn forget(&mut self, address: u64) -> bool {
         self.writing.remove(&address);
         self.catalogue.remove(&address);
@@ -136,13 +135,13 @@ impl Nodes {
     /// Gives up a reference, and with it, for good, all that it led to.
     pub(crate) fn abandon(&mut self, address: u64) {
         self.drop_reference(address);
-        // Also if it was made in this transaction: what it leads to was not, and the
-        // one that keeps it may be another than the one that had it on the disk.
+        // Also if it was made in this transaction: what it leads to was not, and the one that keeps
+        // it may be another than the one that had it on the disk.
         self.linger(address);
     }
 
-    /// The node, and all below it, is shared on the disk, whatever it is in
-    /// memory, until what was done in this transaction is durable.
+    /// The node, and all below it, is shared on the disk, whatever it is in memory, until what was
+    /// done in this transaction is durable.
     pub(crate) fn linger(&mut self, address: u64) {
         self.lingering.add(address);
     }
@@ -211,8 +210,8 @@ impl Nodes {
     }
 }
 
-/// Reads a node and checks it. What was read wrong once is read again: not all
-/// that goes wrong is on the medium.
+/// Reads a node and checks it. What was read wrong once is read again: not all that goes wrong is
+/// on the medium.
 pub(crate) fn read_node(
     disk: &mut dyn Disk,
     geometry: &Geometry,

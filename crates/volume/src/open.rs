@@ -26,8 +26,8 @@ use crate::walk::{Problems, Source, TreeHealth, Walk};
 pub(crate) struct Newest {
     pub(crate) superblock: Superblock,
     pub(crate) damage: Vec<Damage>,
-    /// One of its two slots was not written yet when the program was killed: no
-    /// damage, and to be made good.
+    /// One of its two slots was not written yet when the program was killed: no damage, and to be
+    /// made good.
     pub(crate) is_half_written: bool,
 }
 
@@ -88,8 +88,7 @@ pub(crate) fn newest(disk: &mut dyn Disk) -> Result<Newest, OpenError> {
     for (slot, content) in &found {
         let ours = slots_of(superblock.generation).contains(slot);
         match content {
-            // The copy that the slots had before: the program was killed
-            // between the two writes.
+            // The copy that the slots had before: the program was killed between the two writes.
             Ok(old) if ours && old.generation.saturating_add(2) == superblock.generation => is_half_written = true,
             Err(SlotError::Blank) if ours && superblock.generation == 2 => is_half_written = true,
             // A copy that was lost.
@@ -140,8 +139,8 @@ fn describe(error: &SlotError) -> String {
     }
 }
 
-/// Whether the newest superblock describes a store that this disk can hold.
-/// Reads nothing else, and writes nothing.
+/// Whether the newest superblock describes a store that this disk can hold. Reads nothing else, and
+/// writes nothing.
 ///
 /// # Errors
 /// There is no superblock that can be used, or the disk is shorter than the store.
@@ -150,7 +149,8 @@ pub fn probe_size(disk: &mut dyn Disk) -> Result<(), OpenError> {
     blocks_on(disk, &superblock).map(drop)
 }
 
-/// The boot under which the store on the disk was in use with a log when its daemon died; none if there is no such store.
+/// The boot under which the store on the disk was in use with a log when its daemon died; none if
+/// there is no such store.
 ///
 /// # Errors
 /// The disk cannot be read.
@@ -173,9 +173,8 @@ fn blocks_on(disk: &mut dyn Disk, superblock: &Superblock) -> Result<u64, OpenEr
 
 pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes, OpenError> {
     let mut read_only = options.read_only.then(|| "it was opened so".to_owned());
-    // What is read now may be known to the disk's cache alone, if the last
-    // program died in the middle of a commit. Everything from here on builds
-    // on it, so it must not be lost any more.
+    // What is read now may be known to the disk's cache alone, if the last program died in the
+    // middle of a commit. Everything from here on builds on it, so it must not be lost any more.
     if read_only.is_none()
         && let Err(error) = disk.flush()
     {
@@ -250,8 +249,8 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         names.entry(record.name.clone()).or_insert(id);
         volumes.insert(id, volume_of(record, healthy));
     }
-    // One copy more, before anything builds on what this generation freed: from now
-    // on a single flipped bit cannot make it look like a torn commit.
+    // One copy more, before anything builds on what this generation freed: from now on a single
+    // flipped bit cannot make it look like a torn commit.
     if bad_slots
         && (frozen || read_only.is_none())
         && let Err(error) = heal(disk, &on_disk)
@@ -282,8 +281,8 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
     })
 }
 
-/// Where a node lies and an extent says that there is data, one of the two is wrong, and
-/// nothing here tells which: the volumes that have the one or the other are not used.
+/// Where a node lies and an extent says that there is data, one of the two is wrong, and nothing
+/// here tells which: the volumes that have the one or the other are not used.
 fn refuse_rivals(walk: &mut Walk<'_>, records: &[Record], healthy: &mut [bool]) {
     let node_blocks = walk.geometry.node_blocks();
     let rivals: Vec<(u64, u64)> = walk.conflicts().into_iter().map(|address| (address, node_blocks)).collect();
@@ -297,8 +296,8 @@ fn refuse_rivals(walk: &mut Walk<'_>, records: &[Record], healthy: &mut [bool]) 
     }
 }
 
-/// Writes both copies of a superblock again, one after the other: one of them is
-/// whole at every moment.
+/// Writes both copies of a superblock again, one after the other: one of them is whole at every
+/// moment.
 pub(crate) fn heal(disk: &mut dyn Disk, superblock: &Superblock) -> std::io::Result<()> {
     let mut bytes = vec![0; NODE_BYTES];
     for slot in slots_of(superblock.generation) {

@@ -34,8 +34,7 @@ impl RangeSet {
         count > 0 && before.is_some_and(|(start, count)| start.saturating_add(*count) > first)
     }
 
-    /// Adds blocks, none of which may be in it: `false`, and nothing was done,
-    /// if one is.
+    /// Adds blocks, none of which may be in it: `false`, and nothing was done, if one is.
     pub(crate) fn insert(&mut self, first: u64, count: u64) -> bool {
         self.insert_joined(first, count).is_some() || count == 0
     }
@@ -62,8 +61,8 @@ impl RangeSet {
         Some(joined)
     }
 
-    /// Takes blocks out, all of which have to be in it: the range that they
-    /// were in, or `None`, and nothing was done.
+    /// Takes blocks out, all of which have to be in it: the range that they were in, or `None`, and
+    /// nothing was done.
     pub(crate) fn remove(&mut self, first: u64, count: u64) -> Option<(u64, u64)> {
         let (start, had) = self.containing(first)?;
         let (end, had_end) = (first.checked_add(count)?, start.saturating_add(had));
@@ -97,8 +96,7 @@ impl RangeSet {
         inside
     }
 
-    /// Adds blocks, whatever is there already; returns the parts that were
-    /// there.
+    /// Adds blocks, whatever is there already; returns the parts that were there.
     pub(crate) fn cover(&mut self, first: u64, count: u64) -> Vec<(u64, u64)> {
         if self.insert(first, count) {
             return Vec::new();

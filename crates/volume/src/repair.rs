@@ -1,17 +1,16 @@
-//! Repair of a store with damaged metadata: offline, by a new generation that leaves out
-//! what cannot be read.
+//! Repair of a store with damaged metadata: offline, by a new generation that leaves out what
+//! cannot be read.
 //!
-//! A repair keeps what is proved: nodes whose checksum their parent knows. A node that is
-//! not what its parent means is left out, and with it everything below; the virtual
-//! blocks that it was about become holes, and are listed. Nothing is put together again
-//! from what looks like a node, nor taken from an older generation: blocks that this
-//! generation freed may hold other data by now.
+//! A repair keeps what is proved: nodes whose checksum their parent knows. A node that is not what
+//! its parent means is left out, and with it everything below; the virtual blocks that it was about
+//! become holes, and are listed. Nothing is put together again from what looks like a node, nor
+//! taken from an older generation: blocks that this generation freed may hold other data by now.
 //!
-//! Two trees may claim the same blocks, and both be whole. Then the caller says which
-//! volume loses them.
+//! Two trees may claim the same blocks, and both be whole. Then the caller says which volume loses
+//! them.
 //!
-//! The new generation is written like a commit, so a repair that is cut off leaves the old
-//! one as it was.
+//! The new generation is written like a commit, so a repair that is cut off leaves the old one as
+//! it was.
 
 mod mend;
 mod rivals;
@@ -81,8 +80,8 @@ pub struct Repair {
     commit: Option<Commit>,
 }
 
-/// Works out how to repair the store on this disk; nothing is written. Volumes named in
-/// `losers` give up all blocks that another one claims as well.
+/// Works out how to repair the store on this disk; nothing is written. Volumes named in `losers`
+/// give up all blocks that another one claims as well.
 ///
 /// # Errors
 /// [`RepairError`]: nothing on the disk can be used, or there is no room, or a loser is
@@ -112,8 +111,8 @@ pub fn plan_repair(disk: &mut dyn Disk, losers: &[String]) -> Result<Repair, Rep
 }
 
 impl Repair {
-    /// The boot of the machine under which the store was in use with a log when its process
-    /// died: a repair makes that log useless.
+    /// The boot of the machine under which the store was in use with a log when its process died: a
+    /// repair makes that log useless.
     #[must_use]
     pub fn in_use_under(&self) -> Option<[u8; 16]> {
         self.superblock.in_use
@@ -134,8 +133,8 @@ impl Repair {
     /// Carries it out. Returns the generation that the disk has then.
     ///
     /// # Errors
-    /// The disk's; the old generation is there still, or the new one. Nothing is written
-    /// unless it [is decided](Self::is_decided).
+    /// The disk's; the old generation is there still, or the new one. Nothing is written unless it
+    /// [is decided](Self::is_decided).
     pub fn write(self, disk: &mut dyn Disk) -> io::Result<u64> {
         if !self.is_decided() {
             return Err(io::Error::other("two volumes claim the same blocks, and nobody said which one loses them"));

@@ -11,9 +11,8 @@ pub struct Problem {
     pub what: String,
 }
 
-/// The result of [`Volumes::check`](crate::Volumes::check). All counts of
-/// blocks are in the store's blocks; they add up to `total_blocks` if nothing
-/// is wrong.
+/// The result of [`Volumes::check`](crate::Volumes::check). All counts of blocks are in the store's
+/// blocks; they add up to `total_blocks` if nothing is wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The last durable generation.
@@ -32,8 +31,8 @@ pub struct Report {
     pub metadata_blocks: u64,
     /// Blocks that hold guest data.
     pub data_blocks: u64,
-    /// Those of them that are not one volume's alone: more than one extent refers to
-    /// them, or they are below a node that snapshots or clones share.
+    /// Those of them that are not one volume's alone: more than one extent refers to them, or they
+    /// are below a node that snapshots or clones share.
     pub shared_data_blocks: u64,
     /// References to data blocks, one for each extent that covers a block.
     pub data_references: u64,

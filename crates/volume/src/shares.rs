@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::ranges::clip;
 
-/// Counts of references, as ranges. A block that is in use and not in here
-/// has one.
+/// Counts of references, as ranges. A block that is in use and not in here has one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shares {
     /// By first block: how many blocks, and their references, at least two.
@@ -23,8 +22,7 @@ impl Shares {
         self.change(first, count, |references| references.saturating_add(1));
     }
 
-    /// One reference less to each of these blocks. Returns those that have
-    /// none now.
+    /// One reference less to each of these blocks. Returns those that have none now.
     pub(crate) fn drop_one(&mut self, first: u64, count: u64) -> Vec<(u64, u64)> {
         let gone = self.pieces(first, count).into_iter().filter(|piece| !piece.shared);
         let gone = gone.map(|piece| (piece.first, piece.count)).collect();

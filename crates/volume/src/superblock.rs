@@ -1,9 +1,8 @@
 //! The superblock: which tree of volumes is the durable one.
 //!
-//! Four slots of 4 KiB lie at the start of the store. Generation *n* is written
-//! to the slots 2*n* mod 4 and the one behind it, so a generation never
-//! overwrites the one before. Each slot ends in the checksum of all that is in
-//! front of it. The table of fields is in `docs/volume-format.md`.
+//! Four slots of 4 KiB lie at the start of the store. Generation *n* is written to the slots 2*n*
+//! mod 4 and the one behind it, so a generation never overwrites the one before. Each slot ends in
+//! the checksum of all that is in front of it. The table of fields is in `docs/volume-format.md`.
 
 use crate::bytes::{array_at, put, put_u64, u8_at, u32_at, u64_at};
 use crate::geometry::{Geometry, SLOTS, checksum, is_whole, tag_of};
@@ -34,16 +33,16 @@ pub(crate) struct Superblock {
     pub(crate) next_volume: u64,
     pub(crate) volume_count: u64,
     pub(crate) catalogue: Option<Root>,
-    /// Blocks were only ever shared by snapshots and clones: a block that two volumes
-    /// refer to is at the same virtual block of both, and one is made from the other.
-    /// False if that is not known.
+    /// Blocks were only ever shared by snapshots and clones: a block that two volumes refer to is
+    /// at the same virtual block of both, and one is made from the other. False if that is not
+    /// known.
     pub(crate) only_copies: bool,
     /// Features without which the store must not be opened: none are known.
     pub(crate) features: u64,
     /// Features without which it must not be written to: none are known.
     pub(crate) features_to_write: u64,
-    /// The boot under which a process has the store open, with a
-    /// [log](crate::log); `None` if it was closed, or is open without one.
+    /// The boot under which a process has the store open, with a [log](crate::log); `None` if it
+    /// was closed, or is open without one.
     pub(crate) in_use: Option<[u8; 16]>,
 }
 
@@ -72,8 +71,8 @@ pub(crate) fn slot_offset_bytes(slot: u32) -> u64 {
     u64::from(slot).saturating_mul(NODE_BYTES as u64)
 }
 
-/// Generations and volume numbers that no store reaches by use. What says more is no
-/// superblock of ours, and there would be no next number.
+/// Generations and volume numbers that no store reaches by use. What says more is no superblock of
+/// ours, and there would be no next number.
 pub(crate) const MAX_NUMBER: u64 = 1 << 63;
 
 impl Superblock {
@@ -136,8 +135,8 @@ impl Superblock {
         Self::fields(bytes, generation).map_err(SlotError::Invalid)
     }
 
-    /// The fields of a slot whose checksum is right. It was written by a
-    /// program that thought so, but perhaps not by this one.
+    /// The fields of a slot whose checksum is right. It was written by a program that thought so,
+    /// but perhaps not by this one.
     fn fields(bytes: &[u8], generation: u64) -> Result<Self, String> {
         let label_bytes = usize::try_from(u32_at(bytes, 108)).unwrap_or(usize::MAX);
         if label_bytes > MAX_LABEL_BYTES {

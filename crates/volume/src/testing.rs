@@ -11,8 +11,8 @@ use crate::{Disk, FormatOptions, Grant, NewVolume, VolumeError, VolumeId, Volume
 /// Bytes that a write may tear at.
 const SECTOR: usize = 512;
 
-/// A disk with a volatile cache: what is not flushed may or may not survive.
-/// Sparse, in pieces of 4 KiB.
+/// A disk with a volatile cache: what is not flushed may or may not survive. Sparse, in pieces of 4
+/// KiB.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MemoryDisk {
     size_bytes: u64,
@@ -58,8 +58,7 @@ impl MemoryDisk {
         piece[(at % 4096) as usize] ^= mask;
     }
 
-    /// A power cut: of the sectors written since the last flush, any subset is
-    /// on the disk.
+    /// A power cut: of the sectors written since the last flush, any subset is on the disk.
     pub(crate) fn cut(&mut self, random: &mut impl FnMut() -> u64) {
         for (at, sector) in std::mem::take(&mut self.cached) {
             if random() & 1 == 0 {

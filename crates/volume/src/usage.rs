@@ -1,9 +1,8 @@
 //! What each volume has to itself, which deleting it would free, and what it shares.
 //!
 //! There are no counts of references on the disk, so this walks the trees of the durable
-//! generation. It works from the disk alone and holds nothing up: the store may go on
-//! meanwhile, and if it has come so far that nodes of that generation are overwritten,
-//! there is no answer.
+//! generation. It works from the disk alone and holds nothing up: the store may go on meanwhile,
+//! and if it has come so far that nodes of that generation are overwritten, there is no answer.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -25,11 +24,11 @@ pub struct Durable(Superblock);
 pub struct Usage {
     /// The generation that it is about.
     pub generation: u64,
-    /// Of each volume: blocks of data and of metadata that only it refers to. Deleting it
-    /// frees them.
+    /// Of each volume: blocks of data and of metadata that only it refers to. Deleting it frees
+    /// them.
     pub exclusive: BTreeMap<VolumeId, u64>,
-    /// Of each volume: its blocks that are mapped to blocks of data which other volumes
-    /// refer to as well. Its other mapped blocks it has to itself.
+    /// Of each volume: its blocks that are mapped to blocks of data which other volumes refer to as
+    /// well. Its other mapped blocks it has to itself.
     pub shared: BTreeMap<VolumeId, u64>,
     /// Blocks of data that two or more volumes refer to.
     pub shared_data: u64,
@@ -137,8 +136,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Each node is read at most twice: when it is met first, and when another volume
-    /// turns out to have it.
+    /// Each node is read at most twice: when it is met first, and when another volume turns out to
+    /// have it.
     fn visit(&mut self, pointer: Pointer, level: u8, owner: Owner) -> Result<(), TreeError> {
         let before = self.owners.get(&pointer.address).copied();
         let now = match before {
@@ -204,8 +203,8 @@ impl Own {
     }
 }
 
-/// Claims (first block, end, owner) that may overlap, as disjoint ones: what two owners
-/// claim is many's.
+/// Claims (first block, end, owner) that may overlap, as disjoint ones: what two owners claim is
+/// many's.
 pub(crate) fn owned(claims: &mut [(u64, u64, Owner)]) -> Vec<(u64, u64, Owner)> {
     claims.sort_unstable();
     let mut owned: Vec<(u64, u64, Owner)> = Vec::new();

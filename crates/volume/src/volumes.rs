@@ -54,10 +54,9 @@ pub(crate) struct Volume {
 
 /// An open store.
 ///
-/// In memory are the volumes, their catalogue, the free ranges, the counts of
-/// what is shared, and what has changed since the last commit; of the trees of
-/// extents a bounded number of nodes. The disk is handed to each operation that
-/// may have to read.
+/// In memory are the volumes, their catalogue, the free ranges, the counts of what is shared, and
+/// what has changed since the last commit; of the trees of extents a bounded number of nodes. The
+/// disk is handed to each operation that may have to read.
 #[derive(Debug)]
 pub struct Volumes {
     pub(crate) superblock: Superblock,
@@ -90,12 +89,12 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Opens the store on this disk, which takes one look at each metadata
-    /// node. If the disk has grown, the store grows with the next commit.
+    /// Opens the store on this disk, which takes one look at each metadata node. If the disk has
+    /// grown, the store grows with the next commit.
     ///
-    /// A damaged copy of the superblock is a note in [`damage`](Self::damage), and
-    /// repaired at once. A damaged node makes the volumes that it is part of
-    /// unusable, and [freezes](Self::is_frozen) the store.
+    /// A damaged copy of the superblock is a note in [`damage`](Self::damage), and repaired at
+    /// once. A damaged node makes the volumes that it is part of unusable, and
+    /// [freezes](Self::is_frozen) the store.
     ///
     /// # Errors
     /// [`OpenError`]: nothing on the disk can be used.
@@ -153,11 +152,10 @@ impl Volumes {
         self.read_only.as_deref()
     }
 
-    /// Whether the store takes no changes because some of its metadata is damaged. There
-    /// is no map of free blocks on the disk: what is below a damaged node looks free,
-    /// and what is shared with it looks unshared. So no block is given out or freed until
-    /// it is repaired; healthy volumes are read, and written in place where what they have
-    /// is proved to be theirs alone.
+    /// Whether the store takes no changes because some of its metadata is damaged. There is no map
+    /// of free blocks on the disk: what is below a damaged node looks free, and what is shared with
+    /// it looks unshared. So no block is given out or freed until it is repaired; healthy volumes
+    /// are read, and written in place where what they have is proved to be theirs alone.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         self.frozen
@@ -175,8 +173,8 @@ impl Volumes {
         self.disk_is_full.as_deref()
     }
 
-    /// The error of who finds no block, or no room for a node. While the disk is full,
-    /// no commit frees anything.
+    /// The error of who finds no block, or no room for a node. While the disk is full, no commit
+    /// frees anything.
     pub(crate) fn no_space(&self) -> VolumeError {
         match &self.disk_is_full {
             Some(why) => VolumeError::DiskFull(why.clone()),
@@ -235,16 +233,14 @@ impl Volumes {
         self.names.get(name).and_then(|id| self.get(*id))
     }
 
-    /// Clean extent nodes in memory, for reports: at most what
-    /// [`OpenOptions::cache_nodes`] says.
+    /// Clean extent nodes in memory, for reports: at most what [`OpenOptions::cache_nodes`] says.
     #[must_use]
     pub fn cached_nodes(&self) -> usize {
         self.forest.nodes.cached()
     }
 
-    /// Reads all metadata again and accounts for every block, independently of
-    /// what is in memory, and compares. What is not committed yet is checked as
-    /// it is in memory.
+    /// Reads all metadata again and accounts for every block, independently of what is in memory,
+    /// and compares. What is not committed yet is checked as it is in memory.
     pub fn check(&self, disk: &mut dyn Disk) -> Report {
         crate::check::check(self, disk)
     }
@@ -280,10 +276,10 @@ impl Volumes {
         node.map_or_else(|| "its metadata cannot be trusted".to_owned(), ToString::to_string)
     }
 
-    /// The error of a tree as one of a volume. A volume whose tree turns out to be
-    /// damaged is not used any further, and the store is frozen. What was changed before
-    /// can still be committed: who refers to what is in memory since the store was
-    /// opened, and nothing of that was unread then.
+    /// The error of a tree as one of a volume. A volume whose tree turns out to be damaged is not
+    /// used any further, and the store is frozen. What was changed before can still be committed:
+    /// who refers to what is in memory since the store was opened, and nothing of that was unread
+    /// then.
     fn fail(&mut self, id: VolumeId, error: TreeError) -> VolumeError {
         match error {
             TreeError::NoSpace => self.no_space(),
@@ -306,8 +302,8 @@ impl Volumes {
         }
     }
 
-    /// Sees to it that the volume's record can be changed by the next commit
-    /// without anything that could fail.
+    /// Sees to it that the volume's record can be changed by the next commit without anything that
+    /// could fail.
     fn touch(&mut self, id: VolumeId, need: Need) -> Result<(), VolumeError> {
         let Some(volume) = self.volumes.get(&id) else { return Err(VolumeError::NoSuchVolume(id)) };
         if !self.touched.contains(&id) {

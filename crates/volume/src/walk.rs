@@ -1,5 +1,4 @@
-//! Looking at everything: what `open` builds its memory from, and what `check`
-//! compares it with.
+//! Looking at everything: what `open` builds its memory from, and what `check` compares it with.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -35,8 +34,7 @@ impl Problems {
 
 /// Where nodes come from.
 pub(crate) trait Source {
-    /// The node there, and whether its checksum has been compared with the
-    /// pointer's.
+    /// The node there, and whether its checksum has been compared with the pointer's.
     fn node(&mut self, pointer: Pointer, kind: Kind, level: u8) -> Result<(Arc<Node>, bool), TreeError>;
 }
 
@@ -60,9 +58,9 @@ pub(crate) struct Seen {
     damaged: bool,
 }
 
-/// A walk over all trees. Each node is looked at once, however many trees it
-/// is in: the work is bounded by the size of the disk. A node's level is
-/// below its parent's, so there is no walking in circles.
+/// A walk over all trees. Each node is looked at once, however many trees it is in: the work is
+/// bounded by the size of the disk. A node's level is below its parent's, so there is no walking in
+/// circles.
 pub(crate) struct Walk<'a> {
     pub(crate) geometry: Geometry,
     /// The newest generation that a node may have.
@@ -87,8 +85,8 @@ pub(crate) struct Walk<'a> {
 /// What a pointer leads to.
 struct Visit {
     seen: Seen,
-    /// Whether the node is the one that the pointer means. If not, whatever the
-    /// pointer did mean is unread.
+    /// Whether the node is the one that the pointer means. If not, whatever the pointer did mean is
+    /// unread.
     is_meant: bool,
 }
 
@@ -119,8 +117,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Walks the catalogue, and gathers its records. Returns the numbers of volumes
-    /// whose records, if there are any, could not be read.
+    /// Walks the catalogue, and gathers its records. Returns the numbers of volumes whose records,
+    /// if there are any, could not be read.
     pub(crate) fn catalogue(&mut self, root: Option<Root>) -> RangeSet {
         let Some(root) = root else { return RangeSet::default() };
         let visit = self.visit(root.pointer, Kind::Catalogue, root.level, self.generation);
@@ -156,9 +154,9 @@ impl<'a> Walk<'a> {
         true
     }
 
-    /// Blocks of data that are not one volume's alone, after the walk: more than one extent
-    /// refers to them, or they are below a node that more than one pointer leads to. Only
-    /// what is below such nodes is read once more.
+    /// Blocks of data that are not one volume's alone, after the walk: more than one extent refers
+    /// to them, or they are below a node that more than one pointer leads to. Only what is below
+    /// such nodes is read once more.
     pub(crate) fn shared_data(&mut self) -> u64 {
         let mut shared = RangeSet::default();
         for (first, count, _) in self.shares.iter() {
@@ -249,8 +247,7 @@ impl<'a> Walk<'a> {
         self.not_newer(Visit { seen, is_meant: seen.is_read }, address, newest)
     }
 
-    /// A node is never newer than what refers to it: that had to be written
-    /// with it.
+    /// A node is never newer than what refers to it: that had to be written with it.
     fn not_newer(&mut self, mut visit: Visit, address: u64, newest: u64) -> Visit {
         if visit.is_meant && visit.seen.generation > newest {
             let what = format!("it is of generation {}, and what refers to it of {newest}", visit.seen.generation);

@@ -1,12 +1,11 @@
 //! Which free blocks are kept for which volume.
 //!
-//! Guests write little by little, and several at once. If each got the next
-//! free block, their volumes would be as mixed as their writes. So a volume that
-//! is given blocks also gets a *window*: the free blocks around them, kept for
-//! the virtual blocks around those written. A later write finds its place in
-//! the window by its distance, whatever was written in between and in whatever
-//! order. Windows are a promise in memory only: when space gets short, they
-//! are all given up.
+//! Guests write little by little, and several at once. If each got the next free block, their
+//! volumes would be as mixed as their writes. So a volume that is given blocks also gets a
+//! *window*: the free blocks around them, kept for the virtual blocks around those written. A later
+//! write finds its place in the window by its distance, whatever was written in between and in
+//! whatever order. Windows are a promise in memory only: when space gets short, they are all given
+//! up.
 
 use std::collections::HashMap;
 
@@ -44,8 +43,8 @@ impl Windows {
         self.kept.iter()
     }
 
-    /// Takes at most `count` blocks for virtual blocks from `first` on out of
-    /// a window of the volume.
+    /// Takes at most `count` blocks for virtual blocks from `first` on out of a window of the
+    /// volume.
     pub(crate) fn take(&mut self, volume: u64, first: u64, count: u64) -> Option<(u64, u64)> {
         let windows = self.of.get_mut(&volume)?;
         for index in (0..windows.len()).rev() {
@@ -63,9 +62,9 @@ impl Windows {
         None
     }
 
-    /// A window of blocks from `physical` on for virtual blocks from `first`
-    /// on. They are the caller's to give; those in `taken`, which are among
-    /// them, are in use already. Returns blocks that are no longer in a window.
+    /// A window of blocks from `physical` on for virtual blocks from `first` on. They are the
+    /// caller's to give; those in `taken`, which are among them, are in use already. Returns blocks
+    /// that are no longer in a window.
     #[must_use]
     pub(crate) fn open(
         &mut self,

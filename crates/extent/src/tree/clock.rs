@@ -1,8 +1,8 @@
 //! Pruning under memory pressure (thesis 5.2): cold leaves first.
 //!
-//! A clock goes round the leaves. One that a walk has touched since the clock
-//! came by is spared once. Nothing is copied, for there may be no node to copy
-//! to: NULL is stored in the published node, where readers see it or not.
+//! A clock goes round the leaves. One that a walk has touched since the clock came by is spared
+//! once. Nothing is copied, for there may be no node to copy to: NULL is stored in the published
+//! node, where readers see it or not.
 
 use super::splice::child;
 use crate::entry::NULL;
@@ -21,8 +21,8 @@ pub(super) struct Sweep<'m> {
 }
 
 impl Sweep<'_> {
-    /// Sweeps what is below `node` from the hand on. True if nothing is left
-    /// there, so that the node itself is of no use.
+    /// Sweeps what is below `node` from the hand on. True if nothing is left there, so that the
+    /// node itself is of no use.
     pub(super) fn sweep(&mut self, node: &Node) -> bool {
         let Some(header) = node.header() else { return false };
         let level = header.level;

@@ -3,9 +3,9 @@
 use crate::entry::{Entry, NULL, PRUNED};
 use crate::node::capacity;
 
-/// Nodes with fewer entries take over their neighbour's, except on the tree's
-/// right edge. Two nodes made of one that was too full have more than this, and
-/// room for more: neither splitting nor joining follows the other at once.
+/// Nodes with fewer entries take over their neighbour's, except on the tree's right edge. Two nodes
+/// made of one that was too full have more than this, and room for more: neither splitting nor
+/// joining follows the other at once.
 pub(super) fn least(level: usize) -> usize {
     capacity(level).saturating_mul(2) / 5
 }
@@ -45,9 +45,9 @@ pub(super) fn continues(level: usize, entry: Entry, next: Entry) -> bool {
 
 /// How many entries go into each node, for so many entries of a level.
 ///
-/// On the tree's right edge nodes are filled up, because what comes next mostly
-/// comes behind them: trees that grow by appending are full. Elsewhere all get
-/// about the same, so that each has room for more.
+/// On the tree's right edge nodes are filled up, because what comes next mostly comes behind them:
+/// trees that grow by appending are full. Elsewhere all get about the same, so that each has room
+/// for more.
 pub(super) fn sizes(level: usize, entries: usize, edge: bool) -> impl Iterator<Item = usize> {
     let nodes = entries.div_ceil(capacity(level));
     let each = entries.checked_div(nodes).unwrap_or(0);

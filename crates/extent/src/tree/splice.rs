@@ -1,11 +1,10 @@
-//! The one way in which a tree changes: a range of it is taken out, and other
-//! entries are put in its place.
+//! The one way in which a tree changes: a range of it is taken out, and other entries are put in
+//! its place.
 //!
-//! Going down, the two paths to the range's borders are taken apart: on each
-//! level, what is left of the left path and right of the right path remains, and
-//! all between is dropped. Going up, each level is put together again, from what
-//! remains on both sides and the nodes that the level below has become. Nothing
-//! that is published is written; the nodes taken apart are retired.
+//! Going down, the two paths to the range's borders are taken apart: on each level, what is left of
+//! the left path and right of the right path remains, and all between is dropped. Going up, each
+//! level is put together again, from what remains on both sides and the nodes that the level below
+//! has become. Nothing that is published is written; the nodes taken apart are retired.
 
 use std::collections::VecDeque;
 
@@ -72,11 +71,10 @@ impl<'m> Splice<'m> {
         splice
     }
 
-    /// Takes the border nodes of one level apart; gives back those of the level
-    /// below.
+    /// Takes the border nodes of one level apart; gives back those of the level below.
     ///
-    /// The entries on the borders are opened even if they only touch `from` or
-    /// `to`: what is put in there may continue them.
+    /// The entries on the borders are opened even if they only touch `from` or `to`: what is put in
+    /// there may continue them.
     fn cut_level(
         &mut self,
         level: usize,
@@ -91,7 +89,8 @@ impl<'m> Splice<'m> {
         let (mut remains_left, mut remains_right) = (Vec::new(), VecDeque::new());
         for (is_left, is_right, node) in [(true, same, left), (false, true, if same { None } else { right })] {
             let entries = self.take_apart(node);
-            // The last entry that begins before the range, and the first that ends behind it: maybe the same one.
+            // The last entry that begins before the range, and the first that ends behind it: maybe
+            // the same one.
             let last_before = entries.iter().rposition(|entry| is_left && entry.first < from);
             let first_behind = entries.iter().position(|entry| is_right && entry.end() > to);
             for (index, entry) in entries.into_iter().enumerate() {
@@ -191,8 +190,8 @@ impl<'m> Splice<'m> {
         self.levels.iter().skip(level).all(|remains| remains.right.is_empty())
     }
 
-    /// Takes the nearest entry that remains of a level, out of a node of the level
-    /// above if need be.
+    /// Takes the nearest entry that remains of a level, out of a node of the level above if need
+    /// be.
     fn neighbour(&mut self, level: usize, side: Side) -> Option<Entry> {
         let remains = self.levels.get_mut(level)?;
         let found = match side {
@@ -217,8 +216,8 @@ impl<'m> Splice<'m> {
         }
     }
 
-    /// What an entry of the level above says on `level`: a pruned subtree is a
-    /// pruned part there as well.
+    /// What an entry of the level above says on `level`: a pruned subtree is a pruned part there as
+    /// well.
     fn lower(&mut self, level: usize, entry: Entry) -> Vec<Entry> {
         match NodeId::from_word(entry.value) {
             Some(id) => self.take_apart(Some(id)),

@@ -1,5 +1,5 @@
-//! Walks in nodes whose words are anything: they may find the wrong thing, but
-//! they end, and what they find obeys the rules.
+//! Walks in nodes whose words are anything: they may find the wrong thing, but they end, and what
+//! they find obeys the rules.
 
 use std::sync::Arc;
 
@@ -106,8 +106,8 @@ proptest! {
     }
 }
 
-/// Every entry of every node covers everything and points to a node of the level
-/// below: as many ways as there can be, and still one walk.
+/// Every entry of every node covers everything and points to a node of the level below: as many
+/// ways as there can be, and still one walk.
 #[test]
 fn a_maze_is_walked_once() {
     let memory = NodeMemory::new(16);

@@ -5,8 +5,8 @@ use crate::disk::Disk;
 use crate::node::{Kind, Pointer};
 use crate::nodes::TreeError;
 
-/// What is given up with a subtree. It is gathered first, which reads nodes
-/// and may fail, and given up then, which may not.
+/// What is given up with a subtree. It is gathered first, which reads nodes and may fail, and given
+/// up then, which may not.
 #[derive(Debug, Default)]
 pub(crate) struct Doomed {
     /// Nodes that nobody else refers to.
@@ -21,8 +21,8 @@ pub(crate) struct Doomed {
 }
 
 impl Forest {
-    /// Gathers what goes with the subtree at `pointer`. Shared parts stay as
-    /// they are, and are only looked into if their extents are to be counted.
+    /// Gathers what goes with the subtree at `pointer`. Shared parts stay as they are, and are only
+    /// looked into if their extents are to be counted.
     pub(super) fn doom(
         &mut self,
         disk: &mut dyn Disk,

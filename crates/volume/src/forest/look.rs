@@ -22,8 +22,8 @@ struct Look {
 }
 
 impl Forest {
-    /// What is mapped in `first..end`, in order, but no more than `limit`
-    /// pieces. The second part is the end of what was looked at.
+    /// What is mapped in `first..end`, in order, but no more than `limit` pieces. The second part
+    /// is the end of what was looked at.
     pub(crate) fn look(
         &mut self,
         disk: &mut dyn Disk,

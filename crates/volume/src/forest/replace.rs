@@ -12,8 +12,7 @@ use crate::nodes::TreeError;
 /// Items that one change can put in. With them a full leaf becomes two.
 pub(crate) const MAX_ITEMS: usize = 128;
 
-/// The keys that a change is about: `first..end`, and whether something is put
-/// in there.
+/// The keys that a change is about: `first..end`, and whether something is put in there.
 #[derive(Clone, Copy)]
 struct Span {
     first: u64,
@@ -43,12 +42,12 @@ struct Change {
 }
 
 impl Span {
-    /// The fates of the children of a node, whose last child ends at `upper`:
-    /// the index of the first one that is not simply kept, and the fates from
-    /// there on, each with the end of the child, as far as they matter.
+    /// The fates of the children of a node, whose last child ends at `upper`: the index of the
+    /// first one that is not simply kept, and the fates from there on, each with the end of the
+    /// child, as far as they matter.
     ///
-    /// Items go where the extent in front of them is: there they can be joined
-    /// to it, and what is behind them in that child lies in the span, and goes.
+    /// Items go where the extent in front of them is: there they can be joined to it, and what is
+    /// behind them in that child lies in the span, and goes.
     fn fates(&self, children: &[Child], upper: u64) -> (usize, Vec<(Fate, u64)>) {
         let target = self.inserts.then(|| child_for(children, self.first.saturating_sub(1)));
         let with_first = child_for(children, self.first);
@@ -78,11 +77,10 @@ impl Span {
 }
 
 impl Forest {
-    /// Makes `items`, at most [`MAX_ITEMS`], all that the tree has in
-    /// `first..end`. They are in order, disjoint, and inside.
+    /// Makes `items`, at most [`MAX_ITEMS`], all that the tree has in `first..end`. They are in
+    /// order, disjoint, and inside.
     ///
-    /// On an error nothing has changed but where nodes lie: `tree.root` has to
-    /// be kept also then.
+    /// On an error nothing has changed but where nodes lie: `tree.root` has to be kept also then.
     pub(crate) fn replace(
         &mut self,
         disk: &mut dyn Disk,
@@ -170,8 +168,8 @@ impl Forest {
         Ok(())
     }
 
-    /// Changes what was prepared. Returns what the node has become: nothing,
-    /// itself, or more than one.
+    /// Changes what was prepared. Returns what the node has become: nothing, itself, or more than
+    /// one.
     fn apply(
         &mut self,
         disk: &mut dyn Disk,
@@ -213,8 +211,8 @@ impl Forest {
         self.put_in_pieces(change, address, node, at_end)
     }
 
-    /// Puts a changed node back: split if it is too full, and not at all if it
-    /// is empty. What grows at its end leaves full nodes behind.
+    /// Puts a changed node back: split if it is too full, and not at all if it is empty. What grows
+    /// at its end leaves full nodes behind.
     fn put_in_pieces(&mut self, change: &mut Change, address: u64, mut node: Node, at_end: bool) -> Vec<Child> {
         let (count, capacity) = (node.body.len(), node.body.capacity());
         let pieces = count.div_ceil(capacity.max(1));
@@ -229,8 +227,8 @@ impl Forest {
             let key = node.body.first_key().unwrap_or(0);
             children.push(Child { key, pointer: Pointer { address, checksum: 0 } });
             let next = if node.body.len() > capacity { change.spare.pop() } else { None };
-            // Without room, which has been taken ahead, the node stays too
-            // full, and the commit refuses it.
+            // Without room, which has been taken ahead, the node stays too full, and the commit
+            // refuses it.
             let Some(next) = next else { break };
             let rest = self.new_node(change, node.level, node.body.split_off(piece_len));
             self.nodes.put(address, std::mem::replace(&mut node, rest));
@@ -240,8 +238,8 @@ impl Forest {
         children
     }
 
-    /// If the child there is nearly empty, it takes a neighbour in. That is no
-    /// must: a neighbour that cannot be read stays.
+    /// If the child there is nearly empty, it takes a neighbour in. That is no must: a neighbour
+    /// that cannot be read stays.
     fn take_in_neighbour(
         &mut self,
         disk: &mut dyn Disk,

@@ -11,8 +11,8 @@ pub(crate) enum Item {
     Volume(Record),
 }
 
-/// Makes `items` all that the leaf has in the keys `first..end`. Returns the
-/// blocks that lost a reference.
+/// Makes `items` all that the leaf has in the keys `first..end`. Returns the blocks that lost a
+/// reference.
 pub(super) fn splice(node: &mut Node, first: u64, end: u64, items: Vec<Item>, delta: &mut Delta) -> Vec<(u64, u64)> {
     match &mut node.body {
         Body::Extents(entries) => {

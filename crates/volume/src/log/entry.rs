@@ -11,8 +11,8 @@ const KIND_UNMAP: u64 = 2;
 /// What was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// `count` virtual blocks from `first` on are mapped to fresh blocks from
-    /// `physical` on. What was mapped there lost a reference.
+    /// `count` virtual blocks from `first` on are mapped to fresh blocks from `physical` on. What
+    /// was mapped there lost a reference.
     Map { volume: u64, first: u64, count: u64, physical: u64 },
     /// `count` virtual blocks from `first` on became a hole.
     Unmap { volume: u64, first: u64, count: u64 },

@@ -20,20 +20,19 @@ const IDENTITY_WORDS: usize = 8;
 const MAGIC_AT: usize = 0;
 const IDENTITY_AT: usize = 1;
 const CHECKSUM_AT: usize = 9;
-/// Generation and checksum of a superblock each. Pairs and counters have cache lines
-/// of their own.
+/// Generation and checksum of a superblock each. Pairs and counters have cache lines of their own.
 const BASE_AT: usize = 16;
 const NEXT_AT: usize = 18;
 const HEAD_AT: usize = 24;
 const TAIL_AT: usize = 32;
 /// Not zero: answered changes are missing from the store, and no log has them.
 const LOSS_AT: usize = 40;
-/// Entries' numbers: a log with a million a second gets there in nine years, and is
-/// made anew with each boot.
+/// Entries' numbers: a log with a million a second gets there in nine years, and is made anew with
+/// each boot.
 const SEQUENCE_MASK: u64 = (1 << 48) - 1;
 
-/// Where a store is and which boot of the machine this is: what tells a log
-/// that belongs to it from one that was left by something else.
+/// Where a store is and which boot of the machine this is: what tells a log that belongs to it from
+/// one that was left by something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogPlace {
     /// The file's device, or the block device's own number.
@@ -44,8 +43,7 @@ pub struct LogPlace {
     pub boot: [u8; 16],
 }
 
-/// A superblock: its generation, and its checksum in the first slot of this
-/// generation.
+/// A superblock: its generation, and its checksum in the first slot of this generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SuperblockId {
     pub(crate) generation: u64,
@@ -123,8 +121,8 @@ fn read(memory: &dyn LogMemory, sequence: u64, capacity: u64) -> Result<Entry, S
     Entry::decode(&words, sequence)
 }
 
-/// Makes an empty log that builds on `base`, and says whether answered changes are
-/// missing. A log that was there ends first.
+/// Makes an empty log that builds on `base`, and says whether answered changes are missing. A log
+/// that was there ends first.
 pub(super) fn format(memory: &dyn LogMemory, uuid: &[u8; 16], place: &LogPlace, base: SuperblockId, has_loss: bool) {
     memory.store(MAGIC_AT, 0);
     let identity = identity_of(uuid, place, capacity(memory));
@@ -168,8 +166,8 @@ pub(super) fn set_head(memory: &dyn LogMemory, head: u64) {
     memory.store(HEAD_AT, counter(head));
 }
 
-/// An entry's number, which one store changes, with its checksum above it: a
-/// wrong one would make valid entries disappear.
+/// An entry's number, which one store changes, with its checksum above it: a wrong one would make
+/// valid entries disappear.
 fn counter(sequence: u64) -> u64 {
     let sequence = sequence & SEQUENCE_MASK;
     sequence | (checksum_of(&[sequence]) & !SEQUENCE_MASK)
@@ -181,8 +179,8 @@ fn counter_at(memory: &dyn LogMemory, at: usize) -> Option<u64> {
     (cfg!(fuzzing) || word == counter(sequence)).then_some(sequence)
 }
 
-/// The log builds on `base` from now on. If it was the next one it stays
-/// that until it is the base as well: one of the two is valid at every moment.
+/// The log builds on `base` from now on. If it was the next one it stays that until it is the base
+/// as well: one of the two is valid at every moment.
 pub(super) fn set_base(memory: &dyn LogMemory, base: SuperblockId) {
     if superblock_at(memory, BASE_AT) != base {
         put_superblock(memory, BASE_AT, base);

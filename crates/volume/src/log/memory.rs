@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// What a log's memory outlives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Survives {
-    /// The process: enough for guests on the same machine, which a power cut
-    /// ends as well.
+    /// The process: enough for guests on the same machine, which a power cut ends as well.
     Process,
     /// The machine: a guest on another machine outlives a power cut here.
     Machine,
@@ -15,9 +14,8 @@ pub enum Survives {
 
 /// Memory of 64-bit words, for a [log](crate::Volumes::recover).
 ///
-/// Stores of one thread become visible in their order to whoever maps the memory
-/// after the process has died. Words outside of it read as zero, and stores to
-/// them do nothing.
+/// Stores of one thread become visible in their order to whoever maps the memory after the process
+/// has died. Words outside of it read as zero, and stores to them do nothing.
 pub trait LogMemory: fmt::Debug + Send + Sync {
     /// How many words there are.
     fn words(&self) -> usize;
@@ -31,13 +29,11 @@ pub trait LogMemory: fmt::Debug + Send + Sync {
     /// What the memory outlives.
     fn survives(&self) -> Survives;
 
-    /// The log in it is empty and its store closed: nobody needs it any more. The
-    /// default keeps it.
+    /// The log in it is empty and its store closed: nobody needs it any more. The default keeps it.
     fn discard(&self) {}
 }
 
-/// Memory of this process, for tests and simulations: whoever holds it plays
-/// what survives.
+/// Memory of this process, for tests and simulations: whoever holds it plays what survives.
 #[derive(Debug)]
 pub struct HeapMemory(Box<[AtomicU64]>);
 

@@ -15,8 +15,7 @@ pub(crate) struct Log {
     head: u64,
     /// The number of the next entry.
     tail: u64,
-    /// Entries up to this one are in the trees in memory: all of them, except
-    /// during a replay.
+    /// Entries up to this one are in the trees in memory: all of them, except during a replay.
     applied: u64,
     /// Room for changes that have begun.
     reserved: u64,
@@ -25,8 +24,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Begins an empty log that builds on `base`. `has_loss`: another log should have
-    /// been there.
+    /// Begins an empty log that builds on `base`. `has_loss`: another log should have been there.
     pub(crate) fn create(
         memory: Arc<dyn LogMemory>,
         uuid: &[u8; 16],
@@ -39,9 +37,9 @@ impl Log {
         Self { memory, capacity, head: 0, tail: 0, applied: 0, reserved: 0, sealed: None }
     }
 
-    /// Goes on with the log of a process that has died, whose entries are to be
-    /// replayed: `entries` from number `head` on. It builds on `base`, and on
-    /// nothing else: what was in flight has ended.
+    /// Goes on with the log of a process that has died, whose entries are to be replayed: `entries`
+    /// from number `head` on. It builds on `base`, and on nothing else: what was in flight has
+    /// ended.
     pub(crate) fn resume(memory: Arc<dyn LogMemory>, (head, entries): (u64, u64), base: SuperblockId) -> Self {
         header::set_base(memory.as_ref(), base);
         let capacity = header::capacity(memory.as_ref());
@@ -84,8 +82,8 @@ impl Log {
         self.reserved = self.reserved.saturating_sub(entries);
     }
 
-    /// Publishes changes of the open transaction, all of them or none. Their room
-    /// was reserved, and is so no more.
+    /// Publishes changes of the open transaction, all of them or none. Their room was reserved, and
+    /// is so no more.
     pub(crate) fn publish(&mut self, generation: u64, changes: impl IntoIterator<Item = Change>) {
         let mut tail = self.tail;
         for change in changes {
@@ -103,8 +101,7 @@ impl Log {
         self.applied = sequence;
     }
 
-    /// A commit begins that writes this superblock. To be called before it is
-    /// written.
+    /// A commit begins that writes this superblock. To be called before it is written.
     pub(crate) fn seal(&mut self, next: SuperblockId) {
         header::set_next(self.memory.as_ref(), next);
         self.sealed = Some((self.applied, next));

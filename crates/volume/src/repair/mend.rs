@@ -135,8 +135,8 @@ impl Outcome {
     }
 }
 
-/// Reads trees, and makes new nodes where something of them is left out. A node is
-/// mended once, however many trees it is in, and stays shared.
+/// Reads trees, and makes new nodes where something of them is left out. A node is mended once,
+/// however many trees it is in, and stays shared.
 pub(super) struct Mender<'a, 'b> {
     source: &'a mut FromDisk<'b>,
     geometry: Geometry,

@@ -22,8 +22,8 @@ pub struct Rivals {
     pub first: u64,
     /// How many.
     pub count: u64,
-    /// The volumes that claim them, by number and name. Snapshots and clones may claim
-    /// them with each other.
+    /// The volumes that claim them, by number and name. Snapshots and clones may claim them with
+    /// each other.
     pub volumes: Vec<(VolumeId, String)>,
     /// A node of the catalogue lies there: then all of the volumes have to lose.
     pub is_catalogue: bool,

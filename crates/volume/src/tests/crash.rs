@@ -1,5 +1,5 @@
-//! Power cuts, and disks that fail. The large simulation is in verify/sim;
-//! these are the rules, one at a time.
+//! Power cuts, and disks that fail. The large simulation is in verify/sim; these are the rules, one
+//! at a time.
 
 use std::collections::BTreeMap;
 

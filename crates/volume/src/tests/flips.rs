@@ -69,8 +69,8 @@ fn check_against(disk: &mut MemoryDisk, truth: &Truth, generation: u64, what: &s
             Ok(mapped) => {
                 let flat = |(first, count, physical, _): (u64, u64, u64, bool)| (first, count, physical);
                 let found = mapped.extents.iter().map(|extent| (extent.first.0, extent.count, extent.physical.0));
-                // In a damaged store what is shared cannot always be told: then it counts
-                // as shared. What does not is written in place.
+                // In a damaged store what is shared cannot always be told: then it counts as
+                // shared. What does not is written in place.
                 let shared: Vec<_> = wanted.iter().filter(|(.., shared)| *shared).collect();
                 for own in mapped.extents.iter().filter(|extent| !extent.shared) {
                     let (first, end) = (own.first.0, own.first.0 + own.count);
@@ -117,9 +117,9 @@ fn no_flipped_bit_of_the_metadata_leads_to_a_wrong_mapping() {
         let mut intact = vec![0; 4096];
         disk.read(*offset, &mut intact).unwrap();
         for at in 0..4096 {
-            // Every bit takes minutes without optimisation. Then it is one of
-            // each of the first bytes, and a few more; that the checksum
-            // covers all of them is tested in superblock.rs and below.
+            // Every bit takes minutes without optimisation. Then it is one of each of the first
+            // bytes, and a few more; that the checksum covers all of them is tested in
+            // superblock.rs and below.
             let all = !cfg!(debug_assertions);
             let some = at < 96 && at % 3 == 0 || at % 64 == 5 || at > 4086;
             for bit in (0..8).filter(|bit| all || some && *bit == at / 3 % 8) {

@@ -1,5 +1,5 @@
-//! The death of the process: what was answered is there. The large simulation is
-//! in verify/sim; these are the rules, one at a time.
+//! The death of the process: what was answered is there. The large simulation is in verify/sim;
+//! these are the rules, one at a time.
 
 use std::sync::Arc;
 
@@ -99,8 +99,8 @@ fn two_generations() -> (MemoryDisk, Arc<HeapMemory>, VolumeId, Mapping) {
     for step in 0..50 {
         write(&mut volumes, &mut disk, id, step * 5, 2).unwrap();
     }
-    // A mapping that is undone by the next transaction: applied twice, or in one
-    // commit that is replayed twice, it would come back.
+    // A mapping that is undone by the next transaction: applied twice, or in one commit that is
+    // replayed twice, it would come back.
     write(&mut volumes, &mut disk, id, 500, 8).unwrap();
     let sealed = volumes.begin_commit().unwrap();
     write(&mut volumes, &mut disk, id, 500, 4).unwrap();

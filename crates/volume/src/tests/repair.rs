@@ -8,8 +8,8 @@ use crate::{Loss, OpenError, RepairError, VolumeError, VolumeId, VolumeState, Vo
 
 const MIB: u64 = 1 << 20;
 
-/// A catalogue of two levels, trees of two levels, snapshots that share inner nodes, and
-/// volumes that share nothing.
+/// A catalogue of two levels, trees of two levels, snapshots that share inner nodes, and volumes
+/// that share nothing.
 fn large_store() -> (MemoryDisk, Volumes) {
     let (mut disk, mut volumes) = store(4 * MIB, 1024);
     let (a, b) = (volume(&mut volumes, "a", 1000), volume(&mut volumes, "b", 1000));
@@ -42,8 +42,8 @@ fn without(mapping: &[(u64, u64, u64, bool)], lost: &[(u64, u64)]) -> Vec<(u64, 
     merged(kept.collect())
 }
 
-/// Repairs, and compares what is there then with what was there before, without what was
-/// said to be lost. Returns how much that was: (volumes, parts).
+/// Repairs, and compares what is there then with what was there before, without what was said to be
+/// lost. Returns how much that was: (volumes, parts).
 fn repair(disk: &mut MemoryDisk, truth: &Truth, what: &str) -> (u64, usize) {
     let repair = plan_repair(disk, &[]).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert!(repair.is_needed() && repair.is_decided(), "{what}");
@@ -231,8 +231,8 @@ fn a_relative_is_in_doubt_where_the_damage_is_and_everybody_after_deduplication(
     write(&mut volumes, &mut disk, copy, 0, 1000).unwrap();
     commit(&mut volumes, &mut disk);
     let before = disk.clone();
-    // The clone has rewritten everything: nothing is shared any more. Its origin's last
-    // leaf begins at key `from`.
+    // The clone has rewritten everything: nothing is shared any more. Its origin's last leaf begins
+    // at key `from`.
     let root = volumes.volumes[&a].tree.root.unwrap();
     let node = volumes.forest.nodes.get(&mut disk, root.pointer, crate::node::Kind::Extents, 1).unwrap();
     let last = *node.body.children().last().unwrap();

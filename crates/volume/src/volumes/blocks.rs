@@ -19,8 +19,8 @@ const MAX_PIECES: usize = 32;
 const MAX_LOOKED_AT: usize = 1024;
 
 impl Volumes {
-    /// What is mapped in `range`, at most `max_extents` of it. Extents are
-    /// clipped to the range and in order; what lies between them is hole.
+    /// What is mapped in `range`, at most `max_extents` of it. Extents are clipped to the range and
+    /// in order; what lies between them is hole.
     ///
     /// # Errors
     /// [`VolumeError`]: no such volume or range, a damaged volume, the disk.
@@ -40,9 +40,9 @@ impl Volumes {
         Ok(Mapped { extents: found.iter().map(extent).collect(), covered })
     }
 
-    /// Fresh blocks for `range`, or for its first part if they are scattered:
-    /// behind the blocks in front of the range, if possible. Nothing is mapped
-    /// yet. What is a hole now is charged to the quota.
+    /// Fresh blocks for `range`, or for its first part if they are scattered: behind the blocks in
+    /// front of the range, if possible. Nothing is mapped yet. What is a hole now is charged to the
+    /// quota.
     ///
     /// # Errors
     /// [`VolumeError`]: no such volume or range, a read-only or damaged volume,
@@ -109,8 +109,7 @@ impl Volumes {
 
     /// Maps the granted blocks. What was mapped there loses a reference.
     ///
-    /// The data has to be in them already: with the next commit they are what
-    /// the volume has.
+    /// The data has to be in them already: with the next commit they are what the volume has.
     ///
     /// # Errors
     /// [`VolumeError`]: the volume is gone, smaller, damaged; no space for
@@ -158,8 +157,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Gives granted blocks back. They may be somebody else's at once: nobody
-    /// may write to them any more.
+    /// Gives granted blocks back. They may be somebody else's at once: nobody may write to them any
+    /// more.
     pub fn release(&mut self, grant: Grant) {
         if let Some(log) = &mut self.log {
             log.release(grant.extents.len() as u64);
@@ -176,13 +175,12 @@ impl Volumes {
         }
     }
 
-    /// Makes `range` a hole. Blocks that nobody else refers to are freed with
-    /// the next commit.
+    /// Makes `range` a hole. Blocks that nobody else refers to are freed with the next commit.
     ///
     /// # Errors
     /// [`VolumeError`]: no such volume or range, a read-only or damaged volume,
-    /// the disk; no space if the reserve is used up by unmapping what is
-    /// shared, which takes nodes and frees nothing.
+    /// the disk; no space if the reserve is used up by unmapping what is shared, which takes nodes
+    /// and frees nothing.
     pub fn unmap(&mut self, disk: &mut dyn Disk, id: VolumeId, range: BlockRange) -> Result<(), VolumeError> {
         let volume = self.changeable(id)?;
         let (first, end) = inside(range, volume.info.blocks)?;
@@ -190,8 +188,8 @@ impl Volumes {
         if self.log.as_ref().is_some_and(|log| log.room() == 0) {
             return Err(self.no_room_in_the_log());
         }
-        // A guest that discards the same again changes nothing. Only in a durable volume:
-        // what made the hole in another one need not be in the log.
+        // A guest that discards the same again changes nothing. Only in a durable volume: what made
+        // the hole in another one need not be in the log.
         let (found, _) = self.forest.look(disk, &tree, first, end, 1).map_err(|error| self.fail(id, error))?;
         if found.is_empty() && !self.is_dirty(id) {
             return Ok(());
@@ -219,16 +217,16 @@ impl Volumes {
         self.change(disk, id, (first, end), Vec::new(), need)
     }
 
-    /// Maps the blocks that `from` has in its range at `to` as well; what is
-    /// hole there becomes hole here. What was mapped there loses a reference.
+    /// Maps the blocks that `from` has in its range at `to` as well; what is hole there becomes
+    /// hole here. What was mapped there loses a reference.
     ///
-    /// The caller knows that this is what is wanted: for deduplication, that
-    /// the contents are equal, and stay so.
+    /// The caller knows that this is what is wanted: for deduplication, that the contents are
+    /// equal, and stay so.
     ///
     /// # Errors
     /// [`VolumeError`]: no such volume or range, ranges of a volume that
-    /// overlap, a read-only or damaged volume, the quota, no space, the disk.
-    /// A first part may have been shared then.
+    /// overlap, a read-only or damaged volume, the quota, no space, the disk. A first part may have
+    /// been shared then.
     pub fn share(
         &mut self,
         disk: &mut dyn Disk,

@@ -33,8 +33,8 @@ impl Volumes {
         self.add(info, Tree { kind: Kind::Extents, owner: 0, root: None })
     }
 
-    /// A read-only volume with the contents that this one has now, at the
-    /// price of a record. Both share all blocks until one is written.
+    /// A read-only volume with the contents that this one has now, at the price of a record. Both
+    /// share all blocks until one is written.
     ///
     /// # Errors
     /// [`VolumeError`]: its name, too many volumes, no space, a damaged volume.
@@ -48,8 +48,8 @@ impl Volumes {
         self.copy(disk, id, name, now_unix_s, true)
     }
 
-    /// A writable volume with the contents that this volume or snapshot has
-    /// now, at the price of a record, without a quota.
+    /// A writable volume with the contents that this volume or snapshot has now, at the price of a
+    /// record, without a quota.
     ///
     /// # Errors
     /// [`VolumeError`]: its name, too many volumes, no space, a damaged volume.
@@ -164,8 +164,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Deletes the volume. Its snapshots and clones stay, and so does what
-    /// they share with it.
+    /// Deletes the volume. Its snapshots and clones stay, and so does what they share with it.
     ///
     /// # Errors
     /// [`VolumeError`]: no such volume, a damaged one, the disk. That the store

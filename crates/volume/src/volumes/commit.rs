@@ -23,15 +23,15 @@ struct Sealed {
 }
 
 impl Volumes {
-    /// Whether anything of the volume is not durable yet. A guest's flush has
-    /// to wait for a commit then.
+    /// Whether anything of the volume is not durable yet. A guest's flush has to wait for a commit
+    /// then.
     #[must_use]
     pub fn is_dirty(&self, id: VolumeId) -> bool {
         self.volumes.get(&id).is_some_and(|volume| volume.changed_in > self.generation)
     }
 
-    /// Whether a commit has made durable that the volume exists. Until then it
-    /// must not be served: a log has no entries for it.
+    /// Whether a commit has made durable that the volume exists. Until then it must not be served:
+    /// a log has no entries for it.
     #[must_use]
     pub fn is_made(&self, id: VolumeId) -> bool {
         self.volumes.get(&id).is_some_and(|volume| volume.made_in <= self.generation)
@@ -56,10 +56,9 @@ impl Volumes {
         self.committing.is_some()
     }
 
-    /// Seals the transaction: all changes until now, and none that come later.
-    /// `None` if there are none, if a commit is under way
-    /// ([`is_committing`](Self::is_committing)), or if the store is read only. A
-    /// transaction that the disk had no space for is begun again, as it was.
+    /// Seals the transaction: all changes until now, and none that come later. `None` if there are
+    /// none, if a commit is under way ([`is_committing`](Self::is_committing)), or if the store is
+    /// read only. A transaction that the disk had no space for is begun again, as it was.
     pub fn begin_commit(&mut self) -> Option<Commit> {
         if !self.needs_commit() {
             return None;
@@ -90,10 +89,10 @@ impl Volumes {
         }
     }
 
-    /// The commit was written, or not. What it freed can be reused after the
-    /// caller's grace period. If the disk had no space for it, it is kept, and the
-    /// next one is it again. After any other error nothing is changed any more: what is on the
-    /// disk now is the generation before or this one, which the next open finds out.
+    /// The commit was written, or not. What it freed can be reused after the caller's grace period.
+    /// If the disk had no space for it, it is kept, and the next one is it again. After any other
+    /// error nothing is changed any more: what is on the disk now is the generation before or this
+    /// one, which the next open finds out.
     pub fn end_commit(&mut self, commit: Commit, result: Result<(), CommitError>) -> Freed {
         if let Err(error) = &result
             && error.is_full()
@@ -115,8 +114,8 @@ impl Volumes {
         self.disk_is_full = None;
         self.generation = superblock.generation;
         self.durable = superblock.id();
-        // The transaction after this one may have shared blocks already, and what a close
-        // or another opening says of itself is for the next commit.
+        // The transaction after this one may have shared blocks already, and what a close or
+        // another opening says of itself is for the next commit.
         let only_copies = superblock.only_copies && self.superblock.only_copies;
         self.superblock = Superblock { only_copies, in_use: self.superblock.in_use, ..superblock };
         if let Some(log) = &mut self.log {
@@ -130,8 +129,8 @@ impl Volumes {
         }
     }
 
-    /// A flush of the disk has failed, whoever asked for it: what was written before may be
-    /// lost, also what a commit would build on. Nothing is changed any more.
+    /// A flush of the disk has failed, whoever asked for it: what was written before may be lost,
+    /// also what a commit would build on. Nothing is changed any more.
     pub fn flush_failed(&mut self, error: &io::Error) {
         self.fail_for_good(format!("the disk could not be flushed: {error}"));
     }
@@ -144,8 +143,8 @@ impl Volumes {
         }
     }
 
-    /// The caller's word that no I/O from before is left: the blocks are free, and
-    /// what has only one reference left may be written in place.
+    /// The caller's word that no I/O from before is left: the blocks are free, and what has only
+    /// one reference left may be written in place.
     pub fn reuse(&mut self, freed: Freed) {
         for range in freed.ranges {
             self.forest.allocator.reuse(range.first.0, range.count);
@@ -156,8 +155,8 @@ impl Volumes {
         }
     }
 
-    /// Puts the checksums in, from the leaves up: nodes of extents, the records
-    /// of volumes, nodes of the catalogue, superblock.
+    /// Puts the checksums in, from the leaves up: nodes of extents, the records of volumes, nodes
+    /// of the catalogue, superblock.
     fn sealed(&mut self) -> Result<(Sealed, Superblock), String> {
         let mut sealed = Sealed::default();
         self.seal_nodes(Kind::Extents, &mut sealed)?;
@@ -222,8 +221,7 @@ impl Volumes {
         }
     }
 
-    /// Everything at once, for callers with no I/O of guests to wait for:
-    /// begin, write, end, reuse.
+    /// Everything at once, for callers with no I/O of guests to wait for: begin, write, end, reuse.
     ///
     /// # Errors
     /// The disk's; the store is read only then.

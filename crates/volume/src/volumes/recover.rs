@@ -19,8 +19,8 @@ use crate::log::{Change, Entry, Found, Log, LogMemory, LogPlace, SuperblockId, S
 pub struct Recovery {
     /// Changes that were answered and are durable now.
     pub replayed: u64,
-    /// Why changes may be missing that were answered to guests which are still
-    /// there; `None` if nothing is missing.
+    /// Why changes may be missing that were answered to guests which are still there; `None` if
+    /// nothing is missing.
     pub loss: Option<String>,
 }
 
@@ -37,12 +37,11 @@ enum Verdict {
 }
 
 impl Volumes {
-    /// Replays the log that a process has left in `memory`, and keeps a log there
-    /// from now on. To be called behind [`open`](Self::open), before anybody is
-    /// served; it commits. Errors make the store read only, and its log is kept.
+    /// Replays the log that a process has left in `memory`, and keeps a log there from now on. To
+    /// be called behind [`open`](Self::open), before anybody is served; it commits. Errors make the
+    /// store read only, and its log is kept.
     ///
-    /// `place` is where the store is: a log of another place or boot is not this
-    /// store's.
+    /// `place` is where the store is: a log of another place or boot is not this store's.
     pub fn recover(&mut self, disk: &mut dyn Disk, memory: Arc<dyn LogMemory>, place: &LogPlace) -> Recovery {
         let mut recovery = Recovery::default();
         let uuid = self.uuid();
@@ -83,12 +82,12 @@ impl Volumes {
         recovery
     }
 
-    /// Keeps no log: the caller answers a change when it is durable. Nothing can be
-    /// missing then, unless the last process kept one.
+    /// Keeps no log: the caller answers a change when it is durable. Nothing can be missing then,
+    /// unless the last process kept one.
     pub fn recover_without_log(&mut self, boot: &[u8; 16]) -> Recovery {
         let was_in_use = self.superblock.in_use == Some(*boot);
-        // There is no log now either: the next commit says so, unless one is missing. Then
-        // it is missing until an orderly end.
+        // There is no log now either: the next commit says so, unless one is missing. Then it is
+        // missing until an orderly end.
         if !was_in_use {
             self.close();
         }
@@ -119,16 +118,15 @@ impl Volumes {
         self.log.as_ref().map_or(0, Log::len)
     }
 
-    /// The next commit says that the store is closed: nobody changes mappings any
-    /// more.
+    /// The next commit says that the store is closed: nobody changes mappings any more.
     pub fn close(&mut self) {
         if self.superblock.in_use.take().is_some() {
             self.changed = true;
         }
     }
 
-    /// Gives the log's memory back, if the store was closed and nothing is left in
-    /// the log. To be called when no more changes come.
+    /// Gives the log's memory back, if the store was closed and nothing is left in the log. To be
+    /// called when no more changes come.
     pub fn discard_log(&mut self) {
         let is_closed = self.superblock.in_use.is_none() && !self.changed && self.read_only.is_none();
         if is_closed
@@ -192,8 +190,8 @@ impl Volumes {
         let fits: Vec<bool> = entries.iter().map(|entry| self.claim(entry)).collect();
         for (entry, fits) in entries.iter().zip(fits) {
             let entry = entry.as_ref().map_err(Clone::clone)?;
-            // A generation without entries may be in between. The superblocks' slots
-            // go by parity, and an entry is applied by the commit whose number it has.
+            // A generation without entries may be in between. The superblocks' slots go by parity,
+            // and an entry is applied by the commit whose number it has.
             let behind = entry.generation.checked_sub(self.forest.generation);
             let steps = behind.filter(|steps| *steps <= MAX_STEPS);
             let what = || format!("entry {sequence} ({entry:?})");
@@ -247,6 +245,5 @@ impl Volumes {
 /// Why changes are missing though this log has all of its own.
 const LOST_BEFORE: &str = "an earlier process of this boot found the store in use, and its log gone";
 
-/// Generations that entries can be ahead of the disk: the sealed transaction and the
-/// open one.
+/// Generations that entries can be ahead of the disk: the sealed transaction and the open one.
 const MAX_STEPS: u64 = 1;

@@ -1,10 +1,10 @@
 //! Space on the disk for what is kept for metadata.
 //!
-//! A store may lie on a file with holes, on a filesystem that gets full. Then a delete or
-//! a discard, which would free space, needs some first: for the nodes of its transaction.
-//! So the places that the next nodes go to are allocated in the file ahead, and are not
-//! discarded. Nodes go to the highest free places, and more of them are allocated than a
-//! transaction may use of the reserve.
+//! A store may lie on a file with holes, on a filesystem that gets full. Then a delete or a
+//! discard, which would free space, needs some first: for the nodes of its transaction. So the
+//! places that the next nodes go to are allocated in the file ahead, and are not discarded. Nodes
+//! go to the highest free places, and more of them are allocated than a transaction may use of the
+//! reserve.
 
 use sidecore_units::Plba;
 
@@ -14,8 +14,8 @@ use crate::grant::PhysicalRange;
 use crate::ranges::RangeSet;
 
 impl Volumes {
-    /// Where the next nodes go, as far as the disk was not asked to have space there. Empty
-    /// as long as there is enough of it.
+    /// Where the next nodes go, as far as the disk was not asked to have space there. Empty as long
+    /// as there is enough of it.
     #[must_use]
     pub fn unbacked(&self) -> Vec<PhysicalRange> {
         if self.read_only.is_some() {
