@@ -1,13 +1,12 @@
-//! One queue's way through its function's tree to the store.
+//! The path of one queue's requests through the function's extent tree to the store.
 //!
-//! A request that lies in one extent goes through whole: its offset is replaced,
-//! and put back when it completes. A batch of such requests is not taken apart: it
-//! is translated where it lies, and goes to the store as it is. Any other request is
-//! kept in a slot and goes in [parts](parts), one for each extent, or waits for the
-//! hypervisor side and goes on from where it stopped. Only that request waits
+//! A request that lies in one extent is submitted whole: the channel replaces its offset, and
+//! restores the offset on completion. A batch of such requests is translated in place and submitted
+//! as it is. Any other request occupies a slot and is submitted in [parts](parts), one for each
+//! extent, or waits for the hypervisor side and resumes where it stopped. Only that request waits
 //! (thesis 5.3).
 //!
-//! The vLBA queue of thesis 6.3 is `queued`, the pLBA queue is `outgoing`.
+//! The vLBA queue of thesis 6.3 is `queued`, the pLBA queue is `for_store`.
 
 mod detour;
 mod parts;
@@ -30,14 +29,14 @@ use sidecore_memory::GuestMemory;
 use sidecore_reactor::{EventFd, WakeSet};
 use sidecore_units::{Nanos, Plba, Vlba};
 
+use crate::epochs::Quiescence;
 use crate::function::{Function, Opening, Ports};
-use crate::grace::Quiescence;
 use crate::mail::{Answer, Line, Question, Slot};
 use crate::multiplexer::Multiplexer;
-use crate::shares::{Boards, Held, Place, TurnPlace, Turns, units};
+use crate::shares::{Boards, Place, QueuedBy, TurnPlace, Turns, units};
 use crate::stats::ChannelStats;
-use slot::{Label, Parts, Slots, Stage};
-use stores::Outgoing;
+use slot::{Label, Parts, Phase, Slots};
+use stores::StoreQueues;
 pub(crate) use stores::Stores;
 
 /// A queue of a virtual function.
@@ -46,55 +45,54 @@ pub(crate) struct FunctionChannel {
     multiplexer: Rc<RefCell<Multiplexer>>,
     place: Place,
     turn_place: TurnPlace,
-    /// Say whether there are other functions to share with.
+    /// Show whether other functions share the store.
     boards: Arc<Boards>,
     turns: Rc<Turns>,
-    /// No limits hold the function's requests back.
+    /// The function has no rate limits.
     is_unlimited: bool,
     stores: Stores,
     last: LastExtent,
-    /// The same in bytes, as of the last translation that was not in it.
+    /// `last` in bytes, as of the last translation outside of it.
     last_bytes: LastBytes,
-    /// Writes may go to that extent as they are.
+    /// Writes may go to the last extent without a miss.
     takes_writes: bool,
     quiescence: Quiescence,
     line: Line,
-    /// Readable when the store or the hypervisor side has something for us.
+    /// Readable when the store or the hypervisor side has an event for this channel.
     wake: WakeSet,
     depth: usize,
-    /// Waiting to be translated; reads apart from the rest, because their limits
-    /// are.
+    /// Requests not yet translated: reads, and all others, because each has its own limits.
     queued: [VecDeque<Box<BlockRequest>>; 2],
-    /// When the limits let the first of each go on.
+    /// When the limits next let the first request of each direction pass.
     not_before: [Nanos; 2],
     slots: Slots,
-    /// Slots that want boxes for parts.
-    starved: VecDeque<Slot>,
-    /// Slots that wait for the hypervisor side.
+    /// Slots queued for a box from the pool of parts.
+    for_parts: VecDeque<Slot>,
+    /// The number of slots that wait for the hypervisor side.
     asked: usize,
-    /// Signals taken whose answers have not come yet.
+    /// Wake signals received whose answers have not arrived yet.
     announced: u64,
-    /// Translated, not yet taken by the store.
-    outgoing: Outgoing,
-    /// Requests on a detour, of the outgoing and of those in the store.
+    /// Requests translated and not yet submitted to the store.
+    for_store: StoreQueues,
+    /// Requests on a detour: queued for the store, or in flight there.
     detours: usize,
-    /// Requests with tags of the channel: parts, flushes, and those that go through the filesystem.
+    /// Requests with tags of this channel: parts, flushes, and requests through the filesystem.
     tagged: usize,
-    /// The number of both that the shares were told.
+    /// The sum of `detours` and `tagged` as last published to the shares.
     shown: usize,
-    /// Every request in flight is on a detour, none is queued, and the function has no limits: the fast path needs no
-    /// further checks.
+    /// Every request in flight is on a detour, none is queued, and the function has no limits: the
+    /// fast path needs no further checks.
     is_plain: bool,
-    /// Why requests are queued that limits do not hold up, as the shares know it.
-    held: Option<Held>,
-    /// Which direction is served first: the one that was held up last.
+    /// Why requests are queued although limits let them pass, as last published to the shares.
+    queued_by: Option<QueuedBy>,
+    /// The direction served first: the one that was refused last.
     first: usize,
-    /// Back from the store.
+    /// Completions of the store; kept for its capacity.
     returned: Batch,
     done: Batch,
     now: Nanos,
     stats: Arc<ChannelStats>,
-    /// Dropped last.
+    /// Closes the function when its last queue is gone. The last field, so that it is dropped last.
     _opening: Option<Arc<Opening>>,
 }
 
@@ -147,15 +145,15 @@ impl FunctionChannel {
             queued: [VecDeque::with_capacity(depth), VecDeque::with_capacity(depth)],
             not_before: [Nanos::ZERO; 2],
             slots: Slots::new(depth),
-            starved: VecDeque::with_capacity(depth),
+            for_parts: VecDeque::with_capacity(depth),
             asked: 0,
             announced: 0,
-            outgoing: Outgoing::with_capacity(depth.saturating_add(Multiplexer::PARTS)),
+            for_store: StoreQueues::with_capacity(depth.saturating_add(Multiplexer::PARTS)),
             detours: 0,
             tagged: 0,
             shown: 0,
             is_plain: false,
-            held: None,
+            queued_by: None,
             first: READS,
             returned: Batch::with_capacity(depth.saturating_add(Multiplexer::PARTS)),
             done: Batch::with_capacity(depth),
@@ -164,7 +162,7 @@ impl FunctionChannel {
         })
     }
 
-    /// The blocks that a request touches.
+    /// The blocks of a byte range.
     #[inline]
     fn blocks(&self, offset_bytes: u64, len_bytes: u64) -> BlockRange {
         let shift = self.function.block_shift;
@@ -173,8 +171,8 @@ impl FunctionChannel {
         BlockRange { first: Vlba(first), count: last.saturating_sub(first).saturating_add(1) }
     }
 
-    /// The physical byte that byte `offset_bytes` of the function lies at, if the
-    /// block `first` lies at `physical`.
+    /// The physical byte of the function's byte `offset_bytes`, if the block `first` is at
+    /// `physical`.
     #[inline]
     fn displace(&self, offset_bytes: u64, first: Vlba, physical: Plba) -> u64 {
         let shift = self.function.block_shift;
@@ -182,24 +180,22 @@ impl FunctionChannel {
         physical.0.checked_shl(shift).unwrap_or(u64::MAX).saturating_add(offset_bytes.saturating_sub(start))
     }
 
-    /// Whether other functions are served on this sidecore, or from this store, and
-    /// weights may have to be looked at.
+    /// Whether weights may matter: this sidecore or this store serves other functions too.
     #[inline]
     fn is_shared(&self) -> bool {
         self.boards.is_shared() || self.turns.is_shared()
     }
 
-    /// Starts the first `count` requests of `batch`, which neither limits nor others'
-    /// shares hold back.
+    /// Starts the first `count` requests of `batch`, which limits and shares let pass.
     fn start_all(&mut self, batch: &mut Batch, count: usize) {
         let translated = self.translate_front(batch.get_mut(..count).unwrap_or_default());
         self.sent_on(translated);
         self.start_behind(batch, translated, count);
     }
 
-    /// The same when the first `translated` of them are on their detours already.
+    /// Starts the first `count` requests, of which the first `translated` are on detours already.
     fn start_behind(&mut self, batch: &mut Batch, translated: usize, count: usize) {
-        self.outgoing.extend(batch.drain(..translated));
+        self.for_store.extend(batch.drain(..translated));
         let others = count.saturating_sub(translated);
         if others > 0 {
             let multiplexer = Rc::clone(&self.multiplexer);
@@ -210,11 +206,11 @@ impl FunctionChannel {
         }
     }
 
-    /// Starts a request that neither limits nor others' shares hold back.
+    /// Starts a request that limits and shares let pass.
     fn start(&mut self, multiplexer: &mut Multiplexer, mut request: Box<BlockRequest>) {
         if self.translate_front(std::slice::from_mut(&mut request)) == 1 {
             self.sent_on(1);
-            return self.outgoing.push(request, false);
+            return self.for_store.push(request, false);
         }
         if matches!(request.operation, Operation::Read | Operation::Write) {
             let range = self.blocks(request.offset_bytes, request.len_bytes);
@@ -227,7 +223,8 @@ impl FunctionChannel {
         self.start_slowly(multiplexer, request);
     }
 
-    /// Where `range` lies, if it lies in one extent that may be used as it is.
+    /// The physical place of `range`, if one extent covers it and permits the operation without a
+    /// miss.
     fn translate_whole(
         &mut self,
         multiplexer: &mut Multiplexer,
@@ -256,7 +253,7 @@ impl FunctionChannel {
         whole
     }
 
-    /// Sends a request to a store as it is, but for its offset.
+    /// Queues a request for a store, unchanged but for its offset.
     fn send_whole(&mut self, mut request: Box<BlockRequest>, offset_bytes: u64, through: bool) {
         let moves_data = matches!(request.operation, Operation::Read | Operation::Write);
         if moves_data && !through && request.send_on(offset_bytes, self.mark()) {
@@ -267,7 +264,7 @@ impl FunctionChannel {
         } else {
             return self.finish(request, Err(BlockError::EIO));
         }
-        self.outgoing.push(request, through);
+        self.for_store.push(request, through);
     }
 
     fn finish(&mut self, mut request: Box<BlockRequest>, result: Result<(), BlockError>) {
@@ -275,7 +272,7 @@ impl FunctionChannel {
         self.done.push(request);
     }
 
-    /// Starts what is not simply a read or write in the last extent.
+    /// Starts any request but a read or write in the last extent.
     fn start_slowly(&mut self, multiplexer: &mut Multiplexer, request: Box<BlockRequest>) {
         if self.function.geometry.read_only && request.operation.is_write() {
             return self.finish(request, Err(BlockError::ReadOnly));
@@ -291,14 +288,13 @@ impl FunctionChannel {
             return self.finish(request, if empty { Ok(()) } else { Err(BlockError::OutOfBounds) });
         }
         match self.slots.insert_parts(Parts::new(request)) {
-            Ok(slot) => self.go_on(multiplexer, slot),
+            Ok(slot) => self.resume(multiplexer, slot),
             Err(parts) => self.finish(parts.request, Err(BlockError::EIO)),
         }
     }
 
-    /// A flush covers the mappings of what it covers: if some of this volume's are
-    /// not durable yet, the hypervisor side commits them, which flushes the store on
-    /// the way.
+    /// A flush also covers the mappings of the writes that it covers: if some of the volume's
+    /// mappings are not durable yet, the hypervisor side commits them, which flushes the store too.
     fn start_flush(&mut self, request: Box<BlockRequest>) {
         if !self.function.volume.is_uncommitted() {
             let through = self.function.flushes_through();
@@ -310,7 +306,7 @@ impl FunctionChannel {
         }
     }
 
-    /// Asks the hypervisor side for `slot`, which waits for the answer.
+    /// Asks the hypervisor side about the request in `slot`, which waits for the answer.
     fn ask(&mut self, slot: Slot, question: Question) {
         if let Question::Regenerate { range } | Question::Allocate { range, .. } = &question {
             self.function.stats.miss_address.store(range.first.0, Ordering::Relaxed);
@@ -320,19 +316,19 @@ impl FunctionChannel {
             self.asked = self.asked.saturating_add(1);
             self.stats.stalled.set(self.asked as u64);
             if let Some(parts) = self.slots.parts(slot)
-                && parts.stage != Stage::Linking
+                && parts.phase != Phase::Linking
             {
-                parts.stage = Stage::Asked;
+                parts.phase = Phase::Asked;
             }
         } else {
             self.fail(slot, BlockError::EIO);
         }
     }
 
-    /// Ends the request in `slot` with `error` once its parts are back.
+    /// Ends the request in `slot` with `error` once all its parts have completed.
     fn fail(&mut self, slot: Slot, error: BlockError) {
         if let Some(parts) = self.slots.parts(slot) {
-            parts.stage = Stage::Finishing;
+            parts.phase = Phase::Finishing;
             parts.result = parts.result.and(Err(error));
         }
         self.finish_if_done(slot);
@@ -346,44 +342,44 @@ impl FunctionChannel {
         }
     }
 
-    /// Takes what the hypervisor side has said.
+    /// Handles the answers of the hypervisor side.
     fn read_answers(&mut self, multiplexer: &mut Multiplexer) {
         if self.asked == 0 {
             return;
         }
-        let mut heard = 0_u64;
+        let mut received = 0_u64;
         while let Ok(reply) = self.line.replies.try_recv() {
-            heard = heard.saturating_add(1);
+            received = received.saturating_add(1);
             self.asked = self.asked.saturating_sub(1);
             self.stats.stalled.set(self.asked as u64);
-            self.hear(multiplexer, reply.slot, reply.answer);
+            self.handle(multiplexer, reply.slot, reply.answer);
         }
-        if heard > 0 {
-            // Each answer has a signal, which came before it: more signals than answers
-            // announce some that are about to come.
-            self.announced = self.announced.saturating_add(self.line.wake.drain()).saturating_sub(heard);
+        if received > 0 {
+            // Each answer's signal comes before it: if there were more signals than answers, the
+            // rest of the answers is about to arrive.
+            self.announced = self.announced.saturating_add(self.line.wake.drain()).saturating_sub(received);
         }
     }
 
-    fn hear(&mut self, multiplexer: &mut Multiplexer, slot: Slot, answer: Answer) {
+    fn handle(&mut self, multiplexer: &mut Multiplexer, slot: Slot, answer: Answer) {
         match answer {
             Answer::Rewalk => {
                 self.stats.rewalks.add(1);
                 if let Some(parts) = self.slots.parts(slot) {
-                    if parts.stage == Stage::Linking {
+                    if parts.phase == Phase::Linking {
                         parts.next_bytes = parts.grant_start_bytes;
                     }
-                    parts.stage = Stage::Ready;
+                    parts.phase = Phase::Ready;
                 }
-                self.go_on(multiplexer, slot);
+                self.resume(multiplexer, slot);
             }
             Answer::Grant { grant, range, extents } => self.use_grant(multiplexer, slot, grant, range, extents),
-            Answer::Done => self.hear_done(multiplexer, slot),
+            Answer::Done => self.handle_done(multiplexer, slot),
             Answer::Failed(error) => self.fail(slot, error),
         }
     }
 
-    /// Takes what the store has completed, of whatever kind; whole requests go to `completed`.
+    /// Handles the store's completions of every kind; requests submitted whole go to `completed`.
     fn take_back(&mut self, now: Nanos, completed: &mut Batch) {
         let multiplexer = Rc::clone(&self.multiplexer);
         let multiplexer = &mut *multiplexer.borrow_mut();
@@ -400,7 +396,7 @@ impl FunctionChannel {
         self.returned = returned;
     }
 
-    /// Takes a request back that has a tag of ours.
+    /// Handles the completion of a request with a tag of this channel.
     fn take_tagged_back(
         &mut self,
         multiplexer: &mut Multiplexer,
@@ -421,10 +417,10 @@ impl FunctionChannel {
         completed.push(request);
     }
 
-    /// Starts what is queued, as far as limits and shares allow.
+    /// Starts queued requests, as far as limits and shares allow.
     fn start_queued(&mut self, multiplexer: &mut Multiplexer) {
-        let mut held = None;
-        // May be started, and was, in units.
+        let mut queued_by = None;
+        // Units of service that may still be started, and units that were.
         let (mut left, mut used) = (0_i64, 0_i64);
         for direction in [self.first, WRITES.saturating_sub(self.first)] {
             while let Some(request) = self.queued.get(direction).and_then(VecDeque::front) {
@@ -437,7 +433,7 @@ impl FunctionChannel {
                     match self.allowance(multiplexer) {
                         Ok(units) => left = units,
                         Err(why) => {
-                            held = Some(why);
+                            queued_by = Some(why);
                             self.first = direction;
                             break;
                         }
@@ -451,22 +447,22 @@ impl FunctionChannel {
                 used = used.saturating_add(units(len_bytes));
                 self.start(multiplexer, request);
             }
-            if held.is_some() {
+            if queued_by.is_some() {
                 break;
             }
         }
         self.charge(multiplexer, used);
-        // The next queue of this sidecore is to see what this one has started.
+        // The next queue of this sidecore must see the requests that this one has started.
         self.show(multiplexer);
-        if held != self.held {
-            self.held = held;
-            self.stats.store_waits.add(u64::from(held == Some(Held::ByStore)));
-            multiplexer.shares.set_waiting(self.place, held.is_some(), held == Some(Held::ByStore));
+        if queued_by != self.queued_by {
+            self.queued_by = queued_by;
+            self.stats.store_waits.add(u64::from(queued_by == Some(QueuedBy::Store)));
+            multiplexer.shares.set_waiting(self.place, queued_by.is_some(), queued_by == Some(QueuedBy::Store));
         }
     }
 
-    /// How many units this queue may start, more than zero.
-    fn allowance(&mut self, multiplexer: &mut Multiplexer) -> Result<i64, Held> {
+    /// The number of units that this queue may start, more than zero.
+    fn allowance(&mut self, multiplexer: &mut Multiplexer) -> Result<i64, QueuedBy> {
         if !self.is_shared() {
             return Ok(i64::MAX);
         }
@@ -482,10 +478,11 @@ impl FunctionChannel {
         }
     }
 
-    /// Tells the shares how many requests are in the store; a function alone tells nothing.
+    /// Publishes the number of requests in the store to the shares; a function alone publishes
+    /// none.
     #[inline]
     fn show(&mut self, multiplexer: &mut Multiplexer) {
-        let now = if self.is_shared() { self.under_way() } else { 0 };
+        let now = if self.is_shared() { self.translated() } else { 0 };
         if now != self.shown {
             multiplexer.shares.moved(self.place, self.shown, now);
             self.shown = now;
@@ -497,11 +494,11 @@ impl FunctionChannel {
         let Some(not_before) = self.not_before.get_mut(direction) else { return false };
         *not_before = Nanos::ZERO;
         let gate = if direction == READS { &self.function.reads } else { &self.function.writes };
-        // A flush moves nothing and keeps others' data safe: it is never held back.
+        // A flush moves no data and protects other functions' data: limits never delay it.
         if operation == Operation::Flush || gate.is_open() {
             return true;
         }
-        // What is only unmapped or zeroed moves no bytes either.
+        // Unmapping and zeroing move no bytes either.
         let bytes = if operation == Operation::Write || operation == Operation::Read { len_bytes } else { 0 };
         match gate.pass(self.now, bytes) {
             Ok(()) => true,
@@ -513,7 +510,7 @@ impl FunctionChannel {
         }
     }
 
-    /// When the limits let something go on, if only they hold things up.
+    /// When the limits let the next request pass, if only limits keep requests queued.
     fn throttled_until(&self) -> Option<Nanos> {
         let mut until = None;
         for (queue, not_before) in self.queued.iter().zip(self.not_before) {
@@ -528,22 +525,22 @@ impl FunctionChannel {
         until
     }
 
-    /// Of the outgoing and of those in the store.
+    /// The number of translated requests: queued for the store, or in flight there.
     #[inline]
-    fn under_way(&self) -> usize {
+    fn translated(&self) -> usize {
         self.detours.saturating_add(self.tagged)
     }
 
-    /// Whether anything waits that a poll could carry on.
+    /// Whether a poll may have more to do than to collect completions.
     #[inline]
     fn has_more_to_start(&self) -> bool {
         self.asked > 0
-            || !self.starved.is_empty()
-            || !self.outgoing.is_empty()
+            || !self.for_parts.is_empty()
+            || !self.for_store.is_empty()
             || self.queued.iter().any(|queue| !queue.is_empty())
     }
 
-    /// Takes requests of a function that has limits, or shares something with others.
+    /// Accepts requests of a function that has limits, or shares its sidecore or store.
     #[inline(never)]
     fn submit_shared(&mut self, batch: &mut Batch, count: usize, at_once: bool) {
         let multiplexer = Rc::clone(&self.multiplexer);
@@ -576,41 +573,42 @@ impl FunctionChannel {
         }
     }
 
-    /// Tells the shares that so many requests were `completed`, and starts what had to
-    /// wait.
+    /// Publishes the number of `completed` requests to the shares, and starts queued requests.
     #[inline(never)]
-    fn go_on_with_others(&mut self, completed: usize) {
+    fn resume_with_others(&mut self, completed: usize) {
         let multiplexer = Rc::clone(&self.multiplexer);
         let multiplexer = &mut *multiplexer.borrow_mut();
         if self.is_shared() || self.shown > 0 {
-            self.tell_others(multiplexer, completed);
+            self.publish(multiplexer, completed);
         }
         if self.has_more_to_start() {
             self.quiescence.enter();
             self.read_answers(multiplexer);
-            self.feed_starved(multiplexer);
+            self.resume_for_parts(multiplexer);
             self.start_queued(multiplexer);
-            self.hand_over();
+            self.submit_translated();
         }
     }
 
-    /// Tells the shares what is in the store and that so many requests were `completed`, and looks at what others tell.
-    fn tell_others(&mut self, multiplexer: &mut Multiplexer, completed: usize) {
+    /// Publishes the requests in the store and the number of `completed` ones to the shares, and
+    /// reads what other sidecores have published.
+    fn publish(&mut self, multiplexer: &mut Multiplexer, completed: usize) {
         self.show(multiplexer);
         multiplexer.shares.completed(completed);
         multiplexer.shares.look(self.now);
     }
 
-    /// Requests taken and not handed back, wherever they are.
+    /// Requests accepted and not yet completed.
     fn in_flight(&self) -> usize {
         let queued = self.queued.iter().map(VecDeque::len).fold(0, usize::saturating_add);
         queued.saturating_add(self.slots.len()).saturating_add(self.detours).saturating_add(self.done.len())
     }
 
-    /// When to poll next: what waits here needs a poll, what is limited waits for its time, and the
-    /// rest for the stores or the hypervisor side.
+    /// When to poll next: at once for completions and requests queued for the store or for parts,
+    /// at its time for a request behind a limit, else when the stores or the hypervisor side wake
+    /// us.
     fn next(&self) -> Next {
-        if !self.done.is_empty() || !self.outgoing.is_empty() || !self.starved.is_empty() || self.announced > 0 {
+        if !self.done.is_empty() || !self.for_store.is_empty() || !self.for_parts.is_empty() || self.announced > 0 {
             return Next::Now;
         }
         let stores = self.stores.next();
@@ -620,8 +618,8 @@ impl FunctionChannel {
         self.throttled_until().map_or(Next::Now, |until| stores.min(Next::At(until)))
     }
 
-    fn hand_over(&mut self) {
-        self.stores.submit(self.now, &mut self.outgoing);
+    fn submit_translated(&mut self) {
+        self.stores.submit(self.now, &mut self.for_store);
     }
 }
 
@@ -643,14 +641,14 @@ impl BlockChannel for FunctionChannel {
         } else {
             self.submit_shared(batch, count, at_once);
         }
-        self.hand_over();
+        self.submit_translated();
         self.quiescence.leave();
         self.is_plain = false;
     }
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
         self.now = self.now.max(now);
-        let before = self.under_way();
+        let before = self.translated();
         if before > 0 && self.tagged == 0 {
             let already = completed.len();
             self.stores.physical.poll(now, completed);
@@ -659,14 +657,14 @@ impl BlockChannel for FunctionChannel {
             self.take_back(now, completed);
         }
         if self.is_shared() || self.shown > 0 || self.has_more_to_start() {
-            self.go_on_with_others(before.saturating_sub(self.under_way()));
+            self.resume_with_others(before.saturating_sub(self.translated()));
         }
         self.quiescence.leave();
         completed.append(&mut self.done);
         self.is_plain = self.is_unlimited && self.tagged == 0 && !self.has_more_to_start();
     }
 
-    /// The fast path if it applies, else [`submit`](Self::submit) and [`poll`](Self::poll).
+    /// The fast path where it applies, else [`submit`](Self::submit) and [`poll`](Self::poll).
     fn exchange(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
         if !self.is_plain || batch.len() > self.depth.saturating_sub(self.detours) {
             self.submit(now, batch);

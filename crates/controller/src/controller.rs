@@ -1,4 +1,4 @@
-//! The controller: owner of one physical store.
+//! The controller: it owns one physical store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -23,17 +23,17 @@ use crate::{
 /// Pins a chunk of the trees' memory.
 pub type PinNodes = Box<dyn Fn(&[Node]) + Send + Sync>;
 
-/// The least that makes sense: some thousand extents, whoever they belong to.
+/// The least memory for extent trees: some thousand extents, over all volumes.
 const NODES_MIN: usize = 256;
 
 static NEXT_CONTROLLER: AtomicU64 = AtomicU64::new(0);
 
-/// A number that no other controller of this process has.
+/// A number that is unique among the controllers of this process.
 pub(crate) fn next_controller() -> u64 {
     NEXT_CONTROLLER.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A physical store, cut up into virtual functions (thesis 5).
+/// A physical store, divided into virtual functions (thesis 5).
 pub struct Controller {
     pub(crate) hypervisor: Arc<Hypervisor>,
     ports: Ports,
@@ -47,7 +47,7 @@ pub struct Controller {
 #[derive(Default)]
 struct Running {
     threads: Threads,
-    /// Without threads, whoever steps the controller takes mail from here.
+    /// Without threads, [`Controller::step`] takes messages from here.
     inbox: Option<Inbox>,
     down: bool,
 }
@@ -56,8 +56,8 @@ impl Controller {
     /// Opens the volumes on `store` and starts the threads that serve misses.
     ///
     /// # Errors
-    /// The store is blank (and may not be formatted), foreign, damaged beyond use,
-    /// or does not suit.
+    /// The store is blank (and may not be formatted), foreign, damaged beyond use, or does not
+    /// suit.
     pub fn open(
         name: &str,
         store: Arc<dyn BlockDevice>,
@@ -77,9 +77,8 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Opens it without any thread: it does its hypervisor side's work when it is
-    /// [stepped](Self::step). For simulations, where `disk` is another way to
-    /// `store`.
+    /// Opens a controller without threads: [`step`](Self::step) does the work of the hypervisor
+    /// side. For simulations, where `disk` is another way to `store`.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -156,7 +155,7 @@ impl Controller {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its name.
+    /// The controller's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.hypervisor.name
@@ -168,9 +167,9 @@ impl Controller {
         1_u32.checked_shl(self.block_shift).unwrap_or(0)
     }
 
-    /// The physical function as a disk: the whole store, untranslated (thesis 5.1).
-    /// It bypasses the translation, so that no stalled function delays it (6.3).
-    /// Whoever has it can read and destroy everything.
+    /// The physical function as a disk: the whole store, untranslated (thesis 5.1). It bypasses the
+    /// translation, so that no stalled function delays it (6.3). Its user can read and destroy the
+    /// data of all volumes.
     #[must_use]
     pub fn physical_function(&self) -> Arc<dyn BlockDevice> {
         Arc::clone(&self.ports.store)
@@ -184,11 +183,11 @@ impl Controller {
         self.running().down
     }
 
-    /// Makes a virtual function that shows a volume.
+    /// Opens a virtual function that exposes a volume as a disk.
     ///
     /// # Errors
-    /// There is no such volume, or it is damaged, or all functions are taken, or the
-    /// options say what cannot be.
+    /// The volume does not exist, is damaged or not durable yet; all functions are taken; or an
+    /// option is out of its range.
     pub fn open_function(&self, options: &FunctionOptions) -> Result<Arc<VirtualFunction>, ControllerError> {
         check(options)?;
         if self.running().down {
@@ -223,8 +222,8 @@ impl Controller {
         Ok(Arc::new(VirtualFunction { function, ports: self.ports.clone(), opening }))
     }
 
-    /// The volume's tree, made when its first function opens: all pruned, so that
-    /// mappings come from the metadata as they are needed.
+    /// The volume's tree. The first function to open makes it with all its mappings pruned: they
+    /// are read from the metadata as requests need them.
     fn open_volume<'a>(
         &self,
         state: &'a mut State,
@@ -239,13 +238,13 @@ impl Controller {
                 new().map_err(|_| out_of_nodes())
             })?;
             let durable = Arc::clone(&self.hypervisor.durable);
-            // What was changed before it was opened may not be durable yet.
+            // Changes from before the volume was opened may not be durable yet.
             let volume = Arc::new(VolumeState { changed: AtomicU64::new(state.transaction), durable });
             let open = OpenVolume {
                 tree,
                 state: volume,
                 functions: Vec::new(),
-                grants: state.hold_withheld(id),
+                grants: state.lock_withheld(id),
                 shared_at: 0,
                 blocked: Vec::new(),
             };
@@ -257,22 +256,22 @@ impl Controller {
     fn function_geometry(&self, read_only: bool) -> Geometry {
         let store = self.ports.store.geometry();
         Geometry {
-            // Asked for when it is needed: volumes grow.
+            // Filled in by [`VirtualFunction`] on each call: volumes grow.
             capacity_bytes: 0,
             block_bytes: store.block_bytes,
             physical_block_bytes: store.physical_block_bytes.max(self.block_bytes()),
             read_only: read_only || store.read_only,
-            // Mappings of fresh blocks are durable only after a flush, whatever the
-            // store does.
+            // Mappings of fresh blocks are durable only after a flush, also on a store without a
+            // cache.
             volatile_cache: true,
             discard: !read_only,
-            // Its blocks are not mapped any longer.
+            // A discard unmaps the blocks.
             discard_zeroes: !read_only,
             write_zeroes: !read_only && store.write_zeroes,
         }
     }
 
-    /// Nobody uses a function any more.
+    /// Frees a function's number, and the volume's tree after its last function.
     pub(crate) fn close_function(&self, id: FunctionId) {
         let mut state = self.hypervisor.state();
         let state = &mut *state;
@@ -290,11 +289,11 @@ impl Controller {
         }
         let gone = |message: &crate::mail::Message| message.function != id;
         state.for_space.retain(gone);
-        state.for_grace.retain(gone);
+        state.for_epoch.retain(gone);
     }
 
-    /// Does a piece of the hypervisor side's work, if there is any: for a controller
-    /// [without threads](Self::without_threads).
+    /// Answers one question, if there is one, else reclaims blocks and retries: the work of the
+    /// hypervisor side for a controller [without threads](Self::without_threads).
     pub fn step(&self, disk: &mut dyn Disk) -> bool {
         let message = self.running().inbox.as_mut().and_then(Inbox::try_next);
         match message {
@@ -304,13 +303,13 @@ impl Controller {
             }
             None => {
                 let _ = self.hypervisor.reuse_blocks(disk);
-                self.hypervisor.retry_after_grace(disk);
+                self.hypervisor.retry_after_epoch(disk);
                 false
             }
         }
     }
 
-    /// Whether somebody waits for a commit: for a controller [without
+    /// Whether a request waits for a commit: for a controller [without
     /// threads](Self::without_threads).
     #[must_use]
     pub fn wants_commit(&self) -> bool {
@@ -318,11 +317,10 @@ impl Controller {
         self.hypervisor.commits.wait(Duration::MAX, Some(Duration::ZERO)) == NextCommit::Now
     }
 
-    /// Commits on the calling thread: for a controller [without
-    /// threads](Self::without_threads).
+    /// Commits on the calling thread: for a controller [without threads](Self::without_threads).
     ///
     /// # Errors
-    /// The store's.
+    /// The store's write or flush error.
     pub fn commit_on(&self, disk: &mut dyn Disk) -> std::io::Result<()> {
         self.hypervisor.commit(disk)?;
         self.hypervisor.back_reserve(disk);
@@ -330,13 +328,13 @@ impl Controller {
         Ok(())
     }
 
-    /// The number that its store was given when it was formatted.
+    /// The UUID that formatting gave to the store.
     #[must_use]
     pub fn store_uuid(&self) -> [u8; 16] {
         self.hypervisor.state().volumes.uuid()
     }
 
-    /// How it fares.
+    /// The controller's state and counters at this moment.
     #[must_use]
     pub fn report(&self) -> ControllerReport {
         let state = self.hypervisor.state();
@@ -377,7 +375,7 @@ impl Controller {
         }
     }
 
-    /// What keeps it from doing all that it should, also for a function of this volume.
+    /// The conditions that restrict the controller, also for a function of this volume.
     #[must_use]
     pub fn health(&self, volume: Option<&str>) -> Health {
         let state = self.hypervisor.state();
@@ -391,9 +389,8 @@ impl Controller {
         }
     }
 
-    /// Ends it: what was changed is made durable, the threads end. Functions still in
-    /// use fail what they cannot do without the hypervisor side. The second call does
-    /// nothing.
+    /// Commits the metadata and ends the threads. Functions still in use then fail the requests
+    /// that need the hypervisor side. A second call does nothing.
     pub fn shutdown(&self) {
         let mut threads = {
             let mut running = self.running();

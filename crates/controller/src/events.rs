@@ -1,30 +1,30 @@
-//! What the operator has to know: kept for `controller show`, and logged.
+//! Events for the operator: kept for `controller show`, and logged.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Something that happened to a controller.
+/// An event at a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When, in seconds since 1970.
+    /// The time of its last occurrence, in seconds since 1970.
     pub at_unix_s: u64,
-    /// What.
+    /// The message.
     pub what: String,
-    /// How often in a row.
+    /// The number of occurrences in a row.
     pub times: u64,
 }
 
-/// How many are kept.
+/// The number of events kept: the oldest are dropped.
 const KEPT: usize = 256;
 
-/// The last events.
+/// The latest events, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Events(Mutex<VecDeque<Event>>);
 
 impl Events {
-    /// Takes note of `what`. A guest that writes on to a full volume makes one event
-    /// with a count, and a line in the log each time the count has doubled.
+    /// Adds an event. A repetition of the last one only counts: a guest that goes on to write to a
+    /// full volume makes one event, and a line in the log each time the count has doubled.
     pub(crate) fn note(&self, controller: &str, what: String) {
         let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let at_unix_s = now_unix_s();

@@ -1,5 +1,5 @@
-//! A virtual function: a whole disk, every access to which goes through its own
-//! extent tree (thesis 5.1).
+//! A virtual function: a whole disk, every access to which goes through its own extent tree (thesis
+//! 5.1).
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use sidecore_extent::{FunctionId, TreeRoot};
 use sidecore_reactor::CoreContext;
 
 use crate::channel::{FunctionChannel, Stores};
-use crate::grace::Epochs;
+use crate::epochs::Epochs;
 use crate::limits::Gate;
 use crate::multiplexer::Multiplexer;
 use crate::shares::Boards;
@@ -19,53 +19,53 @@ use crate::stats::{StatsBook, UnitStats};
 use crate::threads::Mail;
 use crate::{Controller, FunctionOptions, Limits};
 
-/// What the functions of one volume share.
+/// State shared by the functions of one volume.
 #[derive(Debug)]
 pub(crate) struct VolumeState {
-    /// The transaction that the volume's mappings were last changed in.
+    /// The transaction of the last change of the volume's mappings.
     pub(crate) changed: AtomicU64,
-    /// The last transaction that is durable: the controller's.
+    /// The controller's last durable transaction.
     pub(crate) durable: Arc<AtomicU64>,
 }
 
 impl VolumeState {
-    /// Whether mappings were changed that are not durable yet.
+    /// Whether some changes of the mappings are not durable yet.
     #[inline]
     pub(crate) fn is_uncommitted(&self) -> bool {
         self.changed.load(Ordering::Acquire) > self.durable.load(Ordering::Acquire)
     }
 }
 
-/// What a function's channels and the hypervisor side share.
+/// State shared by a function's channels and the hypervisor side.
 pub(crate) struct Function {
     pub(crate) id: FunctionId,
     pub(crate) volume_name: String,
     pub(crate) root: Arc<TreeRoot>,
     pub(crate) volume: Arc<VolumeState>,
     pub(crate) geometry: Geometry,
-    /// Bytes in a block, as a power of two.
+    /// The block size in bytes, as a power of two.
     pub(crate) block_shift: u32,
     pub(crate) weight: u32,
     pub(crate) limits: Limits,
     pub(crate) reads: Gate,
     pub(crate) writes: Gate,
     pub(crate) stats: StatsBook,
-    /// The other way to the same blocks: a host file that another program has opened is
-    /// reached through its filesystem.
+    /// The second path to the same blocks: while another program has the host file open, requests
+    /// go through its filesystem.
     pub(crate) through: Option<Arc<dyn BlockDevice>>,
-    /// Which way is taken, a [`Path`].
+    /// The path in use, a [`Path`].
     path: AtomicU8,
 }
 
-/// The way to a host file's blocks.
+/// The path to a host file's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
-    /// By the tree, to the device.
+    /// To the device, by the extent tree.
     Direct,
     /// Through the filesystem.
     Through,
     /// Reads and writes wait for the tree to be filled again. A flush still goes through the
-    /// filesystem: it has to cover writes that went that way.
+    /// filesystem: it has to cover writes that took that path.
     Returning,
 }
 
@@ -96,33 +96,33 @@ impl Function {
         }
     }
 
-    /// Whether its blocks are to be reached through the filesystem.
+    /// Whether requests go through the filesystem.
     #[inline]
     pub(crate) fn goes_through(&self) -> bool {
         self.path.load(Ordering::Acquire) == Path::Through as u8
     }
 
-    /// Whether a flush has to go through the filesystem.
+    /// Whether flushes go through the filesystem.
     pub(crate) fn flushes_through(&self) -> bool {
         self.path.load(Ordering::Acquire) != Path::Direct as u8
     }
 
-    /// Sets the way to its blocks; true if it was another one.
+    /// Sets the path; true if it has changed.
     pub(crate) fn set_path(&self, path: Path) -> bool {
         self.path.swap(path as u8, Ordering::AcqRel) != path as u8
     }
 
-    /// Whether nothing limits it.
+    /// Whether the function has no rate limits.
     #[inline]
     pub(crate) fn is_unlimited(&self) -> bool {
         self.reads.is_open() && self.writes.is_open()
     }
 }
 
-/// What a channel needs of its controller.
+/// The controller's resources for its channels.
 #[derive(Clone)]
 pub(crate) struct Ports {
-    /// Tells the sidecores' multiplexers of one controller from another's.
+    /// Distinguishes the controllers that a sidecore has multiplexers of.
     pub(crate) controller: u64,
     pub(crate) store: Arc<dyn BlockDevice>,
     pub(crate) memory: Arc<sidecore_extent::NodeMemory>,
@@ -130,15 +130,15 @@ pub(crate) struct Ports {
     pub(crate) epochs: Arc<Epochs>,
     /// The counters of the sidecores' translation units.
     pub(crate) units: Arc<UnitStats>,
-    /// What the sidecores tell each other about shares of the store.
+    /// The sidecores' published demands for shares of the store.
     pub(crate) boards: Arc<Boards>,
     pub(crate) to_hypervisor: Sender<Mail>,
-    /// Why writes that were answered by an earlier process may be missing, if so.
+    /// Why writes completed by an earlier process may be missing, if so.
     pub(crate) loss: Option<Arc<str>>,
 }
 
-/// A function's place in its controller: given back when nobody uses the function
-/// any more, neither a front end nor a queue.
+/// A function's place in its controller: freed when the last front end and the last queue of the
+/// function are gone.
 pub(crate) struct Opening {
     controller: Arc<Controller>,
     id: FunctionId,
@@ -156,23 +156,23 @@ impl Drop for Opening {
     }
 }
 
-/// A virtual function as a front end sees it. It, and each queue of it, keeps its
+/// A virtual function as a front end uses it. The function, and each of its queues, keeps its
 /// controller running.
 pub struct VirtualFunction {
     pub(crate) function: Arc<Function>,
     pub(crate) ports: Ports,
-    /// `None` for a host file, which is its own controller.
+    /// `None` for a host file, which has no controller of volumes.
     pub(crate) opening: Option<Arc<Opening>>,
 }
 
 impl VirtualFunction {
-    /// Its number: the physical function is 0.
+    /// The function's number: the physical function is 0.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.function.id.0
     }
 
-    /// The volume that it shows.
+    /// The volume's name.
     #[must_use]
     pub fn volume(&self) -> &str {
         &self.function.volume_name

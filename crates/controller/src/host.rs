@@ -1,10 +1,9 @@
-//! A file on the host's own filesystem as a virtual function (thesis 5.2: "the same
-//! mappings used by the filesystem to map file offsets to disk blocks, is used by
-//! NeSC"): its blocks are reached directly for as long as no other program has it open,
-//! and through the filesystem meanwhile.
+//! A file on the host's own filesystem as a virtual function (thesis 5.2: "the same mappings used
+//! by the filesystem to map file offsets to disk blocks, is used by NeSC"): requests go directly to
+//! its blocks while no other program has it open, and through the filesystem otherwise.
 //!
-//! The hypervisor side here is the host's filesystem: a miss asks it for the mapping,
-//! or has it allocate.
+//! The host's filesystem is the hypervisor side here: a miss asks it for the mapping, or for an
+//! allocation.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -21,14 +20,14 @@ use sidecore_extent::{BlockRange, Content, Extent, ExtentTree, FunctionId, NodeM
 use sidecore_reactor::{CoreContext, EventFd};
 
 use crate::controller::next_controller;
+use crate::epochs::{Epoch, Epochs};
 use crate::function::{Function, Path, Ports, VirtualFunction, VolumeState};
-use crate::grace::{Epoch, Epochs};
 use crate::mail::{Answer, Message, Question};
 use crate::threads::Mail;
 use crate::{ControllerError, FunctionOptions};
 
-/// A file that the host's filesystem maps to a block device. All ranges and extents
-/// are in blocks of [`block_bytes`](Self::block_bytes).
+/// A file that the host's filesystem maps to a block device. All ranges and extents are in blocks
+/// of [`block_bytes`](Self::block_bytes).
 pub trait HostMap: Send + Sync {
     /// The file's size in bytes, a multiple of `block_bytes`.
     fn size_bytes(&self) -> u64;
@@ -36,67 +35,67 @@ pub trait HostMap: Send + Sync {
     /// The filesystem's block size in bytes, a power of two.
     fn block_bytes(&self) -> u32;
 
-    /// Appends what is mapped in `range`, in order; none of it shared.
+    /// Appends the extents mapped in `range`, in order; none of them is shared.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ResourceBusy`] if another program wants the file, any other if it must not be
-    /// reached directly.
+    /// [`io::ErrorKind::ResourceBusy`] if another program wants the file, any other if it must not
+    /// be reached directly.
     fn extents(&self, range: BlockRange, extents: &mut Vec<Extent>) -> io::Result<()>;
 
-    /// Makes all of `range` mapped; blocks that were not hold zeros then.
+    /// Maps all of `range`; newly mapped blocks read as zeros.
     ///
     /// # Errors
-    /// There is no space, or the filesystem fails.
+    /// No space is left, or the filesystem fails.
     fn allocate(&self, range: BlockRange) -> io::Result<()>;
 
-    /// Gives blocks back to the filesystem. Nothing goes to them directly any more.
+    /// Returns blocks to the filesystem. No direct I/O to them may be in flight.
     ///
     /// # Errors
-    /// The filesystem's.
+    /// The filesystem's error.
     fn punch(&self, range: BlockRange) -> io::Result<()>;
 
     /// Readable when another program wants the file.
     fn wanted(&self) -> BorrowedFd<'_>;
 
-    /// Lets the other program have it. Nothing goes to the blocks directly any more.
+    /// Gives up the lease, so that the other program can open the file. No direct I/O to its blocks
+    /// may be in flight.
     ///
     /// # Errors
-    /// What was written directly could not be made durable.
+    /// Data written directly could not be made durable.
     fn release(&self) -> io::Result<()>;
 
-    /// Takes the file back after [`release`](Self::release). Calls `settle` once no other program
-    /// can have it, which returns when nothing goes through the filesystem any more; then makes
-    /// durable what did, and checks that the blocks can be reached directly.
+    /// Takes the lease again after [`release`](Self::release). Calls `settle` once no other program
+    /// can open the file; it returns when no I/O through the filesystem is in flight. Then makes
+    /// data written that way durable, and checks that the blocks can be reached directly.
     ///
     /// # Errors
     /// [`io::ErrorKind::ResourceBusy`] while another program has the file. Any other if it must not
     /// be reached directly; it is released then.
     fn retake(&self, settle: &mut dyn FnMut()) -> io::Result<()>;
 
-    /// The block device below, whole.
+    /// The whole block device below the filesystem.
     fn device(&self) -> Arc<dyn BlockDevice>;
 
-    /// The file through its filesystem.
+    /// The file, through its filesystem.
     fn file(&self) -> Arc<dyn BlockDevice>;
 }
 
-/// How long a grace period is slept through at a time.
-const GRACE_NAP: Duration = Duration::from_micros(50);
+/// The pause between two checks of an epoch.
+const EPOCH_POLL: Duration = Duration::from_micros(50);
 
-/// Blocks that are looked up for one miss.
+/// The number of blocks whose mapping is read for one miss.
 const LOOKUP_BLOCKS: u64 = 64 << 10;
 
-/// The most nodes that its tree may have: half a million extents. Beyond that, it is
-/// pruned.
+/// The most nodes of a tree: half a million extents. A larger tree is pruned.
 const TREE_NODES: usize = 4096;
 
 /// The function's number: it is the only one of its controller.
 const ONLY: FunctionId = FunctionId(1);
 
-/// Why the direct path is left, mostly.
+/// The usual reason to leave the direct path.
 const WANTED: &str = "another program has opened it";
 
-/// How long after another program has opened the file the first attempt to take it back comes.
+/// The time from the opening by another program to the first attempt to take the file back.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 
 /// The longest pause between two attempts.
@@ -115,17 +114,18 @@ impl Retry {
         Self { pause: RETRY_MIN }
     }
 
-    /// Another program has the file still.
+    /// Doubles the pause: another program still has the file open.
     fn is_busy(&mut self) {
         self.pause = self.pause.saturating_mul(2).min(RETRY_MAX);
     }
 
-    /// The file is not fit to be reached directly: another attempt costs the guest a stop.
+    /// Sets the longest pause: the file cannot be reached directly, and another attempt would stop
+    /// the guest again.
     fn is_unfit(&mut self) {
         self.pause = RETRY_MAX;
     }
 
-    /// The direct path has to be left after it lasted for `direct_for`.
+    /// Adapts the pause after the direct path was in use for `direct_for`.
     fn left(&mut self, direct_for: Duration) {
         if direct_for > self.pause.saturating_mul(2) { *self = Self::new() } else { self.is_busy() }
     }
@@ -139,7 +139,7 @@ pub struct HostFunction {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What its threads share.
+/// State shared by the threads.
 struct Shared {
     map: Box<dyn HostMap>,
     name: String,
@@ -147,10 +147,10 @@ struct Shared {
     memory: Arc<NodeMemory>,
     epochs: Arc<Epochs>,
     tree: Mutex<Tree>,
-    /// Held while a miss is served, and while the way to the blocks changes: neither sees the other
-    /// half done.
+    /// Held while a miss is served and while the path to the blocks changes: each sees the other
+    /// only complete.
     way: Mutex<()>,
-    /// Why the blocks are reached through the filesystem, if they are.
+    /// Why requests go through the filesystem, if they do.
     fallback: Mutex<Option<String>>,
     /// Wakes the thread that watches the lease.
     wake: EventFd,
@@ -186,7 +186,7 @@ impl HostFunction {
             write_zeroes: !read_only,
             ..below
         };
-        // What is mapped is durable when it is mapped: no flush waits for us.
+        // A mapping is durable as soon as the filesystem reports it: no flush has to wait.
         let volume = VolumeState { changed: AtomicU64::new(0), durable: Arc::default() };
         let options = FunctionOptions::new(name);
         let mut function = Function::new(ONLY, &options, tree.root(), Arc::new(volume), geometry, block_shift);
@@ -201,7 +201,7 @@ impl HostFunction {
             units: Arc::default(),
             boards: Arc::default(),
             to_hypervisor: mail.clone(),
-            // Its filesystem has what was answered.
+            // Completed writes are in the filesystem.
             loss: None,
         };
         let shared = Arc::new(Shared {
@@ -230,7 +230,7 @@ impl HostFunction {
         Ok(served)
     }
 
-    /// Whether its blocks are reached directly.
+    /// Whether requests go directly to the blocks.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         !self.shared.function.goes_through()
@@ -262,7 +262,7 @@ impl Drop for HostFunction {
             }
         }
         if self.shared.end_direct_path(&lock(&self.shared.way)) {
-            tracing::debug!(file = self.shared.name, "it is not served any more, and its lease is released");
+            tracing::debug!(file = self.shared.name, "the file is closed, and its lease is released");
         }
     }
 }
@@ -286,7 +286,8 @@ impl Shared {
         let way = lock(&self.way);
         let answer = match message.question {
             Question::FlushFailed => return,
-            // The filesystem unmaps by itself; a discard that is sent back would ask again.
+            // The filesystem frees the blocks itself; a discard that is answered with a rewalk
+            // would ask again.
             Question::Unmap { range } => self.unmap(range),
             _ if self.function.goes_through() => Answer::Rewalk,
             Question::Regenerate { range } => self.show(range, &way),
@@ -301,12 +302,12 @@ impl Shared {
         message.reply_to.reply(answer);
     }
 
-    /// Reads the mapping of `range`, or of its first part, and shows it.
+    /// Reads the mapping of `range`, or of its first part, into the tree.
     fn show(&self, range: BlockRange, way: &MutexGuard<'_, ()>) -> Answer {
         let (range, _) = range.split(LOOKUP_BLOCKS);
         let mut extents = Vec::new();
         if let Err(error) = self.map.extents(range, &mut extents) {
-            // A miss may find out before the thread that watches the lease.
+            // A miss may notice the other program before the thread that watches the lease does.
             let is_wanted = error.kind() == io::ErrorKind::ResourceBusy;
             self.leave_direct_path(&if is_wanted { WANTED.to_owned() } else { error.to_string() }, way);
             return Answer::Rewalk;
@@ -314,7 +315,7 @@ impl Shared {
         if self.set(range, &extents) {
             return Answer::Rewalk;
         }
-        // The trees' memory is too small for this file: it starts anew.
+        // The memory for tree nodes is too small for this file: start with an empty tree.
         self.forget_all();
         if self.set(range, &extents) { Answer::Rewalk } else { Answer::Failed(BlockError::EIO) }
     }
@@ -326,7 +327,7 @@ impl Shared {
         is_set
     }
 
-    /// Retires what was replaced, and frees what nobody walks any more.
+    /// Retires replaced nodes, and frees those that no channel can walk to.
     fn collect(&self, tree: &mut Tree) {
         let retired = tree.tree.take_retired();
         if !retired.is_empty() {
@@ -352,17 +353,16 @@ impl Shared {
         self.collect(&mut self.tree());
     }
 
-    /// Waits until all I/O has ended that started before.
+    /// Waits until all I/O that started before has ended.
     fn quiesce(&self) {
         let epoch = self.epochs.advance();
         while !self.epochs.passed(epoch) {
-            std::thread::sleep(GRACE_NAP);
+            std::thread::sleep(EPOCH_POLL);
         }
     }
 
-    /// Gives blocks back: nothing may go to them directly when the filesystem gives
-    /// them to another file. Misses are not served meanwhile, so nobody maps them
-    /// again.
+    /// Returns blocks to the filesystem: no direct I/O may reach them once another file has them.
+    /// Misses are not served meanwhile, so the blocks are not mapped again.
     fn unmap(&self, range: BlockRange) -> Answer {
         if !self.set(range, &[]) {
             self.forget_all();
@@ -382,15 +382,15 @@ impl Shared {
         })
     }
 
-    /// Leaves the direct path when another program wants the file, and returns to it when that has
-    /// closed the file.
+    /// Leaves the direct path when another program wants the file, and returns to the path when the
+    /// program has closed the file.
     fn watch(&self) {
         let mut retry = Retry::new();
         let mut direct_since = Instant::now();
         while !self.is_ending.load(Ordering::Acquire) {
             if self.function.goes_through() {
                 match self.wait(None, Some(retry.pause)) {
-                    Some(Event::Nothing) => {}
+                    Some(Event::TimedOut) => {}
                     Some(Event::Woken | Event::Wanted) => continue,
                     None => return,
                 }
@@ -403,7 +403,7 @@ impl Shared {
             }
             match self.wait(Some(self.map.wanted()), None) {
                 Some(Event::Wanted) => self.leave_direct_path(WANTED, &lock(&self.way)),
-                Some(Event::Woken | Event::Nothing) => {}
+                Some(Event::Woken | Event::TimedOut) => {}
                 None => return self.leave_direct_path("its lease cannot be watched", &lock(&self.way)),
             }
             if self.function.goes_through() {
@@ -412,8 +412,8 @@ impl Shared {
         }
     }
 
-    /// Waits for the lease to be wanted, if it is held, for a wake-up, or for so long. `None` if there
-    /// is no waiting.
+    /// Waits for another program to want the file (if the lease is held), for a wake-up, or for the
+    /// time. `None` if polling failed.
     fn wait(&self, wanted: Option<BorrowedFd<'_>>, at_most: Option<Duration>) -> Option<Event> {
         let wake = PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN);
         let lease = PollFd::from_borrowed_fd(wanted.unwrap_or(self.wake.as_fd()), PollFlags::IN);
@@ -432,26 +432,26 @@ impl Shared {
             self.wake.drain();
             return Some(Event::Woken);
         }
-        Some(if lease { Event::Wanted } else { Event::Nothing })
+        Some(if lease { Event::Wanted } else { Event::TimedOut })
     }
 
-    /// From now on everything goes through the filesystem. Returns when nothing goes
-    /// to the blocks directly any more, and the lease is given up.
+    /// Redirects all requests through the filesystem. Returns when no direct I/O is in flight, and
+    /// the lease is given up.
     fn leave_direct_path(&self, why: &str, way: &MutexGuard<'_, ()>) {
         if self.end_direct_path(way) {
-            tracing::warn!(file = self.name, "it is reached through its filesystem: {why}");
+            tracing::warn!(file = self.name, "the file is reached through its filesystem: {why}");
             *lock(&self.fallback) = Some(format!("\"{}\" is reached through its filesystem: {why}", self.name));
-            // The thread that watches the lease has to come back to it.
+            // The thread that watches the lease has to resume its attempts.
             self.wake.signal();
         }
     }
 
-    /// The same without a word; whether it was direct before.
+    /// Leaves the direct path without a message; whether it was in use.
     fn end_direct_path(&self, _way: &MutexGuard<'_, ()>) -> bool {
         if !self.function.set_path(Path::Through) {
             return false;
         }
-        // After the flag: whoever finds no mapping any more sees that.
+        // After the flag: a channel that misses in the empty tree then sees the new path.
         self.empty_tree();
         self.quiesce();
         if let Err(error) = self.map.release() {
@@ -466,7 +466,7 @@ impl Shared {
         self.collect(&mut tree);
     }
 
-    /// Takes the file back from the filesystem. Requests that come meanwhile miss, and wait for `way`.
+    /// Returns to the direct path. Requests that come meanwhile miss, and wait for `way`.
     fn return_to_direct_path(&self) -> io::Result<()> {
         let _way = lock(&self.way);
         let retaken = self.map.retake(&mut || {
@@ -478,14 +478,14 @@ impl Shared {
             Ok(()) => {
                 self.function.set_path(Path::Direct);
                 *lock(&self.fallback) = None;
-                tracing::info!(file = self.name, "it is reached directly again");
+                tracing::info!(file = self.name, "the file is reached directly again");
             }
             Err(error) => {
                 self.function.set_path(Path::Through);
                 if error.kind() != io::ErrorKind::ResourceBusy {
                     let why = format!("\"{}\" is reached through its filesystem: {error}", self.name);
                     if lock(&self.fallback).replace(why.clone()) != Some(why) {
-                        tracing::warn!(file = self.name, "it cannot be reached directly again: {error}");
+                        tracing::warn!(file = self.name, "the file cannot be reached directly again: {error}");
                     }
                 }
             }
@@ -494,15 +494,15 @@ impl Shared {
     }
 }
 
-/// What ended a wait of the thread that watches the lease.
+/// The event that ended a wait of the thread that watches the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// Another program wants the file.
     Wanted,
-    /// The way to the blocks has changed, or the function ends.
+    /// The path to the blocks has changed, or the function ends.
     Woken,
-    /// The time is over.
-    Nothing,
+    /// The time has passed.
+    TimedOut,
 }
 
 #[cfg(test)]

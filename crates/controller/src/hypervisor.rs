@@ -1,10 +1,10 @@
-//! The hypervisor side of a controller: the root filesystem and the trees made
-//! from it (thesis 5.2, 5.3).
+//! The hypervisor side of a controller: the root filesystem and the trees made from it (thesis 5.2,
+//! 5.3).
 //!
-//! Sidecores never come here. They send [questions](crate::mail::Question), and
-//! the threads of [`threads`](crate::threads) answer them with this module. All state is
-//! behind one lock, which is held for work in memory and for reading metadata that
-//! is not cached; guest data is copied, and transactions are written, without it.
+//! Sidecores never execute this code. They send [questions](crate::mail::Question), and the
+//! [`threads`](crate::threads) answer them with this module. One lock protects all state; it is
+//! held for work in memory and for reading metadata that is not cached. Guest data is copied, and
+//! transactions are written, without the lock.
 
 mod commit;
 mod grants;
@@ -24,63 +24,63 @@ pub(crate) use commit::{CommitQueue, NextCommit};
 use grants::Grants;
 pub(crate) use reclaim::Limbo;
 
+use crate::epochs::{Epoch, Epochs};
 use crate::events::Events;
 use crate::function::{Function, VolumeState};
-use crate::grace::{Epoch, Epochs};
 use crate::mail::{Answer, Message, Question};
 use crate::stats::HypervisorStats;
 
-/// What the trees, the volumes and the functions are.
+/// The hypervisor side of one controller.
 pub(crate) struct Hypervisor {
     pub(crate) name: String,
     pub(crate) memory: Arc<NodeMemory>,
     pub(crate) epochs: Arc<Epochs>,
     pub(crate) events: Events,
     pub(crate) commits: CommitQueue,
-    /// The transaction whose changes, and all before, are durable.
+    /// The last durable transaction.
     pub(crate) durable: Arc<AtomicU64>,
     pub(crate) stats: HypervisorStats,
-    /// Changes are answered when they are durable: nothing else keeps them if the
-    /// process dies.
+    /// Changes are answered only when they are durable: there is no log to keep them if the process
+    /// dies.
     answers_when_durable: bool,
     /// The store had no space for the last commit.
     is_full: AtomicBool,
-    /// The share in use from which on the store is nearly full, and whether it is.
+    /// The used share of the store, in percent, from which on it is nearly full, and whether it is.
     warn_used_percent: u8,
     is_nearly_full: AtomicBool,
     state: Mutex<State>,
 }
 
-/// All that the lock protects.
+/// The state that the lock protects.
 pub(crate) struct State {
     pub(crate) volumes: Volumes,
-    /// In order, so that a simulation runs the same way each time.
+    /// Ordered, so that a simulation is deterministic.
     pub(crate) open: BTreeMap<VolumeId, OpenVolume>,
     pub(crate) functions: BTreeMap<u32, (VolumeId, Arc<Function>)>,
     pub(crate) limbo: Limbo,
-    /// The transaction that changes go into.
+    /// The open transaction, which records new changes.
     pub(crate) transaction: u64,
-    /// Misses that wait for freed blocks to become usable, and those that wait for a
-    /// grace period: for tree nodes, or for the end of writes.
+    /// Misses queued until freed blocks can be reused, and misses queued until an epoch has passed:
+    /// for tree nodes, or for the end of writes.
     pub(crate) for_space: Vec<Message>,
-    pub(crate) for_grace: Vec<Message>,
-    /// Volumes whose size has changed and is not durable yet: the generation that
-    /// makes it so, and the size until then.
+    pub(crate) for_epoch: Vec<Message>,
+    /// Volumes whose new size is not durable yet: the generation that makes it durable, and the
+    /// size until then.
     pub(crate) sizes: BTreeMap<VolumeId, (u64, u64)>,
-    /// Changes that are shown and answered when they are durable.
+    /// Changes that are published and answered when they are durable.
     pub(crate) withheld: Vec<withheld::Withheld>,
 }
 
-/// A volume that functions show. They share its tree (thesis 5.2).
+/// A volume with open functions, which share its tree (thesis 5.2).
 pub(crate) struct OpenVolume {
     pub(crate) tree: ExtentTree,
     pub(crate) state: Arc<VolumeState>,
     pub(crate) functions: Vec<FunctionId>,
     pub(crate) grants: Grants,
-    /// When blocks of it were last shared: until that epoch has passed, writes from
-    /// before may be under way to them.
+    /// The epoch in which blocks of the volume were last shared: until it has passed, earlier
+    /// writes to them may be in flight.
     pub(crate) shared_at: Epoch,
-    /// Questions about blocks that a grant, or an operation, is in the middle of.
+    /// Questions about blocks that a grant or an operation has locked.
     pub(crate) blocked: Vec<Message>,
 }
 
@@ -111,20 +111,20 @@ impl Hypervisor {
                 limbo: Limbo::default(),
                 transaction: 1,
                 for_space: Vec::new(),
-                for_grace: Vec::new(),
+                for_epoch: Vec::new(),
                 sizes: BTreeMap::new(),
                 withheld: Vec::new(),
             }),
         }
     }
 
-    /// The state. A thread that panicked in the middle of a change has left it
-    /// unsound: whoever comes after must not write it to the disk.
+    /// The locked state. After a panic in the middle of a change the state may be unsound, and must
+    /// not be written to the disk.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers one question, and those that waited for what it changed.
+    /// Answers one question, and the questions that its changes unblock.
     pub(crate) fn serve(&self, message: Message, disk: &mut dyn Disk) {
         let mut to_do = vec![message];
         while let Some(message) = to_do.pop() {
@@ -147,7 +147,7 @@ impl Hypervisor {
         self.reclaim();
     }
 
-    /// Takes note of what an operator has to act on, and says what the guest is told.
+    /// Adds an event for errors that an operator has to act on, and maps the error to the guest's.
     fn refuse(&self, volume: &str, error: &VolumeError) -> Answer {
         match error {
             VolumeError::NoSpace { .. } | VolumeError::QuotaExceeded { .. } | VolumeError::DiskFull(_) => {
@@ -168,14 +168,14 @@ impl Hypervisor {
 }
 
 impl State {
-    /// The volume of a function, and its number.
+    /// The number and state of the volume of a function.
     pub(crate) fn volume_of(&mut self, function: FunctionId) -> Option<(VolumeId, &mut OpenVolume, &mut Volumes)> {
         let (id, _) = self.functions.get(&function.0)?;
         Some((*id, self.open.get_mut(id)?, &mut self.volumes))
     }
 
-    /// The size that a volume is served with, in blocks. One that is not durable yet
-    /// is not served: the log has no entries for what lies behind the old one.
+    /// The size that a volume is served with, in blocks. A new size that is not durable yet is not
+    /// served: the log has no entries for blocks beyond the old size.
     pub(crate) fn served_blocks(&self, id: VolumeId) -> u64 {
         let blocks = self.volumes.get(id).map_or(0, |info| info.blocks);
         self.sizes.get(&id).map_or(blocks, |(_, before)| blocks.min(*before))
@@ -188,13 +188,13 @@ impl State {
 }
 
 impl OpenVolume {
-    /// Takes note that the volume's mappings change in `transaction`. To be called
-    /// before a guest is told.
+    /// Marks the volume's mappings as changed in `transaction`. Call before the guest's request
+    /// completes.
     pub(crate) fn changed(&self, transaction: u64) {
         self.state.changed.store(transaction, Ordering::Release);
     }
 
-    /// Whether somebody is in the middle of something with blocks of `range`.
+    /// Whether a grant or an operation has locked blocks of `range`.
     pub(crate) fn is_busy(&self, range: BlockRange) -> bool {
         self.grants.conflict(range).is_some()
     }

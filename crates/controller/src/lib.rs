@@ -2,11 +2,10 @@
 //!
 //! # Architecture
 //!
-//! A [`Controller`] owns one physical store and keeps its volumes there. Each
-//! [`VirtualFunction`] shows one volume as a whole disk: a
-//! [`BlockDevice`](sidecore_block::BlockDevice) like any other, whose channels
-//! translate every access through the volume's extent tree. The physical function is
-//! the store itself.
+//! A [`Controller`] owns one physical store and keeps its volumes there. Each [`VirtualFunction`]
+//! exposes one volume as a whole disk: a [`BlockDevice`](sidecore_block::BlockDevice) like any
+//! other, whose channels translate every access through the volume's extent tree. The physical
+//! function is the store itself.
 //!
 //! ```text
 //!   front end     front end            front end
@@ -24,23 +23,22 @@
 //!
 //! # I/O model
 //!
-//! A sidecore translates and submits on its own; nothing is locked. What it cannot
-//! translate it asks the hypervisor side for, by message, and only that request
-//! waits (thesis 5.3). Trees are read while they are changed: each change is
-//! published with one store, and what it replaced is freed after a grace period.
+//! A sidecore translates and submits on its own, without locks. For a translation that it cannot
+//! do, it sends a message to the hypervisor side, and only that request waits (thesis 5.3). Trees
+//! are read while they are changed: each change is published with one store, and the replaced nodes
+//! are freed by epoch-based reclamation.
 //!
 //! # Isolation
 //!
-//! A channel reaches the store only at places that its volume's tree maps, and the
-//! tree holds only what the volume's metadata does. A block goes from one volume to
-//! another only after the transaction that freed it is durable, and after all I/O
-//! that may still go to it has ended; and nobody sees a fresh block before the new
-//! owner has written all of it.
+//! A channel reaches the store only at places that its volume's tree maps, and the tree maps only
+//! blocks that the volume's metadata does. A block moves from one volume to another only after the
+//! transaction that freed it is durable, and after all I/O to it has ended; and no guest can read a
+//! fresh block before the new owner has written all of it.
 //!
 //! # Errors
 //!
-//! Requests fail as the [block seam](sidecore_block) says; operations with a
-//! [`ControllerError`] that says what to do.
+//! Requests fail as the [block seam](sidecore_block) says; operations fail with a
+//! [`ControllerError`] that names the remedy.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -57,10 +55,10 @@
 
 mod channel;
 mod controller;
+mod epochs;
 mod error;
 mod events;
 mod function;
-mod grace;
 mod host;
 mod hypervisor;
 mod limits;

@@ -1,26 +1,26 @@
-//! How much a virtual function may ask for in a second: token buckets, one each
-//! for reads and writes, requests and bytes.
+//! Rate limits of a virtual function: token buckets, one each for reads and writes, requests and
+//! bytes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sidecore_units::Nanos;
 
-/// A rate, and what may be saved up of it.
+/// A rate, and how much of it may be saved up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// Units a second: requests, or bytes. At least one.
     pub per_s: u64,
-    /// How many units may come at once after a rest. A request of more than
-    /// that passes when the bucket is full.
+    /// The units that may come at once after idle time. A larger request passes when the bucket is
+    /// full.
     pub burst: u64,
 }
 
-/// What a virtual function is limited to; `None` is no limit.
+/// The rate limits of a virtual function; `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Reads a second.
     pub read_iops: Option<Limit>,
-    /// Writes a second: all that changes the disk.
+    /// Requests a second that change the disk.
     pub write_iops: Option<Limit>,
     /// Bytes read a second.
     pub read_bytes_per_s: Option<Limit>,
@@ -29,7 +29,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Whether there is none.
+    /// Whether no limit is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -41,11 +41,10 @@ const NANOS_PER_S: u64 = 1_000_000_000;
 /// Fractional bits of a unit's cost: enough for a hundred gigabytes a second.
 const COST_SHIFT: u32 = 24;
 
-/// A token bucket that the queues of a function share, whatever sidecores they
-/// are on: one atomic word.
+/// A token bucket, shared by the queues of a function on all sidecores: one atomic word.
 ///
-/// It is kept as the *virtual scheduling* form of the generic cell rate algorithm
-/// (ITU-T I.371, annex A): the time at which the bucket will be full again.
+/// The state is the *virtual scheduling* form of the generic cell rate algorithm (ITU-T I.371,
+/// annex A): the time at which the bucket will be full again.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     full_at_ns: AtomicU64,
@@ -65,7 +64,7 @@ impl Bucket {
     /// Takes `units` at `now`.
     ///
     /// # Errors
-    /// Too early: when to come back.
+    /// When to try again, if `now` is too early.
     pub(crate) fn take(&self, now: Nanos, units: u64) -> Result<(), Nanos> {
         let cost_ns = nanos(self.cost, units);
         let room_ns = self.capacity_ns.max(cost_ns);
@@ -82,7 +81,7 @@ impl Bucket {
         }
     }
 
-    /// Gives back what was taken and not used.
+    /// Returns units that were taken and not used.
     fn give_back(&self, units: u64) {
         let cost_ns = nanos(self.cost, units);
         let _ =
@@ -107,7 +106,7 @@ impl Gate {
         Self { requests: iops.map(Bucket::new), bytes: bytes_per_s.map(Bucket::new) }
     }
 
-    /// Whether everything passes.
+    /// Whether there are no limits.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.requests.is_none() && self.bytes.is_none()
@@ -116,7 +115,7 @@ impl Gate {
     /// Lets a request of `len_bytes` through.
     ///
     /// # Errors
-    /// Too early: when to come back.
+    /// When to try again, if `now` is too early.
     pub(crate) fn pass(&self, now: Nanos, len_bytes: u64) -> Result<(), Nanos> {
         if let Some(requests) = &self.requests {
             requests.take(now, 1)?;
@@ -139,7 +138,8 @@ mod tests {
 
     const SECOND: u64 = NANOS_PER_S;
 
-    /// How many requests of `units` pass within `for_ns`, coming back when told.
+    /// The number of requests of `units` that pass within `for_ns`, each retried at the time it was
+    /// given.
     fn passed(bucket: &Bucket, from_ns: u64, for_ns: u64, units: u64) -> u64 {
         let (mut now, mut count) = (from_ns, 0);
         while now < from_ns + for_ns {

@@ -1,9 +1,8 @@
-//! What channels and the hypervisor side say to each other.
+//! Messages between channels and the hypervisor side.
 //!
-//! In the thesis these are registers and an interrupt (6.1): a channel that misses
-//! sets MissAddress and MissSize and interrupts the hypervisor, which allocates,
-//! updates the tree and writes RewalkTree. Here both are messages, so that one
-//! function can have many misses at once.
+//! In the thesis these are registers and an interrupt (6.1): a channel that misses sets MissAddress
+//! and MissSize and interrupts the hypervisor, which allocates, updates the tree and writes
+//! RewalkTree. Here both are messages, so that one function can have many misses at once.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -14,10 +13,10 @@ use sidecore_reactor::EventFd;
 
 use crate::threads::Mail;
 
-/// A request that waits in a channel, by its slot there.
+/// The number of a channel's slot, in which a request waits.
 pub(crate) type Slot = u32;
 
-/// Where an answer goes.
+/// The destination of an answer.
 #[derive(Clone)]
 pub(crate) struct ReplyTo {
     pub(crate) sender: Sender<Reply>,
@@ -26,15 +25,15 @@ pub(crate) struct ReplyTo {
 }
 
 impl ReplyTo {
-    /// Answers; false if the channel is gone. The signal comes first: one that came
-    /// behind the last answer would keep an idle sidecore awake.
+    /// Sends the answer; false if the channel is gone. The signal comes first: a signal after the
+    /// last answer would keep an idle sidecore awake.
     pub(crate) fn reply(&self, answer: Answer) -> bool {
         self.wake.signal();
         self.sender.send(Reply { slot: self.slot, answer }).is_ok()
     }
 }
 
-/// What a channel asks of the hypervisor side.
+/// A channel's message to the hypervisor side.
 pub(crate) struct Message {
     pub(crate) function: FunctionId,
     pub(crate) weight: u32,
@@ -42,76 +41,70 @@ pub(crate) struct Message {
     pub(crate) question: Question,
 }
 
-/// The question itself.
+/// The request for the hypervisor side.
 #[derive(Debug)]
 pub(crate) enum Question {
-    /// The mapping of `range` was pruned: regenerate some of it, from the start on.
+    /// The mapping of `range` was pruned: regenerate some of it, from its start.
     Regenerate {
         /// MissAddress and MissSize.
         range: BlockRange,
     },
-    /// A write found no block of its own in `range`: a hole, or blocks that are
-    /// shared. It covers all of it, except perhaps part of its first and last block.
+    /// A write found no block of its own in `range`: a hole, or shared blocks. The write covers all
+    /// of it, except perhaps part of its first and last block.
     Allocate {
         /// MissAddress and MissSize.
         range: BlockRange,
-        /// Whether it covers only a part of the first block.
+        /// Whether the write covers only a part of the first block.
         partial_head: bool,
-        /// Whether it covers only a part of the last block.
+        /// Whether the write covers only a part of the last block.
         partial_tail: bool,
     },
-    /// The data of a grant is where it belongs (or could not be written).
+    /// The writes to a grant's blocks have ended.
     Written {
-        /// Which grant.
         grant: GrantId,
-        /// Whether all of it was written.
+        /// Whether all of them succeeded.
         all: bool,
     },
-    /// These blocks are not needed any more.
-    Unmap {
-        /// Which.
-        range: BlockRange,
-    },
+    /// Free the blocks of `range`: a guest has discarded them.
+    Unmap { range: BlockRange },
     /// Make the mappings of all writes that have completed durable.
     Commit,
-    /// Not a question: the store has failed a flush. There is no answer.
+    /// A message without an answer: the store has failed a flush.
     FlushFailed,
-    /// Nothing any more: let it try again. What a question becomes that found no space
-    /// until the next commit.
+    /// Retry after the next commit: replaces a request that found no space.
     Retry,
 }
 
-/// Names a grant between its making and its end.
+/// Identifies a grant until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct GrantId(pub(crate) u64);
 
-/// An answer, and to whom.
+/// An answer, and the slot that it is for.
 pub(crate) struct Reply {
     pub(crate) slot: Slot,
     pub(crate) answer: Answer,
 }
 
-/// What the hypervisor side says.
+/// The answer of the hypervisor side.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// Look again (RewalkTree): the tree knows more now, or there is space again.
+    /// Translate again (RewalkTree): the tree has new mappings, or there is space again.
     Rewalk,
-    /// Write the first blocks of the miss here, then say so.
+    /// Write the first blocks of the miss to these extents, then send [`Question::Written`].
     Grant {
-        /// Its name.
         grant: GrantId,
-        /// The blocks it is for: the miss, or the first part of it.
+        /// The blocks that the grant is for: the miss, or its first part.
         range: BlockRange,
-        /// Where they lie, without gaps.
+        /// Their physical places, without gaps.
         extents: Vec<Extent>,
     },
-    /// It is done.
+    /// The operation is done.
     Done,
-    /// It cannot be done.
+    /// The operation failed.
     Failed(BlockError),
 }
 
-/// A channel's ends of both lines.
+/// A channel's ends of the queues to and from the hypervisor side.
 pub(crate) struct Line {
     pub(crate) function: FunctionId,
     pub(crate) weight: u32,
@@ -122,7 +115,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Asks for `slot`; false if there is nobody to answer.
+    /// Sends a question for `slot`; false if the hypervisor side is gone.
     pub(crate) fn ask(&self, slot: Slot, question: Question) -> bool {
         let reply_to = ReplyTo { sender: self.reply_sender.clone(), wake: Arc::clone(&self.wake), slot };
         let message = Message { function: self.function, weight: self.weight, reply_to, question };

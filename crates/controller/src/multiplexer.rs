@@ -1,6 +1,6 @@
-//! What the functions served by one sidecore share (thesis 6.3): the translation
-//! unit with its BTLB, the arbitration between them, and the boxes for parts of
-//! requests that lie in several extents.
+//! State shared by the functions that one sidecore serves (thesis 6.3): the translation unit with
+//! its BTLB, the arbitration between the functions, and the boxes for parts of requests that lie in
+//! several extents.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -13,16 +13,16 @@ use sidecore_reactor::CoreContext;
 use crate::function::Ports;
 use crate::shares::{StoreShares, Turns};
 
-/// Pieces of guest memory in a part; a part that has more becomes two.
+/// The most pieces of guest memory in a part: a part with more is divided.
 const PART_SEGMENTS: usize = 64;
 
-/// One controller's multiplexer on one sidecore. It belongs to that thread.
+/// One controller's multiplexer on one sidecore. Only that thread uses it.
 pub(crate) struct Multiplexer {
     pub(crate) unit: TranslationUnit,
     pub(crate) shares: StoreShares,
-    /// The sidecore's time, of all its controllers.
+    /// The arbitration of the sidecore's time between the functions of all its controllers.
     pub(crate) turns: Rc<Turns>,
-    /// Boxes for parts, at rest.
+    /// Free boxes for parts.
     pub(crate) parts: Batch,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Multiplexer {
 struct Multiplexers(RefCell<Vec<(u64, Weak<RefCell<Multiplexer>>)>>);
 
 impl Multiplexer {
-    /// How many parts of split requests may be under way on one sidecore.
+    /// The most parts in flight on one sidecore.
     pub(crate) const PARTS: usize = 64;
 
     /// The controller's multiplexer on this sidecore. The first channel makes it.
@@ -55,7 +55,7 @@ impl Multiplexer {
         multiplexer
     }
 
-    /// Gives a part's box back, and lets go of the guest's memory.
+    /// Frees a part's box, and its reference to guest memory.
     pub(crate) fn recycle(&mut self, mut part: Box<BlockRequest>) {
         part.segments.release();
         if self.parts.len() < Self::PARTS {

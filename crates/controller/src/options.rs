@@ -1,4 +1,4 @@
-//! What a controller and its functions are made from.
+//! The options of a controller and of its functions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,46 +10,44 @@ use crate::Limits;
 /// The most virtual functions of a controller; the prototype of the thesis had 64.
 pub const FUNCTIONS_MAX: usize = 1024;
 
-/// The weight of a function that says nothing about it.
+/// The weight of a function for which none is configured.
 pub const DEFAULT_WEIGHT: u32 = 100;
 
-/// A store is nearly full from here on, if nothing else is said.
+/// The used share of a store, in percent, from which on it is nearly full if none is configured.
 pub const DEFAULT_WARN_USED_PERCENT: u8 = 80;
 
 /// The greatest weight.
 pub const WEIGHT_MAX: u32 = 1000;
 
-/// How a controller works.
+/// The options of a controller.
 #[derive(Clone, Debug)]
 pub struct ControllerOptions {
-    /// Extents that each sidecore's BTLB holds; 0 is none.
+    /// The number of extents in each sidecore's BTLB; 0 turns it off.
     pub btlb_entries: usize,
-    /// The most memory that all extent trees may take, in bytes. Beyond that, parts
-    /// of them are pruned.
+    /// The memory limit of all extent trees, in bytes. Beyond it, parts of trees are pruned.
     pub tree_memory_bytes: u64,
-    /// With what to format the store if it is blank; `None` leaves it alone.
+    /// The layout to format a blank store with; `None` leaves the store alone.
     pub format: Option<FormatOptions>,
-    /// How long a change of the metadata that no guest flushes may stay in memory.
+    /// The longest time that a metadata change which no guest flushes stays in memory only.
     pub commit_interval: Duration,
-    /// The share of the store in use from which on it is called nearly full; 100 is
+    /// The used share of the store, in percent, from which on it is reported as nearly full; 100 is
     /// never.
     pub warn_used_percent: u8,
-    /// What keeps answered changes of the mappings if the process dies.
+    /// How answered changes of the mappings survive the death of the process.
     pub answered: Answered,
 }
 
-/// What keeps the mappings that guests were answered about, and that no commit
-/// has made durable yet, if this process dies and its guests live on.
+/// How mappings of completed requests that no commit has made durable yet survive the death of this
+/// process, if its guests live on.
 #[derive(Clone, Debug, Default)]
 pub enum Answered {
-    /// Nothing: the store dies with the process.
+    /// Not at all: the store's contents die with the process.
     #[default]
     WithTheStore,
-    /// A log in this memory, for the store at this place.
+    /// In a log in this memory, for the store at this place.
     InLog(Arc<dyn LogMemory>, LogPlace),
-    /// The store itself: each change is answered when it is durable, together with
-    /// others. This is the boot, by which the log of a process that kept one is
-    /// missed.
+    /// On the store: each change is answered when it is durable, together with others. The field is
+    /// the boot ID, by which the loss of an earlier process's log is noticed.
     WhenDurable([u8; 16]),
 }
 
@@ -66,14 +64,14 @@ impl Default for ControllerOptions {
     }
 }
 
-/// What a virtual function shows, and how much of the controller it gets.
+/// The options of a virtual function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionOptions {
     /// The volume's name.
     pub volume: String,
-    /// Its share, next to others': 1 to [`WEIGHT_MAX`].
+    /// The function's weight among all functions: 1 to [`WEIGHT_MAX`].
     pub weight: u32,
-    /// What it may not exceed.
+    /// The function's rate limits.
     pub limits: Limits,
     /// Whether the guest may only read. A snapshot is read-only anyway.
     pub read_only: bool,

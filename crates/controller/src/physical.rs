@@ -1,4 +1,4 @@
-//! The store as the hypervisor side uses it: one request at a time, each waited for.
+//! The store as the hypervisor side uses it: one synchronous request at a time.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,10 +14,10 @@ use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 use sidecore_volume::Disk;
 
-/// The most that goes in one request.
+/// The largest request in bytes.
 const BUFFER_BYTES: u64 = 1 << 20;
 
-/// A block device as a [`Disk`]. It belongs to the thread that opened it.
+/// A block device as a [`Disk`]. Only the thread that opened it can use it.
 ///
 /// Offsets and sizes are multiples of the device's block size.
 pub struct PhysicalDisk {
@@ -36,7 +36,7 @@ impl PhysicalDisk {
     /// Opens a channel to `store` on this thread.
     ///
     /// # Errors
-    /// There is no memory, or the store refuses.
+    /// There is no memory for the buffer, or the store cannot open a channel.
     pub fn open(store: &Arc<dyn BlockDevice>) -> io::Result<Self> {
         let file = rustix::fs::memfd_create("sidecore-hypervisor", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, BUFFER_BYTES)?;
@@ -93,8 +93,8 @@ impl PhysicalDisk {
         }
     }
 
-    /// Sleeps until the channel may have something: it owns the request until then,
-    /// so there is no giving up.
+    /// Sleeps until the channel may have a completion. There is no timeout: until then the channel
+    /// owns the request.
     fn wait(&self) -> io::Result<()> {
         let timeout = match self.channel.readiness().next {
             Next::Now => return Ok(()),

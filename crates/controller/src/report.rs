@@ -1,4 +1,4 @@
-//! What a controller says about itself.
+//! Reports of a controller's state.
 
 use sidecore_block::Geometry;
 use sidecore_extent::{Shape, TranslationCounts};
@@ -6,38 +6,37 @@ use sidecore_volume::{Damage, Space};
 
 use crate::{Event, FunctionStats, HypervisorCounts, Limits};
 
-/// A controller as of one moment.
+/// A controller's state at one moment.
 #[derive(Clone, Debug)]
 pub struct ControllerReport {
-    /// Its name.
+    /// The controller's name.
     pub name: String,
     /// The store's label.
     pub label: String,
-    /// The physical store.
+    /// The geometry of the physical store.
     pub store: Geometry,
     /// The granularity of extents in bytes.
     pub block_bytes: u32,
-    /// Where the blocks are.
+    /// The store's blocks by use.
     pub space: Space,
-    /// Why nothing can be changed, if so.
+    /// Why the metadata cannot be changed, if so.
     pub read_only: Option<String>,
-    /// What the store said when it had no space for the last commit, which is kept and
-    /// written again.
+    /// The store's error if it had no space for the last commit, which is kept and written again.
     pub full: Option<String>,
-    /// The share of it that is in use, if that is more than it should be.
+    /// The used share of the store, in percent, if it is above the configured threshold.
     pub used_percent: Option<u8>,
-    /// Only damaged metadata keeps it from being changed: volumes are served as far as
-    /// that is safe, and what was changed before is made durable.
+    /// Only damaged metadata keeps the store from being changed: volumes are served as far as that
+    /// is safe, and earlier changes are made durable.
     pub is_frozen: bool,
-    /// What is not as it should be on the disk.
+    /// Damage found in the metadata on the disk.
     pub damage: Vec<Damage>,
     /// The virtual functions, by number.
     pub functions: Vec<FunctionReport>,
-    /// What the sidecores' translation units have counted together.
+    /// The counters of all sidecores' translation units.
     pub translation: TranslationCounts,
-    /// Bytes of tree nodes in use, and the most that may be.
+    /// Bytes of tree nodes in use.
     pub tree_bytes: u64,
-    /// See `tree_bytes`.
+    /// The limit of `tree_bytes`.
     pub tree_bytes_max: u64,
     /// The counters of the hypervisor side.
     pub counts: HypervisorCounts,
@@ -45,42 +44,42 @@ pub struct ControllerReport {
     pub events: Vec<Event>,
 }
 
-/// What an operator has to know first.
+/// The conditions that an operator has to act on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Why nothing about the volumes can be changed, if so.
+    /// Why the metadata cannot be changed, if so.
     pub read_only: Option<String>,
     /// Only damaged metadata is the reason: see [`ControllerReport::is_frozen`].
     pub is_frozen: bool,
-    /// What the store said when it had no space for the last commit.
+    /// The store's error if it had no space for the last commit.
     pub full: Option<String>,
-    /// The share of it that is in use, if that is more than it should be.
+    /// The used share of the store, in percent, if it is above the configured threshold.
     pub used_percent: Option<u8>,
-    /// The volume that was asked about is damaged.
+    /// The volume in question is damaged.
     pub is_damaged: bool,
 }
 
-/// A virtual function as of one moment.
+/// A virtual function's state at one moment.
 #[derive(Clone, Debug)]
 pub struct FunctionReport {
-    /// Its number: 1 and up, because the physical function is 0.
+    /// The function's number: 1 and up, because the physical function is 0.
     pub id: u32,
-    /// The volume that it shows.
+    /// The volume's name.
     pub volume: String,
-    /// Its share.
+    /// The function's weight among all functions.
     pub weight: u32,
-    /// What it may not exceed.
+    /// The function's rate limits.
     pub limits: Limits,
     /// Whether the guest may only read.
     pub read_only: bool,
-    /// Its extent tree, which all functions of one volume share.
+    /// The size of its extent tree, which all functions of one volume share.
     pub tree: Shape,
-    /// Queues open right now.
+    /// The number of open queues.
     pub channels: u64,
-    /// What became of its requests.
+    /// Counters of its requests.
     pub stats: FunctionStats,
-    /// MissAddress and MissSize of its last miss (thesis 6.1), in blocks.
+    /// MissAddress of its last miss (thesis 6.1), in blocks.
     pub miss_address: u64,
-    /// See `miss_address`.
+    /// MissSize of its last miss, in blocks.
     pub miss_size: u64,
 }

@@ -18,20 +18,20 @@ counters! {
     pub(crate) last_hits: Counter = "last_extent_hits_total",
     /// Requests that were translated, by buffer or by walk, once or several times.
     pub(crate) translations: Counter = "translations_total",
-    /// Requests that were cut up: at the borders of extents, or because a part of them missed.
+    /// Requests that were split: at the borders of extents, or because a part of them missed.
     pub(crate) splits: Counter = "splits_total",
     /// Writes that found no block of their own.
     pub(crate) misses: Counter = "misses_total",
-    /// Requests that came upon a pruned part of the tree.
+    /// Requests that met a pruned part of the tree.
     pub(crate) prune_misses: Counter = "prune_misses_total",
     /// Walks after a miss was served.
     pub(crate) rewalks: Counter = "rewalks_total",
-    /// Times that a request was held back by the function's limits.
+    /// Requests that the function's limits delayed, once for each delay.
     pub(crate) throttled: Counter = "throttled_total",
-    /// Times that requests had to wait for the store: its slots were taken, or other functions came
+    /// Times that requests were queued for the store: its slots were taken, or other functions came
     /// first.
     pub(crate) store_waits: Counter = "store_waits_total",
-    /// Requests that wait for the hypervisor right now.
+    /// Requests that wait for the hypervisor side at this moment.
     pub(crate) stalled: Gauge = "stalled",
 }
 
@@ -43,7 +43,7 @@ counters! {
     #[derive(Copy, Eq)]
     pub struct HypervisorCounts;
 
-    /// Times that metadata was made durable.
+    /// Commits that have made metadata durable.
     pub(crate) commits: SharedCounter = "commits_total",
     /// Nodes of extent trees that were dropped from memory.
     pub(crate) pruned_nodes: SharedCounter = "pruned_nodes_total",
@@ -69,14 +69,14 @@ impl StatsBook {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counters for a new queue.
+    /// Adds the counters of a new queue.
     pub(crate) fn open(&self) -> Arc<ChannelStats> {
         let stats = Arc::new(ChannelStats::default());
         self.book().channels.push(Arc::clone(&stats));
         stats
     }
 
-    /// A queue is gone; what it counted stays.
+    /// Removes a queue's counters; their values stay in the sum.
     pub(crate) fn close(&self, stats: &Arc<ChannelStats>) {
         let mut book = self.book();
         book.channels.retain(|open| !Arc::ptr_eq(open, stats));
@@ -84,7 +84,7 @@ impl StatsBook {
         book.gone.stalled = 0;
     }
 
-    /// The sum over all queues, and how many of them are open.
+    /// The sum over all queues, and the number of open queues.
     pub(crate) fn total(&self) -> (FunctionStats, u64) {
         let book = self.book();
         let mut total = book.gone;
@@ -100,7 +100,7 @@ impl StatsBook {
 pub(crate) struct UnitStats(Mutex<Vec<Arc<TranslationStats>>>);
 
 impl UnitStats {
-    /// Another unit. Its counters are kept when it is gone.
+    /// Adds a unit's counters, which are kept after the unit is gone.
     pub(crate) fn add(&self, stats: Arc<TranslationStats>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(stats);
     }

@@ -1,5 +1,5 @@
-//! The hypervisor side's threads: some that serve misses, and one that commits.
-//! None of them is on the data path; all of them sleep while there is nothing to do.
+//! The threads of the hypervisor side: some serve misses, and one commits. None of them is on the
+//! data path; all of them sleep while there is nothing to do.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -15,41 +15,41 @@ use crate::hypervisor::{Hypervisor, NextCommit};
 use crate::mail::Message;
 use crate::physical::PhysicalDisk;
 
-/// Threads that serve misses: while one waits for the store, another goes on.
+/// Threads that serve misses: while one waits for the store, another works.
 const SERVERS: usize = 2;
 
-/// Nice, as far as it goes (setpriority(2)).
+/// The highest nice value (setpriority(2)).
 const HIGHEST_PRIORITY: i32 = -20;
 
-/// How often those are looked after that wait for a grace period.
-const GRACE_PATIENCE: Duration = Duration::from_millis(1);
+/// The interval between checks of an epoch that a question or a block waits for.
+const EPOCH_RETRY: Duration = Duration::from_millis(1);
 
-/// Questions that wait, by function. Functions are served by weight (stride scheduling: Waldspurger 1995), so that one
-/// function's misses do not hold up another's, however many queues they come from.
+/// Queued questions, by function. Functions are served by weight (stride scheduling: Waldspurger
+/// 1995), so that one function's misses, also from many queues, do not delay another's.
 pub(crate) struct Inbox {
     messages: Receiver<Mail>,
     functions: BTreeMap<u32, Questions>,
-    /// The pass of the question that was taken last.
+    /// The pass of the question served last.
     pass: u64,
     stopped: bool,
 }
 
-/// A function's questions, and its place in the order.
+/// A function's queued questions, and its place in the order.
 #[derive(Default)]
 struct Questions {
     waiting: VecDeque<Message>,
-    /// Which of the functions that wait is next: the one with the least.
+    /// The function with the smallest pass is served next.
     pass: u64,
 }
 
-/// What a question adds to the pass of a function with a weight of one.
+/// The increment of the pass for each question of a function with a weight of one.
 const STRIDE: u64 = 1 << 20;
 
-/// What comes to the inbox.
+/// The messages to the hypervisor side.
 pub(crate) enum Mail {
-    /// A question.
+    /// A question, or a notice, of a channel.
     Message(Message),
-    /// No more of them.
+    /// The last message.
     Stop,
 }
 
@@ -63,7 +63,7 @@ impl Inbox {
             Mail::Message(message) => {
                 let questions = self.functions.entry(message.function.0).or_default();
                 if questions.waiting.is_empty() {
-                    // A function that asked nothing for a while has saved nothing up.
+                    // A function without questions for a while has saved nothing up.
                     questions.pass = questions.pass.max(self.pass);
                 }
                 questions.waiting.push_back(message);
@@ -72,7 +72,7 @@ impl Inbox {
         }
     }
 
-    /// The next question, if there is one.
+    /// The next question, if one is queued.
     pub(crate) fn try_next(&mut self) -> Option<Message> {
         while let Ok(mail) = self.messages.try_recv() {
             self.put(mail);
@@ -88,7 +88,7 @@ impl Inbox {
         Some(message)
     }
 
-    /// The next question; waits for it. `None` when there will be none.
+    /// Waits for the next question. `None` after [`Mail::Stop`], or when all senders are gone.
     fn next(&mut self) -> Option<Message> {
         loop {
             if let Some(message) = self.try_next() {
@@ -114,7 +114,7 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// Starts them, each with a channel of its own to the store.
+    /// Starts the threads, each with its own channel to the store.
     pub(crate) fn start(
         hypervisor: &Arc<Hypervisor>,
         inbox: Inbox,
@@ -156,7 +156,7 @@ fn join(thread: JoinHandle<()>) {
     }
 }
 
-/// Starts a thread, and waits until it has its channel to the store.
+/// Starts a thread, and waits until it has opened its channel to the store.
 fn start(
     name: String,
     store: &Arc<dyn BlockDevice>,
@@ -165,9 +165,8 @@ fn start(
     let (ready, opened): (SyncSender<io::Result<()>>, _) = mpsc::sync_channel(1);
     let store = Arc::clone(store);
     let thread = std::thread::Builder::new().name(name).spawn(move || {
-        // Guests and sidecores that spin leave no core idle. A miss is short, and must
-        // not wait for the end of their time slices. Without the right to ask for
-        // that, it does.
+        // Guests and polling sidecores leave no core idle. A miss is short, and must not wait for
+        // the end of their time slices. Without the privilege to raise its priority, it does wait.
         let _ = rustix::process::setpriority_process(None, HIGHEST_PRIORITY);
         let disk = match PhysicalDisk::open(&store) {
             Ok(disk) => disk,
@@ -186,7 +185,7 @@ fn start(
 
 fn serve(hypervisor: &Hypervisor, inbox: &Mutex<Inbox>, disk: &mut PhysicalDisk) {
     loop {
-        // Held while waiting: the others have nothing to do either.
+        // Locked while waiting: the other threads have nothing to do either.
         let next = inbox.lock().unwrap_or_else(PoisonError::into_inner).next();
         let Some(message) = next else { return };
         hypervisor.serve(message, disk);
@@ -196,12 +195,12 @@ fn serve(hypervisor: &Hypervisor, inbox: &Mutex<Inbox>, disk: &mut PhysicalDisk)
 fn commit(hypervisor: &Hypervisor, interval: Duration, disk: &mut PhysicalDisk) {
     let mut waiting = false;
     loop {
-        let next = hypervisor.commits.wait(interval, waiting.then_some(GRACE_PATIENCE));
+        let next = hypervisor.commits.wait(interval, waiting.then_some(EPOCH_RETRY));
         if next == NextCommit::Stop {
             hypervisor.close();
         }
         if next != NextCommit::Later {
-            // What went wrong is told to whoever asked, and to the operator.
+            // The commit reports its error to the requests that wait for it, and to the operator.
             let _ = hypervisor.commit(disk);
             hypervisor.back_reserve(disk);
             hypervisor.note_fullness();
@@ -213,7 +212,7 @@ fn commit(hypervisor: &Hypervisor, interval: Duration, disk: &mut PhysicalDisk) 
             tracing::debug!("the store refuses a discard: {error}");
             true
         });
-        waiting = hypervisor.retry_after_grace(disk) || blocks;
+        waiting = hypervisor.retry_after_epoch(disk) || blocks;
     }
 }
 
@@ -234,7 +233,7 @@ mod tests {
         inbox.send(Mail::Message(message)).unwrap();
     }
 
-    /// How many questions of each function are answered, each of which has as many waiting as it says.
+    /// The number of questions served for each function of `(weight, number of queued questions)`.
     fn served(functions: &[(u32, usize)]) -> Vec<u64> {
         let (sender, messages) = mpsc::channel();
         let mut inbox = Inbox::new(messages);

@@ -1,4 +1,4 @@
-//! What volumes have to themselves, and how full the store is.
+//! The blocks that each volume has to itself, and the used share of the store.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,17 +7,17 @@ use sidecore_volume::{Disk, Usage};
 use crate::Controller;
 use crate::physical::PhysicalDisk;
 
-/// Walks that were overtaken by commits, before there is no answer.
+/// The number of walks that commits may overtake, before the call fails.
 const ATTEMPTS: usize = 4;
 
-/// The last answer.
+/// The last result.
 #[derive(Default)]
 pub(crate) struct LastUsage(Mutex<Option<Usage>>);
 
 impl Controller {
-    /// What each volume has to itself, as of the last commit: walked anew if there was one
-    /// since the last answer. Nothing waits meanwhile. `None` if the store changes too
-    /// fast, or cannot be read.
+    /// The blocks that each volume has to itself, as of the last commit: computed again if there
+    /// was a commit since the last result. Other operations do not wait meanwhile. `None` if the
+    /// store changes too fast, or cannot be read.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
         let mut disk = PhysicalDisk::open(self.store()).ok()?;
@@ -25,7 +25,7 @@ impl Controller {
     }
 
     fn usage_on(&self, disk: &mut dyn Disk) -> Option<Usage> {
-        // Whoever asks meanwhile gets the same answer.
+        // Locked: a concurrent caller waits and gets the same result.
         let mut last = self.last_usage.0.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..ATTEMPTS {
             let durable = self.hypervisor.state().volumes.durable();
@@ -36,7 +36,10 @@ impl Controller {
                 Ok(usage) => return Some(last.insert(usage).clone()),
                 Err(_) if self.hypervisor.state().volumes.generation() != durable.generation() => {}
                 Err(error) => {
-                    tracing::debug!(controller = self.name(), "what volumes share cannot be told: {error}");
+                    tracing::debug!(
+                        controller = self.name(),
+                        "the volumes' metadata cannot be read, so their exclusive blocks are unknown: {error}"
+                    );
                     return None;
                 }
             }

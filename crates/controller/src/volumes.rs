@@ -1,5 +1,5 @@
-//! What an operator does with the volumes of a controller, while guests use them.
-//! All of it waits for the disk: call it where waiting is allowed.
+//! The operator's operations on the volumes of a controller, while guests use them. All of them
+//! wait for the disk: call them on a thread that may block.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -8,21 +8,21 @@ use sidecore_extent::{BlockRange, Extent};
 use sidecore_units::Vlba;
 use sidecore_volume::{Disk, NewVolume, Report, VolumeError, VolumeId, VolumeInfo};
 
+use crate::epochs::Epoch;
 use crate::events::now_unix_s;
-use crate::grace::Epoch;
 use crate::hypervisor::State;
 use crate::mail::GrantId;
 use crate::physical::PhysicalDisk;
 use crate::{Controller, ControllerError};
 
-/// How long a grace period is slept through at a time.
-const GRACE_NAP: Duration = Duration::from_micros(100);
+/// The pause between two checks of an epoch.
+const EPOCH_POLL: Duration = Duration::from_micros(100);
 
-/// Bytes that are compared at a time.
+/// The bytes compared at a time.
 const COMPARE_BYTES: u64 = 256 << 10;
 
-/// A change that was made in memory: it is done when all I/O that started before it
-/// has ended, and when it is durable.
+/// A change that was made in memory: it is complete when all I/O that started before it has ended,
+/// and when it is durable.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a change has to be settled"]
 pub struct Change(Epoch);
@@ -32,17 +32,17 @@ impl Controller {
         Ok(PhysicalDisk::open(self.store())?)
     }
 
-    /// Whether all I/O that started before `change` has ended; a commit makes it
-    /// durable then.
+    /// Whether all I/O that started before `change` has ended; then a commit makes the change
+    /// durable.
     #[must_use]
     pub fn has_passed(&self, change: Change) -> bool {
         self.hypervisor.epochs.passed(change.0)
     }
 
-    /// Waits until a change is done.
+    /// Waits until a change is complete.
     fn settle(&self, change: Change) -> Result<(), ControllerError> {
         while !self.has_passed(change) {
-            std::thread::sleep(GRACE_NAP);
+            std::thread::sleep(EPOCH_POLL);
         }
         let (reply, answer) = mpsc::sync_channel(1);
         self.hypervisor.commits.ask_for_operation(reply);
@@ -73,11 +73,11 @@ impl Controller {
         Ok(size_bytes.checked_div(u64::from(block_bytes)).unwrap_or(0))
     }
 
-    /// Makes a volume of `size_bytes` with no blocks (thesis 5.3), which may use at
-    /// most `quota_bytes`.
+    /// Creates a volume of `size_bytes` without blocks (thesis 5.3), which may use at most
+    /// `quota_bytes`.
     ///
     /// # Errors
-    /// The name or the size cannot be, or the disk fails.
+    /// The name or the size is invalid, or the disk fails.
     pub fn create_volume(
         &self,
         name: &str,
@@ -89,11 +89,11 @@ impl Controller {
         self.info(id)
     }
 
-    /// The first half of [`create_volume`](Self::create_volume), at a time of the
-    /// caller's, in seconds since 1970.
+    /// The first half of [`create_volume`](Self::create_volume), with the caller's time, in seconds
+    /// since 1970.
     ///
     /// # Errors
-    /// As there.
+    /// As [`create_volume`](Self::create_volume).
     pub fn begin_create(
         &self,
         name: &str,
@@ -107,21 +107,21 @@ impl Controller {
         self.change(|state| Ok(state.volumes.create(&new, now_unix_s)?))
     }
 
-    /// Makes a read-only copy of a volume as it is now, at once and without copying.
+    /// Makes a read-only snapshot of a volume, at once and without copying data.
     ///
     /// # Errors
-    /// There is no such volume, or the name cannot be, or the disk fails.
+    /// The volume does not exist, the snapshot's name is invalid, or the disk fails.
     pub fn snapshot_volume(&self, name: &str, snapshot: &str) -> Result<VolumeInfo, ControllerError> {
         let (id, change) = self.begin_snapshot(name, snapshot, now_unix_s(), &mut self.disk()?)?;
         self.settle(change)?;
         self.info(id)
     }
 
-    /// The first half of [`snapshot_volume`](Self::snapshot_volume): from now on
-    /// writes go elsewhere; those under way may still be in the snapshot.
+    /// The first half of [`snapshot_volume`](Self::snapshot_volume): later writes go to other
+    /// blocks; writes in flight may still be part of the snapshot.
     ///
     /// # Errors
-    /// As there.
+    /// As [`snapshot_volume`](Self::snapshot_volume).
     pub fn begin_snapshot(
         &self,
         name: &str,
@@ -137,11 +137,10 @@ impl Controller {
         })
     }
 
-    /// Makes a writable copy of a volume or snapshot as it is now, at once and
-    /// without copying.
+    /// Makes a writable copy of a volume or snapshot, at once and without copying data.
     ///
     /// # Errors
-    /// There is no such volume, or the name cannot be, or the disk fails.
+    /// The origin does not exist, the new name is invalid, or the disk fails.
     pub fn clone_volume(&self, origin: &str, name: &str) -> Result<VolumeInfo, ControllerError> {
         let (id, change) = self.begin_clone(origin, name, now_unix_s(), &mut self.disk()?)?;
         self.settle(change)?;
@@ -151,7 +150,7 @@ impl Controller {
     /// The first half of [`clone_volume`](Self::clone_volume).
     ///
     /// # Errors
-    /// As there.
+    /// As [`clone_volume`](Self::clone_volume).
     pub fn begin_clone(
         &self,
         origin: &str,
@@ -167,8 +166,8 @@ impl Controller {
         })
     }
 
-    /// All mappings of the volume are out of date: those that are asked for are read
-    /// from the metadata again.
+    /// Prunes all mappings of the volume, which are out of date: a miss reads them from the
+    /// metadata again.
     fn forget(&self, state: &mut State, id: VolumeId) {
         let transaction = state.transaction;
         if let Some(open) = state.open.get_mut(&id) {
@@ -180,12 +179,11 @@ impl Controller {
         }
     }
 
-    /// Changes a volume's size. A volume that is served can only grow; its guest
-    /// learns of it when its device is started anew.
+    /// Changes a volume's size. A volume that is served can only grow; its guest notices when its
+    /// device is restarted.
     ///
     /// # Errors
-    /// There is no such volume, the size cannot be, or it is served and would
-    /// shrink.
+    /// The volume does not exist, the size is invalid, or the volume is served and would shrink.
     pub fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<VolumeInfo, ControllerError> {
         let (id, change) = self.begin_resize(name, size_bytes, &mut self.disk()?)?;
         self.settle(change)?;
@@ -195,7 +193,7 @@ impl Controller {
     /// The first half of [`resize_volume`](Self::resize_volume).
     ///
     /// # Errors
-    /// As there.
+    /// As [`resize_volume`](Self::resize_volume).
     pub fn begin_resize(
         &self,
         name: &str,
@@ -211,7 +209,7 @@ impl Controller {
             }
             let before = state.served_blocks(id);
             state.volumes.resize(disk, id, blocks)?;
-            // Served when it is durable.
+            // The new size is served when it is durable.
             let generation = state.volumes.open_generation();
             state.sizes.insert(id, (generation, before));
             let transaction = state.transaction;
@@ -222,10 +220,10 @@ impl Controller {
         })
     }
 
-    /// Gives a volume another name.
+    /// Renames a volume.
     ///
     /// # Errors
-    /// There is no such volume, or the name cannot be or is taken.
+    /// The volume does not exist, or the new name is invalid or taken.
     pub fn rename_volume(&self, name: &str, new_name: &str) -> Result<VolumeInfo, ControllerError> {
         let (id, change) = self.change(|state| {
             let id = find(state, name)?;
@@ -236,10 +234,10 @@ impl Controller {
         self.info(id)
     }
 
-    /// Changes how much a volume may use.
+    /// Changes a volume's quota.
     ///
     /// # Errors
-    /// There is no such volume, or the quota cannot be.
+    /// The volume does not exist, or the quota is invalid.
     pub fn set_quota(&self, name: &str, quota_bytes: Option<u64>) -> Result<VolumeInfo, ControllerError> {
         let quota_blocks = quota_bytes.map(|bytes| self.blocks_of(bytes)).transpose()?;
         let (id, change) = self.change(|state| {
@@ -251,10 +249,10 @@ impl Controller {
         self.info(id)
     }
 
-    /// Deletes a volume or snapshot; what nobody else refers to becomes free.
+    /// Deletes a volume or snapshot, and frees the blocks that no other volume refers to.
     ///
     /// # Errors
-    /// There is no such volume, or it is served.
+    /// The volume does not exist, or is served.
     pub fn delete_volume(&self, name: &str) -> Result<(), ControllerError> {
         let ((), change) = self.begin_delete(name, &mut self.disk()?)?;
         self.settle(change)
@@ -263,7 +261,7 @@ impl Controller {
     /// The first half of [`delete_volume`](Self::delete_volume).
     ///
     /// # Errors
-    /// As there.
+    /// As [`delete_volume`](Self::delete_volume).
     pub fn begin_delete(&self, name: &str, disk: &mut dyn Disk) -> Result<((), Change), ControllerError> {
         self.change(|state| {
             let id = find(state, name)?;
@@ -280,10 +278,10 @@ impl Controller {
         self.hypervisor.state().volumes.list().cloned().collect()
     }
 
-    /// A volume.
+    /// The volume with this name.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// No volume has this name.
     pub fn volume(&self, name: &str) -> Result<VolumeInfo, ControllerError> {
         let id = find(&self.hypervisor.state(), name)?;
         self.info(id)
@@ -294,11 +292,11 @@ impl Controller {
         Ok(state.volumes.get(id).cloned().ok_or(VolumeError::NoSuchVolume(id))?)
     }
 
-    /// The extents of a volume from a block on, at most `max` of them, and how far
-    /// the answer goes.
+    /// The extents of a volume from a block on, at most `max` of them, and the range that the
+    /// result covers.
     ///
     /// # Errors
-    /// There is no such volume, or its metadata cannot be read.
+    /// The volume does not exist, or its metadata cannot be read.
     pub fn volume_extents(
         &self,
         name: &str,
@@ -320,22 +318,21 @@ impl Controller {
     /// Reads all metadata and accounts for every block. Misses wait meanwhile.
     ///
     /// # Errors
-    /// The store cannot be reached; what it finds is in the report.
+    /// The store cannot be opened; damage is part of the report.
     pub fn check(&self) -> Result<Report, ControllerError> {
         Ok(self.check_on(&mut self.disk()?))
     }
 
-    /// As [`check`](Self::check), by a way to the store of the caller's.
+    /// As [`check`](Self::check), on the caller's disk.
     #[must_use]
     pub fn check_on(&self, disk: &mut dyn Disk) -> Report {
         self.hypervisor.state().volumes.check(disk)
     }
 
-    /// Drops the mappings of one volume, or of all, from memory: they come back when
-    /// they are needed.
+    /// Drops the mappings of one volume, or of all, from memory: misses read them again.
     ///
     /// # Errors
-    /// There is no such volume.
+    /// The volume does not exist.
     pub fn prune(&self, name: Option<&str>) -> Result<(), ControllerError> {
         let mut state = self.hypervisor.state();
         let ids: Vec<VolumeId> = match name {
@@ -354,20 +351,19 @@ impl Controller {
         Ok(())
     }
 
-    /// Makes every sidecore forget the mappings that it has cached (thesis 6.3).
+    /// Makes every sidecore drop its cached mappings (thesis 6.3).
     pub fn flush_btlb(&self) {
         for open in self.hypervisor.state().open.values() {
             open.tree.root().bump_version();
         }
     }
 
-    /// Makes blocks of one volume lie where equal blocks of another (or of the same)
-    /// lie: deduplication under live functions (thesis 6.3). Both may be in use:
-    /// writes to these blocks wait until it is done.
+    /// Maps blocks of one volume to the place of equal blocks of another volume (or of the same):
+    /// deduplication under live functions (thesis 6.3). Both may be in use: writes to these blocks
+    /// wait until the operation is done.
     ///
     /// # Errors
-    /// The blocks differ, are not there, or overlap, or the disk fails; nothing is
-    /// changed then.
+    /// The blocks differ, are holes, or overlap, or the disk fails; then nothing is changed.
     pub fn share_blocks(&self, from: (&str, BlockRange), to: (&str, Vlba)) -> Result<(), ControllerError> {
         let mut disk = self.disk()?;
         let (from_id, to_id) = {
@@ -376,7 +372,7 @@ impl Controller {
         };
         let to_range = BlockRange { first: to.1, count: from.1.count };
         let ranges = [(from_id, from.1), (to_id, to_range)];
-        let held = self.hold(&ranges)?;
+        let locked = self.lock_blocks(&ranges)?;
         let result = self.compare(&ranges, &mut disk).and_then(|equal| {
             if !equal {
                 return Err(ControllerError::NotEqual);
@@ -393,54 +389,53 @@ impl Controller {
             })?;
             Ok(change)
         });
-        self.let_go(held, &mut disk);
+        self.unlock_blocks(locked, &mut disk);
         self.settle(result?)
     }
 
-    /// Takes blocks out of every reach: no mapping of them is in a tree, no I/O to
-    /// them is under way, and who asks for them waits.
-    fn hold(&self, ranges: &[(VolumeId, BlockRange)]) -> Result<Vec<(VolumeId, GrantId)>, ControllerError> {
+    /// Locks blocks: no tree maps them, no I/O to them is in flight, and requests for them wait.
+    fn lock_blocks(&self, ranges: &[(VolumeId, BlockRange)]) -> Result<Vec<(VolumeId, GrantId)>, ControllerError> {
         loop {
-            let held = {
+            let locked = {
                 let mut state = self.hypervisor.state();
                 let busy =
                     |(id, range): &(VolumeId, BlockRange)| state.open.get(id).is_some_and(|open| open.is_busy(*range));
                 if ranges.iter().any(busy) {
                     None
                 } else {
-                    let mut held = Vec::new();
+                    let mut locked = Vec::new();
                     for (id, range) in ranges {
                         if let Some(open) = state.open.get_mut(id) {
-                            held.push((*id, open.grants.hold(*range)));
+                            locked.push((*id, open.grants.lock(*range)));
                             open.tree.prune(*range);
                             let retired = open.tree.take_retired();
                             state.limbo.retire(retired, &self.hypervisor.epochs);
                         }
                     }
-                    Some(held)
+                    Some(locked)
                 }
             };
-            if let Some(held) = held {
+            if let Some(locked) = locked {
                 let epoch = self.hypervisor.epochs.advance();
                 while !self.hypervisor.epochs.passed(epoch) {
-                    std::thread::sleep(GRACE_NAP);
+                    std::thread::sleep(EPOCH_POLL);
                 }
-                return Ok(held);
+                return Ok(locked);
             }
             if self.is_down() {
                 return Err(ControllerError::Down);
             }
-            std::thread::sleep(GRACE_NAP);
+            std::thread::sleep(EPOCH_POLL);
         }
     }
 
-    fn let_go(&self, held: Vec<(VolumeId, GrantId)>, disk: &mut dyn Disk) {
+    fn unlock_blocks(&self, locked: Vec<(VolumeId, GrantId)>, disk: &mut dyn Disk) {
         let mut waiting = Vec::new();
         {
             let mut state = self.hypervisor.state();
-            for (id, hold) in held {
+            for (id, lock) in locked {
                 if let Some(open) = state.open.get_mut(&id) {
-                    let _ = open.grants.remove(hold);
+                    let _ = open.grants.remove(lock);
                     waiting.append(&mut open.blocked);
                 }
             }
@@ -450,7 +445,7 @@ impl Controller {
         }
     }
 
-    /// Whether the blocks of two ranges hold the same. Holes are not blocks.
+    /// Whether two ranges have the same contents. A hole has none.
     fn compare(&self, ranges: &[(VolumeId, BlockRange); 2], disk: &mut dyn Disk) -> Result<bool, ControllerError> {
         let block_bytes = u64::from(self.block_bytes());
         let step = COMPARE_BYTES.checked_div(block_bytes).unwrap_or(1).max(1);
@@ -469,7 +464,7 @@ impl Controller {
         Ok(true)
     }
 
-    /// The bytes of `range`, `None` if some of it is a hole.
+    /// The contents of `range`, `None` if some of it is a hole.
     fn contents(
         &self,
         id: VolumeId,

@@ -1,5 +1,5 @@
-//! Batches that do not fit: into the function's own depth, or into a store that takes less than it should. Each request
-//! is translated once, whatever it waits for.
+//! Batches that do not fit: into the function's own depth, or into a store that accepts fewer
+//! requests than it should. Each request is translated once, wherever it is queued.
 
 mod common;
 
@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 const BLOCK_BYTES: u64 = 1024;
 const ADDRESS: u64 = 0x1_0000_0000;
 
-/// A store that takes one request of each batch.
+/// A store that accepts one request of each batch.
 struct Narrow(RamStore);
 
 struct NarrowChannel(Box<dyn BlockChannel>);
@@ -65,7 +65,7 @@ fn check(store: Arc<dyn BlockDevice>, count: u64) {
         }
     }
     let (mut guest, _device) = common::guest(&controller, "volume");
-    // The first one finds the extent that the others lie in.
+    // The first read finds the extent of all the others.
     assert_eq!(guest.load(0, 1024), [1; 1024]);
     let address = |block: u64| ADDRESS + block * BLOCK_BYTES;
     for _ in 0..2 {

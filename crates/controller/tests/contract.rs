@@ -1,4 +1,4 @@
-//! A virtual function keeps the contract of every block device, whatever it lies on.
+//! A virtual function fulfils the contract of every block device, on each kind of store.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! What a controller promises: who waits for whom, what happens when space or memory
-//! or the disk fails, and that everything is accounted for.
+//! The controller's guarantees: which requests wait, the behaviour when space or memory or the disk
+//! fails, and the accounting of every block.
 
 mod common;
 
@@ -35,9 +35,9 @@ fn write(guest: &mut Harness, offset_bytes: u64, len_bytes: u64) -> Result<(), B
     guest.run_one(write)
 }
 
-/// A controller that does nothing by itself, and a way to its store.
+/// A controller without threads, and a way to its store.
 fn stepped(store: &Arc<dyn BlockDevice>) -> (Arc<Controller>, PhysicalDisk) {
-    // Its volumes are made by one with threads, which is gone then.
+    // A controller with threads made the store's volumes, and has ended.
     let mut disk = PhysicalDisk::open(store).unwrap();
     let options = ControllerOptions::default();
     (Controller::without_threads("stepped", Arc::clone(store), &options, None, &mut disk).unwrap(), disk)
@@ -64,7 +64,7 @@ fn only_the_request_that_misses_waits() {
     let (mut b, _b) = guest(&controller, "b");
     let mut completed = Batch::new();
 
-    // What is mapped has to be looked up first: nobody has done that yet.
+    // Mappings have to be read first: no request has done so yet.
     let mut warm = |guest: &mut Harness| {
         let read = guest.request(Operation::Read, 0, &[(0x1_0000_0000, PAGE)]);
         guest.submit(&mut vec![read]);
@@ -81,7 +81,7 @@ fn only_the_request_that_misses_waits() {
     warm(&mut a);
     warm(&mut b);
 
-    // The hypervisor side does not answer this one for now.
+    // The hypervisor side does not answer this request for now.
     let miss = a.request(Operation::Write, MIB, &[(0x1_0000_0000, PAGE)]);
     a.submit(&mut vec![miss]);
     a.channel.poll(Nanos(4), &mut completed);
@@ -90,7 +90,7 @@ fn only_the_request_that_misses_waits() {
     assert_eq!(controller.report().functions[0].stats.stalled, 1);
     assert_eq!((controller.report().functions[0].miss_address, controller.report().functions[0].miss_size), (1024, 4));
 
-    // Others of the same function, another function, and the physical function go on.
+    // Other requests of the function, another function, and the physical function proceed.
     let pf: Arc<dyn BlockDevice> = controller.physical_function();
     let mut pf = Harness::new(&pf, 4);
     for guest in [&mut a, &mut b, &mut pf] {
@@ -98,7 +98,7 @@ fn only_the_request_that_misses_waits() {
         for operation in [Operation::Read, Operation::Write] {
             batch.push(guest.request(operation, 0, &[(0x1_0000_0000, PAGE)]));
         }
-        // Not where the metadata is.
+        // Outside of the metadata.
         let read_only_place = guest.geometry.capacity_bytes - PAGE;
         if guest.geometry.capacity_bytes > 4 * MIB {
             batch.iter_mut().for_each(|request| request.offset_bytes = read_only_place);
@@ -111,7 +111,7 @@ fn only_the_request_that_misses_waits() {
             request.tag.take().unwrap().into_bits();
         }
     }
-    // And then it is served: allocated, written, mapped.
+    // Then the miss is served: blocks are allocated, written and mapped.
     while a.in_flight() > 0 {
         controller.step(&mut disk);
         a.channel.poll(Nanos(6), &mut completed);
@@ -121,13 +121,15 @@ fn only_the_request_that_misses_waits() {
     assert_eq!(controller.report().functions[0].stats.stalled, 0);
 }
 
-/// Writes whose data cannot all be sent at once, because others have the boxes for parts, and one of which fails where it
-/// was sent: nothing of it is left that a later write could be taken for, or would wait for.
+/// Writes whose parts cannot all be submitted at once, because other requests have the boxes for
+/// parts. One write fails where it was submitted: no state of it remains that a later write could
+/// be mistaken for, or would wait for.
 #[test]
 fn a_write_that_fails_half_sent_leaves_nothing_behind() {
     const PIECES: u64 = 960;
     const BYTES: u64 = PIECES * 1024;
-    // Each of them has 15 parts, and there are 64 boxes: four of the fifth are sent with the others.
+    // Each write has 15 parts, and there are 64 boxes: four parts of the fifth are sent with the
+    // others.
     for failing in 60..=64 {
         let store = ram(64 * MIB);
         over(&store, 1024).create_volume("a", 32 * MIB, None).unwrap();
@@ -152,7 +154,7 @@ fn a_write_that_fails_half_sent_leaves_nothing_behind() {
                         continue;
                     }
                     bad += 1;
-                    // The guest tries again, before the hypervisor side has heard of it.
+                    // The guest tries again, before the hypervisor side has received the failure.
                     let again = guest.request(Operation::Write, request.offset_bytes, &[(0x1_0000_0000, 1024)]);
                     guest.submit(&mut vec![again]);
                 }
@@ -160,7 +162,7 @@ fn a_write_that_fails_half_sent_leaves_nothing_behind() {
             }
             (good, bad)
         };
-        // Pieces that do not lie side by side, so that each is one of its own.
+        // Pieces that are not adjacent, so that each is a piece of its own.
         let pieces: Vec<(u64, u64)> = (0..PIECES).map(|piece| (0x1_0000_0000 + piece % 8 * 2048, 1024)).collect();
         assert_eq!(answers(&mut guest, &pieces), (5, 1), "write {failing} fails");
         for _ in 0..2 {
@@ -194,7 +196,7 @@ fn what_was_flushed_is_there_without_an_orderly_end() {
     guest_before.store(MIB + 512, &data);
     flush(&mut guest_before).unwrap();
     guest_before.store(2 * MIB, &data);
-    // As after a power cut: the first one is still there, and knows nothing of this.
+    // As after a power cut: the first controller still runs, without notice of the second.
     let again = over(&store, 4096);
     let (mut guest_after, _device) = guest(&again, "v");
     assert_eq!(guest_after.load(MIB + 512, data.len()), data);
@@ -220,11 +222,11 @@ fn a_full_store_fails_the_write_tells_the_operator_and_recovers() {
     assert!(written > 40, "{written} of 64 KiB in 4 MiB");
     let events = controller.report().events;
     assert!(events.iter().any(|event| event.what.contains("volume \"big\"")), "{events:?}");
-    // What is mapped already goes on, for both.
+    // Writes to mapped blocks succeed, for both volumes.
     assert_eq!(write(&mut other, 0, PAGE), Ok(()));
     assert_eq!(write(&mut big, 0, 65536), Ok(()));
     assert_eq!(flush(&mut big), Ok(()));
-    // A discard gives space back, to whoever needs it.
+    // A discard frees space, for every volume.
     let discard = big.range_request(Operation::Discard, 0, MIB);
     assert_eq!(big.run_one(discard), Ok(()));
     for at in 0..8 {
@@ -283,7 +285,7 @@ fn a_thousand_functions_come_and_go_and_every_block_is_accounted_for() {
         controller.delete_volume(&format!("v{index}")).unwrap();
         controller.delete_volume(&format!("s{index}")).unwrap();
     }
-    // The last freed blocks become usable after the last grace period.
+    // The last freed blocks become reusable after the last epoch.
     let patience = std::time::Instant::now();
     while controller.report().space.pending > 0 && patience.elapsed().as_secs() < 10 {
         std::thread::yield_now();
@@ -297,7 +299,7 @@ fn a_thousand_functions_come_and_go_and_every_block_is_accounted_for() {
 #[test]
 fn trees_that_outgrow_their_memory_are_pruned_and_come_back() {
     let store = ram(64 * MIB);
-    // The least memory there is, and volumes whose extents of 24 bytes need more.
+    // The least memory, and volumes whose extents of 24 bytes need more.
     let options =
         ControllerOptions { tree_memory_bytes: MIB, format: Some(common::format(512)), ..ControllerOptions::default() };
     let controller = Controller::open("small", store, &options, None).unwrap();
@@ -307,7 +309,7 @@ fn trees_that_outgrow_their_memory_are_pruned_and_come_back() {
         controller.create_volume(name, 64 * MIB, None).unwrap();
     }
     let mut guests: Vec<_> = names.iter().map(|name| guest(&controller, name)).collect();
-    // Every other block, so that no two are one extent.
+    // Every other block, so that no two form one extent.
     for (index, (guest, _)) in guests.iter_mut().enumerate() {
         let mut first = 0;
         while first < EXTENTS {
@@ -357,7 +359,7 @@ fn equal_blocks_can_be_shared_under_live_guests_and_part_again() {
     assert!(matches!(controller.share_blocks(("a", from), ("b", Vlba(2048))), Err(ControllerError::NotEqual)));
     let hole = BlockRange { first: Vlba(0), count: 4 };
     assert!(matches!(controller.share_blocks(("a", hole), ("b", Vlba(0))), Err(ControllerError::NotEqual)));
-    assert!(controller.share_blocks(("a", from), ("nobody", Vlba(0))).is_err());
+    assert!(controller.share_blocks(("a", from), ("missing", Vlba(0))).is_err());
 }
 
 #[test]
@@ -380,7 +382,7 @@ fn waits_for_the_store_are_counted_where_others_fill_it() {
     let (core, mut completed) = (CoreContext::default(), Batch::new());
     let at = |micros: u64| Nanos::from_micros(1_000_000 + micros);
 
-    // Mappings are looked up by the hypervisor side first, which here does so when it is told.
+    // Mappings have to be read by the hypervisor side first, which works only when it is stepped.
     let (device_a, device_b) = (function(&controller, "a"), function(&controller, "b"));
     for device in [&device_a, &device_b] {
         let mut channel = device.open_channel(&CoreContext::default(), 4).unwrap();
@@ -394,14 +396,15 @@ fn waits_for_the_store_are_counted_where_others_fill_it() {
         assert!(completed.pop().map(|mut request| request.tag.take().unwrap().into_bits()).is_some());
     }
 
-    // Alone, a function may have as many requests in the store as it likes.
+    // Alone, a function may have any number of requests in the store.
     let mut a = device_a.open_channel(&core, 512).unwrap();
     a.attach_memory(&memory).unwrap();
     a.submit(at(0), &mut reads(300));
     a.poll(at(0), &mut completed);
     assert_eq!(waits(), [("a".to_owned(), 0), ("b".to_owned(), 0)]);
 
-    // More than two functions are given at first: the other one waits, once for all that it wants.
+    // More than the first window of two functions: the other function waits, once for all of its
+    // requests.
     let mut b = device_b.open_channel(&core, 512).unwrap();
     b.attach_memory(&memory).unwrap();
     b.submit(at(1_000), &mut reads(8));
@@ -491,7 +494,7 @@ fn a_disk_that_cannot_flush_makes_the_controller_read_only_and_says_so() {
     }
 }
 
-/// Steps the hypervisor side until `request` is answered, or would need a commit.
+/// Steps the hypervisor side until `request` completes, or would need a commit.
 fn until_commit(
     guest: &mut Harness,
     controller: &Controller,
@@ -512,7 +515,7 @@ fn until_commit(
 }
 
 #[test]
-fn a_write_that_waits_for_a_commit_hears_that_it_failed() {
+fn a_write_that_waits_for_a_commit_fails_with_it() {
     let store = ram(4 * MIB);
     over(&store, 1024).create_volume("a", 8 * MIB, None).unwrap();
     let (controller, mut disk) = stepped(&store);
@@ -534,7 +537,7 @@ fn a_write_that_waits_for_a_commit_hears_that_it_failed() {
     };
     assert_eq!(full, BlockError::NoSpace);
     controller.commit_on(&mut disk).unwrap();
-    // What is given back can be used once that is durable.
+    // Freed blocks can be reused once that is durable.
     let discard = guest.range_request(Operation::Discard, 0, MIB);
     assert_eq!(until_commit(&mut guest, &controller, &mut disk, Some(discard)), Some(Ok(())));
     let waiting = write(&mut guest, written);
@@ -562,11 +565,11 @@ fn bad_input_is_refused_and_changes_nothing() {
     for size_bytes in [0, 1, 1023, 1025, 1 << 60, u64::MAX] {
         assert!(controller.create_volume("w", size_bytes, None).is_err(), "{size_bytes}");
     }
-    assert!(controller.snapshot_volume("nobody", "s").is_err());
+    assert!(controller.snapshot_volume("missing", "s").is_err());
     assert!(controller.rename_volume("v", "a/b").is_err());
-    assert!(controller.rename_volume("nobody", "w").is_err());
+    assert!(controller.rename_volume("missing", "w").is_err());
     assert!(controller.resize_volume("v", 0).is_err());
-    assert!(controller.delete_volume("nobody").is_err());
+    assert!(controller.delete_volume("missing").is_err());
     for weight in [0, 1001] {
         let options = FunctionOptions { weight, ..FunctionOptions::new("v") };
         assert!(matches!(controller.open_function(&options), Err(ControllerError::BadWeight(_))));
@@ -574,7 +577,7 @@ fn bad_input_is_refused_and_changes_nothing() {
     let limits = Limits { read_iops: Some(Limit { per_s: 0, burst: 1 }), ..Limits::default() };
     let options = FunctionOptions { limits, ..FunctionOptions::new("v") };
     assert!(matches!(controller.open_function(&options), Err(ControllerError::BadLimit)));
-    assert!(controller.open_function(&FunctionOptions::new("nobody")).is_err());
+    assert!(controller.open_function(&FunctionOptions::new("missing")).is_err());
 
     let function = function(&controller, "v");
     assert!(matches!(controller.delete_volume("v"), Err(ControllerError::InUse { .. })));

@@ -1,7 +1,6 @@
-//! Guests on several sidecores write, zero, discard and read all over their volumes,
-//! while the operator takes snapshots, clones, deletes, prunes and deduplicates: each
-//! sees exactly what it wrote, a snapshot never changes, and in the end every block
-//! is accounted for.
+//! Guests on several sidecores write, zero, discard and read all over their volumes, while the
+//! operator takes snapshots, clones, deletes, prunes and deduplicates: each guest reads exactly the
+//! data that it wrote, a snapshot never changes, and in the end every block is accounted for.
 
 mod common;
 
@@ -17,11 +16,11 @@ const SECTOR: u64 = 512;
 const VOLUME_SECTORS: u64 = 2048;
 const VOLUMES: u64 = 3;
 const GUESTS: u64 = 2;
-/// Sectors that one guest of a volume owns in a row: not a multiple of a block, so
-/// that guests meet in blocks.
+/// Sectors that one guest of a volume owns in a row: not a multiple of a block, so that guests
+/// share blocks.
 const STRETCH: u64 = 7;
 
-/// Small and good enough.
+/// An xorshift generator: small, and random enough.
 struct Random(u64);
 
 impl Random {
@@ -33,7 +32,7 @@ impl Random {
     }
 }
 
-/// What a sector holds: whose it is, which it is, and since when.
+/// A sector's contents: its volume, its number, and the round that wrote it.
 fn stamp(volume: u64, sector: u64, sequence: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(SECTOR as usize);
     while bytes.len() < SECTOR as usize {
@@ -44,7 +43,7 @@ fn stamp(volume: u64, sector: u64, sequence: u64) -> Vec<u8> {
     bytes
 }
 
-/// Takes a stamp apart; `None` for zeros.
+/// Parses a stamp; `None` for zeros.
 fn read_stamp(bytes: &[u8]) -> Option<(u64, u64, u64)> {
     if bytes.iter().all(|byte| *byte == 0) {
         return None;
@@ -52,7 +51,7 @@ fn read_stamp(bytes: &[u8]) -> Option<(u64, u64, u64)> {
     let word = |index: usize| u64::from_le_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap());
     assert_eq!(word(0), 0x51de_c0de, "not a stamp");
     for piece in bytes.chunks(32) {
-        assert_eq!(piece, &bytes[..32], "a torn sector: nobody else writes here");
+        assert_eq!(piece, &bytes[..32], "a torn sector: only this guest writes here");
     }
     Some((word(1), word(2), word(3)))
 }
@@ -61,7 +60,7 @@ fn read_stamp(bytes: &[u8]) -> Option<(u64, u64, u64)> {
 fn guest(controller: &Controller, volume: u64, guest: u64, seed: u64, rounds: u64) {
     let (mut harness, _device) = common::guest(controller, &format!("v{volume}"));
     let mut random = Random(seed);
-    // The sequence number that each sector holds; 0 is zeros.
+    // The sequence number in each sector; 0 is zeros.
     let mut model = vec![0_u64; VOLUME_SECTORS as usize];
     for round in 1..=rounds {
         let stretches = VOLUME_SECTORS / STRETCH;
@@ -86,7 +85,7 @@ fn guest(controller: &Controller, volume: u64, guest: u64, seed: u64, rounds: u6
             6 => {
                 let request = harness.range_request(Operation::Discard, first * SECTOR, count * SECTOR);
                 assert_eq!(harness.run_one(request), Ok(()));
-                // It may have kept them or not, but not changed them.
+                // A discard may keep the sectors or zero them, but not change them otherwise.
                 let bytes = harness.load(first * SECTOR, (count * SECTOR) as usize);
                 for (index, sector) in bytes.chunks(SECTOR as usize).enumerate() {
                     let model = &mut model[first as usize + index];
@@ -101,7 +100,7 @@ fn guest(controller: &Controller, volume: u64, guest: u64, seed: u64, rounds: u6
                 assert_eq!(harness.run_one(flush), Ok(()));
             }
             _ => {
-                // Also what the other guest owns: it is of this volume, at its place.
+                // Also the other guest's sectors, which must be of this volume and place.
                 let first = first.saturating_sub(random.next(40));
                 let count = (1 + random.next(100)).min(VOLUME_SECTORS - first);
                 let bytes = harness.load(first * SECTOR, (count * SECTOR) as usize);
@@ -121,7 +120,7 @@ fn guest(controller: &Controller, volume: u64, guest: u64, seed: u64, rounds: u6
     }
 }
 
-/// All of a volume, each sector checked to be its own.
+/// A volume's contents, each sector checked to be of this volume and place.
 fn contents(controller: &Controller, name: &str, volume: u64) -> Vec<u8> {
     let (mut harness, _device) = common::guest(controller, name);
     let mut all = Vec::new();
@@ -136,7 +135,7 @@ fn contents(controller: &Controller, name: &str, volume: u64) -> Vec<u8> {
     all
 }
 
-/// What an operator does meanwhile.
+/// The operator's operations, while guests run.
 fn operate(controller: &Controller, stop: &AtomicBool, seed: u64) {
     let mut random = Random(seed);
     let mut snapshots: Vec<(String, u64, Vec<u8>)> = Vec::new();
@@ -167,7 +166,7 @@ fn operate(controller: &Controller, stop: &AtomicBool, seed: u64) {
             5 => {
                 let (count, shift) = (1 + random.next(64), random.next(512));
                 let range = BlockRange { first: Vlba(shift), count };
-                // Mostly they differ, and that is an answer.
+                // Mostly the blocks differ, which is an error that changes nothing.
                 let _ = controller.share_blocks((&name, range), (&format!("v{}", random.next(VOLUMES)), Vlba(shift)));
             }
             _ => {
@@ -220,16 +219,16 @@ fn run(block_bytes: u32, seed: u64, rounds: u64) {
 }
 
 #[test]
-fn nobody_sees_but_their_own_at_512() {
+fn guests_see_only_their_own_data_at_512() {
     run(512, 0x5eed_0001, 1_500);
 }
 
 #[test]
-fn nobody_sees_but_their_own_at_1024() {
+fn guests_see_only_their_own_data_at_1024() {
     run(1024, 0x5eed_0002, 1_500);
 }
 
 #[test]
-fn nobody_sees_but_their_own_at_4096() {
+fn guests_see_only_their_own_data_at_4096() {
     run(4096, 0x5eed_0003, 1_500);
 }

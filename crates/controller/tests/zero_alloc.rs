@@ -1,5 +1,5 @@
-//! The steady state allocates nothing: 100,000 requests to virtual functions, whole
-//! ones and such that go in parts. Also run in release only mode by the test command.
+//! The steady state allocates nothing: 100,000 requests to virtual functions, whole ones and such
+//! that go in parts. Also run in release only mode by the test command.
 
 mod common;
 
@@ -17,8 +17,7 @@ const DEPTH: usize = 32;
 const MIB: u64 = 1 << 20;
 const ADDRESS: u64 = 0x1_0000_0000;
 
-/// Carries out 100,000 requests after a warm-up, and sees no allocation on this
-/// thread.
+/// Carries out 100,000 requests after a warm-up, and sees no allocation on this thread.
 fn check(core: &CoreContext, function: &dyn BlockDevice) {
     let memory = guest_memory();
     let mut channel = function.open_channel(core, DEPTH).unwrap();

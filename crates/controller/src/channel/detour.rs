@@ -1,7 +1,7 @@
 //! The fast path: whole requests in the queue's last extent, which only need another offset.
 //!
-//! Such a request carries its own state (`Detour`), so that neither direction looks into a table. A store that carries
-//! requests out at once returns the batch from the same call.
+//! Such a request carries its own state (`Detour`), so that neither direction reads a table. A
+//! store that completes requests synchronously returns the batch from the same call.
 
 use std::rc::Rc;
 
@@ -12,8 +12,9 @@ use super::FunctionChannel;
 use crate::shares::units;
 
 impl FunctionChannel {
-    /// Exchanges a batch that fits the depth while every request in flight is on a detour. Returns false if a request
-    /// needed the slow path, in which case [`poll`](BlockChannel::poll) has run already.
+    /// Exchanges a batch that fits the depth while every request in flight is on a detour. Returns
+    /// false if a request needed the slow path, in which case [`poll`](BlockChannel::poll) has run
+    /// already.
     #[inline]
     pub(super) fn exchange_plain(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) -> bool {
         self.quiescence.enter();
@@ -28,16 +29,16 @@ impl FunctionChannel {
         self.stores.physical.exchange(now, batch, completed);
         self.end_detours(translated, completed.get_mut(already..).unwrap_or_default());
         if !batch.is_empty() {
-            // The store is full. Translated requests stay in this channel: the front end would offer them again, and
-            // they would be translated twice.
+            // The store is full. Translated requests stay in this channel: the front end would
+            // offer them again, and they would be translated twice.
             self.start_rest(batch, batch.len());
         }
         self.quiescence.leave();
         true
     }
 
-    /// [`exchange_plain`](Self::exchange_plain) while other functions share the sidecore or the store, if the shares
-    /// admit the whole batch.
+    /// [`exchange_plain`](Self::exchange_plain) while other functions share the sidecore or the
+    /// store, if the shares admit the whole batch.
     #[inline(never)]
     pub(super) fn exchange_beside_others(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
         self.now = self.now.max(now);
@@ -57,18 +58,20 @@ impl FunctionChannel {
         }
         let already = completed.len();
         if self.exchange_plain(now, batch, completed) {
-            self.tell_others(&mut multiplexer.borrow_mut(), completed.len().saturating_sub(already));
+            self.publish(&mut multiplexer.borrow_mut(), completed.len().saturating_sub(already));
         }
     }
 
-    /// The mark of requests translated now: one plus the parity of the present epoch, so never zero.
+    /// The mark of requests translated now: one plus the parity of the current epoch, so never
+    /// zero.
     #[inline]
     pub(super) fn mark(&self) -> u32 {
         1_u32.wrapping_add(self.quiescence.parity().into())
     }
 
-    /// Redirects requests from the front on, up to the first that is not a whole request in the last extent. Returns
-    /// their number; the caller accounts for them with [`sent_on`](Self::sent_on).
+    /// Redirects requests from the front on, up to the first that is not a whole request in the
+    /// last extent. Returns their number; the caller accounts for them with
+    /// [`sent_on`](Self::sent_on).
     #[inline]
     pub(super) fn translate_front(&self, requests: &mut [Box<BlockRequest>]) -> usize {
         if !self.last_bytes.is_valid(&self.function.root) {
@@ -99,7 +102,8 @@ impl FunctionChannel {
         self.detours = self.detours.wrapping_add(count);
     }
 
-    /// Ends the detours of `returned`, and accounts for them and for those `sent_on` in the same call.
+    /// Ends the detours of `returned`, and accounts for them and for the `sent_on` requests of the
+    /// same call.
     #[inline]
     pub(super) fn end_detours(&mut self, sent_on: usize, returned: &mut [Box<BlockRequest>]) {
         let count = returned.len();
@@ -112,12 +116,12 @@ impl FunctionChannel {
         self.quiescence.exchanged(sent_on, since, count.wrapping_sub(since));
     }
 
-    /// Starts the rest of a batch on the slow path: the first `translated` requests are on their detours already; the
-    /// next one is not in the last extent, or the store is full.
+    /// Starts the rest of a batch on the slow path: the first `translated` requests are on their
+    /// detours already; the next one is not in the last extent, or the store is full.
     #[inline(never)]
     fn start_rest(&mut self, batch: &mut Batch, translated: usize) {
         self.start_behind(batch, translated, batch.len());
-        self.hand_over();
+        self.submit_translated();
         self.is_plain = false;
     }
 }

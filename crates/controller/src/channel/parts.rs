@@ -1,4 +1,4 @@
-//! Requests that go to the store in parts, or wait for blocks.
+//! Requests that are submitted in parts, or wait for blocks.
 
 use std::ops::ControlFlow;
 
@@ -6,18 +6,18 @@ use sidecore_block::{BlockError, BlockRequest, Operation};
 use sidecore_extent::{BlockRange, Extent, Mapping, Piece};
 use sidecore_units::{Plba, Vlba};
 
-use super::slot::{Grant, Label, Parts, Stage};
-use super::stores::Outgoing;
+use super::slot::{Grant, Label, Parts, Phase};
+use super::stores::StoreQueues;
 use super::{FunctionChannel, Multiplexer};
 use crate::mail::{GrantId, Question, Slot};
 
-/// What stopped a walk before the request's end.
+/// The reason that a walk ended before the request's end.
 enum Stop {
-    /// The first piece is all of it: it can go as it is, to this byte, and perhaps
-    /// through the filesystem.
+    /// The first piece is the whole request: it can be submitted as it is, to this byte, and
+    /// through the filesystem if the flag is set.
     Whole(u64, bool),
-    /// No boxes for parts.
-    Starved,
+    /// No free box for a part.
+    NoBoxes,
     /// A pruned part of the tree.
     Pruned(BlockRange),
     /// Blocks have to be allocated.
@@ -25,11 +25,11 @@ enum Stop {
 }
 
 impl FunctionChannel {
-    /// Carries the request in `slot` on from where it stopped.
-    pub(super) fn go_on(&mut self, multiplexer: &mut Multiplexer, slot: Slot) {
+    /// Resumes the request in `slot` where it stopped.
+    pub(super) fn resume(&mut self, multiplexer: &mut Multiplexer, slot: Slot) {
         let Some(parts) = self.slots.parts(slot) else { return };
         if parts.result.is_err() || parts.next_bytes >= parts.request.len_bytes {
-            parts.stage = Stage::Finishing;
+            parts.phase = Phase::Finishing;
             return self.finish_if_done(slot);
         }
         let unmaps = match parts.request.operation {
@@ -47,7 +47,7 @@ impl FunctionChannel {
         }
     }
 
-    /// The blocks that lie inside of a range of bytes with all their bytes.
+    /// The blocks of which a range of bytes covers every byte.
     fn whole_blocks(&self, offset_bytes: u64, len_bytes: u64) -> Option<BlockRange> {
         let shift = self.function.block_shift;
         let mask = 1_u64.checked_shl(shift)?.wrapping_sub(1);
@@ -57,35 +57,35 @@ impl FunctionChannel {
         Some(BlockRange { first: Vlba(first), count })
     }
 
-    /// What was to be unmapped is. Zeros still have to be written where blocks were
-    /// not covered whole; a discard owes nothing there.
+    /// Continues after an unmap. Zeros still have to be written to the partly covered blocks; a
+    /// discard is complete.
     fn unmapped(&mut self, multiplexer: &mut Multiplexer, slot: Slot) {
         let Some(parts) = self.slots.parts(slot) else { return };
         if parts.request.operation == Operation::Discard {
             parts.next_bytes = parts.request.len_bytes;
         }
-        parts.stage = Stage::Ready;
-        self.go_on(multiplexer, slot);
+        parts.phase = Phase::Ready;
+        self.resume(multiplexer, slot);
     }
 
-    /// The hypervisor side has done what it was asked.
-    pub(super) fn hear_done(&mut self, multiplexer: &mut Multiplexer, slot: Slot) {
+    /// Handles an answer that the operation is done.
+    pub(super) fn handle_done(&mut self, multiplexer: &mut Multiplexer, slot: Slot) {
         let Some(parts) = self.slots.parts(slot) else { return };
-        match (parts.stage, parts.request.operation) {
-            (Stage::Linking, _) => {
+        match (parts.phase, parts.request.operation) {
+            (Phase::Linking, _) => {
                 self.stats.rewalks.add(1);
-                parts.stage = Stage::Ready;
-                self.go_on(multiplexer, slot);
+                parts.phase = Phase::Ready;
+                self.resume(multiplexer, slot);
             }
             (_, Operation::Discard | Operation::WriteZeroes { .. }) => self.unmapped(multiplexer, slot),
             (_, _) => {
-                parts.stage = Stage::Finishing;
+                parts.phase = Phase::Finishing;
                 self.finish_if_done(slot);
             }
         }
     }
 
-    /// Translates the rest of the request in one walk and sends off what can go.
+    /// Translates the rest of the request in one walk and submits the parts that it can.
     fn walk(&mut self, multiplexer: &mut Multiplexer, slot: Slot) {
         self.stats.translations.add(1);
         let Some(parts) = self.slots.parts(slot) else { return };
@@ -97,10 +97,10 @@ impl FunctionChannel {
         };
         let shift = self.function.block_shift;
         let Some(parts) = self.slots.parts(slot) else { return };
-        let untouched = parts.next_bytes == 0 && parts.under_way == 0;
+        let untouched = parts.next_bytes == 0 && parts.in_flight == 0;
         let mut sender = Sender {
             boxes: &mut multiplexer.parts,
-            outgoing: &mut self.outgoing,
+            for_store: &mut self.for_store,
             through: self.function.goes_through(),
             quiescence: &mut self.quiescence,
             block_bytes: u64::from(self.function.geometry.block_bytes),
@@ -112,7 +112,7 @@ impl FunctionChannel {
         let visit = &mut |piece: Piece| {
             let flow = sender.take_piece(parts, piece, shift, &mut stop);
             if untouched && piece.range == range && sender.sent == 1 && stop.is_none() {
-                // It would be its only part: better it goes itself.
+                // A single part would be the whole request: submit the request itself.
                 if let Some(offset_bytes) = sender.take_back_last(parts) {
                     stop = Some(Stop::Whole(offset_bytes, sender.through));
                     return ControlFlow::Break(());
@@ -121,7 +121,7 @@ impl FunctionChannel {
             flow
         };
         if sender_through {
-            // The file is one extent, and the filesystem translates.
+            // The file is one extent, because the filesystem translates.
             let mapping = Mapping::Mapped { physical: Plba(range.first.0), shared: false };
             let _ = visit(Piece { range, mapping });
         } else {
@@ -143,7 +143,7 @@ impl FunctionChannel {
                     self.send_whole(parts.request, offset_bytes, through);
                 }
             }
-            Some(Stop::Starved) => self.starved.push_back(slot),
+            Some(Stop::NoBoxes) => self.for_parts.push_back(slot),
             Some(Stop::Pruned(range)) => {
                 self.stats.prune_misses.add(1);
                 self.ask(slot, Question::Regenerate { range });
@@ -152,16 +152,16 @@ impl FunctionChannel {
             None => {
                 let Some(parts) = self.slots.parts(slot) else { return };
                 if parts.next_bytes < parts.request.len_bytes && parts.result.is_ok() {
-                    // The walk came to the end of the function: it has shrunk.
+                    // The walk reached the end of the function, which has shrunk.
                     return self.fail(slot, BlockError::OutOfBounds);
                 }
-                parts.stage = Stage::Finishing;
+                parts.phase = Phase::Finishing;
                 self.finish_if_done(slot);
             }
         }
     }
 
-    /// A write misses `range` (thesis 5.3).
+    /// Asks for blocks for a write that misses in `range` (thesis 5.3).
     fn ask_for_blocks(&mut self, slot: Slot, range: BlockRange) {
         self.stats.misses.add(1);
         let shift = self.function.block_shift;
@@ -189,7 +189,7 @@ impl FunctionChannel {
         let end_bytes = end.saturating_sub(parts.request.offset_bytes).min(parts.request.len_bytes);
         parts.grant = Some(Grant { id: grant, extents, end_bytes });
         parts.grant_start_bytes = parts.next_bytes;
-        parts.stage = Stage::Granted;
+        parts.phase = Phase::Granted;
         self.stats.splits.add(1);
         self.write_grant(multiplexer, slot);
     }
@@ -200,14 +200,14 @@ impl FunctionChannel {
         let Some(grant) = parts.grant.take() else { return };
         let mut sender = Sender {
             boxes: &mut multiplexer.parts,
-            outgoing: &mut self.outgoing,
+            for_store: &mut self.for_store,
             through: false,
             quiescence: &mut self.quiescence,
             block_bytes: u64::from(self.function.geometry.block_bytes),
             slot,
             sent: 0,
         };
-        let mut starved = false;
+        let mut lacks_boxes = false;
         for extent in &grant.extents {
             let start = extent.first.0.checked_shl(shift).unwrap_or(u64::MAX);
             let end = extent.first.0.saturating_add(extent.count).checked_shl(shift).unwrap_or(u64::MAX);
@@ -217,24 +217,24 @@ impl FunctionChannel {
                 continue;
             }
             if !sender.send(parts, end, extent.physical, start, shift) {
-                starved = true;
+                lacks_boxes = true;
                 break;
             }
         }
         let sent = sender.sent;
         parts.grant = Some(grant);
         self.tagged = self.tagged.saturating_add(sent);
-        if starved {
-            self.starved.push_back(slot);
+        if lacks_boxes {
+            self.for_parts.push_back(slot);
         } else {
             self.report_grant(slot);
         }
     }
 
-    /// Once all of a grant's data is written, says so.
+    /// Sends [`Question::Written`] once all writes to a grant's blocks have ended.
     fn report_grant(&mut self, slot: Slot) {
         let Some(parts) = self.slots.parts(slot) else { return };
-        if parts.stage != Stage::Granted || parts.under_way > 0 {
+        if parts.phase != Phase::Granted || parts.in_flight > 0 {
             return;
         }
         let Some(Grant { id, end_bytes, .. }) = parts.grant else { return };
@@ -242,53 +242,53 @@ impl FunctionChannel {
             return;
         }
         parts.grant = None;
-        parts.stage = Stage::Linking;
+        parts.phase = Phase::Linking;
         let all = parts.result.is_ok();
         if !all {
-            // The rest of it is in vain, and wants no boxes any more.
-            self.starved.retain(|starved| *starved != slot);
+            // After an error the rest of the grant is not written, and needs no boxes.
+            self.for_parts.retain(|queued| *queued != slot);
         }
         self.ask(slot, Question::Written { grant: id, all });
     }
 
-    /// A part is back from the store.
+    /// Handles the completion of a part.
     pub(super) fn take_back_part(&mut self, multiplexer: &mut Multiplexer, slot: Slot, part: Box<BlockRequest>) {
         let result = part.result;
         multiplexer.recycle(part);
         let Some(parts) = self.slots.parts(slot) else { return };
-        parts.under_way = parts.under_way.saturating_sub(1);
+        parts.in_flight = parts.in_flight.saturating_sub(1);
         parts.result = parts.result.and(result);
-        match parts.stage {
-            Stage::Granted => self.report_grant(slot),
-            Stage::Finishing => self.finish_if_done(slot),
-            Stage::Ready | Stage::Asked | Stage::Linking => {}
+        match parts.phase {
+            Phase::Granted => self.report_grant(slot),
+            Phase::Finishing => self.finish_if_done(slot),
+            Phase::Ready | Phase::Asked | Phase::Linking => {}
         }
     }
 
-    /// Gives boxes to those that wait for them.
-    pub(super) fn feed_starved(&mut self, multiplexer: &mut Multiplexer) {
-        for _ in 0..self.starved.len() {
+    /// Resumes slots that are queued for boxes.
+    pub(super) fn resume_for_parts(&mut self, multiplexer: &mut Multiplexer) {
+        for _ in 0..self.for_parts.len() {
             if multiplexer.parts.is_empty() {
                 return;
             }
-            let Some(slot) = self.starved.pop_front() else { return };
-            match self.slots.parts(slot).map(|parts| parts.stage) {
-                Some(Stage::Granted) => self.write_grant(multiplexer, slot),
-                Some(Stage::Ready) => self.go_on(multiplexer, slot),
-                // A slot that waits for an answer is not to be freed before that comes.
-                Some(Stage::Asked | Stage::Linking | Stage::Finishing) | None => {}
+            let Some(slot) = self.for_parts.pop_front() else { return };
+            match self.slots.parts(slot).map(|parts| parts.phase) {
+                Some(Phase::Granted) => self.write_grant(multiplexer, slot),
+                Some(Phase::Ready) => self.resume(multiplexer, slot),
+                // A slot that waits for an answer must not be freed before the answer.
+                Some(Phase::Asked | Phase::Linking | Phase::Finishing) | None => {}
             }
         }
     }
 }
 
-/// Cuts parts off a request and sends them.
+/// Divides a request into parts and queues them for the store.
 struct Sender<'a> {
     boxes: &'a mut sidecore_block::Batch,
-    outgoing: &'a mut Outgoing,
-    /// Whether they go through the filesystem.
+    for_store: &'a mut StoreQueues,
+    /// Whether the parts go through the filesystem.
     through: bool,
-    quiescence: &'a mut crate::grace::Quiescence,
+    quiescence: &'a mut crate::epochs::Quiescence,
     /// The store's unit of reads and writes.
     block_bytes: u64,
     slot: Slot,
@@ -296,7 +296,7 @@ struct Sender<'a> {
 }
 
 impl Sender<'_> {
-    /// Deals with the next piece of the request's translation.
+    /// Handles the next piece of the request's translation.
     fn take_piece(&mut self, parts: &mut Parts, piece: Piece, shift: u32, stop: &mut Option<Stop>) -> ControlFlow<()> {
         let operation = parts.request.operation;
         let start = piece.range.first.0.checked_shl(shift).unwrap_or(u64::MAX);
@@ -304,8 +304,8 @@ impl Sender<'_> {
         let end = end.saturating_sub(parts.request.offset_bytes).min(parts.request.len_bytes);
         let reads = operation == Operation::Read;
         match (piece.mapping, &mut *stop) {
-            // Behind missing blocks only more of them are of interest: they can be
-            // allocated together.
+            // After missing blocks, only more missing blocks matter: they can be allocated
+            // together.
             (Mapping::Mapped { shared: true, .. }, Some(Stop::Missing(range))) => {
                 range.count = range.count.saturating_add(piece.range.count);
                 ControlFlow::Continue(())
@@ -320,13 +320,13 @@ impl Sender<'_> {
                     return ControlFlow::Continue(());
                 }
                 if parts.result.is_ok() {
-                    *stop = Some(Stop::Starved);
+                    *stop = Some(Stop::NoBoxes);
                 }
                 ControlFlow::Break(())
             }
             (Mapping::Hole, None) if operation != Operation::Write => {
                 if reads {
-                    // POSIX: what was never written reads as zeros (thesis 5.3).
+                    // POSIX: a hole reads as zeros (thesis 5.3).
                     let len_bytes = end.saturating_sub(parts.next_bytes);
                     parts.request.segments.zero(parts.next_bytes, len_bytes);
                 }
@@ -344,9 +344,8 @@ impl Sender<'_> {
         }
     }
 
-    /// Sends the request's bytes up to `end_bytes`, which lie in an extent whose
-    /// first byte is `start` and lies at block `physical`. False if the boxes do not
-    /// suffice.
+    /// Queues parts for the request's bytes up to `end_bytes`. They belong to an extent whose first
+    /// byte is `start`, at block `physical`. False if there are too few boxes.
     fn send(&mut self, parts: &mut Parts, end_bytes: u64, physical: Plba, start: u64, shift: u32) -> bool {
         let request = &parts.request;
         let physical_bytes = physical.0.checked_shl(shift).unwrap_or(u64::MAX);
@@ -358,11 +357,12 @@ impl Sender<'_> {
                 bound = part.segments.bind_part(&request.segments, parts.next_bytes, wanted);
                 let whole = bound & !self.block_bytes.wrapping_sub(1);
                 if bound < wanted && whole < bound {
-                    // Cut between two pieces of memory in the middle of a block.
+                    // A piece of memory ends in the middle of a block: end the part before that
+                    // block.
                     bound = part.segments.bind_part(&request.segments, parts.next_bytes, whole);
                 }
                 if bound == 0 {
-                    // A guest that cuts a block into more pieces than a box holds.
+                    // The guest divides a block into more pieces than a box has room for.
                     *part = *BlockRequest::blank(request.segments.pieces().len());
                     bound = part.segments.bind_part(&request.segments, parts.next_bytes, wanted);
                 }
@@ -380,21 +380,21 @@ impl Sender<'_> {
             part.result = Ok(());
             let parity = self.quiescence.began(1);
             part.tag = Some(Label { slot: self.slot, part: true, parity }.into_tag());
-            self.outgoing.push(part, self.through);
+            self.for_store.push(part, self.through);
             self.sent = self.sent.saturating_add(1);
-            parts.under_way = parts.under_way.saturating_add(1);
+            parts.in_flight = parts.in_flight.saturating_add(1);
             parts.next_bytes = parts.next_bytes.saturating_add(bound);
         }
         true
     }
 
-    /// Undoes the sending of the last part; returns where it would have gone.
+    /// Removes the last part from the queue; returns its offset on the store.
     fn take_back_last(&mut self, parts: &mut Parts) -> Option<u64> {
-        let mut part = self.outgoing.pop(self.through)?;
+        let mut part = self.for_store.pop(self.through)?;
         let label = Label::from_bits(part.tag.take().map(sidecore_block::Tag::into_bits)?);
         self.quiescence.ended(label.parity, 1);
         self.sent = self.sent.saturating_sub(1);
-        parts.under_way = parts.under_way.saturating_sub(1);
+        parts.in_flight = parts.in_flight.saturating_sub(1);
         let offset_bytes = part.offset_bytes;
         part.segments.release();
         self.boxes.push(part);

@@ -1,4 +1,4 @@
-//! The requests that a channel has under way.
+//! The requests in a channel that need more than a detour.
 
 use sidecore_block::{BlockError, BlockRequest, Detour, Tag};
 
@@ -7,18 +7,18 @@ use sidecore_units::Nanos;
 
 use crate::mail::{GrantId, Slot};
 
-/// Where a request stands that is more than one piece of I/O.
+/// The state of a request that consists of several operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// It can go on: from the next byte, as soon as there are boxes for parts.
+pub(super) enum Phase {
+    /// Its next byte can be translated, as soon as there are boxes for parts.
     Ready,
-    /// The hypervisor side has been asked about the blocks from the next byte on.
+    /// The hypervisor side was asked about the blocks from the next byte on.
     Asked,
-    /// The data of a grant is on its way.
+    /// The data of a grant is being written.
     Granted,
-    /// That data is written; the hypervisor side maps it.
+    /// That data is written; the hypervisor side maps the blocks.
     Linking,
-    /// All of it is done or on its way.
+    /// All of its parts are complete or in flight.
     Finishing,
 }
 
@@ -27,25 +27,25 @@ pub(super) enum Stage {
 pub(super) struct Grant {
     pub(super) id: GrantId,
     pub(super) extents: Vec<Extent>,
-    /// First byte of the request behind it.
+    /// The end of the grant: a byte offset in the request.
     pub(super) end_bytes: u64,
 }
 
-/// A request that goes to the store in parts.
+/// A request that is submitted in parts.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) request: Box<BlockRequest>,
-    pub(super) stage: Stage,
-    /// The blocks that its next bytes go to, in stage `Granted`.
+    pub(super) phase: Phase,
+    /// The blocks for its next bytes, in state `Granted`.
     pub(super) grant: Option<Grant>,
-    /// Whether its whole blocks were unmapped already, if that is what it wants.
+    /// Whether the whole blocks of a zeroing request were unmapped already.
     pub(super) unmapped: bool,
-    /// Where the last grant began, in the request: it may have to be done again.
+    /// The start of the last grant, in bytes of the request: the grant may have to be repeated.
     pub(super) grant_start_bytes: u64,
-    /// Bytes of it, from its start, that are done or on their way.
+    /// Bytes of the request, from its start, that are complete or in flight.
     pub(super) next_bytes: u64,
-    /// Parts on their way.
-    pub(super) under_way: u32,
+    /// Parts in flight.
+    pub(super) in_flight: u32,
     pub(super) result: Result<(), BlockError>,
 }
 
@@ -53,23 +53,23 @@ impl Parts {
     pub(super) fn new(request: Box<BlockRequest>) -> Self {
         Self {
             request,
-            stage: Stage::Ready,
+            phase: Phase::Ready,
             grant: None,
             unmapped: false,
             grant_start_bytes: 0,
             next_bytes: 0,
-            under_way: 0,
+            in_flight: 0,
             result: Ok(()),
         }
     }
 
-    /// Whether nothing more happens to it.
+    /// Whether the request can be completed.
     pub(super) fn is_finished(&self) -> bool {
-        self.under_way == 0 && matches!(self.stage, Stage::Finishing)
+        self.in_flight == 0 && matches!(self.phase, Phase::Finishing)
     }
 }
 
-/// The front end's part of a whole request that went to the store with a tag of the channel.
+/// The front end's fields of a whole request that was submitted with a tag of the channel.
 #[derive(Clone, Copy, Debug, Default)]
 struct Whole {
     /// The bits of the front end's tag.
@@ -78,8 +78,9 @@ struct Whole {
     detour: Detour,
 }
 
-/// As many slots as a channel's depth, for requests that need more than a detour. A slot holds one that went whole, or
-/// one that goes in parts: apart, because the first kind is small.
+/// As many slots as a channel's depth, for requests that need more than a detour. A slot holds a
+/// request that was submitted whole, or in parts: in separate arrays, because the first kind is
+/// small.
 #[derive(Debug)]
 pub(super) struct Slots {
     wholes: Vec<Whole>,
@@ -97,8 +98,8 @@ impl Slots {
         }
     }
 
-    /// Sends a whole request to `offset_bytes`: its tag becomes a label. False, and nothing done, if it has no tag or all
-    /// slots are taken.
+    /// Redirects a whole request to `offset_bytes`: a label replaces its tag. False, and nothing
+    /// done, if it has no tag or no slot is free.
     pub(super) fn send_whole(&mut self, request: &mut BlockRequest, offset_bytes: u64, parity: bool) -> bool {
         if request.tag.is_none() {
             return false;
@@ -113,7 +114,7 @@ impl Slots {
         true
     }
 
-    /// Takes the whole request of `slot` back: its tag and offset are its own again, and the slot is free.
+    /// Restores the tag and offset of the whole request of `slot`, and frees the slot.
     pub(super) fn take_whole_back(&mut self, slot: Slot, request: &mut BlockRequest) {
         let Some(whole) = self.wholes.get(slot as usize) else { return };
         self.free.push(slot);
@@ -122,10 +123,10 @@ impl Slots {
         request.detour = whole.detour;
     }
 
-    /// Puts it into a free slot.
+    /// Moves a request into a free slot.
     ///
     /// # Errors
-    /// There is none: it comes back.
+    /// No slot is free; the request is returned.
     pub(super) fn insert_parts(&mut self, parts: Parts) -> Result<Slot, Parts> {
         let Some(slot) = self.free.pop() else { return Err(parts) };
         if let Some(place) = self.parts.get_mut(slot as usize) {
@@ -145,20 +146,20 @@ impl Slots {
         self.parts.get_mut(slot as usize)?.as_mut()
     }
 
-    /// When the oldest request that goes in parts was taken.
+    /// When the oldest request in parts was accepted.
     pub(super) fn oldest_in_parts(&self) -> Option<Nanos> {
         self.parts.iter().flatten().map(|parts| parts.request.taken_at).min()
     }
 
-    /// How many are taken.
+    /// The number of slots in use.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.wholes.len().saturating_sub(self.free.len())
     }
 }
 
-/// What a request on its way to the store is tagged with: its slot, whether it is a
-/// part of the request there, and what the grace period wants to know.
+/// The tag of a request below this channel: its slot, whether it is a part of the request there,
+/// and its parity for epoch-based reclamation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Label {
     pub(super) slot: Slot,

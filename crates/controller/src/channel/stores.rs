@@ -1,5 +1,5 @@
-//! Where a channel's translated requests go: the physical store, and for a host file
-//! that is not ours alone, the file.
+//! The stores of a channel's translated requests: the physical store, and the file through its
+//! filesystem for a host file that another program has open.
 
 use std::io;
 
@@ -8,21 +8,21 @@ use sidecore_memory::GuestMemory;
 use sidecore_reactor::WakeSet;
 use sidecore_units::Nanos;
 
-/// The channels below a function's.
+/// The channels below a function's channel.
 pub(crate) struct Stores {
-    /// To the store that extents lie on.
+    /// To the store with the extents.
     pub(crate) physical: Box<dyn BlockChannel>,
     /// To the same blocks through a filesystem.
     pub(crate) through: Option<Box<dyn BlockChannel>>,
 }
 
-/// Requests that go to each of them.
-pub(super) struct Outgoing {
+/// Requests queued for each store.
+pub(super) struct StoreQueues {
     physical: Batch,
     through: Batch,
 }
 
-impl Outgoing {
+impl StoreQueues {
     pub(super) fn with_capacity(count: usize) -> Self {
         Self { physical: Batch::with_capacity(count), through: Batch::new() }
     }
@@ -32,13 +32,13 @@ impl Outgoing {
         if through { self.through.push(request) } else { self.physical.push(request) }
     }
 
-    /// Adds all of `requests`, which go to the physical store.
+    /// Adds all of `requests` for the physical store.
     #[inline]
     pub(super) fn extend(&mut self, requests: impl Iterator<Item = Box<BlockRequest>>) {
         self.physical.extend(requests);
     }
 
-    /// Takes the last one back.
+    /// Removes the last request.
     pub(super) fn pop(&mut self, through: bool) -> Option<Box<BlockRequest>> {
         if through { self.through.pop() } else { self.physical.pop() }
     }
@@ -50,7 +50,7 @@ impl Outgoing {
 }
 
 impl Stores {
-    /// Has `wake` become readable when one of them has something to hand back.
+    /// Adds the stores' wake descriptors to `wake`.
     pub(super) fn watch(&self, wake: &WakeSet) -> io::Result<()> {
         for store in self.all() {
             if let Some(fd) = store.wake_fd() {
@@ -72,14 +72,14 @@ impl Stores {
     }
 
     #[inline]
-    pub(super) fn submit(&mut self, now: Nanos, outgoing: &mut Outgoing) {
-        if !outgoing.physical.is_empty() {
-            self.physical.submit(now, &mut outgoing.physical);
+    pub(super) fn submit(&mut self, now: Nanos, for_store: &mut StoreQueues) {
+        if !for_store.physical.is_empty() {
+            self.physical.submit(now, &mut for_store.physical);
         }
         if let Some(through) = &mut self.through
-            && !outgoing.through.is_empty()
+            && !for_store.through.is_empty()
         {
-            through.submit(now, &mut outgoing.through);
+            through.submit(now, &mut for_store.through);
         }
     }
 
@@ -91,12 +91,12 @@ impl Stores {
         }
     }
 
-    /// When to poll them next.
+    /// When to poll the stores next.
     pub(super) fn next(&self) -> Next {
         self.all().map(|store| store.readiness().next).min().unwrap_or(Next::OnWake)
     }
 
-    /// When the oldest request that one of them waits for was taken.
+    /// When the oldest request that a store waits for was accepted.
     pub(super) fn waits_since(&self) -> Option<Nanos> {
         self.all().filter_map(BlockChannel::waits_since).min()
     }

@@ -1,5 +1,5 @@
-//! From changes in memory to durable ones. Guests' flushes that come while a
-//! transaction is being written are served together by the next one.
+//! Commits make changes in memory durable. Guests' flushes that arrive while a transaction is being
+//! written are served together by the next one.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,7 @@ use sidecore_volume::{Disk, VolumeId, Volumes};
 use super::{Hypervisor, State};
 use crate::mail::{Answer, ReplyTo};
 
-/// Who wants a commit.
+/// Requests for a commit.
 #[derive(Default)]
 pub(crate) struct CommitQueue {
     inner: Mutex<Wanted>,
@@ -25,23 +25,23 @@ pub(crate) struct CommitQueue {
 struct Wanted {
     /// Guests' flushes.
     flushes: Vec<ReplyTo>,
-    /// Operations of the operator's.
+    /// Operations of the operator.
     operations: Vec<SyncSender<Result<(), String>>>,
-    /// Somebody needs the space that it frees.
+    /// A request needs the space that a commit frees.
     now: bool,
-    /// Somebody waits for tree nodes.
-    attention: bool,
-    /// Since when there is something to commit.
+    /// A question waits for tree nodes.
+    wants_retry: bool,
+    /// When the first change after the last commit was made.
     dirty_since: Option<Instant>,
     stop: bool,
 }
 
-/// What the committing thread is to do next.
+/// The next action of the committing thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextCommit {
     /// Commit.
     Now,
-    /// Nothing for now: look after what waits for a grace period.
+    /// Nothing to commit: retry the questions that wait for an epoch.
     Later,
     /// Commit a last time and end.
     Stop,
@@ -52,7 +52,8 @@ impl CommitQueue {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A guest flushes. After the end, nobody makes anything durable any more.
+    /// Queues a guest's flush. It fails after [`stop`](Self::stop), because nothing is committed
+    /// then.
     pub(crate) fn ask(&self, reply_to: ReplyTo) {
         let mut wanted = self.wanted();
         if wanted.stop {
@@ -64,8 +65,8 @@ impl CommitQueue {
         self.changed.notify_all();
     }
 
-    /// An operation waits for the next commit that begins from now on; after the
-    /// end, its reply is dropped.
+    /// Queues an operation for the next commit that begins after this call; after
+    /// [`stop`](Self::stop), its reply is dropped.
     pub(crate) fn ask_for_operation(&self, reply: SyncSender<Result<(), String>>) {
         let mut wanted = self.wanted();
         if !wanted.stop {
@@ -74,19 +75,19 @@ impl CommitQueue {
         }
     }
 
-    /// A commit is wanted soon.
+    /// Requests a commit soon.
     pub(crate) fn want(&self) {
         self.wanted().now = true;
         self.changed.notify_all();
     }
 
-    /// Somebody waits for nodes that a grace period will free.
-    pub(super) fn call(&self) {
-        self.wanted().attention = true;
+    /// Wakes the committing thread for a question that waits for nodes of an epoch.
+    pub(super) fn retry_soon(&self) {
+        self.wanted().wants_retry = true;
         self.changed.notify_all();
     }
 
-    /// Something has changed that nobody waits for.
+    /// Starts the commit interval after a change that no request waits for.
     pub(super) fn note_change(&self) {
         let mut wanted = self.wanted();
         if wanted.dirty_since.is_none() {
@@ -95,14 +96,14 @@ impl CommitQueue {
         }
     }
 
-    /// Ends the waiting for good.
+    /// Ends the committing thread after one last commit.
     pub(crate) fn stop(&self) {
         self.wanted().stop = true;
         self.changed.notify_all();
     }
 
-    /// Waits until there is something to do: a commit that is wanted or overdue by
-    /// `interval`, or at the latest after `patience`.
+    /// Waits for the next action: a requested commit, or one that is overdue by `interval`; after
+    /// at most `patience`.
     pub(crate) fn wait(&self, interval: Duration, patience: Option<Duration>) -> NextCommit {
         let mut wanted = self.wanted();
         loop {
@@ -116,7 +117,7 @@ impl CommitQueue {
             if overdue == Some(Duration::ZERO) {
                 return NextCommit::Now;
             }
-            if std::mem::take(&mut wanted.attention) {
+            if std::mem::take(&mut wanted.wants_retry) {
                 return NextCommit::Later;
             }
             let timeout = overdue.into_iter().chain(patience).min();
@@ -135,21 +136,21 @@ impl CommitQueue {
     }
 }
 
-/// Whether the store had no space, which may change.
+/// Whether the error is a lack of space, which may be temporary.
 fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::StorageFull
 }
 
 impl Hypervisor {
-    /// Makes everything durable that was changed until now, and answers everybody
-    /// who asked for that until now. Only one thread may commit.
+    /// Makes all changes until now durable, and answers all flushes and operations queued until
+    /// now. Only one thread may commit.
     ///
     /// A commit that the store has no space for is kept, and tried again at the next call.
     ///
     /// # Errors
-    /// The store's. Unless it is full, nothing can be changed any more then.
+    /// The store's error. Unless it is full, the metadata cannot be changed afterwards.
     pub(crate) fn commit(&self, disk: &mut dyn Disk) -> io::Result<()> {
-        // Whoever asks later waits for the next one.
+        // Later requests wait for the next commit.
         let (flushes, operations) = {
             let mut wanted = self.commits.wanted();
             wanted.now = false;
@@ -169,8 +170,8 @@ impl Hypervisor {
             let state = self.state();
             state.volumes.generation() > generation && state.volumes.log_survives().is_some()
         };
-        // Whoever waits for room in the log has it now; if the commit failed, whoever waits
-        // for space would wait for ever, and is answered otherwise from now on.
+        // Questions that wait for room in the log have it now. If the commit failed, questions that
+        // wait for space would wait forever: serving them again gives them an error.
         if result.is_err() || has_emptied_the_log {
             let waiting = std::mem::take(&mut self.state().for_space);
             for message in waiting {
@@ -186,14 +187,14 @@ impl Hypervisor {
             });
         }
         for reply in operations {
-            // Whoever asked may have stopped waiting.
+            // The caller may have stopped waiting.
             let _ = reply.send(result.as_ref().map_err(ToString::to_string).copied());
         }
         result
     }
 
-    /// Writes what is sealed already, if the store had no space for it, and then what was
-    /// changed until now.
+    /// Writes the sealed transaction, if the store had no space for it before, and then the changes
+    /// until now.
     fn write_transactions(&self, transaction: u64, disk: &mut dyn Disk) -> io::Result<()> {
         loop {
             let (commit, is_kept) = {
@@ -220,7 +221,7 @@ impl Hypervisor {
         }
     }
 
-    /// The share of the store that is in use, if it is nearly full.
+    /// The used share of the store in percent, if it is nearly full.
     pub(crate) fn too_full(&self, volumes: &Volumes) -> Option<u8> {
         let space = volumes.space();
         let used = u128::from(space.total.saturating_sub(space.free)).saturating_mul(100);
@@ -229,23 +230,23 @@ impl Hypervisor {
         (percent >= self.warn_used_percent && self.warn_used_percent < 100).then_some(percent)
     }
 
-    /// Makes an event of it when the store gets nearly full, and when it is not so any more.
+    /// Adds an event when the store becomes nearly full, and when that ends.
     pub(crate) fn note_fullness(&self) {
         let percent = self.too_full(&self.state().volumes);
         let before = self.is_nearly_full.swap(percent.is_some(), Ordering::AcqRel);
         match percent {
             Some(percent) if !before => {
                 let warn = self.warn_used_percent;
-                let what = format!("{percent} % of the store are in use, which is nearly full ({warn} % and more)");
+                let what = format!("{percent} % of the store are in use, which is nearly full (from {warn} % on)");
                 self.events.note(&self.name, what);
             }
-            None if before => self.events.note(&self.name, "the store is not nearly full any more".to_owned()),
+            None if before => self.events.note(&self.name, "the store is no longer nearly full".to_owned()),
             _ => {}
         }
     }
 
-    /// Sees to it that the store has space where the next nodes go. Without it, no fresh
-    /// blocks are given out, so that what is left is there for deletes and discards.
+    /// Allocates the store's space for the next nodes. If that fails, no fresh blocks are
+    /// allocated, so that the remaining space is there for deletes and discards.
     pub(crate) fn back_reserve(&self, disk: &mut dyn Disk) {
         let (ranges, block_bytes) = {
             let state = self.state();
@@ -276,12 +277,12 @@ impl Hypervisor {
             let what =
                 format!("the store has no space for the metadata's reserve, fresh blocks are not written: {why}");
             self.events.note(&self.name, what);
-            // Once more, without being asked.
+            // Tries again after the commit interval.
             self.commits.note_change();
         }
     }
 
-    /// There is nothing to commit: flushes the store.
+    /// Flushes the store when there is nothing to commit.
     fn flush(&self, transaction: u64, disk: &mut dyn Disk) -> io::Result<()> {
         let refused = self.state().volumes.cannot_commit().map(|why| io::Error::other(why.to_owned()));
         if let Some(error) = refused.filter(|_| self.has_uncommitted(transaction)) {
@@ -290,43 +291,46 @@ impl Hypervisor {
         disk.flush().inspect_err(|error| self.flush_failed(error))
     }
 
-    /// The store has lost, perhaps, what was written to it: no commit may build on that.
+    /// Stops further commits: the store may have lost earlier writes, and no commit may build on
+    /// them.
     pub(super) fn flush_failed(&self, error: &io::Error) {
         self.state().volumes.flush_failed(error);
-        self.events.note(&self.name, format!("the store could not be flushed, no volume is changed any more: {error}"));
+        self.events.note(&self.name, format!("the store could not be flushed, so no volume can be changed until the controller is opened again: {error}"));
     }
 
-    /// Takes note of how it went, for who waits and for the operator.
+    /// Publishes a commit's result, and adds an event for the operator.
     fn note_result(&self, result: &io::Result<()>, transaction: u64) {
         let was_full = self.is_full.swap(result.as_ref().is_err_and(is_full), Ordering::AcqRel);
         match result {
             Ok(()) => {
                 self.durable.store(transaction, Ordering::Release);
                 if was_full {
-                    self.events.note(&self.name, "the store has space again: all is durable that was kept".to_owned());
+                    self.events.note(&self.name, "the store has space again: the kept changes are durable".to_owned());
                 }
             }
             Err(error) if is_full(error) => {
-                // Once more, without being asked.
+                // Tries again after the commit interval.
                 self.commits.note_change();
-                let what = format!("the store is full: what was changed is kept until it has space: {error}");
+                let what = format!("the store is full, so changes are kept in memory until it has space: {error}");
                 self.events.note(&self.name, what);
             }
             Err(error) => {
-                let what = format!("the metadata could not be written, nothing changes any more: {error}");
+                let what = format!(
+                    "the metadata could not be written, so no volume can be changed until the controller is opened again: {error}"
+                );
                 self.events.note(&self.name, what);
             }
         }
     }
 
-    /// Serves the sizes that have become durable.
+    /// Serves the volume sizes that have become durable.
     fn serve_sizes(&self, state: &mut State) {
         let durable = state.volumes.generation();
         let changed = std::mem::take(&mut state.sizes);
-        let (due, later) = changed.into_iter().partition(|(_, (generation, _))| *generation <= durable);
+        let (durable_now, later) = changed.into_iter().partition(|(_, (generation, _))| *generation <= durable);
         state.sizes = later;
-        let due: BTreeMap<VolumeId, (u64, u64)> = due;
-        for id in due.into_keys() {
+        let durable_now: BTreeMap<VolumeId, (u64, u64)> = durable_now;
+        for id in durable_now.into_keys() {
             let blocks = state.served_blocks(id);
             let Some(open) = state.open.get_mut(&id) else { continue };
             open.tree.resize(blocks);
@@ -335,13 +339,12 @@ impl Hypervisor {
         }
     }
 
-    /// The store is about to be closed in order: the next commit says so.
+    /// Marks the store as closed in order, with the next commit.
     pub(crate) fn close(&self) {
         self.state().volumes.close();
     }
 
-    /// Whether a volume has changes that no commit has made durable, up to
-    /// `transaction`.
+    /// Whether a volume has changes up to `transaction` that no commit has made durable.
     fn has_uncommitted(&self, transaction: u64) -> bool {
         let durable = self.durable.load(Ordering::Acquire);
         let changed = |changed: u64| changed > durable && changed <= transaction;

@@ -1,66 +1,66 @@
-//! Blocks of a volume that are in between: allocated and being written, or being
-//! compared. Nobody else may map, regenerate or allocate there meanwhile.
+//! Locked blocks of a volume: allocated and being written, or being compared. Until they are
+//! unlocked, other requests must not map, regenerate or allocate there.
 
 use sidecore_extent::BlockRange;
 use sidecore_volume::Grant;
 
 use crate::mail::GrantId;
 
-/// What a volume's blocks are held for.
+/// The reason that a volume's blocks are locked.
 #[derive(Debug)]
-enum Held {
-    /// A guest's data is being written to these.
+enum Locked {
+    /// A guest's data is being written to the granted blocks.
     Grant(Grant),
-    /// An operation of the operator's is at work.
+    /// An operation of the operator uses the blocks.
     Operation,
 }
 
-/// All that is in between, in one volume: a few at a time.
+/// All locked ranges of one volume: a few at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Grants {
-    held: Vec<(GrantId, BlockRange, Held)>,
+    locked: Vec<(GrantId, BlockRange, Locked)>,
     next: u64,
 }
 
 impl Grants {
-    /// Keeps a grant until its data is written.
+    /// Locks the blocks of a grant until its data is written.
     pub(crate) fn add(&mut self, grant: Grant) -> GrantId {
         let range = grant.range();
-        self.hold_for(range, Held::Grant(grant))
+        self.lock_for(range, Locked::Grant(grant))
     }
 
-    /// Holds `range` for an operation.
-    pub(crate) fn hold(&mut self, range: BlockRange) -> GrantId {
-        self.hold_for(range, Held::Operation)
+    /// Locks `range` for an operation.
+    pub(crate) fn lock(&mut self, range: BlockRange) -> GrantId {
+        self.lock_for(range, Locked::Operation)
     }
 
-    fn hold_for(&mut self, range: BlockRange, held: Held) -> GrantId {
+    fn lock_for(&mut self, range: BlockRange, locked: Locked) -> GrantId {
         let id = GrantId(self.next);
         self.next = self.next.wrapping_add(1);
-        self.held.push((id, range, held));
+        self.locked.push((id, range, locked));
         id
     }
 
-    /// Ends it; a grant is handed back.
+    /// Unlocks a range; returns its grant, if it has one.
     pub(crate) fn remove(&mut self, id: GrantId) -> Option<Grant> {
-        let index = self.held.iter().position(|(held, ..)| *held == id)?;
-        match self.held.swap_remove(index).2 {
-            Held::Grant(grant) => Some(grant),
-            Held::Operation => None,
+        let index = self.locked.iter().position(|(locked, ..)| *locked == id)?;
+        match self.locked.swap_remove(index).2 {
+            Locked::Grant(grant) => Some(grant),
+            Locked::Operation => None,
         }
     }
 
-    /// The first blocks of `range` that are held.
+    /// The first locked blocks of `range`.
     pub(crate) fn conflict(&self, range: BlockRange) -> Option<BlockRange> {
-        let conflicts = self.held.iter().filter_map(|(_, held, _)| held.intersect(range));
+        let conflicts = self.locked.iter().filter_map(|(_, locked, _)| locked.intersect(range));
         conflicts.min_by_key(|conflict| conflict.first)
     }
 
-    /// The grants that nobody will end any more.
+    /// Removes all locks of a closed volume; returns the grants, which no channel will end.
     pub(crate) fn take_all(&mut self) -> Vec<Grant> {
-        let grants = self.held.drain(..).filter_map(|(_, _, held)| match held {
-            Held::Grant(grant) => Some(grant),
-            Held::Operation => None,
+        let grants = self.locked.drain(..).filter_map(|(_, _, locked)| match locked {
+            Locked::Grant(grant) => Some(grant),
+            Locked::Operation => None,
         });
         grants.collect()
     }

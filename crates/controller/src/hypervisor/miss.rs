@@ -1,11 +1,10 @@
-//! What is done about a miss (thesis 5.3, figure 5.2).
+//! The handling of misses (thesis 5.3, figure 5.2).
 //!
-//! A write that finds no block of its own is given fresh ones. Nobody can see
-//! them until its data is there: not through the tree, which does not map them yet,
-//! and not after a crash, because the transaction that maps them is written after a
-//! flush of the store. Blocks of which the write covers only a part are filled up
-//! first, with zeros or with what they are a copy of. So a fresh block never shows
-//! what it held for somebody else.
+//! A write that finds no block of its own gets fresh blocks. No guest can read them until the
+//! write's data is in them: not through the tree, which does not map them yet, and not after a
+//! crash, because the transaction that maps them is written after a flush of the store. Blocks that
+//! the write covers only partly are filled first, with zeros or with the contents that they are a
+//! copy of. So a fresh block never exposes its former contents, which may be another volume's.
 
 use std::io;
 use std::sync::MutexGuard;
@@ -18,12 +17,12 @@ use sidecore_volume::{Disk, Mapped, VolumeError};
 use super::{Hypervisor, State};
 use crate::mail::{Answer, GrantId, Message, Question, ReplyTo};
 
-/// Extents that are looked up for one miss: a leaf's worth.
+/// Extents looked up for one miss: a leaf's worth.
 const LOOKUP_EXTENTS: usize = 128;
 
 impl Hypervisor {
-    /// Reads what was pruned from the metadata again, from the start of `range` on and
-    /// as far behind it as one lookup goes: who reads on need not come again.
+    /// Reads pruned mappings from the metadata again, from the start of `range` and as far behind
+    /// it as one lookup reaches: a sequential reader then need not miss again.
     pub(super) fn regenerate(&self, message: Message, range: BlockRange, disk: &mut dyn Disk) {
         let mut state = self.state();
         let Some((id, open, volumes)) = state.volume_of(message.function) else {
@@ -32,7 +31,7 @@ impl Hypervisor {
         };
         let blocks = open.tree.root().blocks();
         let range = BlockRange { first: range.first, count: blocks.saturating_sub(range.first.0).max(range.count) };
-        // What is in between is not in the metadata yet.
+        // The mappings of locked blocks are not in the metadata yet.
         let range = match open.grants.conflict(range) {
             Some(conflict) if conflict.first <= range.first => {
                 open.blocked.push(message);
@@ -48,9 +47,9 @@ impl Hypervisor {
             }
             Ok(mapped) => match self.show(&mut state, message.function, &mapped) {
                 Ok(()) => Answer::Rewalk,
-                Err(SetError::OutOfNodes(_)) => return self.wait_for_grace(&mut state, message),
+                Err(SetError::OutOfNodes(_)) => return self.wait_for_epoch(&mut state, message),
                 Err(error) => {
-                    tracing::error!(controller = self.name, "a mapping that no tree takes: {error}");
+                    tracing::error!(controller = self.name, "the tree rejects a mapping of the metadata: {error}");
                     Answer::Failed(BlockError::EIO)
                 }
             },
@@ -59,18 +58,18 @@ impl Hypervisor {
         message.reply_to.reply(answer);
     }
 
-    /// Puts a question off until a grace period is over.
-    fn wait_for_grace(&self, state: &mut State, message: Message) {
-        state.for_grace.push(message);
-        self.commits.call();
+    /// Queues a question until an epoch has passed.
+    fn wait_for_epoch(&self, state: &mut State, message: Message) {
+        state.for_epoch.push(message);
+        self.commits.retry_soon();
     }
 
-    /// Puts what the metadata says into the function's tree.
+    /// Sets the metadata's mappings in the function's tree.
     fn show(&self, state: &mut State, function: FunctionId, mapped: &Mapped) -> Result<(), SetError> {
         self.set(state, function, mapped.covered, &mapped.extents)
     }
 
-    /// Changes a tree; if it has no nodes for that, makes room and tries again.
+    /// Changes a tree; without free nodes, prunes trees and tries again.
     fn set(
         &self,
         state: &mut State,
@@ -96,8 +95,8 @@ impl Hypervisor {
         }
     }
 
-    /// Changes a tree so that it says nothing wrong, whatever room there is: without
-    /// any, it is pruned.
+    /// Changes a tree, or prunes all of it if there are no free nodes: the tree must not keep the
+    /// old mapping.
     fn set_or_prune(&self, state: &mut State, function: FunctionId, range: BlockRange, extents: &[Extent]) {
         if self.set(state, function, range, extents).is_ok() {
             return;
@@ -132,8 +131,8 @@ impl Hypervisor {
             let last = Vlba(range.first.0.saturating_add(range.count).saturating_sub(1));
             let copies = |partial: bool, block| partial && locate(&mapped.extents, block).is_some();
             if !settled && (copies(partial_head, range.first) || copies(partial_tail, last)) {
-                // A block that is to be copied may be being written in place, since
-                // before it was shared: the copy would be without that.
+                // Writes from before the block was shared may still be in flight to it: a copy
+                // would lack them.
                 return Ok(None);
             }
             let Some(missing) = missing_part(&mapped) else { return Ok(Some(Err(mapped))) };
@@ -142,11 +141,11 @@ impl Hypervisor {
         });
         let (mapped, grant) = match found {
             Ok(Some(Ok(found))) => found,
-            Ok(None) => return self.wait_for_grace(&mut state, message),
-            // It has blocks of its own: the tree knows less than the metadata.
+            Ok(None) => return self.wait_for_epoch(&mut state, message),
+            // The volume has its own blocks there: the tree lacks mappings of the metadata.
             Ok(Some(Err(mapped))) => {
                 let answer = match self.show(&mut state, message.function, &mapped) {
-                    Err(SetError::OutOfNodes(_)) => return self.wait_for_grace(&mut state, message),
+                    Err(SetError::OutOfNodes(_)) => return self.wait_for_epoch(&mut state, message),
                     Err(_) => Answer::Failed(BlockError::EIO),
                     Ok(()) => Answer::Rewalk,
                 };
@@ -173,7 +172,7 @@ impl Hypervisor {
         drop(state);
         let Some(grant) = grant else { return };
 
-        // Blocks that the write covers only in part are completed first.
+        // First fills the blocks that the write covers only partly.
         let last = granted.first.0.saturating_add(granted.count).saturating_sub(1);
         let covers_last = range.first.0.saturating_add(range.count).saturating_sub(1) == last;
         let head = partial_head.then_some(granted.first);
@@ -195,7 +194,7 @@ impl Hypervisor {
         }
     }
 
-    /// Makes a fresh block hold what `source` holds, or zeros.
+    /// Copies the block `source` to a fresh block, or fills it with zeros.
     fn fill(&self, disk: &mut dyn Disk, source: Option<Plba>, target: Plba) -> io::Result<()> {
         let block_bytes = self.block_bytes();
         let mut block = vec![0; block_bytes as usize];
@@ -210,7 +209,7 @@ impl Hypervisor {
         self.state().volumes.block_bytes()
     }
 
-    /// Gives a grant's blocks back; who waited for it goes to `to_do`.
+    /// Returns a grant's blocks; questions blocked by the grant go to `to_do`.
     fn end_grant(&self, function: FunctionId, grant: GrantId, to_do: &mut Vec<Message>) {
         let mut state = self.state();
         let Some((_, open, volumes)) = state.volume_of(function) else { return };
@@ -218,11 +217,11 @@ impl Hypervisor {
             volumes.release(grant);
         }
         to_do.append(&mut open.blocked);
-        // Its room in the log, and its blocks, may be what others wait for.
+        // Other questions may wait for its room in the log, or for its blocks.
         to_do.append(&mut state.for_space);
     }
 
-    /// The data of a grant is written: from now on it is what the volume shows.
+    /// Maps a grant's blocks, whose data is written: the volume now has that data.
     pub(super) fn link(
         &self,
         message: Message,
@@ -259,8 +258,8 @@ impl Hypervisor {
             }
             Ok(()) => {
                 open.changed(transaction);
-                // As the metadata says, also where it calls shared what nobody else has:
-                // whoever copies a block relies on nobody writing it in place.
+                // As in the metadata, also where it calls a block shared that no other volume has:
+                // copying a block relies on no write to it in place.
                 match volumes.map(disk, id, range, LOOKUP_EXTENTS) {
                     Ok(mapped) if mapped.covered == range => {
                         self.set_or_prune(&mut state, message.function, range, &mapped.extents);
@@ -274,8 +273,8 @@ impl Hypervisor {
                 Answer::Done
             }
             Err(VolumeError::NoSpace { after_commit: true }) => {
-                // For the metadata: its blocks are the guest's no more, so it writes
-                // its data anew.
+                // No space for the metadata: the grant's blocks are not the guest's, so the guest's
+                // data is written again.
                 state.for_space.push(Message { question: Question::Retry, ..message });
                 drop(state);
                 self.commits.want();
@@ -291,7 +290,7 @@ impl Hypervisor {
 
     /// Answers a question that has changed mappings, which are in the log by now.
     fn end_change(&self, state: MutexGuard<'_, State>, reply_to: ReplyTo, answer: Answer) {
-        // Whoever waits for room in the log waits for a commit of what is in it now.
+        // A question that waits for room in the log waits for a commit of its entries.
         let is_short = state.volumes.log_wants_commit() || !state.for_space.is_empty();
         drop(state);
         if is_short {
@@ -302,7 +301,7 @@ impl Hypervisor {
         reply_to.reply(answer);
     }
 
-    /// Blocks that the guest does not need any more.
+    /// Unmaps blocks that the guest has discarded.
     pub(super) fn unmap(&self, message: Message, range: BlockRange, disk: &mut dyn Disk) {
         let mut state = self.state();
         let transaction = state.transaction;
@@ -315,7 +314,7 @@ impl Hypervisor {
             return;
         }
         let answer = match volumes.unmap(disk, id, range) {
-            // What is a hole and durable already was not changed.
+            // A range that was a durable hole already was not changed.
             Ok(()) if self.answers_when_durable && volumes.is_dirty(id) => {
                 open.changed(transaction);
                 self.withhold(&mut state, id, range, message.reply_to);
@@ -343,7 +342,7 @@ impl Hypervisor {
     }
 }
 
-/// Keeps a grant with its volume, or gives it back if the volume is gone.
+/// Locks a grant's blocks in its volume, or returns them if the volume is closed.
 fn open_volume_add(state: &mut State, function: FunctionId, grant: sidecore_volume::Grant) -> Option<GrantId> {
     match state.volume_of(function) {
         Some((_, open, _)) => Some(open.grants.add(grant)),
@@ -354,8 +353,8 @@ fn open_volume_add(state: &mut State, function: FunctionId, grant: sidecore_volu
     }
 }
 
-/// The first part of what was looked up in which nothing can be written in place;
-/// `None` if its first block can.
+/// The first part of a looked-up range in which nothing can be written in place; `None` if its
+/// first block can.
 fn missing_part(mapped: &Mapped) -> Option<BlockRange> {
     let own = mapped.extents.iter().find(|extent| !extent.shared);
     let end = own.map_or_else(|| mapped.covered.end().unwrap_or(Vlba(u64::MAX)), |extent| extent.first);
@@ -363,7 +362,7 @@ fn missing_part(mapped: &Mapped) -> Option<BlockRange> {
     (missing.count > 0).then_some(missing)
 }
 
-/// Where a block lies.
+/// The physical place of a block.
 fn locate(extents: &[Extent], block: Vlba) -> Option<Plba> {
     let extent = extents.iter().find(|extent| extent.range().contains(block))?;
     let skip = block.0.checked_sub(extent.first.0)?;

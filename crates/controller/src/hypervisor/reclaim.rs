@@ -1,4 +1,4 @@
-//! What was taken away, until nobody uses it any more.
+//! Retired nodes and freed blocks, until their epochs have passed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,18 +8,18 @@ use sidecore_extent::{NodeMemory, Retired};
 use sidecore_volume::{Disk, Freed};
 
 use super::{Hypervisor, State};
-use crate::grace::{Epoch, Epochs};
+use crate::epochs::{Epoch, Epochs};
 
-/// Nodes that are retired together: an epoch costs a system call.
+/// Nodes retired in one epoch: starting an epoch costs a system call.
 const BATCH_NODES: usize = 128;
 
-/// The share of the trees' memory that is pruned when it is full.
+/// One part in this many of the trees' memory is pruned when the memory is full.
 const PRUNE_SHARE: usize = 8;
 
 /// Retired nodes and freed blocks, in the order of their epochs.
 #[derive(Default)]
 pub(crate) struct Limbo {
-    /// Retired, and of no epoch yet.
+    /// Retired nodes without an epoch yet.
     fresh: Retired,
     nodes: VecDeque<(Epoch, Retired)>,
     blocks: VecDeque<(Epoch, Freed)>,
@@ -33,7 +33,7 @@ impl Limbo {
         }
     }
 
-    /// Gives an epoch to what has none.
+    /// Assigns an epoch to the fresh nodes.
     fn close(&mut self, epochs: &Arc<Epochs>) {
         if !self.fresh.is_empty() {
             self.nodes.push_back((epochs.advance(), std::mem::take(&mut self.fresh)));
@@ -65,24 +65,24 @@ impl Limbo {
         self.blocks.pop_front().map(|(_, freed)| freed)
     }
 
-    /// Whether blocks wait for their grace period.
+    /// Whether blocks wait for their epoch.
     pub(super) fn holds_blocks(&self) -> bool {
         !self.blocks.is_empty()
     }
 }
 
 impl Hypervisor {
-    /// Frees the tree nodes that nobody walks any more.
+    /// Frees the tree nodes that no channel can walk to.
     pub(super) fn reclaim(&self) {
         let mut state = self.state();
         state.limbo.free_nodes(&self.memory, &self.epochs);
     }
 
-    /// Makes blocks usable again that nobody reads or writes any more; who waited
-    /// for them goes on. Returns whether some still have to wait.
+    /// Makes freed blocks reusable once no I/O to them is in flight, and serves the questions that
+    /// wait for them. Returns whether some blocks still have to wait.
     ///
     /// # Errors
-    /// The store refuses a discard; nothing depends on it.
+    /// The store fails a discard; nothing depends on it.
     pub(crate) fn reuse_blocks(&self, disk: &mut dyn Disk) -> io::Result<bool> {
         let mut result = Ok(());
         loop {
@@ -92,7 +92,8 @@ impl Hypervisor {
                 let waiting = state.limbo.holds_blocks();
                 return result.map(|()| waiting);
             };
-            // A damaged store keeps what its blocks hold, whatever is thought of them.
+            // A damaged store keeps the contents of its blocks, whichever of them its metadata
+            // calls free.
             let discarded = if state.volumes.is_frozen() { Vec::new() } else { state.volumes.discardable(&freed) };
             drop(state);
             for range in discarded {
@@ -109,21 +110,20 @@ impl Hypervisor {
         }
     }
 
-    /// Lets those go on that waited for a grace period. Returns whether some still have
-    /// to wait.
-    pub(crate) fn retry_after_grace(&self, disk: &mut dyn Disk) -> bool {
+    /// Serves the questions that wait for an epoch. Returns whether some still have to wait.
+    pub(crate) fn retry_after_epoch(&self, disk: &mut dyn Disk) -> bool {
         let mut state = self.state();
         state.limbo.close(&self.epochs);
         state.limbo.free_nodes(&self.memory, &self.epochs);
-        let waiting = std::mem::take(&mut state.for_grace);
+        let waiting = std::mem::take(&mut state.for_epoch);
         drop(state);
         for message in waiting {
             self.serve(message, disk);
         }
-        !self.state().for_grace.is_empty()
+        !self.state().for_epoch.is_empty()
     }
 
-    /// Prunes trees, because they take all of the memory that they may.
+    /// Prunes trees, which have used up their memory.
     pub(crate) fn make_room(&self, state: &mut State) {
         let wanted = self.memory.max_nodes().checked_div(PRUNE_SHARE).unwrap_or(0).max(1);
         let trees = state.open.len().max(1);

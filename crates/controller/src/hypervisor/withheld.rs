@@ -1,10 +1,9 @@
-//! Changes of mappings that are shown and answered when they are durable: where no log
-//! keeps them over the death of the process.
+//! Changes of mappings that are published and answered only when they are durable: where no log
+//! preserves them over the death of the process.
 //!
-//! What a volume shows is used without asking: writes go in place, and zeroes are not
-//! written to holes. Both are answered at once, so a change must not be shown before it is
-//! durable. Until then nothing of its blocks is in the tree, they are held, and whoever
-//! needs them waits.
+//! Channels use published mappings without asking: they write in place, and write no zeros to
+//! holes. Both complete at once, so a change must not be published before it is durable. Until then
+//! the tree has no mapping of its blocks, the blocks are locked, and requests for them wait.
 
 use std::io;
 
@@ -18,64 +17,65 @@ use crate::mail::{Answer, GrantId, ReplyTo};
 
 /// A change that waits for its commit.
 pub(crate) struct Withheld {
-    /// The generation that makes it durable.
+    /// The generation that makes the change durable.
     generation: u64,
     volume: VolumeId,
     range: BlockRange,
-    hold: GrantId,
-    /// `None` once it has been answered that there is no space for the commit.
+    lock: GrantId,
+    /// `None` after the answer that there is no space for the commit.
     reply_to: Option<ReplyTo>,
 }
 
 impl State {
-    /// Holds what is not to be shown yet of a volume that is opened again.
-    pub(crate) fn hold_withheld(&mut self, volume: VolumeId) -> Grants {
+    /// Locks the ranges of withheld changes of a volume that is opened again.
+    pub(crate) fn lock_withheld(&mut self, volume: VolumeId) -> Grants {
         let mut grants = Grants::default();
         for withheld in self.withheld.iter_mut().filter(|withheld| withheld.volume == volume) {
-            withheld.hold = grants.hold(withheld.range);
+            withheld.lock = grants.lock(withheld.range);
         }
         grants
     }
 }
 
 impl Hypervisor {
-    /// Withholds a change that was made just now, until a commit.
+    /// Withholds a change, made in this transaction, until its commit.
     pub(super) fn withhold(&self, state: &mut State, volume: VolumeId, range: BlockRange, reply_to: ReplyTo) {
         let generation = state.volumes.open_generation();
         let Some(open) = state.open.get_mut(&volume) else {
-            // Nobody is left whom it could be shown to.
+            // The function is closed, so there is no tree to change.
             reply_to.reply(Answer::Failed(BlockError::EIO));
             return;
         };
         open.tree.prune(range);
         let retired = open.tree.take_retired();
-        let hold = open.grants.hold(range);
+        let lock = open.grants.lock(range);
         state.limbo.retire(retired, &self.epochs);
-        state.withheld.push(Withheld { generation, volume, range, hold, reply_to: Some(reply_to) });
+        state.withheld.push(Withheld { generation, volume, range, lock, reply_to: Some(reply_to) });
     }
 
-    /// Shows and answers the changes that have become durable; if nothing becomes durable
-    /// any more, the others fail. To be called after each commit, with its result.
+    /// Publishes and answers the changes that have become durable; fails the others if nothing can
+    /// become durable. Call after each commit, with its result.
     pub(super) fn show_withheld(&self, result: &io::Result<()>, disk: &mut dyn Disk) {
         let (mut blocked, mut answers) = (Vec::new(), Vec::new());
         {
             let mut state = self.state();
             let durable = state.volumes.generation();
             let is_over = state.volumes.cannot_commit().is_some();
-            let (due, mut later): (Vec<_>, Vec<_>) = std::mem::take(&mut state.withheld)
+            let (ended, mut later): (Vec<_>, Vec<_>) = std::mem::take(&mut state.withheld)
                 .into_iter()
                 .partition(|withheld| withheld.generation <= durable || is_over);
-            for withheld in due {
+            for withheld in ended {
                 let is_durable = withheld.generation <= durable;
                 let answer = if is_durable { Answer::Done } else { Answer::Failed(BlockError::EIO) };
                 answers.extend(withheld.reply_to.map(|reply_to| (reply_to, answer)));
                 if let Some(open) = state.open.get_mut(&withheld.volume) {
-                    open.grants.remove(withheld.hold);
+                    open.grants.remove(withheld.lock);
                     blocked.append(&mut open.blocked);
                 }
             }
             if result.is_err() {
-                // Nobody knows when there will be space, so nobody waits for it.
+                // The time when the store will have space is unknown, so requests do not wait for
+                // it.
                 let no_space = |reply_to| (reply_to, Answer::Failed(BlockError::NoSpace));
                 answers.extend(later.iter_mut().filter_map(|withheld| withheld.reply_to.take()).map(no_space));
                 for withheld in &later {

@@ -1,5 +1,6 @@
-//! What sidecores show each other of the functions of a controller: words that each sidecore writes on its own lines and
-//! the others read. Nothing is locked; the memory is a sidecore's first use of the controller, and is used again.
+//! Demands of the functions of a controller, published by its sidecores: each sidecore writes words
+//! on its own cache lines, and the others read them, without locks. The memory of a board is
+//! allocated at a sidecore's first use of the controller, and used again later.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use super::window::FIRST;
 use crate::FUNCTIONS_MAX;
 
-/// Functions have numbers up to and with the greatest.
+/// Function numbers are inclusive of the greatest.
 pub(super) const NUMBERS: usize = FUNCTIONS_MAX + 1;
 
 const SETS: usize = NUMBERS.div_ceil(64);
@@ -15,12 +16,12 @@ const SETS: usize = NUMBERS.div_ceil(64);
 /// All boards of a controller.
 #[derive(Debug)]
 pub(crate) struct Boards {
-    /// Functions that have queues.
+    /// The number of functions with queues.
     functions: AtomicUsize,
-    /// On how many sidecores each function has queues.
+    /// The number of sidecores on which each function has queues.
     sidecores: Box<[AtomicU32]>,
     first: OnceLock<Arc<Board>>,
-    /// How many requests may be in the store while functions compete.
+    /// The number of requests that may be in the store while functions compete.
     pub(super) window: AtomicU64,
 }
 
@@ -29,25 +30,25 @@ pub(crate) struct Boards {
 #[derive(Debug)]
 pub(super) struct Board {
     used: AtomicBool,
-    /// Requests that the store has completed here, while it was shared.
+    /// Requests that the store has completed on this sidecore, while it was shared.
     pub(super) completed: AtomicU64,
-    /// A bit for each function that has queues here.
+    /// A bit for each function with queues on this sidecore.
     present: [AtomicU64; SETS],
     entries: Box<[Entry]>,
     next: OnceLock<Arc<Board>>,
 }
 
-/// What a sidecore says of a function.
+/// A sidecore's published state of a function.
 #[derive(Debug, Default)]
 pub(super) struct Entry {
     weight: AtomicU32,
-    /// Units started since the function has queues here.
+    /// Units started since the function has queues on this sidecore.
     started: AtomicU64,
-    /// Requests in the store, and in the lowest bit whether more wait for it.
+    /// Requests in the store; the lowest bit is set if more are queued for it.
     demand: AtomicU64,
 }
 
-/// What an [`Entry`] held when it was read.
+/// The values of an [`Entry`] at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     pub(super) function: u32,
@@ -69,13 +70,13 @@ impl Default for Boards {
 }
 
 impl Boards {
-    /// Whether several functions have queues, anywhere.
+    /// Whether several functions have queues, on any sidecore.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         self.functions.load(Ordering::Relaxed) > 1
     }
 
-    /// A board for a sidecore: one that is not used any more, or a new one.
+    /// A board for a sidecore: an unused one, or a new one.
     pub(super) fn take(&self) -> Arc<Board> {
         let mut place = &self.first;
         loop {
@@ -87,13 +88,13 @@ impl Boards {
         }
     }
 
-    /// All boards that are used, in an order that all sidecores see.
+    /// All boards in use, in an order that all sidecores agree on.
     pub(super) fn used(&self) -> impl Iterator<Item = &Arc<Board>> {
         let all = std::iter::successors(self.first.get(), |board| board.next.get());
         all.filter(|board| board.used.load(Ordering::Acquire))
     }
 
-    /// A sidecore has the first queue of a function, or has none any more.
+    /// Counts a sidecore's first queue of a function, or uncounts it after the last.
     pub(super) fn count(&self, function: u32, opens: bool) {
         let Some(sidecores) = self.sidecores.get(function as usize) else { return };
         if opens && sidecores.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -115,7 +116,7 @@ impl Board {
         }
     }
 
-    /// Gives it back, without functions.
+    /// Returns the board, without functions.
     pub(super) fn release(&self) {
         for set in &self.present {
             set.store(0, Ordering::Relaxed);
@@ -123,7 +124,7 @@ impl Board {
         self.used.store(false, Ordering::Release);
     }
 
-    /// Shows a function from now on, with its weight, or not any more.
+    /// Publishes a function and its weight; `None` withdraws the function.
     pub(super) fn show(&self, function: u32, weight: Option<u32>) {
         let number = function as usize;
         let (Some(entry), Some(set)) = (self.entries.get(number), self.present.get(number / 64)) else { return };

@@ -1,14 +1,14 @@
-//! The queues of one function on one sidecore, which are served alike.
+//! The queues of one function on one sidecore, which have equal shares.
 
-/// By how many units a queue may be ahead of another that wants to be served. More than a turn's worth: a queue that is
-/// polled early in a turn leaves nothing unused because of another that is polled late.
+/// The units that a queue may be ahead of another with queued requests. More than a turn's worth: a
+/// queue polled early in a turn wastes no units for one polled late.
 pub(super) const LEAD_UNITS: u64 = 64;
 
 #[derive(Debug, Default)]
 struct Queue {
     /// Units started while others competed.
     served: u64,
-    /// It wants to start more than it may.
+    /// The queue has requests that it may not start.
     waiting: bool,
     /// The store is the reason.
     for_store: bool,
@@ -48,7 +48,7 @@ impl Queues {
         }
     }
 
-    /// How many units queue `index` may start before the others that wait.
+    /// The units that queue `index` may start before the other queues with queued requests.
     pub(super) fn lead(&self, index: usize) -> i64 {
         let Some(Some(queue)) = self.queues.get(index) else { return i64::MAX };
         if self.waiting <= usize::from(queue.waiting) {
@@ -67,13 +67,14 @@ impl Queues {
         }
     }
 
-    /// Whether queue `index` wants to start more than it may, and whether because of the store.
+    /// Sets whether queue `index` has requests that it may not start, and whether the store is the
+    /// reason.
     pub(super) fn set_waiting(&mut self, index: usize, waiting: bool, for_store: bool) {
         let least = self.least_allowed();
         let Some(Some(queue)) = self.queues.get_mut(index) else { return };
         if queue.waiting != waiting {
             queue.waiting = waiting;
-            // A queue that was idle has not saved up what it did not use.
+            // A queue that was idle has saved up nothing.
             queue.served = queue.served.max(least);
             self.waiting = if waiting { self.waiting.saturating_add(1) } else { self.waiting.saturating_sub(1) };
         }
@@ -84,7 +85,7 @@ impl Queues {
         }
     }
 
-    /// Whether one of them waits for the store.
+    /// Whether a queue has requests queued for the store.
     pub(super) fn wait_for_store(&self) -> bool {
         self.for_store > 0
     }

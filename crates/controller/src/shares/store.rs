@@ -1,8 +1,9 @@
-//! A store's slots among all functions of its controller, on all sidecores.
+//! The division of a store's slots among all functions of its controller, on all sidecores.
 //!
-//! Each sidecore follows the same rounds on its own: it counts what its functions start, and now and then what others have
-//! started for theirs. It needs no order between sidecores for that, because credit is given when nobody who waits has any
-//! left, and taken for what was served, wherever that was.
+//! Each sidecore follows the same rounds on its own: it counts the units that its functions start,
+//! and at intervals the units that other sidecores have started for theirs. The order of events on
+//! different sidecores does not matter: credit is granted when no function with queued requests has
+//! any left, and taken for service on any sidecore.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,25 +13,27 @@ use sidecore_units::Nanos;
 use super::board::{Board, Boards, NUMBERS, Reading};
 use super::queues::{LEAD_UNITS, Queues};
 use super::window::Window;
-use super::{FRACTION, Held, share, whole_units};
+use super::{FRACTION, QueuedBy, share, whole_units};
 
-/// What a round gives to the heaviest function, in units.
+/// The credit of one round for the heaviest function, in units.
 const ROUND_UNITS: i64 = 64;
 
-/// What another sidecore has started since the last look is no greater debt than so many rounds.
+/// The greatest debt, in rounds, for units that other sidecores have started since the last look.
 const DEBT_ROUNDS: i64 = 4;
 
-/// How often a sidecore looks at what the others write: each look takes cache lines from them.
+/// The interval between reads of the other sidecores' boards: each read takes cache lines from
+/// them.
 const LOOK_INTERVAL: Nanos = Nanos::from_micros(50);
 
-/// The same, of one with requests that wait for the store: room that another leaves is not to be idle for long.
+/// The interval of a sidecore with requests queued for the store: slots that another sidecore frees
+/// must not be idle for long.
 const LOOK_INTERVAL_WAITING: Nanos = Nanos::from_micros(20);
 
-/// For so long functions compete that did at a look: requests that came together are also completed together, and their
-/// function then has none in the store for a moment.
+/// The time that functions count as competing after a look found them so: requests submitted
+/// together also complete together, and then their function has none in the store for a moment.
 const LINGER: Nanos = Nanos::from_millis(1);
 
-/// The look takes longer the more functions there are.
+/// The added interval for each function, because a look takes longer the more functions there are.
 const LOOK_INTERVAL_PER_FUNCTION: Nanos = Nanos::from_micros(1);
 
 const NONE: u16 = u16::MAX;
@@ -42,46 +45,48 @@ pub(crate) struct Place {
     queue: usize,
 }
 
-/// A function as one sidecore sees it.
+/// A function from the point of view of one sidecore.
 #[derive(Debug)]
 struct Member {
     function: u32,
     weight: u32,
-    /// Fractions of a unit that it may still start in this round; what it overdrew comes off the next one.
+    /// Fractions of a unit that the function may still start in this round; overdraft counts
+    /// against the next one.
     credit: i64,
-    /// Its queues here.
+    /// The function's queues on this sidecore.
     queues: Queues,
     in_flight_here: usize,
-    /// Units started here, as the board has them.
+    /// Units started on this sidecore, as published on the board.
     started_here: u64,
-    /// How many of them the last look has seen.
+    /// The part of `started_here` that the last look has counted.
     seen_here: u64,
-    /// By how many units this sidecore was ahead then of the others where the function waits, each of them.
+    /// The units by which this sidecore was ahead at the last look of each other sidecore that has
+    /// requests of the function queued.
     ahead: i64,
-    /// Nobody waited: what it starts is no debt.
+    /// No other function had requests queued: units started are no debt.
     is_free: bool,
-    /// What the other sidecores together have, when they were looked at last.
+    /// The sum over the other sidecores, as of the last look.
     elsewhere: Elsewhere,
-    /// As the sums over all members count it.
+    /// The member's contribution to the sums over all members.
     counted: Counted,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Elsewhere {
     present: bool,
-    /// Sidecores on which it waits.
+    /// Sidecores on which the function has requests queued.
     waiting: u32,
     in_flight: usize,
     started: u64,
-    /// What `started` was at the look before, if the function was there.
+    /// `started` at the look before, if the function was there.
     before: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     waiting: bool,
-    /// It waits, has credit left, and may use it here.
-    due: bool,
+    /// The function has queued requests, and credit left that it may use on this sidecore.
+    has_credit: bool,
 }
 
 impl Member {
@@ -97,7 +102,7 @@ impl Member {
         i64::try_from(self.started_here.saturating_sub(self.seen_here)).unwrap_or(i64::MAX)
     }
 
-    /// How many units may be started here before those on other sidecores.
+    /// The units that may be started here before those queued on other sidecores.
     fn lead(&self) -> i64 {
         if self.elsewhere.waiting == 0 {
             return i64::MAX;
@@ -105,7 +110,7 @@ impl Member {
         LEAD_UNITS.cast_signed().saturating_sub(self.ahead).saturating_sub(self.started_since_look())
     }
 
-    /// Takes note of what was started since the last look, here and on the others.
+    /// Accounts for units started since the last look, here and on the other sidecores.
     fn follow(&mut self, contended: bool) {
         let here = self.started_since_look();
         self.seen_here = self.started_here;
@@ -124,26 +129,26 @@ impl Member {
     }
 }
 
-/// The store's functions, as one sidecore sees them. It belongs to that thread.
+/// The store's functions from the point of view of one sidecore. Only that thread uses it.
 #[derive(Debug)]
 pub(crate) struct StoreShares {
     boards: Arc<Boards>,
     board: Arc<Board>,
     members: Vec<Option<Member>>,
-    /// Where each function is among the members.
+    /// The index of each function in `members`.
     places: Box<[u16]>,
     /// Whether several functions have requests in the store.
     contended: bool,
     contended_until: Nanos,
-    /// Members that wait for the store, and those of them that have credit left to use here.
+    /// Members with requests queued for the store, and those of them with credit left to use here.
     waiting: usize,
-    due: usize,
+    with_credit: usize,
     heaviest: u32,
     next_look: Nanos,
     /// Requests in the store, of this sidecore and of the others.
     in_flight_here: usize,
     in_flight_elsewhere: usize,
-    /// Sidecores with requests in the store or waiting for it.
+    /// Sidecores with requests in the store or queued for it.
     sidecores: usize,
     window: Window,
 }
@@ -159,13 +164,13 @@ impl StoreShares {
         Self {
             boards: Arc::clone(boards),
             board: boards.take(),
-            // Functions of other sidecores come while requests are served.
+            // At full capacity: functions of other sidecores join on the data path.
             members: Vec::with_capacity(NUMBERS),
             places: (0..NUMBERS).map(|_| NONE).collect(),
             contended: false,
             contended_until: Nanos::ZERO,
             waiting: 0,
-            due: 0,
+            with_credit: 0,
             heaviest: 1,
             next_look: Nanos::ZERO,
             in_flight_here: 0,
@@ -181,7 +186,7 @@ impl StoreShares {
         self.boards.is_shared()
     }
 
-    /// Another queue of `function`.
+    /// Adds a queue of `function`.
     pub(crate) fn join(&mut self, function: u32, weight: u32) -> Place {
         let index = self.member(function, weight);
         let mut queue = 0;
@@ -196,7 +201,7 @@ impl StoreShares {
         Place { member: index, queue }
     }
 
-    /// A queue is gone, with so many requests in the store.
+    /// Removes a queue, which has `in_flight` requests in the store.
     pub(crate) fn leave(&mut self, place: Place, in_flight: usize) {
         self.moved(place, in_flight, 0);
         let Some(Some(member)) = self.members.get_mut(place.member) else { return };
@@ -209,18 +214,19 @@ impl StoreShares {
         self.forget_absent(place.member);
     }
 
-    /// Brings the sums in line with a member that has changed.
+    /// Updates the sums after a change of a member.
     fn recount(&mut self, index: usize) {
         let Some(Some(member)) = self.members.get_mut(index) else { return };
         let waiting = member.is_waiting();
-        // A function that is ahead here cannot use its credit here: to wait for it would be to wait for another sidecore.
-        let now = Counted { waiting, due: waiting && member.credit > 0 && member.lead() > 0 };
+        // A function that is ahead here cannot use its credit here: waiting for the credit would be
+        // waiting for another sidecore.
+        let now = Counted { waiting, has_credit: waiting && member.credit > 0 && member.lead() > 0 };
         let before = std::mem::replace(&mut member.counted, now);
         let count = |sum: usize, before: bool, now: bool| {
             sum.saturating_add(usize::from(now)).saturating_sub(usize::from(before))
         };
         self.waiting = count(self.waiting, before.waiting, now.waiting);
-        self.due = count(self.due, before.due, now.due);
+        self.with_credit = count(self.with_credit, before.has_credit, now.has_credit);
     }
 
     fn recount_all(&mut self) {
@@ -229,7 +235,7 @@ impl StoreShares {
         }
     }
 
-    /// Where a function is among the members, which it is from now on.
+    /// The index of a function, which is added if it is new.
     fn member(&mut self, function: u32, weight: u32) -> usize {
         let place = self.places.get(function as usize).copied().unwrap_or(NONE);
         if place != NONE {
@@ -272,53 +278,55 @@ impl StoreShares {
         }
     }
 
-    /// How many units `place` may start now, more than zero.
+    /// The units that `place` may start now, more than zero.
     ///
     /// # Errors
-    /// The store has no room for it, or others come first: other functions, or other queues of its own.
-    pub(crate) fn allowance(&mut self, place: Place) -> Result<i64, Held> {
+    /// The store has no free slot for the queue, or other functions or other queues of its own
+    /// function come first.
+    pub(crate) fn allowance(&mut self, place: Place) -> Result<i64, QueuedBy> {
         let Some(Some(member)) = self.members.get(place.member) else { return Ok(i64::MAX) };
         let lead = member.queues.lead(place.queue);
         if lead <= 0 {
-            return Err(if member.queues.wait_for_store() { Held::ByStore } else { Held::UntilNextTurn });
+            return Err(if member.queues.wait_for_store() { QueuedBy::Store } else { QueuedBy::Turn });
         }
         if !self.contended {
             return Ok(lead);
         }
         if member.in_flight() == 0 {
-            // No function waits that has nothing there.
+            // A function without requests in the store may always start one.
             return Ok(1);
         }
         let lead = lead.min(member.lead());
         let room = self.room();
         if room == 0 || lead <= 0 {
-            return Err(Held::ByStore);
+            return Err(QueuedBy::Store);
         }
         let credit = self.credit(place.member);
-        if credit <= 0 { Err(Held::ByStore) } else { Ok(whole_units(credit).min(room).min(lead)) }
+        if credit <= 0 { Err(QueuedBy::Store) } else { Ok(whole_units(credit).min(room).min(lead)) }
     }
 
-    /// Requests that may go to the store now.
+    /// The number of requests that may be submitted now.
     fn room(&self) -> i64 {
         let window = usize::try_from(self.boards.window.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
         let here = self.in_flight_here;
         let room = window.saturating_sub(here.saturating_add(self.in_flight_elsewhere));
-        // What the others have is known with some delay, and perhaps never at a good moment: a part belongs to this one.
+        // The other sidecores' use is known with a delay, and perhaps always at a bad moment: an
+        // equal part of the window belongs to this sidecore.
         let ours = window.checked_div(self.sidecores).unwrap_or(0).saturating_sub(here);
         i64::try_from(room.max(ours)).unwrap_or(i64::MAX)
     }
 
-    /// The credit of a function that wants to start something, after a new round if it is time for one.
+    /// The credit of a function with queued requests, after a new round if one is due.
     fn credit(&mut self, index: usize) -> i64 {
         let Some(Some(member)) = self.members.get_mut(index) else { return i64::MAX };
-        let Counted { waiting, due } = member.counted;
+        let Counted { waiting, has_credit } = member.counted;
         member.is_free = self.waiting == usize::from(waiting);
         if member.is_free {
             member.credit = member.credit.max(0);
             self.recount(index);
             return i64::MAX;
         }
-        if member.credit <= 0 && self.due == usize::from(due) {
+        if member.credit <= 0 && self.with_credit == usize::from(has_credit) {
             self.new_round();
         }
         self.members.get(index).and_then(Option::as_ref).map_or(i64::MAX, |member| member.credit)
@@ -327,14 +335,14 @@ impl StoreShares {
     fn new_round(&mut self) {
         for member in self.members.iter_mut().flatten() {
             let share = share(ROUND_UNITS, member.weight, self.heaviest);
-            // Who was not there for a while has saved up no more than a round.
+            // A function that was idle has saved up no more than a round.
             let most = share.max(FRACTION).saturating_mul(2);
             member.credit = member.credit.saturating_add(share).min(most);
         }
         self.recount_all();
     }
 
-    /// `place` has started so much.
+    /// Charges units that `place` has started.
     pub(crate) fn charge(&mut self, place: Place, units: i64) {
         let Some(Some(member)) = self.members.get_mut(place.member) else { return };
         member.queues.charge(place.queue, units);
@@ -345,14 +353,15 @@ impl StoreShares {
         }
     }
 
-    /// Whether `place` wants to start more than it may, and whether because of the store.
+    /// Sets whether `place` has requests that it may not start, and whether the store is the
+    /// reason.
     pub(crate) fn set_waiting(&mut self, place: Place, waits: bool, for_store: bool) {
         let Some(Some(member)) = self.members.get_mut(place.member) else { return };
         member.queues.set_waiting(place.queue, waits, for_store);
         self.recount(place.member);
     }
 
-    /// `place` had so many requests in the store, and has so many.
+    /// Changes the number of requests of `place` in the store.
     pub(crate) fn moved(&mut self, place: Place, from: usize, to: usize) {
         let moved = |count: usize| count.saturating_add(to).saturating_sub(from);
         self.in_flight_here = moved(self.in_flight_here);
@@ -361,14 +370,14 @@ impl StoreShares {
         }
     }
 
-    /// So many requests came back from the store.
+    /// Counts completions of the store.
     pub(crate) fn completed(&self, count: usize) {
         let completed = self.board.completed.load(Ordering::Relaxed);
         self.board.completed.store(completed.saturating_add(count as u64), Ordering::Relaxed);
     }
 
-    /// Shows the other sidecores what is served here, and looks at theirs, if it is time for that. To be called when what
-    /// could come back has come back: a store that answers at once is then seen empty.
+    /// Publishes this sidecore's demands and reads the others', if the interval is over. Call after
+    /// completions were collected: a store that completes synchronously then counts as empty.
     pub(crate) fn look(&mut self, now: Nanos) {
         if now < self.next_look {
             return;
@@ -403,7 +412,7 @@ impl StoreShares {
         self.next_look = now.after(interval).after(Nanos(more));
     }
 
-    /// Reads the other boards; whether none before this one has requests in the store.
+    /// Reads the other boards; whether no board before this one has requests in the store.
     fn look_elsewhere(&mut self) -> bool {
         let boards = Arc::clone(&self.boards);
         let mut is_first = true;

@@ -6,8 +6,8 @@ use super::*;
 
 const CONTROLLER: u64 = 1;
 
-/// A sidecore whose turns give each function all that it may start, out of an endless demand, to a store that answers at
-/// once. Returns what each was served.
+/// Simulates a sidecore whose turns give each function all that it may start, out of an endless
+/// demand, on a store that completes at once. Returns the units served to each function.
 fn serve(weights: &[u32], turns: u64) -> Vec<i64> {
     let shares = Turns::default();
     let places: Vec<_> = (0..).zip(weights).map(|(id, weight)| shares.join((CONTROLLER, id), *weight)).collect();
@@ -15,12 +15,12 @@ fn serve(weights: &[u32], turns: u64) -> Vec<i64> {
     for turn in 1..=turns {
         for step in 0..places.len() {
             let index = (step + turn as usize) % places.len();
-            // Two batches, as a queue takes them.
+            // Two batches, as a queue submits them.
             for _ in 0..2 {
                 let Ok(units) = shares.allowance(places[index], Nanos(turn)) else { break };
                 let units = units.min(16);
                 shares.charge(places[index], units);
-                // At first nobody has used anything up.
+                // In the first turns no function has used its part up.
                 served[index] += if turn > 10 { units } else { 0 };
             }
         }
@@ -46,13 +46,13 @@ fn a_function_whose_neighbours_rest_is_not_held_back() {
         assert_eq!(turns.allowance(busy, Nanos(now)), Ok(i64::MAX));
         turns.charge(busy, 1_000_000);
     }
-    // And it does not pay for that when one of them comes back.
+    // The busy function has no debt when its neighbour returns.
     assert!(turns.allowance(resting, Nanos(1_000)).is_ok());
     assert!(turns.allowance(busy, Nanos(1_000)).is_ok());
 }
 
 #[test]
-fn time_that_nobody_uses_up_is_everybodys() {
+fn unused_time_is_every_functions() {
     let turns = Turns::default();
     let (light, heavy) = (turns.join((CONTROLLER, 1), 1), turns.join((CONTROLLER, 2), 1000));
     for now in 3..1_000 {
@@ -64,7 +64,7 @@ fn time_that_nobody_uses_up_is_everybodys() {
     turns.charge(heavy, 1);
     assert_eq!(turns.allowance(light, Nanos(1_000)), Ok(1));
     turns.charge(light, 1);
-    assert_eq!(turns.allowance(light, Nanos(1_000)), Err(Held::UntilNextTurn));
+    assert_eq!(turns.allowance(light, Nanos(1_000)), Err(QueuedBy::Turn));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn functions_of_several_controllers_share_a_turn() {
     turns.charge(other, 32);
     assert_eq!(turns.allowance(one, Nanos(2)), Ok(32));
     turns.charge(one, 32);
-    assert_eq!(turns.allowance(again, Nanos(2)), Err(Held::UntilNextTurn));
+    assert_eq!(turns.allowance(again, Nanos(2)), Err(QueuedBy::Turn));
     turns.leave(other);
     assert_eq!(turns.allowance(again, Nanos(2)), Ok(i64::MAX));
 }
@@ -121,7 +121,7 @@ fn sidecores_see_each_others_requests() {
     }
     let mut full = two_sidecores(1_000);
     for (shares, place) in &mut full {
-        assert_eq!(shares.allowance(*place), Err(Held::ByStore));
+        assert_eq!(shares.allowance(*place), Err(QueuedBy::Store));
     }
 }
 
@@ -130,11 +130,12 @@ fn a_function_with_nothing_in_the_store_may_always_start_one() {
     let mut full = two_sidecores(1_000);
     let (shares, place) = &mut full[0];
     let third = shares.join(3, 1);
-    assert_eq!(shares.allowance(*place), Err(Held::ByStore));
+    assert_eq!(shares.allowance(*place), Err(QueuedBy::Store));
     assert_eq!(shares.allowance(third), Ok(1));
 }
 
-/// On each of two sidecores another function is ahead of its part on the other: neither waits there for the other one's credit.
+/// Each of two functions is ahead of its part on another sidecore: neither waits there for the
+/// other's credit.
 #[test]
 fn functions_that_are_ahead_on_one_sidecore_each_do_not_stop_each_other() {
     let boards = Arc::new(Boards::default());
@@ -148,7 +149,7 @@ fn functions_that_are_ahead_on_one_sidecore_each_do_not_stop_each_other() {
         shares.look(Nanos(1));
     }
     let [first, second] = &mut sidecores;
-    // As long as none waits, what is started is no debt.
+    // As long as no function waits, units started are no debt.
     assert!(first.allowance(places[0][1]).is_ok() && second.allowance(places[1][0]).is_ok());
     wait(second, places[1]);
     second.look(Nanos(100_000));
@@ -172,7 +173,7 @@ fn functions_that_are_ahead_on_one_sidecore_each_do_not_stop_each_other() {
 }
 
 #[test]
-fn nobody_waits_for_a_sidecore_that_is_gone() {
+fn no_function_waits_for_a_sidecore_that_is_gone() {
     let [(mut shares, place), (mut gone, other)] = two_sidecores(200);
     gone.set_waiting(other, true, true);
     gone.look(Nanos(2_000_000));
@@ -199,7 +200,7 @@ fn queues_of_a_function_are_served_alike() {
     let numbers: Vec<_> = (0..4).map(|_| queues.add()).collect();
     let mut served = [0; 4];
     for turn in 0..1_000 {
-        // The first that is asked takes all of the turn.
+        // The first queue polled takes all of the turn.
         let mut left = 32;
         for step in 0..4 {
             let index = if turn % 3 == 0 { step } else { (step + 1) % 4 };

@@ -1,31 +1,32 @@
-//! A sidecore's time among the functions that it serves, of all controllers.
+//! The division of a sidecore's time among the functions that it serves, of all controllers.
 //!
-//! A function may start only so much in one turn of the reactor, in proportion to its weight; the rest waits for the next
-//! turn, which comes at once, so that no time is lost. That holds while another function uses up its own part, or has to wait
-//! as well: as long as none does, time is not short.
+//! In one turn of the reactor a function may start only a number of units in proportion to its
+//! weight; the rest is queued for the next turn, which comes at once, so that no time is lost. The
+//! limit applies while another function uses up its own part, or has requests queued too: as long
+//! as no other function does, time is not scarce.
 
 use std::cell::{Cell, RefCell};
 
 use sidecore_units::Nanos;
 
-use super::{FRACTION, Held, share, whole_units};
+use super::{FRACTION, QueuedBy, share, whole_units};
 
-/// What the heaviest function may start in a turn, in units.
+/// The units that the heaviest function may start in a turn.
 const TURN_UNITS: i64 = 32;
 
-/// A function's place among those of a sidecore.
+/// A function's index among those of a sidecore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TurnPlace(usize);
 
-/// The functions on one sidecore. It belongs to that thread.
+/// The functions on one sidecore. Only that thread uses it.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    /// How many functions there are; one alone asks for nothing.
+    /// The number of functions; a function alone is not counted.
     functions: Cell<usize>,
     inner: RefCell<Inner>,
 }
 
-/// A controller's number, and a function's in it.
+/// The numbers of a controller, and of a function in it.
 type Name = (u64, u32);
 
 #[derive(Debug)]
@@ -34,13 +35,13 @@ struct Member {
     queues: usize,
     weight: u32,
     credit: i64,
-    /// The last turn in which it wanted something.
+    /// The last turn in which the function had requests.
     turn: u64,
-    /// No other function wanted anything: what it starts is not counted.
+    /// No other function had requests: units started are not counted.
     alone: bool,
-    /// No other function used up its part: what it starts is no debt.
+    /// No other function used up its part: units started are no debt.
     free: bool,
-    /// The last two turns in which it used up its part.
+    /// The last two turns in which the function used up its part.
     pressed: [u64; 2],
 }
 
@@ -49,21 +50,21 @@ struct Inner {
     members: Vec<Option<Member>>,
     now: Nanos,
     turn: u64,
-    /// Those that want something in this turn, and in the one before.
-    present: Wanting,
-    before: Wanting,
+    /// The functions with requests in this turn, and in the one before.
+    present: Demand,
+    before: Demand,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Wanting {
+struct Demand {
     functions: usize,
-    /// Those of them that have used up their part.
+    /// Those that have used up their part.
     pressed: usize,
     heaviest: u32,
 }
 
 impl Turns {
-    /// Another queue of a function.
+    /// Adds a queue of a function.
     pub(crate) fn join(&self, name: Name, weight: u32) -> TurnPlace {
         let members = &mut self.inner.borrow_mut().members;
         let found = members.iter_mut().position(|member| member.as_ref().is_some_and(|member| member.name == name));
@@ -92,7 +93,7 @@ impl Turns {
         TurnPlace(index)
     }
 
-    /// A queue less.
+    /// Removes a queue.
     pub(crate) fn leave(&self, place: TurnPlace) {
         let members = &mut self.inner.borrow_mut().members;
         let Some(slot) = members.get_mut(place.0) else { return };
@@ -104,24 +105,24 @@ impl Turns {
         }
     }
 
-    /// Whether there are several functions here.
+    /// Whether several functions have queues here.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         self.functions.get() > 1
     }
 
-    /// How many units `place` may start in this turn, more than zero.
+    /// The units that `place` may start in this turn, more than zero.
     ///
     /// # Errors
-    /// It has had its part of the turn.
-    pub(crate) fn allowance(&self, place: TurnPlace, now: Nanos) -> Result<i64, Held> {
+    /// The function has used up its part of the turn.
+    pub(crate) fn allowance(&self, place: TurnPlace, now: Nanos) -> Result<i64, QueuedBy> {
         if !self.is_shared() {
             return Ok(i64::MAX);
         }
         self.inner.borrow_mut().allowance(place, now)
     }
 
-    /// `place` has started so much.
+    /// Charges units that `place` has started.
     pub(crate) fn charge(&self, place: TurnPlace, units: i64) {
         if self.is_shared() {
             self.inner.borrow_mut().charge(place, units);
@@ -130,7 +131,7 @@ impl Turns {
 }
 
 impl Inner {
-    fn allowance(&mut self, place: TurnPlace, now: Nanos) -> Result<i64, Held> {
+    fn allowance(&mut self, place: TurnPlace, now: Nanos) -> Result<i64, QueuedBy> {
         if self.now != now {
             self.now = now;
             self.turn = self.turn.wrapping_add(1);
@@ -165,7 +166,7 @@ impl Inner {
             return Ok(whole_units(member.credit));
         }
         self.press(place);
-        Err(Held::UntilNextTurn)
+        Err(QueuedBy::Turn)
     }
 
     fn charge(&mut self, place: TurnPlace, units: i64) {
@@ -183,7 +184,7 @@ impl Inner {
         }
     }
 
-    /// `place` has used up its part of the turn.
+    /// Marks that `place` has used up its part of the turn.
     fn press(&mut self, place: TurnPlace) {
         let Some(Some(member)) = self.members.get_mut(place.0) else { return };
         if !member.was_pressed(self.turn) {

@@ -1,54 +1,56 @@
-//! How many requests a store can use at a time.
+//! The window of a store: the number of requests that it can use at a time.
 //!
-//! More than that only wait inside of it, in its order and not by weight; with fewer it would be partly idle. No store says
-//! the number, so it is measured, the way BBR measures a path (Cardwell et al. 2016): requests a second, times how long one
-//! takes when none waits. The latter is seen by letting fewer in for some milliseconds, now and then.
+//! More requests than that are only queued inside of the store, in its order and not by weight;
+//! with fewer the store would be partly idle. Stores do not report the number, so it is measured,
+//! the way BBR measures a path (Cardwell et al. 2016): requests a second, times the service time of
+//! a request when none is queued. The service time is measured by submitting fewer requests for
+//! some milliseconds, at intervals.
 
 use sidecore_units::Nanos;
 
 /// The shortest measurement.
 const INTERVAL: Nanos = Nanos::from_millis(4);
 
-/// In each measurement, everything in flight is replaced so many times: the mean time of a request follows from the number
-/// in flight and the rate (Little 1961) only over many of them.
+/// The number of times that all requests in flight are replaced in a measurement: the mean time of
+/// a request follows from the number in flight and the rate (Little 1961) only over many of them.
 const REPLACEMENTS: u64 = 4;
 
-/// The longest time from one look at the unloaded store to the next.
+/// The longest time between two measurements of the unloaded store.
 const PROBE_INTERVAL: Nanos = Nanos::from_millis(2_000);
 
-/// Fewer than this are never asked for: a store may do better when it has some to choose from.
+/// The smallest window: a store may be faster when it can choose between requests.
 const LEAST: u64 = 16;
 
-/// What two functions get at first, before anything is known of the store.
+/// The first window of two functions, before any measurement.
 pub(super) const FIRST: u64 = 256;
 
-/// Room for what comes back between two looks of a sidecore at the others.
+/// Added for completions between two looks of a sidecore at the others.
 const SPARE: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Nothing is known.
+    /// Nothing is measured yet.
     New,
     Steady,
-    /// Fewer are let in; this is what a request took before.
+    /// Fewer requests are submitted; the field is the time of a request before.
     Probing {
         before_ns: u64,
     },
 }
 
-/// The measurement. One sidecore at a time does it.
+/// The measurement, by one sidecore at a time.
 #[derive(Debug)]
 pub(super) struct Window {
     phase: Phase,
     since: Nanos,
-    /// Requests completed until `since`.
+    /// The requests completed until `since`.
     completed: u64,
-    /// Nothing is measured before so many are completed.
+    /// The number of completions before which nothing is measured.
     settled_at: u64,
     looks: u64,
-    /// Requests in flight, of all looks.
+    /// The sum of the requests in flight over all looks.
     in_flight: u64,
-    /// How long a request takes when none waits.
+    /// The time of a request when none is queued in the store.
     base_ns: u64,
     probed_at: Nanos,
     per_s: u64,
@@ -73,11 +75,11 @@ impl Window {
         }
     }
 
-    /// There are so many requests in the store, and so many were completed ever. Returns how many may be there from now
-    /// on, if that changes.
+    /// Adds a sample: the requests in the store, and the total of completions. Returns the new
+    /// window if it changes.
     pub(super) fn look(&mut self, now: Nanos, in_flight: usize, completed: u64) -> Option<u64> {
         if now.since(self.last_look) > INTERVAL || completed < self.completed {
-            // Nobody has competed for a while, or another sidecore has measured.
+            // No functions have competed for a while, or another sidecore has measured.
             self.restart(now, completed);
             self.phase = Phase::New;
             self.last_look = now;
@@ -110,14 +112,14 @@ impl Window {
         self.in_flight = 0;
     }
 
-    /// Lets half as many in, to see how long a request takes then.
+    /// Halves the window, to measure how long a request takes then.
     fn probe(&mut self, before_ns: u64, in_flight: u64) -> u64 {
         self.phase = Phase::Probing { before_ns };
         self.settle(in_flight);
         (in_flight / 2).max(LEAST)
     }
 
-    /// While the number in flight changes, nothing follows from it.
+    /// Skips the samples while the number in flight changes: they have no meaning.
     fn settle(&mut self, in_flight: u64) {
         self.settled_at = self.completed.saturating_add(in_flight.saturating_mul(2));
     }
@@ -125,7 +127,7 @@ impl Window {
     fn measured(&mut self, now: Nanos, mean: u64, request_ns: u64, per_s: u64) -> u64 {
         match self.phase {
             Phase::Probing { before_ns } if mean > LEAST && request_ns < before_ns.saturating_sub(before_ns / 10) => {
-                // Some were still waiting.
+                // Some requests were still queued in the store.
                 return self.probe(request_ns, mean);
             }
             Phase::Probing { before_ns } => {
@@ -139,7 +141,7 @@ impl Window {
                 return self.probe(request_ns, mean);
             }
             Phase::Steady => {
-                // A moment with less demand says nothing of the store.
+                // A moment with less demand is no measure of the store.
                 self.per_s = per_s.max(self.per_s.saturating_sub(self.per_s / 16));
                 if now.since(self.probed_at) > PROBE_INTERVAL {
                     return self.probe(request_ns, mean);
@@ -151,7 +153,7 @@ impl Window {
     }
 }
 
-/// `number` times `by` over `over`, as far as it fits.
+/// `number` times `by` over `over`, saturating.
 fn scaled(number: u64, by: u64, over: u64) -> u64 {
     let product = u128::from(number).saturating_mul(u128::from(by));
     u64::try_from(product.checked_div(u128::from(over.max(1))).unwrap_or(0)).unwrap_or(u64::MAX)

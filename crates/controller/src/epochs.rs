@@ -1,37 +1,35 @@
-//! When nobody uses the old any more: grace periods, after which retired tree
-//! nodes and freed blocks may be used again.
+//! Epoch-based reclamation: when retired tree nodes and freed blocks may be reused.
 //!
-//! What the hypervisor side takes away, it first takes out of the tree that
-//! readers start from. Channels that found the old may still have I/O under way
-//! to it. So each change that takes something away starts a new *epoch*, and what
-//! was taken waits until every channel has been seen idle, or has said that all
-//! it translated before it saw that epoch has completed.
+//! The hypervisor side first unpublishes an object, by a change of the tree that readers start
+//! from. Channels that found the object before may still have I/O in flight to it. So each such
+//! change starts a new *epoch*, and the object is not reused until every channel was idle, or has
+//! published that all I/O translated before it saw that epoch has completed.
 //!
-//! A channel pays two plain stores for this each time it goes from idle to busy
-//! and back. The full fence that such a handshake needs is the hypervisor's to
-//! pay: `membarrier(2)` makes every running thread of the process execute one.
+//! A channel pays two plain stores for this each time it goes from idle to busy and back. The
+//! hypervisor side pays for the full fence that such a handshake needs: `membarrier(2)` makes every
+//! running thread of the process execute one.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::thread::MembarrierCommand;
 
-/// A number for each change that takes something away.
+/// The number of a change that unpublishes objects.
 pub(crate) type Epoch = u64;
 
-/// What a channel with no I/O under way shows.
+/// Published by a channel without I/O in flight.
 const IDLE: u64 = u64::MAX;
 
-/// All channels of a controller, and the epoch.
+/// The current epoch, and all channels of a controller.
 pub(crate) struct Epochs {
     current: AtomicU64,
-    /// Whether the kernel runs fences on other threads for us.
+    /// Whether the kernel executes fences on other threads on our behalf.
     remote_fences: bool,
     participants: Mutex<Vec<Arc<Participant>>>,
 }
 
-/// What a channel shows of itself: [`IDLE`], or the epoch that it has caught up
-/// with. On a cache line of its own: only a grace period reads it elsewhere.
+/// A channel's published state: [`IDLE`], or the epoch that it has caught up with. On a cache line
+/// of its own: another thread reads it only when the hypervisor side checks an epoch.
 #[repr(align(64))]
 #[derive(Debug)]
 struct Participant {
@@ -52,15 +50,15 @@ impl Epochs {
         self.participants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts an epoch: whatever was unpublished until now may be used again
-    /// once it has [`passed`](Self::passed).
+    /// Starts an epoch: objects unpublished before may be reused once it has
+    /// [`passed`](Self::passed).
     pub(crate) fn advance(&self) -> Epoch {
         let epoch = self.current.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         fence(Ordering::SeqCst);
         if self.remote_fences
             && let Err(error) = rustix::thread::membarrier(MembarrierCommand::PrivateExpedited)
         {
-            // It was registered, so there is no error that the manual page knows.
+            // The process is registered, and membarrier(2) names no other error.
             tracing::error!(%error, "membarrier");
         }
         epoch
@@ -74,15 +72,15 @@ impl Epochs {
     }
 }
 
-/// A channel's side of it.
+/// A channel's side of the handshake.
 pub(crate) struct Quiescence {
     epochs: Arc<Epochs>,
     participant: Arc<Participant>,
-    /// The epoch that requests are counted under.
+    /// The epoch under which new requests are counted.
     seen: Epoch,
-    /// Which of the two counts is the present one.
+    /// Which of the two counts is the current one.
     parity: bool,
-    /// I/O under way that was translated before `seen` was, and since.
+    /// I/O in flight that was translated before `seen` was published, and after.
     before: usize,
     since: usize,
 }
@@ -94,15 +92,15 @@ impl Quiescence {
         Self { epochs: Arc::clone(epochs), participant, seen: 0, parity: false, before: 0, since: 0 }
     }
 
-    /// To be called before anything is translated.
+    /// Publishes the current epoch. Call before a translation.
     #[inline]
     pub(crate) fn enter(&mut self) {
         let current = self.epochs.current.load(Ordering::Acquire);
         if self.before == 0 && self.since == 0 {
             self.seen = current;
             self.participant.shown.store(current, Ordering::Relaxed);
-            // The trees must not be read before that store: the hypervisor's
-            // membarrier sees to it that the compiler's order is the CPU's.
+            // The trees must not be read before that store: the hypervisor's membarrier makes the
+            // compiler's order the CPU's order.
             if self.epochs.remote_fences {
                 compiler_fence(Ordering::SeqCst);
             } else {
@@ -115,20 +113,20 @@ impl Quiescence {
         }
     }
 
-    /// What [`ended`](Self::ended) wants to know of the I/O that is translated now.
+    /// The count that I/O translated now belongs to, for [`ended`](Self::ended).
     #[inline]
     pub(crate) fn parity(&self) -> bool {
         self.parity
     }
 
-    /// So much I/O was translated; returns what [`ended`](Self::ended) wants to know of it.
+    /// Counts translated I/O; returns its parity for [`ended`](Self::ended).
     #[inline]
     pub(crate) fn began(&mut self, count: usize) -> bool {
         self.since = self.since.saturating_add(count);
         self.parity
     }
 
-    /// So much I/O completed.
+    /// Uncounts completed I/O.
     #[inline]
     pub(crate) fn ended(&mut self, parity: bool, count: usize) {
         if parity == self.parity {
@@ -141,7 +139,8 @@ impl Quiescence {
         }
     }
 
-    /// Accounts for `began` requests of the present epoch, and for completions `since` it was seen and from `before`.
+    /// Accounts for `began` requests of the current epoch, and for completions of requests from
+    /// `since` it was seen and from `before`.
     #[inline]
     pub(crate) fn exchanged(&mut self, began: usize, since: usize, before: usize) {
         self.since = self.since.saturating_add(began).saturating_sub(since);
@@ -150,7 +149,7 @@ impl Quiescence {
         }
     }
 
-    /// To be called when nothing is going to be translated for now.
+    /// Publishes that the channel is idle, if it is. Call when no translation follows for now.
     #[inline]
     pub(crate) fn leave(&mut self) {
         if self.before == 0 && self.since == 0 {
@@ -190,7 +189,7 @@ mod tests {
         assert_ne!(old, new);
         assert!(!epochs.passed(epoch));
         channel.ended(old, 1);
-        assert!(epochs.passed(epoch), "only the new one is under way");
+        assert!(epochs.passed(epoch), "only the new one is in flight");
         let second = epochs.advance();
         assert!(!epochs.passed(second));
         channel.ended(new, 1);
