@@ -1,7 +1,7 @@
-//! The arithmetic that isolation rests on, small enough to be proved.
+//! The arithmetic that isolation depends on, small enough to be proved.
 //!
-//! It is written for any width of word: with 64 bits it translates, with a few bits the tests try
-//! *every* input ([`tests`]). Nothing in it knows of a tree.
+//! The functions are generic over the width of a word: translation uses 64 bits, and with a few
+//! bits the tests try *every* input ([`tests`]). They are independent of trees.
 
 /// An unsigned number of some width.
 pub(crate) trait Word: Copy + Ord {
@@ -9,7 +9,7 @@ pub(crate) trait Word: Copy + Ord {
     fn checked_add(self, other: Self) -> Option<Self>;
     /// `None` below zero.
     fn checked_sub(self, other: Self) -> Option<Self>;
-    /// Below zero, from the largest number on again.
+    /// Below zero, wraps to the largest number.
     fn wrapping_sub(self, other: Self) -> Self;
     /// The largest number instead of one past it.
     fn saturating_add(self, other: Self) -> Self;
@@ -50,8 +50,8 @@ pub(crate) fn end<W: Word>(first: W, count: W) -> Option<W> {
     first.checked_add(count)
 }
 
-/// How far behind `first` the part of `part_count` from `part` on begins, if all of it is among the
-/// `count` from `first` on.
+/// The distance from `first` to `part`, if all of the `part_count` numbers from `part` on are among
+/// the `count` numbers from `first` on.
 #[inline]
 pub(crate) fn offset_of<W: Word>(first: W, count: W, part: W, part_count: W) -> Option<W> {
     let offset = part.checked_sub(first)?;
@@ -59,17 +59,17 @@ pub(crate) fn offset_of<W: Word>(first: W, count: W, part: W, part_count: W) -> 
     (part_count <= left && offset < count).then_some(offset)
 }
 
-/// The physical number of `part`, if all of it is among the `count` from `first` on, which lie from
-/// `physical` on. Nothing, if these run past the last number on either side.
+/// The physical number of `part`, if the `count` numbers from `first` on, which lie from `physical`
+/// on, contain all of it. `None` if either range runs past the last number.
 ///
 /// A cache is asked about parts before its extent as often as about parts behind it. Here both take
-/// the same branch, which a processor can predict; a wrong guess would cost as much as all the
+/// the same branch, which a processor can predict; a misprediction would cost as much as all the
 /// rest, and would wait for the walk before.
 #[inline]
 pub(crate) fn displace<W: Word>(first: W, count: W, physical: W, part: W, part_count: W) -> Option<W> {
     end(first, count)?;
     end(physical, count)?;
-    // With the extent's end a number, what wraps is behind it.
+    // The extent's end is a number, so a part before the extent wraps to an offset behind it.
     let offset = part.wrapping_sub(first);
     if offset >= count {
         return None;
@@ -79,7 +79,7 @@ pub(crate) fn displace<W: Word>(first: W, count: W, physical: W, part: W, part_c
     (part_count <= left).then_some(found)
 }
 
-/// What two ranges have in common: first and count, never none.
+/// The intersection of two ranges: first and count, never empty.
 #[inline]
 pub(crate) fn intersect<W: Word>(first_a: W, count_a: W, first_b: W, count_b: W) -> Option<(W, W)> {
     let first = first_a.max(first_b);
@@ -88,15 +88,14 @@ pub(crate) fn intersect<W: Word>(first_a: W, count_a: W, first_b: W, count_b: W)
     (first < last).then_some((first, count))
 }
 
-/// The number after the last of `count` from `first` on, as far as there are numbers: for words
-/// that may be broken.
+/// The number after the last of `count` from `first` on, saturating: for words that may be corrupt.
 #[inline]
 pub(crate) fn reach<W: Word>(first: W, count: W) -> W {
     first.saturating_add(count)
 }
 
-/// The piece from `at` to before `border`, or to before `end` if that comes first: how long it is,
-/// and where the next one begins.
+/// The piece from `at` to before `border`, or to before `end` if that comes first: its length, and
+/// the start of the next piece.
 #[inline]
 pub(crate) fn cut<W: Word>(at: W, border: W, end: W) -> (W, W) {
     let next = border.min(end);
@@ -166,7 +165,7 @@ mod tests {
                 let whole = set(first, count);
                 for part in Five::all() {
                     for part_count in Five::all() {
-                        // An empty part is inside if the place where it is is.
+                        // An empty part is inside if its place is.
                         let blocks = set(part, part_count) | 1 << part.0;
                         let inside = whole & blocks == blocks;
                         let expected = inside.then(|| Tiny(part.0 - first.0));
@@ -177,9 +176,9 @@ mod tests {
         }
     }
 
-    /// The heart of it: whatever the extent says, a part that is translated lies inside the
-    /// extent's physical blocks, as far behind their first as the part is behind the extent's
-    /// first; and nothing inside a sound extent is refused.
+    /// The central property: for every extent, a part that is translated lies inside the extent's
+    /// physical blocks, as far behind their first as the part is behind the extent's first; and a
+    /// part inside a sound extent is always translated.
     #[test]
     fn no_translated_block_is_outside_the_extent() {
         let mut translated = 0u32;
@@ -223,9 +222,9 @@ mod tests {
         }
     }
 
-    /// Pieces are cut one after the other at the borders of entries, as the walk does it. Whatever
-    /// the borders are, pieces are not empty, follow each other and end with the request, and there
-    /// are at most as many as borders.
+    /// Pieces are cut one after the other at the borders of entries, as the walk does it. For all
+    /// borders, pieces are not empty, follow each other and end with the request, and there are at
+    /// most as many as borders.
     #[test]
     fn pieces_tile_the_request() {
         for at in Four::all() {

@@ -6,7 +6,7 @@ use crate::entry::{Entry, UNUSED};
 use crate::range::BlockRange;
 use crate::unit::FunctionId;
 
-/// An extent, and for whom and how long it holds.
+/// An extent, and the function and version that it is valid for.
 #[derive(Clone, Copy, Debug)]
 struct Line {
     /// Zero is the version of no tree: an empty line.
@@ -18,18 +18,18 @@ struct Line {
 const EMPTY: Line = Line { version: 0, extent: UNUSED, function: FunctionId(0) };
 
 impl Line {
-    /// A quick look, by the first block only.
+    /// A quick check, by the first block only.
     #[inline]
     fn may_hold(&self, version: u64, range: BlockRange) -> bool {
         (self.version == version) & (range.first.0.wrapping_sub(self.extent.first) < self.extent.count)
     }
 }
 
-/// The extents that were used last in translation; a new one evicts the oldest.
+/// The extents last used in translation; a new extent evicts the oldest.
 #[derive(Debug)]
 pub(crate) struct Btlb {
     lines: Box<[Line]>,
-    /// The oldest one.
+    /// The oldest line.
     next: usize,
 }
 
@@ -38,7 +38,7 @@ impl Btlb {
         Self { lines: vec![EMPTY; entries].into_boxed_slice(), next: 0 }
     }
 
-    /// Where `range` lies, and the extent, if all of it is in one.
+    /// The physical place of `range`, and its extent, if one cached extent contains all of it.
     #[inline]
     pub(crate) fn hit(&self, function: FunctionId, version: u64, range: BlockRange) -> Option<(Plba, Entry)> {
         let line = self.lines.iter().find(|line| line.may_hold(version, range))?;
@@ -46,14 +46,14 @@ impl Btlb {
         (line.function == function).then_some((found, line.extent))
     }
 
-    /// Takes `extent` in, unless it is there.
+    /// Adds `extent`, unless it is cached already.
     pub(crate) fn insert(&mut self, function: FunctionId, version: u64, extent: Entry) {
         if !self.lines.iter().any(|line| line.version == version && line.extent.first == extent.first) {
             self.insert_new(function, version, extent);
         }
     }
 
-    /// Takes `extent` in, which is not there.
+    /// Adds `extent`, which is not cached yet.
     #[inline]
     pub(crate) fn insert_new(&mut self, function: FunctionId, version: u64, extent: Entry) {
         if let Some(line) = self.lines.get_mut(self.next) {

@@ -5,31 +5,31 @@ use sidecore_units::{Plba, Vlba};
 use crate::arithmetic;
 use crate::range::{BlockRange, Extent};
 
-/// Instead of a first physical block: this part is pruned.
+/// In place of a first physical block: this part is pruned.
 pub(crate) const PRUNED: u64 = u64::MAX;
-/// Instead of a next node pointer: the subtree is pruned.
+/// In place of a next node pointer: the subtree is pruned.
 pub(crate) const NULL: u64 = 0;
 /// The extent's *shared* mark, beside its first physical block.
 const SHARED: u64 = 1 << 63;
 
-/// Behind a node's last entry. A search finds its key behind all blocks.
+/// Fills a node after its last entry. A search finds its key behind all blocks.
 pub(crate) const UNUSED: Entry = Entry { first: u64::MAX, count: 0, value: NULL };
 
-/// A node pointer or an extent pointer, by the kind of the node that it is in.
+/// A node pointer or an extent pointer, depending on the kind of its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// First logical block: the key.
     pub(crate) first: u64,
-    /// How many blocks it covers. Of a node pointer: from the first mapped or pruned one below it
-    /// to the last one, with the holes between.
+    /// The number of blocks. Of a node pointer: from the first mapped or pruned block below it to
+    /// the last one, with the holes between.
     pub(crate) count: u64,
     /// Next node pointer, or first physical block and shared mark.
     pub(crate) value: u64,
 }
 
 impl Entry {
-    /// An extent pointer. Of `extent`'s physical blocks none is numbered
-    /// [`MAX_PHYSICAL_BLOCKS`](crate::MAX_PHYSICAL_BLOCKS) or more, so that no extent looks like
+    /// An extent pointer. All physical blocks of `extent` are below
+    /// [`MAX_PHYSICAL_BLOCKS`](crate::MAX_PHYSICAL_BLOCKS), so that no extent looks like
     /// [`PRUNED`].
     pub(crate) fn of(extent: Extent) -> Self {
         let shared = if extent.shared { SHARED } else { 0 };
@@ -41,14 +41,14 @@ impl Entry {
         (first < end).then(|| Self { first, count: end.saturating_sub(first), value })
     }
 
-    /// The block after the last one. Words of a broken node may say too much; nothing lies behind
-    /// the last number anyway.
+    /// The block after the last one. Words of a corrupt node may exceed the last number; saturating
+    /// is then as good as any answer.
     #[inline]
     pub(crate) fn end(self) -> u64 {
         arithmetic::reach(self.first, self.count)
     }
 
-    /// Where `range` lies, if all of it is in this extent pointer's blocks.
+    /// The physical place of `range`, if the blocks of this extent pointer contain all of it.
     #[inline]
     pub(crate) fn locate(self, range: BlockRange) -> Option<Plba> {
         arithmetic::displace(self.first, self.count, self.physical(), range.first.0, range.count).map(Plba)
@@ -66,7 +66,7 @@ impl Entry {
         self.value & SHARED != 0
     }
 
-    /// The extent that an extent pointer stands for.
+    /// The extent of an extent pointer.
     #[inline]
     pub(crate) fn extent(self) -> Extent {
         Extent { first: Vlba(self.first), count: self.count, physical: Plba(self.physical()), shared: self.shared() }

@@ -7,8 +7,8 @@ use crate::entry::{Entry, UNUSED};
 use crate::range::BlockRange;
 use crate::root::TreeRoot;
 
-/// The extent that a queue used last: storage access is local (thesis 6.3), and a queue's own
-/// locality is not disturbed by other queues.
+/// The extent that a queue used last: storage access is local (thesis 6.3), and other queues do not
+/// disturb a queue's own locality.
 #[derive(Clone, Copy, Debug)]
 pub struct LastExtent {
     /// Zero is the version of no tree.
@@ -23,8 +23,8 @@ impl Default for LastExtent {
 }
 
 impl LastExtent {
-    /// Where `range` lies and whether it is shared, if all of it is in the extent and the extent is
-    /// still valid.
+    /// The physical place of `range` and whether it is shared, if the extent contains all of it and
+    /// is still valid.
     #[must_use]
     #[inline]
     pub fn hit(&self, root: &TreeRoot, range: BlockRange) -> Option<(Plba, bool)> {
@@ -32,8 +32,7 @@ impl LastExtent {
         (self.version == root.version()).then_some((physical, self.extent.shared()))
     }
 
-    /// The same extent in bytes, of blocks of `1 << shift` bytes. No bytes at all if they had no
-    /// numbers.
+    /// The extent in bytes, of blocks of `1 << shift` bytes; empty if the bytes exceed 64 bits.
     #[must_use]
     pub fn in_bytes(&self, shift: u32) -> LastBytes {
         let bytes = |blocks: u64| blocks.checked_mul(1_u64.checked_shl(shift)?);
@@ -46,7 +45,7 @@ impl LastExtent {
         }
     }
 
-    /// Forgets it.
+    /// Drops the extent.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
@@ -57,7 +56,7 @@ impl LastExtent {
     }
 }
 
-/// A queue's last extent in bytes, which is how requests ask: a hit costs no shifts.
+/// A queue's last extent in bytes, the unit of requests: a hit costs no shifts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LastBytes {
     /// Zero is the version of no tree.
@@ -69,22 +68,22 @@ pub struct LastBytes {
 }
 
 impl LastBytes {
-    /// Whether the extent is still what the tree says. Holds for all translations until the channel
-    /// says that it is idle.
+    /// Whether the extent still agrees with the tree. The answer holds for all translations until
+    /// the channel publishes that it is idle.
     #[must_use]
     #[inline]
     pub fn is_valid(&self, root: &TreeRoot) -> bool {
         self.version == root.version()
     }
 
-    /// Whether somebody else refers to these blocks as well.
+    /// Whether another volume or snapshot refers to these blocks too.
     #[must_use]
     #[inline]
     pub fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// Where the bytes lie on the store, if all of them are in the extent.
+    /// The bytes' place on the store, if the extent contains all of them.
     #[must_use]
     #[inline]
     pub fn locate(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64> {

@@ -1,24 +1,23 @@
 //! NeSC's translation unit: extent trees, block walk, BTLB (thesis 5.2, 6.3).
 //!
-//! # Who does what
+//! # Roles
 //!
 //! The *hypervisor's side* owns an [`ExtentTree`] per virtual function and is its only writer. The
 //! *controller's side* owns a [`TranslationUnit`] per sidecore and reads the tree through its
-//! [`TreeRoot`]. The nodes of all trees lie in one [`NodeMemory`], which is bounded and never
-//! moves.
+//! [`TreeRoot`]. One [`NodeMemory`] holds the nodes of all trees; it is bounded and never moves.
 //!
 //! # Why readers need no lock
 //!
 //! An update copies the nodes from the leaf to the root and publishes the new root with one store.
-//! The nodes that it replaces are [`Retired`], not freed: their owner frees them after a *grace
-//! period*, in which every reader has been seen between two walks. Until then a walk that began
-//! before the update goes on in the old tree, which is still whole.
+//! The nodes that it replaces are [`Retired`], not freed: their owner frees them by *epoch-based
+//! reclamation*, after every reader was between two walks. Until then a walk that began before the
+//! update continues in the old tree, which is still whole.
 //!
-//! # What a reader may rely on
+//! # Guarantees of the tree to a reader
 //!
-//! Nothing. Whatever the words of the nodes are, a walk ends, touches only nodes of the memory, and
-//! yields pieces that tile the request. What the tree does not say, or says wrongly, is
-//! [`Mapping::Pruned`]: the hypervisor is asked.
+//! Nothing. For all contents of the nodes, a walk ends, touches only nodes of the memory, and
+//! yields pieces that tile the request. Where the tree has no mapping or a corrupt one, the piece
+//! is [`Mapping::Pruned`], and the hypervisor is asked.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

@@ -1,18 +1,18 @@
-//! Where the nodes of all trees lie.
+//! The memory for the nodes of all trees.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::node::{Node, NodeId};
 
-/// Nodes in a chunk, by which the memory grows: as many as a huge page holds.
+/// Nodes in a chunk, the unit of growth: as many as a huge page holds.
 pub const CHUNK_NODES: usize = 512;
 
-/// A chunk is a huge page if the kernel wants it to be.
+/// The size and alignment of a chunk permit the kernel to use a huge page.
 #[repr(C, align(2_097_152))]
 struct Chunk([Node; CHUNK_NODES]);
 
-/// The stack on which a chunk comes into being, see [`Chunk::boxed`].
+/// The stack on which a chunk is built, see [`Chunk::boxed`].
 const CHUNK_STACK_BYTES: usize = 16 << 20;
 
 impl Chunk {
@@ -37,27 +37,26 @@ impl Chunk {
 #[error("no memory is left for extent tree nodes")]
 pub struct OutOfNodes;
 
-/// Nodes that no tree refers to any more, but a reader may still walk in. They go to
-/// [`NodeMemory::free`] after a grace period; dropped instead, they are lost until the memory
-/// itself goes.
+/// Nodes that no tree refers to, but a reader may still walk in. Pass them to [`NodeMemory::free`]
+/// after their epoch; nodes dropped instead are lost until the memory itself is dropped.
 #[derive(Debug, Default)]
-#[must_use = "retired nodes are to be freed after a grace period"]
+#[must_use = "retired nodes are to be freed after their epoch"]
 pub struct Retired(pub(crate) Vec<NodeId>);
 
 impl Retired {
-    /// Whether there is nothing to free.
+    /// Whether there are no nodes to free.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many nodes.
+    /// The number of nodes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Takes over what `other` has.
+    /// Takes over the nodes of `other`.
     pub fn append(&mut self, mut other: Self) {
         self.0.append(&mut other.0);
     }
@@ -70,14 +69,13 @@ pub type Pin = Box<dyn Fn(&[Node]) + Send + Sync>;
 struct Pool {
     free: Vec<NodeId>,
     used: usize,
-    /// Which nodes are in use, by their index: a node that is freed twice would end up in two
-    /// trees.
+    /// The nodes in use, by index: a node that is freed twice would become part of two trees.
     live: Vec<bool>,
 }
 
 /// A bounded memory of nodes that never move (thesis 5.2: the trees always are in memory, pinned).
 ///
-/// It grows by chunks and never shrinks: nodes that are freed are used again. Taking and freeing
+/// The memory grows by chunks and never shrinks: freed nodes are used again. Taking and freeing
 /// nodes locks, reading them does not.
 pub struct NodeMemory {
     chunks: Box<[OnceLock<Box<Chunk>>]>,
@@ -87,14 +85,14 @@ pub struct NodeMemory {
 }
 
 impl NodeMemory {
-    /// A memory of at most `max_nodes` nodes. Nothing is taken from the system until it is needed.
+    /// A memory of at most `max_nodes` nodes. Chunks are allocated when they are needed.
     #[must_use]
     pub fn new(max_nodes: usize) -> Self {
         Self::make(max_nodes, None)
     }
 
-    /// The same, which calls `pin` once for each fresh chunk, before the first of its nodes is
-    /// used. A chunk is 2 MiB large and aligned to it.
+    /// As [`new`](Self::new), and calls `pin` once for each fresh chunk, before the first of its
+    /// nodes is used. A chunk is 2 MiB large and aligned to it.
     #[must_use]
     pub fn with_pin(max_nodes: usize, pin: Pin) -> Self {
         Self::make(max_nodes, Some(pin))
@@ -107,20 +105,20 @@ impl NodeMemory {
         Self { chunks, max_nodes, pool: Mutex::default(), pin }
     }
 
-    /// How many nodes there may be.
+    /// The limit of nodes.
     #[must_use]
     pub fn max_nodes(&self) -> usize {
         self.max_nodes
     }
 
-    /// How many nodes are in use, retired ones included.
+    /// The number of nodes in use, retired ones included.
     #[must_use]
     pub fn used_nodes(&self) -> usize {
         self.pool().used
     }
 
-    /// Makes retired nodes usable again. The caller has seen to it that no reader walks in them:
-    /// every one was seen between two walks since they were retired.
+    /// Frees retired nodes. The caller guarantees that no reader walks in them: each reader was
+    /// between two walks since they were retired.
     pub fn free(&self, retired: Retired) {
         let mut pool = self.pool();
         for id in retired.0 {
@@ -129,7 +127,7 @@ impl NodeMemory {
             if !live {
                 continue;
             }
-            // A reader that should not be here any more will find nothing.
+            // Makes the walk of a reader that is still here, against the guarantee, find garbage.
             #[cfg(debug_assertions)]
             if let Some(node) = self.node(id) {
                 node.scribble(|| 0xdead_beef_dead_beef);
@@ -139,7 +137,7 @@ impl NodeMemory {
         }
     }
 
-    /// A node for the writer, with the words of its last life in it.
+    /// A node for the writer, with the words of its last use.
     pub(crate) fn take(&self) -> Result<NodeId, OutOfNodes> {
         let mut pool = self.pool();
         let id = match pool.free.pop() {
@@ -158,7 +156,7 @@ impl NodeMemory {
         Ok(id)
     }
 
-    /// The node at an index that was never used, in a chunk that may have to be made for it.
+    /// The node at an index that was never used; allocates its chunk if there is none.
     fn fresh(&self, index: usize) -> Result<NodeId, OutOfNodes> {
         if index >= self.max_nodes {
             return Err(OutOfNodes);
@@ -175,7 +173,7 @@ impl NodeMemory {
         Ok(id)
     }
 
-    /// The node with this number, `None` if there never was one.
+    /// The node with this number, `None` if it was never allocated.
     #[inline]
     pub(crate) fn node(&self, id: NodeId) -> Option<&Node> {
         let index = id.index();

@@ -1,4 +1,4 @@
-//! A node of an extent tree, as it lies in memory (thesis figure 5.1).
+//! A node of an extent tree, and its layout in memory (thesis figure 5.1).
 //!
 //! ```text
 //! word 0        header: kind, level, number of entries
@@ -10,9 +10,9 @@
 //! words 260..   in a node of node pointers: the sketch of each pointer's child
 //! ```
 //!
-//! The header is in one cache line. A large tree does not fit the caches, and its leaves are the
-//! large part of it: the sketch of a leaf beside the pointer to it tells the walk which of the
-//! leaf's lines to read before it has seen any. It waits for memory once, not twice.
+//! The header is in one cache line. A large tree does not fit the caches, and most of its nodes are
+//! leaves: the sketch of a leaf beside the pointer to it tells the walk which lines of the leaf to
+//! read before any of them has arrived. The walk waits for memory once, not twice.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +36,7 @@ const COUNT: usize = 3;
 const SKETCH: usize = 4;
 const HEADER_WORDS: usize = SKETCH + SKETCH_WORDS;
 const ENTRY_WORDS: usize = 3;
-/// Where the entries begin.
+/// The word index of the first entry.
 #[cfg(test)]
 pub(crate) const ENTRY_PLACES: usize = HEADER_WORDS;
 const SKETCHES: usize = 260;
@@ -51,17 +51,17 @@ pub(crate) const fn capacity(level: usize) -> usize {
     if level == 0 { EXTENT_POINTERS } else { NODE_POINTERS }
 }
 
-/// Entries in a segment of a node of this level, of which the last may be shorter.
+/// Entries in a segment of a node of this level; the last segment may be shorter.
 const fn segment_entries(level: usize) -> usize {
     capacity(level).div_ceil(SEGMENTS)
 }
 
-/// A node's number in its memory. Its word is one more, so that zero is NULL.
+/// A node's number in its memory. Its word is one more than the index, so that zero is NULL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(NonZeroU32);
 
 impl NodeId {
-    /// The node at `index`, `None` if nodes cannot have such an index.
+    /// The node at `index`, `None` if the index exceeds a node's number.
     pub(crate) fn at(index: usize) -> Option<Self> {
         NonZeroU32::new(u32::try_from(index.checked_add(1)?).ok()?).map(Self)
     }
@@ -81,15 +81,15 @@ impl NodeId {
     }
 }
 
-/// What a node's header says.
+/// The fields of a node's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// How far above the leaves; a leaf's is zero.
+    /// The level above the leaves; a leaf's is zero.
     pub(crate) level: usize,
     pub(crate) len: usize,
 }
 
-/// The header's kinds: figure 5.1's two.
+/// The kinds of nodes: the two of figure 5.1.
 const KIND_EXTENTS: u64 = 0xe;
 const KIND_NODES: u64 = 0xd;
 
@@ -100,7 +100,7 @@ impl Header {
         kind | (self.level as u64 & 0xff) << 8 | (self.len as u64) << 32
     }
 
-    /// `None` for what no writer writes.
+    /// `None` for a word that no writer produces.
     #[inline]
     fn from_word(word: u64) -> Option<Self> {
         let level = (word >> 8 & 0xff) as usize;
@@ -110,7 +110,7 @@ impl Header {
     }
 }
 
-/// A node: one page of words, which one thread writes and all may read.
+/// A node: one page of words, written by one thread and read by any.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Node {
@@ -126,7 +126,7 @@ impl Node {
 
     #[inline]
     fn word(&self, index: usize) -> u64 {
-        // Never out of bounds; zero is what an empty node says.
+        // Never out of bounds; zero is the header of an empty node.
         self.words.get(index).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
@@ -156,12 +156,12 @@ impl Node {
     #[inline]
     pub(crate) fn len_at(&self, level: usize) -> Option<usize> {
         let word = self.word(0);
-        // All but the number of entries is the same in all nodes of a level.
+        // The header differs only in the number of entries between nodes of a level.
         let same = word as u32 == Header { level, len: 0 }.to_word() as u32;
         same.then_some((word >> 32) as usize)
     }
 
-    /// The entry at `index`; anything past the last one.
+    /// The entry at `index`; any value past the last one.
     #[inline]
     pub(crate) fn entry(&self, index: usize) -> Entry {
         match self.words.get(Self::place(index)..).and_then(|words| words.first_chunk()) {
@@ -174,7 +174,7 @@ impl Node {
         }
     }
 
-    /// The entries, as the writer sees them.
+    /// The entries, for the writer.
     pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
         let len = self.header().map_or(0, |header| header.len);
         (0..len).map(|index| self.entry(index))
@@ -187,7 +187,7 @@ impl Node {
         Outline { first: self.word(FIRST), count: self.word(COUNT), sketch }
     }
 
-    /// What the node pointer at `index` tells of its child.
+    /// The sketch of the child at `index`, stored beside its pointer.
     #[inline]
     pub(crate) fn child_sketch(&self, index: usize) -> Sketch {
         self.sketch_at(index.wrapping_mul(SKETCH_WORDS).wrapping_add(SKETCHES))
@@ -201,7 +201,7 @@ impl Node {
         )
     }
 
-    /// The last entry that begins at `block` or before; the first one if none does. `outline` is
+    /// The last entry that begins at `block` or before; the first entry if none does. `outline` is
     /// the node's own.
     #[inline(always)]
     pub(crate) fn search(&self, level: usize, len: usize, outline: Outline, block: u64) -> usize {
@@ -215,12 +215,12 @@ impl Node {
 
     #[inline(always)]
     fn search_segment<const MOST: usize, const STRIDE: usize>(&self, len: usize, segment: usize, block: u64) -> usize {
-        // The last segment is shorter than others; here it starts earlier instead.
+        // The last segment is shorter than the others; here it starts earlier instead.
         let start = segment.wrapping_mul(STRIDE).min(MOST.wrapping_sub(STRIDE));
         let entries = self.words.get(Self::place(start)..).map_or(&[][..], |words| words.as_chunks::<ENTRY_WORDS>().0);
         let mut before = 0usize;
         if let Some(entries) = entries.first_chunk::<STRIDE>() {
-            // Counts, for a branch would be guessed wrong half of the time.
+            // Counts, because a branch would be mispredicted half of the time.
             for [key, _, _] in entries {
                 before = before.wrapping_add(usize::from(key.load(Ordering::Relaxed) <= block));
             }
@@ -231,11 +231,11 @@ impl Node {
         start.wrapping_add(before).saturating_sub(1)
     }
 
-    /// [`search`](Self::search) where a sketch is too rough.
+    /// As [`search`](Self::search), where a sketch is too coarse.
     #[cold]
     fn bisect(&self, len: usize, block: u64) -> usize {
         let (mut low, mut high) = (0usize, len);
-        // All before `low` begin at `block` or before, all from `high` on behind.
+        // All entries before `low` begin at `block` or before, all from `high` on behind it.
         while low < high {
             let middle = low.midpoint(high);
             if self.entry(middle).first <= block {
@@ -247,8 +247,8 @@ impl Node {
         low.saturating_sub(1)
     }
 
-    /// Writes a node that nobody sees yet. `entries` are sorted and fit, and `sketches` are those
-    /// of their children.
+    /// Writes a node that is not published yet. `entries` are sorted and fit, and `sketches` belong
+    /// to their children.
     pub(crate) fn write(&self, level: usize, entries: &[Entry], sketches: impl IntoIterator<Item = Sketch>) {
         debug_assert!(entries.len() <= capacity(level));
         let first = entries.first().map_or(0, |entry| entry.first);
@@ -256,7 +256,7 @@ impl Node {
         let segments = entries.iter().step_by(segment_entries(level)).map(|entry| entry.first);
         let outline = Outline::draw(first, count, segments);
         self.set_word(0, Header { level, len: entries.len() }.to_word());
-        // Fresh is as good as touched: it was made because somebody asked.
+        // A fresh node counts as touched: a request caused it.
         self.set_word(TOUCHED, 1);
         self.set_word(FIRST, first);
         self.set_word(COUNT, count);
@@ -269,21 +269,21 @@ impl Node {
     }
 
     /// Prunes below the node pointer at `index` of a published node, in place: readers see the old
-    /// pointer or NULL, and what the old one leads to is freed after them.
+    /// pointer or NULL, and the old subtree is freed after them.
     pub(crate) fn prune_entry(&self, index: usize) {
         self.set_word(Self::place(index).wrapping_add(2), NULL);
     }
 
-    /// Notes that a walk came through.
+    /// Marks that a walk visited the node.
     #[inline]
     pub(crate) fn touch(&self) {
-        // Mostly it is set already, and then the line stays shared by all sidecores.
+        // Usually the mark is set already, and then the line stays shared by all sidecores.
         if self.word(TOUCHED) == 0 {
             self.set_word(TOUCHED, 1);
         }
     }
 
-    /// Forgets that a walk came through; whether one had.
+    /// Clears the mark of a walk; whether it was set.
     pub(crate) fn untouch(&self) -> bool {
         let touched = self.word(TOUCHED) != 0;
         self.set_word(TOUCHED, 0);

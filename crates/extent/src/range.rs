@@ -1,19 +1,19 @@
-//! Ranges of virtual blocks, and what maps them to physical ones.
+//! Ranges of virtual blocks, and their mappings to physical blocks.
 
 use sidecore_units::{Plba, Vlba};
 
 use crate::arithmetic;
 
-/// Physical blocks have numbers below this: the uppermost bit of an extent pointer's last word says
-/// whether the extent is shared, and a word of ones is no extent.
+/// The limit of physical block numbers: the uppermost bit of an extent pointer's last word marks a
+/// shared extent, and a word of ones is no extent.
 pub const MAX_PHYSICAL_BLOCKS: u64 = (1 << 63) - 1;
 
 /// Consecutive virtual blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BlockRange {
-    /// The first one.
+    /// The first block.
     pub first: Vlba,
-    /// How many there are.
+    /// The number of blocks.
     pub count: u64,
 }
 
@@ -24,40 +24,40 @@ impl BlockRange {
         Self { first, count }
     }
 
-    /// The blocks from `first` to before `end`; none if `end` is not behind.
+    /// The blocks from `first` to before `end`; empty if `end` is not behind `first`.
     #[must_use]
     pub const fn between(first: Vlba, end: Vlba) -> Self {
         Self { first, count: end.0.saturating_sub(first.0) }
     }
 
-    /// The block after the last one, `None` if there is no such number.
+    /// The block after the last one, `None` if it exceeds the largest number.
     #[must_use]
     #[inline]
     pub fn end(self) -> Option<Vlba> {
         arithmetic::end(self.first.0, self.count).map(Vlba)
     }
 
-    /// Whether there is no block in it.
+    /// Whether the range has no blocks.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.count == 0
     }
 
-    /// Whether `block` is one of these.
+    /// Whether `block` is in the range.
     #[must_use]
     #[inline]
     pub fn contains(self, block: Vlba) -> bool {
         arithmetic::offset_of(self.first.0, self.count, block.0, 1).is_some()
     }
 
-    /// Whether all of `other` is in here; an empty range is, if it begins here.
+    /// Whether all of `other` is in the range; an empty range is, if its start is.
     #[must_use]
     #[inline]
     pub fn contains_range(self, other: Self) -> bool {
         arithmetic::offset_of(self.first.0, self.count, other.first.0, other.count).is_some()
     }
 
-    /// The blocks that are in both, `None` if there are none.
+    /// The blocks in both ranges, `None` if there are none.
     #[must_use]
     #[inline]
     pub fn intersect(self, other: Self) -> Option<Self> {
@@ -65,7 +65,7 @@ impl BlockRange {
         Some(Self::new(Vlba(first), count))
     }
 
-    /// The first `count` blocks (or all, if there are fewer) and the others.
+    /// The first `count` blocks (or all, if there are fewer) and the rest.
     #[must_use]
     pub fn split(self, count: u64) -> (Self, Self) {
         let head = count.min(self.count);
@@ -75,18 +75,18 @@ impl BlockRange {
     }
 }
 
-/// Consecutive virtual blocks that lie on consecutive physical ones: the *extent pointer* of thesis
+/// Consecutive virtual blocks mapped to consecutive physical ones: the *extent pointer* of thesis
 /// figure 5.1b.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// The first virtual block.
     pub first: Vlba,
-    /// How many blocks.
+    /// The number of blocks.
     pub count: u64,
-    /// Where the first one lies.
+    /// The place of the first block.
     pub physical: Plba,
-    /// Whether somebody else refers to these blocks as well, a snapshot for instance: they are read
-    /// there, and written elsewhere.
+    /// Whether another volume or a snapshot refers to these blocks too: they are read in place, and
+    /// written elsewhere.
     pub shared: bool,
 }
 
@@ -97,8 +97,8 @@ impl Extent {
         BlockRange::new(self.first, self.count)
     }
 
-    /// The part for the blocks that are also in `range`, `None` if there are none or the extent
-    /// runs past the last block number.
+    /// The part of the extent in `range`, `None` if there is none or the extent runs past the last
+    /// block number.
     #[must_use]
     pub fn clip(self, range: BlockRange) -> Option<Self> {
         let part = self.range().intersect(range)?;
@@ -106,7 +106,7 @@ impl Extent {
         Some(Self { first: part.first, count: part.count, physical: Plba(physical), shared: self.shared })
     }
 
-    /// Whether `next` begins where this one ends, on both sides, so that the two could be one.
+    /// Whether `next` begins where this extent ends, on both sides, so that the two can be merged.
     #[must_use]
     pub fn continues_in(self, next: Self) -> bool {
         self.shared == next.shared
@@ -115,27 +115,27 @@ impl Extent {
     }
 }
 
-/// What becomes of a virtual block (thesis 5.3).
+/// The mapping of a virtual block (thesis 5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mapping {
-    /// It lies on the store.
+    /// The block is on the store.
     Mapped {
-        /// Where the piece's first block lies.
+        /// The place of the piece's first block.
         physical: Plba,
-        /// Whether it is to be written elsewhere, see [`Extent::shared`].
+        /// Whether a write must go elsewhere, see [`Extent::shared`].
         shared: bool,
     },
-    /// It was never written: reads as zeros.
+    /// The block was never written, and reads as zeros.
     Hole,
-    /// The tree does not know; the hypervisor does.
+    /// The mapping is not in the tree; the hypervisor has it.
     Pruned,
 }
 
-/// A part of a request that is translated alike.
+/// A part of a request with one mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Piece {
     /// The virtual blocks.
     pub range: BlockRange,
-    /// What becomes of them.
+    /// Their mapping.
     pub mapping: Mapping,
 }

@@ -1,23 +1,23 @@
-//! Where readers find a tree.
+//! The root of a tree, shared by its readers and its writer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::node::NodeId;
 
-/// Versions are drawn from one sequence for all trees, so that no two trees ever have the same one:
-/// what was cached from one tree cannot hit under another, whoever mixes them up. Zero is never
-/// drawn.
+/// Versions come from one sequence for all trees, so that no two trees ever have the same version:
+/// a translation cached from one tree cannot hit under another, even if a caller mixes them up.
+/// Zero is never used.
 static NEXT_VERSION: AtomicU64 = AtomicU64::new(1);
 
 fn draw_version() -> u64 {
     NEXT_VERSION.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The readers' side of an extent tree: the *ExtentTreeRoot* register (thesis 6.1) and what belongs
-/// to it.
+/// The readers' side of an extent tree: the *ExtentTreeRoot* register (thesis 6.1) and related
+/// state.
 #[derive(Debug)]
 pub struct TreeRoot {
-    /// A next node pointer like any other: NULL is a tree that is pruned whole.
+    /// A next node pointer like any other: NULL means that the whole tree is pruned.
     root: AtomicU64,
     version: AtomicU64,
     blocks: AtomicU64,
@@ -32,8 +32,8 @@ impl TreeRoot {
         }
     }
 
-    /// Which translations may still be used: those made under this version. It changes when a
-    /// mapping is changed or taken away, never when one is added.
+    /// The version under which cached translations are valid. It changes when a mapping is changed
+    /// or removed, never when a mapping is added.
     #[must_use]
     #[inline]
     pub fn version(&self) -> u64 {
@@ -53,14 +53,14 @@ impl TreeRoot {
         NodeId::from_word(self.root.load(Ordering::Acquire))
     }
 
-    /// Shows the tree under `root` to readers that come from now on.
+    /// Publishes the tree under `root` to later walks.
     pub(crate) fn publish(&self, root: Option<NodeId>) {
         self.root.store(NodeId::to_word(root), Ordering::Release);
     }
 
-    /// Makes all cached translations void. To be called after what made them wrong was published: a
-    /// reader that sees the new version sees that too, and one that tags a new translation with the
-    /// old version loses only time.
+    /// Invalidates all cached translations. Call after the change was published: a reader that sees
+    /// the new version sees the change too, and a reader that tags a new translation with the old
+    /// version loses only time.
     pub fn bump_version(&self) {
         self.version.store(draw_version(), Ordering::Release);
     }

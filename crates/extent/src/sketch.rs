@@ -1,4 +1,4 @@
-//! A sketch of a node's keys, small enough to lie beside the pointer to the node.
+//! A sketch of a node's keys, small enough to be stored beside the pointer to the node.
 
 /// Words of a sketch.
 pub(crate) const SKETCH_WORDS: usize = 3;
@@ -6,26 +6,26 @@ pub(crate) const SKETCH_WORDS: usize = 3;
 /// Keys in a sketch.
 pub(crate) const SAMPLES: usize = SKETCH_WORDS * LANES;
 
-/// Into so many segments a node's entries fall.
+/// The number of segments that a node's entries are divided into.
 pub(crate) const SEGMENTS: usize = SAMPLES + 1;
 
 /// Samples in a word.
 const LANES: usize = 4;
 const LANE_BITS: usize = 16;
-/// A lane has two bits more than its sample: one is the borrow of the comparison, and one tells
-/// samples from what stands where there is none.
+/// A lane has two bits more than its sample: one is the borrow of the comparison, and one
+/// distinguishes a sample from the filler of an unused lane.
 const SAMPLE_BITS: u32 = 14;
 const LARGEST: u64 = (1 << SAMPLE_BITS) - 1;
 const NO_SAMPLE: u64 = 0x7fff;
 const BORROWS: u64 = 0x8000_8000_8000_8000;
 const ONES: u64 = 0x0001_0001_0001_0001;
 
-/// The keys with which the node's second segment, third segment and so on begin, as distances from
-/// the node's first key, shortened to 14 bits.
+/// The first keys of the node's second segment, third segment and so on, as distances from the
+/// node's first key, shortened to 14 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sketch(pub(crate) [u64; SKETCH_WORDS]);
 
-/// What blocks a node covers, and its sketch.
+/// The blocks that a node covers, and its sketch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outline {
     pub(crate) first: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Outline {
 }
 
 impl Outline {
-    /// Draws it, of entries that cover `count` blocks from `first` on.
+    /// Computes the outline of entries that cover `count` blocks from `first` on.
     pub(crate) fn draw(first: u64, count: u64, segments: impl IntoIterator<Item = u64>) -> Self {
         let mut outline = Self { first, count, sketch: Sketch([0; SKETCH_WORDS]) };
         let mut samples = segments.into_iter().skip(1).map(|key| outline.shorten(key));
@@ -52,12 +52,12 @@ impl Outline {
     #[inline]
     fn shorten(&self, block: u64) -> u64 {
         let shift = u64::BITS.saturating_sub(self.count.leading_zeros()).saturating_sub(SAMPLE_BITS);
-        // Behind the node's last block everything is alike.
+        // All blocks behind the node's last one are equal.
         (block.saturating_sub(self.first) >> shift).min(LARGEST)
     }
 
-    /// The segment in which the last key at `block` or before is, or one behind it, if `block` and
-    /// the keys between are alike when shortened.
+    /// The segment of the last key at `block` or before; or one behind it, if `block` and the keys
+    /// between are equal when shortened.
     #[inline]
     pub(crate) fn segment(&self, block: u64) -> usize {
         // All lanes at once: a lane's borrow stays if its sample is not larger.
@@ -72,7 +72,7 @@ impl Outline {
 mod tests {
     use super::*;
 
-    /// What `segment` has to find: how many samples are not larger.
+    /// The expected result of `segment`: the number of samples that are not larger.
     fn counted(outline: &Outline, keys: &[u64], block: u64) -> usize {
         keys.iter().skip(1).filter(|key| outline.shorten(**key) <= outline.shorten(block)).count()
     }

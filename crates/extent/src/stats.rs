@@ -16,7 +16,7 @@ counters! {
     pub(crate) btlb_hits: Counter = "btlb_hits_total",
     /// Translations that walked a tree.
     pub(crate) walks: Counter = "walks_total",
-    /// Nodes that those walks went through.
+    /// Nodes visited by those walks.
     pub(crate) nodes_visited: Counter = "walk_nodes_total",
     /// Pieces of requests that were holes.
     pub(crate) holes: Counter,

@@ -19,19 +19,19 @@ use crate::range::{BlockRange, Extent, MAX_PHYSICAL_BLOCKS, Mapping};
 use crate::root::TreeRoot;
 use crate::walk::Walk;
 
-/// What a new tree says about all of its blocks.
+/// The initial mapping of all blocks of a new tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// They were never written.
+    /// No block was ever written.
     Hole,
-    /// Ask the hypervisor.
+    /// The hypervisor has the mappings.
     Pruned,
 }
 
-/// Why an update was refused. The tree is as it was.
+/// Why an update failed. The tree is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetError {
-    /// The range, or an extent, is not inside what it has to be inside.
+    /// The range is not inside the virtual disk, or an extent not inside the range.
     #[error("blocks outside of the range to be set, or of the virtual disk")]
     Outside,
     /// Extents overlap or are not in order, or one is empty.
@@ -40,7 +40,7 @@ pub enum SetError {
     /// A physical block past [`MAX_PHYSICAL_BLOCKS`](crate::MAX_PHYSICAL_BLOCKS).
     #[error("a physical block beyond what an extent pointer can hold")]
     PhysicalTooFar,
-    /// See [`OutOfNodes`].
+    /// All nodes are in use, see [`OutOfNodes`].
     #[error(transparent)]
     OutOfNodes(#[from] OutOfNodes),
 }
@@ -48,40 +48,40 @@ pub enum SetError {
 /// Why a tree was not built: as for an update of a whole empty tree.
 pub type BuildError = SetError;
 
-/// What a tree looks like, for reports.
+/// The size of a tree, for reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
     /// Levels of nodes; zero when the tree is pruned whole.
     pub depth: usize,
     /// Nodes reachable from the root.
     pub nodes: usize,
-    /// What they take, in bytes.
+    /// Memory of the nodes, in bytes.
     pub bytes: u64,
-    /// Extent pointers.
+    /// Extent pointers in all leaves.
     pub extents: u64,
     /// Blocks that are mapped.
     pub mapped_blocks: u64,
     /// Pruned parts, neighbouring ones counted once.
     pub pruned_ranges: u64,
-    /// Blocks in them.
+    /// Blocks in pruned parts.
     pub pruned_blocks: u64,
 }
 
-/// A virtual function's extent tree (thesis figure 5.1), and the only one who writes it.
+/// A virtual function's extent tree (thesis figure 5.1), and its only writer.
 ///
-/// It is not meant to be dropped while readers have its root: its nodes are then lost to the
-/// memory. [`dismantle`](Self::dismantle) hands them over.
+/// Do not drop a tree while readers have its root: its nodes are then lost to the memory.
+/// [`dismantle`](Self::dismantle) returns them.
 #[derive(Debug)]
 pub struct ExtentTree {
     memory: Arc<NodeMemory>,
     root: Arc<TreeRoot>,
     retired: Retired,
-    /// Where pruning under memory pressure goes on.
+    /// The block at which pruning under memory pressure resumes.
     hand: u64,
 }
 
 impl ExtentTree {
-    /// A tree over `blocks` blocks, all alike.
+    /// A tree over `blocks` blocks with one mapping.
     ///
     /// # Errors
     /// [`OutOfNodes`]; never for [`Content::Pruned`], which takes no node.
@@ -118,15 +118,15 @@ impl ExtentTree {
         Arc::clone(&self.root)
     }
 
-    /// From now on exactly `extents` are mapped in `range`, and its other blocks are hole. Extents
-    /// that continue each other become one, across the borders of `range` too.
+    /// Maps exactly `extents` in `range`, and makes its other blocks holes. Extents that continue
+    /// each other are merged, across the borders of `range` too.
     ///
-    /// Cached translations become void if a block was mapped and no longer is, or elsewhere, or
-    /// otherwise shared; not if only holes were filled and pruned parts regenerated.
+    /// Cached translations become invalid if a mapped block is unmapped, or its place or its shared
+    /// mark changes; not if the update only fills holes and regenerates pruned parts.
     ///
     /// # Errors
     /// The extents are not sorted, disjoint and inside `range`, or `range` is not inside the tree,
-    /// or there are no nodes. Nothing has changed then.
+    /// or there are no nodes. Then nothing has changed.
     pub fn set(&mut self, range: BlockRange, extents: &[Extent]) -> Result<(), SetError> {
         let end = range.end().ok_or(SetError::Outside)?;
         if end.0 > self.root.blocks() {
@@ -144,10 +144,10 @@ impl ExtentTree {
         Ok(())
     }
 
-    /// Makes `range` pruned: all of it that is inside the tree, and nothing else. If there is no
-    /// node for the new paths, everything is pruned instead, which needs none.
+    /// Prunes `range`, as far as it is inside the tree, and nothing else. Without nodes for the new
+    /// paths, prunes the whole tree instead, which needs none.
     ///
-    /// Gives back what was pruned.
+    /// Returns the pruned range.
     pub fn prune(&mut self, range: BlockRange) -> BlockRange {
         let blocks = self.root.blocks();
         let disk = BlockRange::new(Vlba(0), blocks);
@@ -168,7 +168,7 @@ impl ExtentTree {
         }
     }
 
-    /// Makes everything pruned. Needs no nodes.
+    /// Prunes the whole tree. Needs no nodes.
     pub fn prune_all(&mut self) {
         if let Some(root) = self.root.load() {
             let level = self.memory.node(root).and_then(Node::header).map_or(0, |header| header.level);
@@ -178,16 +178,16 @@ impl ExtentTree {
         self.root.bump_version();
     }
 
-    /// Prunes about `nodes` nodes' worth of the tree, cold leaves first; gives back how many nodes
-    /// are retired by it. Needs no nodes.
+    /// Prunes about `nodes` nodes of the tree, cold leaves first; returns the number of nodes
+    /// retired. Needs no nodes.
     ///
-    /// Cold is what no walk has touched since the last time round. Hits in caches touch nothing.
+    /// A leaf is cold if no walk has touched it since the last round. Hits in caches touch no leaf.
     pub fn prune_some(&mut self, nodes: usize) -> usize {
         let Some(root) = self.root.load() else { return 0 };
         let Some(node) = self.memory.node(root) else { return 0 };
         let mut sweep = Sweep { memory: &self.memory, wanted: nodes, hand: self.hand, retired: Vec::new() };
-        // The rest of a round, a round that may find all touched, and one that finds nothing
-        // touched.
+        // The rest of a round, a round that may find all leaves touched, and a round that finds
+        // none touched.
         for _ in 0..3 {
             if sweep.wanted == 0 {
                 break;
@@ -211,9 +211,9 @@ impl ExtentTree {
         count
     }
 
-    /// Changes the logical size. Mappings past a smaller end are dropped; what a larger one adds is
-    /// hole, or pruned if everything was. If there is no node for dropping mappings, everything is
-    /// pruned.
+    /// Changes the logical size. Mappings past a smaller end are dropped; blocks added by a larger
+    /// end are holes, or pruned if the whole tree is. Without nodes for dropping mappings, the
+    /// whole tree is pruned.
     pub fn resize(&mut self, blocks: u64) {
         let before = self.root.blocks();
         if blocks >= before || self.root.load().is_none() {
@@ -228,19 +228,19 @@ impl ExtentTree {
         }
     }
 
-    /// Hands over the nodes that were replaced since the last call.
+    /// Returns the nodes replaced since the last call.
     pub fn take_retired(&mut self) -> Retired {
         std::mem::take(&mut self.retired)
     }
 
-    /// Takes the tree apart: readers that still have its root find it pruned whole. All its nodes
-    /// are in what is returned.
+    /// Dismantles the tree: readers that still have its root find the whole tree pruned. The result
+    /// has all its nodes.
     pub fn dismantle(mut self) -> Retired {
         self.prune_all();
         self.take_retired()
     }
 
-    /// What the tree looks like. Visits all of it.
+    /// The size of the tree. Visits all of it.
     #[must_use]
     pub fn shape(&self) -> Shape {
         look::shape(self)
@@ -251,22 +251,22 @@ impl ExtentTree {
         look::extents(self)
     }
 
-    /// Whether everything holds that has to hold of a tree, among it that no node that was retired,
-    /// and not yet taken away, can be reached. Visits all of it.
+    /// Checks all invariants of a tree, among them that no retired node that was not taken yet can
+    /// be reached. Visits all of the tree.
     ///
     /// # Errors
-    /// The first thing that does not hold.
+    /// The first violation.
     pub fn check(&self) -> Result<(), TreeFault> {
         look::check(self)
     }
 
-    /// Puts `entries` where `from..to` was, and publishes that.
+    /// Replaces `from..to` by `entries`, and publishes the result.
     fn splice(&mut self, from: u64, to: u64, entries: Vec<Entry>, blocks: u64) -> Result<(), OutOfNodes> {
         let cut = Splice::cut(&self.memory, self.root.load(), blocks, from, to);
         let Spliced { root, retired } = cut.finish(entries, blocks)?;
         self.root.publish(root);
         self.retired.append(retired);
-        // Visiting all of a large tree on each update would make debug builds useless.
+        // A visit of all of a large tree on each update would make debug builds useless.
         #[cfg(debug_assertions)]
         if self.memory.used_nodes() <= 16 {
             debug_assert_eq!(look::check(self), Ok(()));
@@ -274,12 +274,12 @@ impl ExtentTree {
         Ok(())
     }
 
-    /// Whether a block that is mapped in `range` would not be as it is under `extents`.
+    /// Whether the mapping of a mapped block in `range` would change under `extents`.
     fn moves(&self, range: BlockRange, extents: &[Extent]) -> bool {
         let mut extents = extents.iter().peekable();
         let mut stays = |mut old: Extent| {
             while old.count > 0 {
-                // Both are sorted: what ends before this piece is of no use for later ones.
+                // Both are sorted: extents that end before this piece do not overlap later ones.
                 while extents.next_if(|new| new.range().end().is_none_or(|end| end <= old.first)).is_some() {}
                 let Some(new) = extents.peek().and_then(|new| new.clip(old.range())) else { return false };
                 if (new.first, new.physical, new.shared) != (old.first, old.physical, old.shared) {
@@ -301,7 +301,7 @@ impl ExtentTree {
 }
 
 impl Drop for ExtentTree {
-    /// Gives the nodes back if no reader can be in them.
+    /// Frees the nodes if no reader has the root.
     fn drop(&mut self) {
         if Arc::strong_count(&self.root) == 1 {
             self.prune_all();

@@ -14,27 +14,27 @@ use crate::root::TreeRoot;
 use crate::stats::TranslationStats;
 use crate::walk::{Walk, locate};
 
-/// As many extents as NeSC's BTLB holds (thesis 6.3).
+/// The size of NeSC's BTLB (thesis 6.3).
 pub const DEFAULT_BTLB_ENTRIES: usize = 8;
 
 /// A virtual function's number; the physical function's is 0 (thesis 6.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FunctionId(pub u32);
 
-/// How far a translation went.
+/// The coverage of a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coverage {
     /// The pieces cover the whole range.
     Whole,
-    /// The visitor had enough.
+    /// The visitor stopped the translation.
     Stopped,
-    /// The range goes on past the end of the virtual disk; the pieces cover what is inside.
+    /// The range extends past the end of the virtual disk; the pieces cover the part inside.
     Outside,
 }
 
 /// Translates vLBAs to pLBAs: tries the queue's last extent, then the BTLB, and then walks.
 ///
-/// It belongs to one sidecore. Translation allocates nothing, locks nothing and divides nothing.
+/// Only one sidecore uses it. Translation does not allocate, lock or divide.
 #[derive(Debug)]
 pub struct TranslationUnit {
     memory: Arc<NodeMemory>,
@@ -49,9 +49,10 @@ impl TranslationUnit {
         Self { memory, btlb: Btlb::new(btlb_entries), stats: Arc::default() }
     }
 
-    /// Tells `visit` what becomes of `range`, in pieces that follow each other from its first block
-    /// on, until it has had enough or all was said. Pieces are never empty. In a sound tree
-    /// neighbouring pieces differ or lie apart, except that a pruned part may come in several.
+    /// Calls `visit` with the mapping of `range`, in pieces that follow each other from its first
+    /// block on, until the visitor stops or the range is covered. Pieces are never empty. In a
+    /// sound tree neighbouring pieces differ or are not contiguous, except that a pruned part may
+    /// come in several.
     ///
     /// `root` is the tree of `function`, and `last` belongs to one queue of it.
     #[inline]
@@ -70,7 +71,7 @@ impl TranslationUnit {
             self.stats.last_hits.add(1);
             return whole(range, Mapping::Mapped { physical, shared }, visit);
         }
-        // Before the walk: what is found may be newer than it says, but not older.
+        // Before the walk: the result may be newer than this version, but not older.
         let version = root.version();
         if let Some((physical, extent)) = self.btlb.hit(function, version, range) {
             self.stats.btlb_hits.add(1);
@@ -84,12 +85,12 @@ impl TranslationUnit {
         };
         self.stats.nodes_visited.add(nodes);
         last.remember(version, extent);
-        // Had it been there, it would have been a hit.
+        // The extent was not cached, else it would have been a hit.
         self.btlb.insert_new(function, version, extent);
         whole(range, Mapping::Mapped { physical, shared: extent.shared() }, visit)
     }
 
-    /// The long way, for what is in several pieces or not mapped.
+    /// The slow path, for ranges of several pieces or without a mapping.
     fn walk(
         &mut self,
         function: FunctionId,
@@ -135,34 +136,34 @@ impl TranslationUnit {
         self.stats.last_hits.add(1);
     }
 
-    /// Forgets the BTLB's extents of one function (thesis 6.3: "preserve meta-data consistency").
-    /// Queues' last extents are not the unit's to forget.
+    /// Drops the BTLB's extents of one function (thesis 6.3: "preserve meta-data consistency"). The
+    /// queues' last extents are not part of the unit.
     pub fn flush(&mut self, function: FunctionId) {
         self.btlb.flush(function);
     }
 
-    /// Forgets all of the BTLB's extents.
+    /// Drops all of the BTLB's extents.
     pub fn flush_all(&mut self) {
         self.btlb.flush_all();
     }
 
-    /// The counters, for others to read.
+    /// The counters, readable by any thread.
     #[must_use]
     pub fn stats(&self) -> Arc<TranslationStats> {
         Arc::clone(&self.stats)
     }
 }
 
-/// The block after the last one, as far as there are numbers.
+/// The block after the last one, saturating.
 #[inline]
 fn end_of(range: BlockRange) -> u64 {
     arithmetic::reach(range.first.0, range.count)
 }
 
-/// All of `range` is one piece.
+/// Visits `range` as one piece.
 #[inline]
 fn whole(range: BlockRange, mapping: Mapping, visit: &mut impl FnMut(Piece) -> ControlFlow<()>) -> Coverage {
-    // There is nothing left to stop.
+    // A stop makes no difference after the last piece.
     let _ = visit(Piece { range, mapping });
     Coverage::Whole
 }
@@ -203,7 +204,7 @@ mod tests {
             Self { unit: TranslationUnit::new(Arc::clone(&memory), btlb), memory }
         }
 
-        /// Translates for a queue that is new.
+        /// Translates for a new queue.
         fn first(&mut self, function: FunctionId, tree: &ExtentTree, first: u64) -> Option<Plba> {
             let mut found = None;
             self.unit.translate(function, &tree.root(), &mut LastExtent::default(), range(first, 1), &mut |piece| {
@@ -215,7 +216,7 @@ mod tests {
             found
         }
 
-        /// (hits in the BTLB, walks) so far.
+        /// The hits in the BTLB, and the walks, so far.
         fn counts(&self) -> (u64, u64) {
             let counts = self.unit.stats().counts();
             (counts.btlb_hits, counts.walks)
@@ -230,7 +231,7 @@ mod tests {
             assert_eq!(bench.first(A, &tree, 11 * extent + 4), Some(Plba(5004 + 100 * extent)));
         }
         assert_eq!(bench.counts(), (3, 3));
-        // Extent 0 goes, though it was used last: it came first.
+        // Extent 0 is evicted, though it was used last: it was added first.
         bench.first(A, &tree, 0);
         bench.first(A, &tree, 33);
         assert_eq!(bench.counts(), (4, 4));
@@ -248,7 +249,7 @@ mod tests {
         assert_eq!((bench.first(A, &a, 3), bench.first(B, &b, 3)), (Some(Plba(5003)), Some(Plba(9003))));
         assert_eq!((bench.first(A, &a, 4), bench.first(B, &b, 4)), (Some(Plba(5004)), Some(Plba(9004))));
         assert_eq!(bench.counts(), (2, 2));
-        // Not even if a number is given to a new function before the old one's extents are flushed.
+        // Also if a number is given to a new function before the old one's extents are flushed.
         assert_eq!(bench.first(A, &b, 4), Some(Plba(9004)));
         assert_eq!(bench.first(B, &a, 4), Some(Plba(5004)));
         assert_eq!(bench.counts(), (2, 4));
@@ -279,11 +280,11 @@ mod tests {
         bench.unit.translate(A, &root, &mut last, range(0, 1), &mut |_| ControlFlow::Continue(()));
         assert_eq!(last.hit(&root, range(2, 8)), Some((Plba(5002), false)));
         assert_eq!(last.hit(&root, range(2, 9)), None);
-        // Filling a hole elsewhere, or here, changes nothing that is cached.
+        // Filling a hole, here or elsewhere, does not change cached mappings.
         tree.set(range(500, 5), &[extent(500, 5, 7)]).unwrap();
         tree.set(range(10, 1), &[extent(10, 1, 5010)]).unwrap();
         assert_eq!(last.hit(&root, range(2, 8)), Some((Plba(5002), false)));
-        // The same again is no change either.
+        // Setting the same mapping again is no change either.
         tree.set(range(0, 10), &[extent(0, 4, 5000), extent(4, 6, 5004)]).unwrap();
         assert_eq!(last.hit(&root, range(2, 8)), Some((Plba(5002), false)));
         let unchanged = root.version();

@@ -9,24 +9,24 @@ use crate::node::{Header, Node, NodeId};
 use crate::range::{BlockRange, Mapping, Piece};
 use crate::sketch::Outline;
 
-/// Most levels of a tree. Nodes are at least two fifths full, except on the right edge, so that no
-/// tree that fits any memory comes near it.
+/// The most levels of a tree. Nodes are at least two fifths full, except on the right edge, so that
+/// no tree that fits any memory comes near this limit.
 pub(crate) const MAX_LEVELS: usize = 7;
 
-/// Where in a node the walk is.
+/// The walk's position in a node.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     node: &'a Node,
     level: usize,
-    /// The next entry to look at, and how many there are.
+    /// The next entry to visit, and the number of entries.
     index: usize,
     len: usize,
-    /// Where the node ends, as its parent says: it has no say behind.
+    /// The node's end according to its parent: the node's entries do not count behind it.
     limit: u64,
 }
 
 impl<'a> Place<'a> {
-    /// The place of block `at` in the root.
+    /// The position of block `at` in the root.
     #[inline(always)]
     fn root(memory: &'a NodeMemory, root: Option<NodeId>, at: u64) -> Option<Self> {
         let node = memory.node(root?)?;
@@ -35,8 +35,8 @@ impl<'a> Place<'a> {
         Some(Self { node, level, index, len, limit: u64::MAX })
     }
 
-    /// The place of block `at` in the node that `entry`, the one here, points to, if that is a node
-    /// of the level below.
+    /// The position of block `at` in the child of `entry`, the entry at this position, if the child
+    /// is a node of the level below.
     #[inline(always)]
     fn child(&self, memory: &'a NodeMemory, entry: Entry, at: u64, limit: u64) -> Option<Self> {
         let node = memory.node(NodeId::from_word(entry.value)?)?;
@@ -48,8 +48,8 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The extent pointer that maps `range`, where in it that lies, and the number of nodes on the way:
-/// if it is a single one, as for most requests. If not, it takes a [`Walk`] to say what there is.
+/// The extent pointer that maps all of `range`, the physical place, and the number of nodes on the
+/// way. `None` if `range` has several pieces or no mapping, which only a [`Walk`] can list.
 #[inline]
 pub(crate) fn locate(memory: &NodeMemory, root: Option<NodeId>, range: BlockRange) -> Option<(Entry, Plba, u64)> {
     let at = range.first.0;
@@ -65,7 +65,7 @@ pub(crate) fn locate(memory: &NodeMemory, root: Option<NodeId>, range: BlockRang
         if at.wrapping_sub(entry.first) >= entry.count {
             return None;
         }
-        // Levels fall: this ends.
+        // The level falls with each step: the loop ends.
         here = here.child(memory, entry, at, u64::MAX)?;
         nodes = nodes.wrapping_add(1);
     }
@@ -73,17 +73,17 @@ pub(crate) fn locate(memory: &NodeMemory, root: Option<NodeId>, range: BlockRang
 
 /// Walks over a range of blocks and yields pieces that tile it, in order.
 ///
-/// It ends whatever the nodes say: levels fall by one from parent to child, a child is opened only
-/// for blocks that are still to be told about, and speaks for all that its parent says it covers,
-/// or is taken for pruned.
+/// The walk ends for all contents of the nodes: levels fall by one from parent to child, a child is
+/// opened only for blocks that are not covered yet, and a child covers all that its parent's
+/// pointer does, or counts as pruned.
 pub(crate) struct Walk<'a> {
     memory: &'a NodeMemory,
-    /// What is still to be told about.
+    /// The blocks that no piece has covered yet.
     at: u64,
     end: u64,
-    /// Where the walk is. In no node: all that is left is hole.
+    /// The current position. `None`: the rest of the range is a hole.
     here: Option<Place<'a>>,
-    /// Where it goes on in the nodes above, by their level.
+    /// The positions to resume at in the nodes above, by their level.
     parents: [Option<Place<'a>>; MAX_LEVELS],
     touch: bool,
     nodes: u64,
@@ -91,14 +91,14 @@ pub(crate) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// A walk over `range` in the tree under `root`. `touch`: the leaves are to remember it.
+    /// A walk over `range` in the tree under `root`. `touch`: marks the leaves for the clock.
     #[inline]
     pub(crate) fn new(memory: &'a NodeMemory, root: Option<NodeId>, range: BlockRange, touch: bool) -> Self {
         let at = range.first.0;
         let mut walk = Self {
             memory,
             at,
-            // A range without an end is clipped to the numbers that there are.
+            // A range without an end is clipped to the largest number.
             end: arithmetic::reach(at, range.count),
             here: None,
             parents: [None; MAX_LEVELS],
@@ -117,19 +117,19 @@ impl<'a> Walk<'a> {
         walk
     }
 
-    /// How many nodes were visited so far.
+    /// The number of nodes visited so far.
     #[inline]
     pub(crate) fn nodes(&self) -> u64 {
         self.nodes
     }
 
-    /// The extent pointer that the last mapped piece is from.
+    /// The extent pointer of the last mapped piece.
     #[inline]
     pub(crate) fn extent(&self) -> Option<Entry> {
         (self.extent.count != 0).then_some(self.extent)
     }
 
-    /// Counts, and touches for the clock, which asks leaves only.
+    /// Counts a node, and touches it for the clock, which only checks leaves.
     #[inline]
     fn visit(&mut self, here: Place<'a>) {
         self.nodes = self.nodes.wrapping_add(1);
@@ -138,7 +138,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Goes back to the node above, once this one has told all.
+    /// Returns to the node above at the end of this node.
     #[inline]
     fn close(&mut self, level: usize) {
         self.here = self.parents.get_mut(level.wrapping_add(1)).and_then(Option::take);
@@ -169,7 +169,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// In place of a root that there is not.
+/// Replaces a missing root.
 static NOTHING: Node = Node::new();
 
 impl Iterator for Walk<'_> {
@@ -187,8 +187,8 @@ impl Iterator for Walk<'_> {
                 continue;
             }
             if index >= len {
-                // Behind the root's last entry there is nothing but hole. Any other node reaches as
-                // far as its parent says, or is broken.
+                // Behind the root's last entry is only a hole. Any other node reaches as far as its
+                // parent's pointer, or is corrupt.
                 self.close(level);
                 match self.here {
                     None if limit == u64::MAX => continue,

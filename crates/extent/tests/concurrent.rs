@@ -1,5 +1,5 @@
 //! One writer and several readers, at once, on real threads. Retired nodes are freed, and used
-//! again, once every reader has been seen between two walks.
+//! again, after every reader was between two walks.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,26 +15,26 @@ use sidecore_units::{Plba, Vlba};
 const BLOCKS: u64 = 1 << 14;
 const READERS: usize = 2;
 const UPDATES: u64 = 1_500;
-/// Updates are to aligned stretches of so many blocks, each by one `set`.
+/// The blocks of an aligned stretch; each update sets one stretch.
 const STRETCH: u64 = 64;
 
-/// Where a block of an update lies: it can be told from which update and for which block it is.
+/// The physical place of a block of an update: it identifies the update and the block.
 fn physical(stamp: u64, block: u64) -> u64 {
     stamp << 20 | block
 }
 
-/// Grace periods: a reader acknowledges an epoch between two walks.
-struct Grace {
+/// Epoch-based reclamation: a reader acknowledges an epoch between two walks.
+struct Epochs {
     epoch: AtomicU64,
     seen: [AtomicU64; READERS],
 }
 
-impl Grace {
+impl Epochs {
     fn acknowledge(&self, reader: usize) {
         self.seen[reader].store(self.epoch.load(Ordering::Acquire), Ordering::Release);
     }
 
-    /// The epoch that what is retired now has to wait for.
+    /// The epoch of nodes retired now.
     fn retire(&self) -> u64 {
         self.epoch.fetch_add(1, Ordering::AcqRel) + 1
     }
@@ -47,10 +47,10 @@ impl Grace {
 struct Shared {
     root: Arc<TreeRoot>,
     memory: Arc<NodeMemory>,
-    grace: Grace,
-    /// For each stretch, the stamp of the last update that is surely visible.
+    epochs: Epochs,
+    /// For each stretch, the stamp of the last update that is certainly visible.
     stamps: Vec<AtomicU64>,
-    /// The stamp that the writer gave, or will give, last.
+    /// The writer's last stamp, given or about to be given.
     newest: AtomicU64,
     done: AtomicBool,
 }
@@ -60,7 +60,7 @@ fn read(shared: &Shared, reader: usize) -> u64 {
     let mut last = LastExtent::default();
     let (mut number, mut blocks) = (reader as u64 + 1, 0u64);
     while !shared.done.load(Ordering::Acquire) {
-        shared.grace.acknowledge(reader);
+        shared.epochs.acknowledge(reader);
         for _ in 0..16 {
             number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let first = (number >> 33) % BLOCKS;
@@ -91,8 +91,8 @@ fn read(shared: &Shared, reader: usize) -> u64 {
             blocks += range.count;
         }
     }
-    // It will not walk any more.
-    shared.grace.seen[reader].store(u64::MAX, Ordering::Release);
+    // This reader walks no more.
+    shared.epochs.seen[reader].store(u64::MAX, Ordering::Release);
     blocks
 }
 
@@ -117,7 +117,7 @@ fn readers_see_what_was_published_and_nothing_that_was_freed() {
     let shared = Shared {
         root: tree.root(),
         memory: Arc::clone(&memory),
-        grace: Grace { epoch: AtomicU64::new(0), seen: Default::default() },
+        epochs: Epochs { epoch: AtomicU64::new(0), seen: Default::default() },
         stamps: (0..BLOCKS / STRETCH).map(|_| AtomicU64::new(1)).collect(),
         newest: AtomicU64::new(1),
         done: AtomicBool::new(false),
@@ -148,10 +148,11 @@ fn readers_see_what_was_published_and_nothing_that_was_freed() {
             if stamp % 8 > 3 {
                 shared.stamps[stretch as usize].store(stamp, Ordering::Release);
             }
-            waiting.push((shared.grace.retire(), tree.take_retired()));
-            // Without a grace period there would soon be no node left; without waiting, wrong ones.
+            waiting.push((shared.epochs.retire(), tree.take_retired()));
+            // Without reclamation the nodes would soon be used up; without waiting for the epoch, a
+            // walk would find nodes of another tree.
             while memory.used_nodes() > 400 || waiting.len() > 16 {
-                let over = waiting.iter().take_while(|(epoch, _)| shared.grace.is_over(*epoch)).count();
+                let over = waiting.iter().take_while(|(epoch, _)| shared.epochs.is_over(*epoch)).count();
                 for (_, retired) in waiting.drain(..over) {
                     freed += retired.len();
                     memory.free(retired);

@@ -1,5 +1,4 @@
-//! Large trees stay dense and shallow, whatever happens to them, and the memory that they lie in is
-//! bounded.
+//! Large trees stay dense and shallow under all updates, and their memory is bounded.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
@@ -10,7 +9,7 @@ use sidecore_extent::{
 };
 use sidecore_units::{Plba, Vlba};
 
-/// Numbers that look random.
+/// Pseudo-random numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -32,7 +31,7 @@ fn free(memory: &NodeMemory, tree: &mut ExtentTree) {
     memory.free(tree.take_retired());
 }
 
-/// Extents of one block that nothing joins.
+/// Extents of one block, none of which can be merged.
 fn lonely(count: u64) -> impl Iterator<Item = Extent> {
     (0..count).map(|index| extent(2 * index, 1, 3 * index))
 }
@@ -196,7 +195,7 @@ fn pruning_under_pressure_spares_what_was_touched() {
     tree.set(one(4), &[extent(4, 1, 6)]).unwrap();
     assert!(!is_pruned(&root, 4) && is_pruned(&root, 5));
     tree.check().unwrap();
-    // All of it goes when all of it is asked for.
+    // A request for all nodes prunes all of the tree.
     let nodes = tree.shape().nodes;
     assert_eq!(tree.prune_some(usize::MAX), nodes);
     assert_eq!(tree.shape().depth, 0);
@@ -234,7 +233,7 @@ fn a_tree_that_readers_know_keeps_its_nodes_when_dropped() {
     let tree = ExtentTree::build(Arc::clone(&memory), 10_000, lonely(1_000)).unwrap();
     let root = tree.root();
     drop(tree);
-    assert!(memory.used_nodes() > 0, "somebody may walk in them");
+    assert!(memory.used_nodes() > 0, "a reader may walk in them");
     drop(root);
     let lost = memory.used_nodes();
     let tree = ExtentTree::build(Arc::clone(&memory), 10_000, lonely(1_000)).unwrap();

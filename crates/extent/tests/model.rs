@@ -1,5 +1,5 @@
-//! Random trees against a model that cannot be wrong: after every update, every translation says
-//! what the model says.
+//! Random trees against a model that is obviously right: after every update, every translation
+//! agrees with the model.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -12,7 +12,7 @@ use sidecore_extent::{
 };
 use sidecore_units::{Plba, Vlba};
 
-/// What becomes of one block.
+/// The mapping of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct At {
     physical: u64,
@@ -41,7 +41,7 @@ impl Place {
 struct Model {
     place: Place,
     mapped: BTreeMap<u64, At>,
-    /// Blocks of which the tree may say that they are pruned, and must, if true.
+    /// Blocks that the tree may report as pruned, and must, if true.
     pruned: BTreeMap<u64, bool>,
     blocks: u64,
 }
@@ -54,7 +54,7 @@ enum Step {
         len: u64,
         runs: Vec<(u64, u64, u64, bool)>,
     },
-    /// Tells the tree again what the model knows.
+    /// Sets the model's mappings in the tree again.
     Regenerate {
         from: u64,
         len: u64,
@@ -104,7 +104,7 @@ impl Model {
         self.mapped.get(&block).copied()
     }
 
-    /// Extents for `from..to`, block by block: merging is the tree's business.
+    /// Extents for `from..to`, block by block: the tree has to merge them.
     fn extents(&self, from: u64, to: u64) -> Vec<Extent> {
         let of = |(block, at): (&u64, &At)| {
             let range = self.place.range(*block, *block + 1);
@@ -113,7 +113,7 @@ impl Model {
         self.mapped.range(from..to).map(of).collect()
     }
 
-    /// Checks a translation of `from..to` that gave `pieces`.
+    /// Checks the `pieces` of a translation of `from..to`.
     fn check(&self, from: u64, to: u64, pieces: &[Piece]) {
         let mut pieces = pieces.iter();
         let mut piece: Option<Piece> = None;
@@ -181,7 +181,7 @@ fn run(place: Place, initially: Content, btlb: usize, steps: &[Step]) {
                 for (gap, count, physical, shared) in runs {
                     at += gap;
                     for block in (at..at + count).take_while(|block| *block < to) {
-                        // Runs are contiguous on the store wherever they are in the tree.
+                        // Runs are contiguous on the store at every place in the tree.
                         let physical = physical * ROOM * 64 + place.vlba(block) - place.vlba(at);
                         model.mapped.insert(block, At { physical, shared: *shared });
                     }
@@ -237,7 +237,7 @@ fn run(place: Place, initially: Content, btlb: usize, steps: &[Step]) {
         memory.free(retired);
     }
     read(&model, 0, model.blocks);
-    // Neighbours that continue each other are one, wherever the nodes end.
+    // Neighbours that continue each other are merged, also across nodes.
     let extents: Vec<Extent> = tree.extents().collect();
     assert!(extents.windows(2).all(|pair| !pair[0].continues_in(pair[1])));
     memory.free(tree.dismantle());
@@ -257,7 +257,7 @@ proptest! {
         run(place, if pruned { Content::Pruned } else { Content::Hole }, btlb, &steps);
     }
 
-    /// Whatever is set is set exactly, or refused with nothing changed.
+    /// An update is done exactly, or rejected with nothing changed.
     #[test]
     fn wild_updates_are_refused_whole(
         range in (any::<u64>(), any::<u64>()),

@@ -1,4 +1,4 @@
-//! Translation allocates nothing: not in hits, not in walks, however large the request.
+//! Translation allocates nothing: not in hits, not in walks, for any size of request.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn translation() {
     for request in 0..100_000u64 {
         let first = request.wrapping_mul(2_654_435_761) % (3 * EXTENTS);
         let count = if request.is_multiple_of(64) { 4_000 } else { 1 + request % 7 };
-        // Now and then one that hits.
+        // A hit between the walks.
         let first = if request.is_multiple_of(3) { 0 } else { first };
         let last = &mut last[(request % 4) as usize];
         unit.translate(FunctionId(1), &root, last, BlockRange::new(Vlba(first), count), &mut |piece| {

@@ -1,8 +1,8 @@
 //! Pruning under memory pressure (thesis 5.2): cold leaves first.
 //!
-//! A clock goes round the leaves. One that a walk has touched since the clock came by is spared
-//! once. Nothing is copied, for there may be no node to copy to: NULL is stored in the published
-//! node, where readers see it or not.
+//! A clock goes round the leaves. A leaf that a walk has touched since the clock's last visit is
+//! spared once. No node is copied, because there may be none to copy to: NULL is stored in the
+//! published node, where readers see it or not.
 
 use super::splice::child;
 use crate::entry::NULL;
@@ -13,16 +13,16 @@ use crate::node::{Node, NodeId};
 #[derive(Debug)]
 pub(super) struct Sweep<'m> {
     pub(super) memory: &'m NodeMemory,
-    /// How many nodes are still to be pruned.
+    /// The number of nodes still to prune.
     pub(super) wanted: usize,
-    /// The next block that was not looked at.
+    /// The next block to visit.
     pub(super) hand: u64,
     pub(super) retired: Vec<NodeId>,
 }
 
 impl Sweep<'_> {
-    /// Sweeps what is below `node` from the hand on. True if nothing is left there, so that the
-    /// node itself is of no use.
+    /// Sweeps below `node` from the hand on. True if nothing is left below, so that the node itself
+    /// is useless.
     pub(super) fn sweep(&mut self, node: &Node) -> bool {
         let Some(header) = node.header() else { return false };
         let level = header.level;
@@ -42,7 +42,7 @@ impl Sweep<'_> {
                 node.prune_entry(index);
                 self.retire(id);
             }
-            // A child that was left half-way through has moved the hand itself.
+            // A child whose sweep stopped half-way has moved the hand itself.
             if self.wanted > 0 || level == 1 {
                 self.hand = entry.end();
             }

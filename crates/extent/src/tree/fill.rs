@@ -1,16 +1,16 @@
-//! What goes into nodes, and how much of it into each.
+//! The fill of nodes: which entries are merged, and how many go into each node.
 
 use crate::entry::{Entry, NULL, PRUNED};
 use crate::node::capacity;
 
 /// Nodes with fewer entries take over their neighbour's, except on the tree's right edge. Two nodes
-/// made of one that was too full have more than this, and room for more: neither splitting nor
-/// joining follows the other at once.
+/// made from one overfull node have more entries than this, and room for more: neither splitting
+/// nor joining follows the other at once.
 pub(super) fn least(level: usize) -> usize {
     capacity(level).saturating_mul(2) / 5
 }
 
-/// What stands for a pruned part in a node of this level.
+/// The value of a pruned part in a node of this level.
 pub(super) fn pruned_value(level: usize) -> u64 {
     if level == 0 { PRUNED } else { NULL }
 }
@@ -20,7 +20,7 @@ pub(super) fn is_pruned(level: usize, entry: Entry) -> bool {
     entry.value == pruned_value(level)
 }
 
-/// Makes one of neighbours that continue each other.
+/// Merges neighbours that continue each other.
 pub(super) fn coalesce(level: usize, mut entries: Vec<Entry>) -> Vec<Entry> {
     entries.dedup_by(|next, entry| {
         let one = continues(level, *entry, *next);
@@ -43,11 +43,11 @@ pub(super) fn continues(level: usize, entry: Entry, next: Entry) -> bool {
     }
 }
 
-/// How many entries go into each node, for so many entries of a level.
+/// The number of entries in each node, for this many entries of a level.
 ///
-/// On the tree's right edge nodes are filled up, because what comes next mostly comes behind them:
-/// trees that grow by appending are full. Elsewhere all get about the same, so that each has room
-/// for more.
+/// On the tree's right edge nodes are filled up, because later entries mostly come behind them:
+/// trees that grow by appending are full. Elsewhere all nodes get about the same number, so that
+/// each has room for more.
 pub(super) fn sizes(level: usize, entries: usize, edge: bool) -> impl Iterator<Item = usize> {
     let nodes = entries.div_ceil(capacity(level));
     let each = entries.checked_div(nodes).unwrap_or(0);

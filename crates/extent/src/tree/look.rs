@@ -1,4 +1,4 @@
-//! Looking at a whole tree: reports, and the check of what has to hold.
+//! Visits of a whole tree: reports, and the check of its invariants.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use crate::range::{BlockRange, Extent, Mapping};
 use crate::sketch::Outline;
 use crate::walk::Walk;
 
-/// What is wrong with a tree.
+/// A violated invariant of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TreeFault {
     /// A node pointer leads to no node, or to one of another level.
@@ -27,10 +27,10 @@ pub enum TreeFault {
     /// Neighbours that continue each other, in one node.
     #[error("neighbours that should be one extent")]
     Unmerged,
-    /// A node in two places, or one that is retired.
+    /// A node is in two places, or is retired.
     #[error("a node that is retired, or in the tree twice")]
     Retired,
-    /// A search in a node does not find what is there.
+    /// A search in a node misses one of its entries.
     #[error("a node in which a search goes wrong")]
     Search,
     /// A node has too few entries, and is not on the right edge.
@@ -91,12 +91,12 @@ pub(super) fn check(tree: &ExtentTree) -> Result<(), TreeFault> {
 
 struct Check<'m> {
     memory: &'m NodeMemory,
-    /// Nodes that must not come (again).
+    /// Nodes that must not be visited (again).
     seen: HashSet<NodeId>,
 }
 
 impl Check<'_> {
-    /// Checks a node and all below; where its entries begin and end.
+    /// Checks a node and all below; returns the start and the end of its entries.
     fn node(&mut self, id: NodeId, level: usize, edge: bool) -> Result<(u64, u64), TreeFault> {
         if !self.seen.insert(id) {
             return Err(TreeFault::Retired);

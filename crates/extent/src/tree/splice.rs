@@ -1,10 +1,10 @@
-//! The one way in which a tree changes: a range of it is taken out, and other entries are put in
-//! its place.
+//! The only way in which a tree changes: a range of it is cut out, and other entries are put in its
+//! place.
 //!
-//! Going down, the two paths to the range's borders are taken apart: on each level, what is left of
-//! the left path and right of the right path remains, and all between is dropped. Going up, each
-//! level is put together again, from what remains on both sides and the nodes that the level below
-//! has become. Nothing that is published is written; the nodes taken apart are retired.
+//! Downwards, the two paths to the range's borders are taken apart: on each level, the entries left
+//! of the left path and right of the right path remain, and all between are dropped. Upwards, each
+//! level is put together again, from the remains on both sides and the new nodes of the level
+//! below. No published node is written; the nodes taken apart are retired.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ enum Side {
     Right,
 }
 
-/// What remains of a level.
+/// The remaining entries of a level.
 #[derive(Debug, Default)]
 struct Remains {
     left: Vec<Entry>,
@@ -33,7 +33,7 @@ struct Remains {
 pub(super) struct Splice<'m> {
     memory: &'m NodeMemory,
     levels: Vec<Remains>,
-    /// Made, and seen by nobody.
+    /// Allocated, and not published yet.
     fresh: Vec<NodeId>,
     retired: Vec<NodeId>,
 }
@@ -46,17 +46,17 @@ pub(super) struct Spliced {
 }
 
 impl<'m> Splice<'m> {
-    /// A tree with nothing in it.
+    /// A tree without entries.
     pub(super) fn empty(memory: &'m NodeMemory) -> Self {
         Self { memory, levels: vec![Remains::default()], fresh: Vec::new(), retired: Vec::new() }
     }
 
-    /// Takes `from..to` out of the tree under `root`, over `blocks` blocks.
+    /// Cuts `from..to` out of the tree under `root`, over `blocks` blocks.
     pub(super) fn cut(memory: &'m NodeMemory, root: Option<NodeId>, blocks: u64, from: u64, to: u64) -> Self {
         let mut splice = Self::empty(memory);
         let top = root.and_then(|root| memory.node(root)).and_then(|node| node.header());
         let Some(top) = top else {
-            // Pruned whole, and so is what remains.
+            // The whole tree is pruned, and so are the remains.
             if let Some(leaves) = splice.levels.first_mut() {
                 leaves.left.extend(Entry::between(0, from.min(blocks), PRUNED));
                 leaves.right.extend(Entry::between(to, blocks, PRUNED));
@@ -71,10 +71,10 @@ impl<'m> Splice<'m> {
         splice
     }
 
-    /// Takes the border nodes of one level apart; gives back those of the level below.
+    /// Takes the border nodes of one level apart; returns the border nodes of the level below.
     ///
-    /// The entries on the borders are opened even if they only touch `from` or `to`: what is put in
-    /// there may continue them.
+    /// The entries on the borders are opened even if they only touch `from` or `to`: the new
+    /// entries may continue them.
     fn cut_level(
         &mut self,
         level: usize,
@@ -89,8 +89,8 @@ impl<'m> Splice<'m> {
         let (mut remains_left, mut remains_right) = (Vec::new(), VecDeque::new());
         for (is_left, is_right, node) in [(true, same, left), (false, true, if same { None } else { right })] {
             let entries = self.take_apart(node);
-            // The last entry that begins before the range, and the first that ends behind it: maybe
-            // the same one.
+            // The last entry that begins before the range, and the first that ends behind it:
+            // possibly the same entry.
             let last_before = entries.iter().rposition(|entry| is_left && entry.first < from);
             let first_behind = entries.iter().position(|entry| is_right && entry.end() > to);
             for (index, entry) in entries.into_iter().enumerate() {
@@ -132,12 +132,12 @@ impl<'m> Splice<'m> {
         self.memory.node(id).map_or_else(Vec::new, |node| node.entries().collect())
     }
 
-    /// Puts `entries`, extent pointers, where the range was.
+    /// Puts `entries`, extent pointers, in place of the range.
     pub(super) fn finish(mut self, entries: Vec<Entry>, blocks: u64) -> Result<Spliced, OutOfNodes> {
         match self.join(entries, blocks) {
             Ok(root) => Ok(Spliced { root, retired: Retired(self.retired) }),
             Err(out) => {
-                // The old tree stands, and nobody has seen the new nodes.
+                // The old tree is unchanged, and no reader has seen the new nodes.
                 self.memory.free(Retired(self.fresh));
                 Err(out)
             }
@@ -151,7 +151,7 @@ impl<'m> Splice<'m> {
             match entries.as_slice() {
                 [] if is_top => return self.make(0, &[]).map(Some),
                 [only] if is_top && is_pruned(level, *only) => return self.pruned_root(*only, blocks),
-                // A node with one pointer in it is no use at the top.
+                // A root with a single pointer is useless.
                 [only] if is_top && level > 0 => return self.descend(*only, blocks),
                 some if is_top && some.len() <= capacity(level) => return self.make(level, some).map(Some),
                 some => middle = self.pack(level, some)?,
@@ -160,7 +160,7 @@ impl<'m> Splice<'m> {
         Err(OutOfNodes)
     }
 
-    /// All entries of a level, with neighbours' if they are few.
+    /// All entries of a level, with neighbours' if there are few.
     fn join_level(&mut self, level: usize, middle: Vec<Entry>) -> Vec<Entry> {
         let mut entries = match self.levels.get_mut(level) {
             Some(remains) => {
@@ -185,13 +185,12 @@ impl<'m> Splice<'m> {
         entries
     }
 
-    /// Whether a level's last node will be the last of the tree's.
+    /// Whether a level's last node will be the last of the tree.
     fn is_edge(&self, level: usize) -> bool {
         self.levels.iter().skip(level).all(|remains| remains.right.is_empty())
     }
 
-    /// Takes the nearest entry that remains of a level, out of a node of the level above if need
-    /// be.
+    /// Takes the nearest remaining entry of a level, out of a node of the level above if necessary.
     fn neighbour(&mut self, level: usize, side: Side) -> Option<Entry> {
         let remains = self.levels.get_mut(level)?;
         let found = match side {
@@ -216,8 +215,8 @@ impl<'m> Splice<'m> {
         }
     }
 
-    /// What an entry of the level above says on `level`: a pruned subtree is a pruned part there as
-    /// well.
+    /// The entries on `level` for an entry of the level above: a pruned subtree is a pruned part
+    /// there too.
     fn lower(&mut self, level: usize, entry: Entry) -> Vec<Entry> {
         match NodeId::from_word(entry.value) {
             Some(id) => self.take_apart(Some(id)),
@@ -252,7 +251,7 @@ impl<'m> Splice<'m> {
         Ok(id)
     }
 
-    /// The root of a tree in which there is nothing but this pruned part.
+    /// The root of a tree that contains only this pruned part.
     fn pruned_root(&mut self, part: Entry, blocks: u64) -> Result<Option<NodeId>, OutOfNodes> {
         if part.first == 0 && part.end() >= blocks {
             return Ok(None);
@@ -260,7 +259,7 @@ impl<'m> Splice<'m> {
         self.make(0, &[Entry { value: PRUNED, ..part }]).map(Some)
     }
 
-    /// The root of a tree in which there is nothing but what is below `entry`.
+    /// The root of a tree that contains only the subtree of `entry`.
     fn descend(&mut self, mut entry: Entry, blocks: u64) -> Result<Option<NodeId>, OutOfNodes> {
         while let Some(id) = NodeId::from_word(entry.value) {
             let node = self.memory.node(id).ok_or(OutOfNodes)?;
@@ -295,7 +294,7 @@ pub(super) fn child(level: usize, entry: Entry) -> Option<NodeId> {
 fn part(level: usize, entry: Entry, from: u64, to: u64) -> Option<Entry> {
     let (first, end) = (entry.first.max(from), entry.end().min(to));
     let value = match entry.value {
-        // What is pruned lies nowhere.
+        // A pruned part has no physical place.
         value if is_pruned(level, entry) => value,
         value => value.wrapping_add(first.saturating_sub(entry.first)),
     };

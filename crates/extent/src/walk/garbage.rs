@@ -1,5 +1,5 @@
-//! Walks in nodes whose words are anything: they may find the wrong thing, but they end, and what
-//! they find obeys the rules.
+//! Walks in nodes with arbitrary contents: the mappings may be wrong, but the walks end, and the
+//! pieces obey the rules.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::*;
 use crate::node::ENTRY_PLACES;
 use crate::{Extent, ExtentTree, NodeMemory, TreeRoot};
 
-/// Words that are more likely to do harm than any others.
+/// Words that are more likely to do harm than others.
 fn word(number: u64, near: u64) -> u64 {
     match number % 16 {
         0 => 0,
@@ -33,7 +33,7 @@ impl Numbers {
     }
 }
 
-/// A tree of three levels with so many words overwritten, of so many nodes.
+/// A tree of three levels, of which `words` words are overwritten.
 fn broken(seed: u64, words: usize, headers: bool) -> (Arc<NodeMemory>, Arc<TreeRoot>) {
     let memory = Arc::new(NodeMemory::new(256));
     let extents = (0..20_000u64).map(|index| Extent {
@@ -63,20 +63,20 @@ fn walk(memory: &NodeMemory, root: &TreeRoot, range: BlockRange) {
     let mut walk = Walk::new(memory, root.load(), range, true);
     let mut at = range.first.0;
     let end = at.saturating_add(range.count);
-    // Each piece ends at an entry's border, or a node's: no walk is long because of a loop.
+    // Each piece ends at the border of an entry or of a node: no walk is long because of a loop.
     while let Some(piece) = walk.next() {
         assert_eq!(piece.range.first.0, at);
         assert!(piece.range.count > 0);
         at = piece.range.end().unwrap().0;
         if let Mapping::Mapped { physical, .. } = piece.mapping {
-            // The piece is inside the extent that the words say, on both sides.
+            // On both sides, the piece is inside the extent of the node's words.
             let extent = walk.extent().unwrap().extent();
             let within = extent.clip(piece.range).expect("inside the extent");
             assert_eq!((within.physical, within.count), (physical, piece.range.count));
             let last = extent.physical.0.checked_add(extent.count).unwrap();
             assert!(physical.0 >= extent.physical.0 && physical.0 + piece.range.count <= last);
         }
-        // The short way has its own way down, and the same rules.
+        // The fast path descends on its own, by the same rules.
         if let Some((entry, physical, nodes)) = locate(memory, root.load(), piece.range) {
             let within = entry.extent().clip(piece.range).expect("inside the extent");
             assert_eq!((within.physical, within.count), (physical, piece.range.count));
@@ -106,8 +106,8 @@ proptest! {
     }
 }
 
-/// Every entry of every node covers everything and points to a node of the level below: as many
-/// ways as there can be, and still one walk.
+/// Every entry of every node covers everything and points to a node of the level below: the number
+/// of paths is the largest possible, and still each is one walk.
 #[test]
 fn a_maze_is_walked_once() {
     let memory = NodeMemory::new(16);
