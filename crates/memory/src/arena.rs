@@ -1,4 +1,4 @@
-//! Memory of our own in one piece: what a RAM disk's blocks lie in.
+//! A contiguous piece of this process's own memory: the store of a RAM disk's blocks.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::copy;
 use crate::mapping::Mapping;
 use crate::segments::Segments;
 
-/// What pages an arena lies on.
+/// The pages under an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageKind {
     /// Reserved 2 MiB pages (`vm.nr_hugepages`).
@@ -18,22 +18,22 @@ pub enum PageKind {
     Plain,
 }
 
-/// A stretch of a request's data.
+/// A part of a request's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Where in the request it starts, in bytes.
+    /// The part's start in the request, in bytes.
     pub skip_bytes: u64,
-    /// Its size in bytes.
+    /// The part's size in bytes.
     pub len_bytes: usize,
 }
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A zeroed piece of private memory, faulted in when it is made, so that no request ever waits for
-/// a page (FAST'12, section 6: static memory on huge pages).
+/// a page fault (FAST'12, section 6: static memory on huge pages).
 ///
-/// It may be shared by sidecores: accesses are opaque to the compiler, and two guests' requests
-/// that overlap race as they do on any disk.
+/// Sidecores may share an arena: accesses are opaque to the compiler, and two guests' requests that
+/// overlap race as on any disk.
 #[derive(Debug)]
 pub struct Arena {
     mapping: Arc<Mapping>,
@@ -45,7 +45,7 @@ impl Arena {
     /// Makes an arena on huge pages if enough are free, else on plain memory.
     ///
     /// # Errors
-    /// There is not that much memory, or `len_bytes` is zero.
+    /// The system is short of memory, or `len_bytes` is zero.
     pub fn new(len_bytes: usize) -> io::Result<Self> {
         let round_up = |page: usize| {
             len_bytes.checked_next_multiple_of(page).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
@@ -56,7 +56,7 @@ impl Arena {
             Ok(mapping) => (mapping, PageKind::Huge),
             Err(_) => {
                 let mapping = Mapping::anonymous(round_up(HUGE_PAGE_BYTES)?, MapFlags::empty())?;
-                // A kernel without transparent huge pages says EINVAL.
+                // EINVAL on a kernel without transparent huge pages, which is no error.
                 let _ = mapping.advise(Advice::LinuxHugepage);
                 mapping.advise(Advice::LinuxPopulateWrite)?;
                 (mapping, PageKind::Plain)
@@ -71,22 +71,22 @@ impl Arena {
         self.len_bytes
     }
 
-    /// What the arena lies on.
+    /// The kind of pages under the arena.
     #[must_use]
     pub fn pages(&self) -> PageKind {
         self.pages
     }
 
-    /// The address of byte `offset_bytes`, for fetching it ahead; null when it is outside.
+    /// The address of byte `offset_bytes`, for a prefetch; null outside of the arena.
     #[must_use]
     #[inline]
     pub fn address_of(&self, offset_bytes: u64) -> *const u8 {
         self.at(offset_bytes, 0).map_or(std::ptr::null(), <*mut u8>::cast_const)
     }
 
-    /// Copies the arena's bytes at `offset_bytes` to `part` of `segments`, and meanwhile fetches
-    /// `next`, where the copy that follows will read from. False, and nothing done, if that is not
-    /// inside the arena.
+    /// Copies the arena's bytes at `offset_bytes` to `part` of `segments`, and meanwhile prefetches
+    /// `next`, the source of the next copy. False, and nothing copied, if the range is not inside
+    /// the arena.
     #[must_use]
     #[inline]
     pub fn read(&self, offset_bytes: u64, segments: &Segments, part: Part, next: *const u8) -> bool {
@@ -106,10 +106,10 @@ impl Arena {
         true
     }
 
-    /// Copies `part` of `segments` to `offset_bytes`, and meanwhile fetches `next`, where the copy
-    /// that follows will read from. False, and nothing done, if that is not inside the arena.
+    /// Copies `part` of `segments` to `offset_bytes`, and meanwhile prefetches `next`, the source
+    /// of the next copy. False, and nothing copied, if the range is not inside the arena.
     ///
-    /// Other cores see it after [`settle`](Self::settle).
+    /// Other cores see the data after [`settle`](Self::settle).
     #[must_use]
     #[inline]
     pub fn write(&self, offset_bytes: u64, segments: &Segments, part: Part, next: *const u8) -> bool {
@@ -128,14 +128,14 @@ impl Arena {
         true
     }
 
-    /// Orders all writes so far before whatever tells others about them. To be called once a batch,
-    /// on the thread that wrote.
+    /// Orders all writes so far before the store that publishes their completion. Call once a
+    /// batch, on the thread that wrote.
     #[inline]
     pub fn settle(&self) {
         copy::settle();
     }
 
-    /// Writes zeros. False, and nothing done, if that is not inside the arena.
+    /// Writes zeros. False, and nothing written, if the range is not inside the arena.
     #[must_use]
     pub fn zero(&self, offset_bytes: u64, len_bytes: u64) -> bool {
         let (Some(at), Ok(len)) = (self.at(offset_bytes, len_bytes), usize::try_from(len_bytes)) else {

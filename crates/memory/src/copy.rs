@@ -1,19 +1,19 @@
-//! Bulk copies that a racing writer on the other side cannot turn into undefined behaviour, because
-//! the compiler does not see the accesses: they are inline assembly on x86-64 and volatile
-//! elsewhere.
+//! Bulk copies for memory that a peer may write at the same time. Such a race is not undefined
+//! behaviour here, because the compiler does not see the accesses: they are inline assembly on
+//! x86-64 and volatile elsewhere.
 //!
-//! The copies out of and into an arena fetch the *next* request's memory while copying this one's:
-//! at random places of a large arena a copy is bound by the latency of DRAM and of the page walk,
-//! both of which overlap.
+//! The copies out of and into an arena prefetch the *next* request's memory while copying this
+//! request's: at random places of a large arena a copy is bound by the latency of DRAM and of the
+//! page walk, both of which overlap.
 
 /// Bytes in a cache line.
 pub const CACHE_LINE_BYTES: usize = 64;
 
-/// Fetches the line at `address` for reading. A hint; any address will do.
+/// Fetches the line at `address` for reading. A hint; every address is permitted.
 #[inline(always)]
 pub fn prefetch_for_read(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults, whatever the address.
+    // SAFETY: a prefetch never faults, at any address.
     unsafe {
         core::arch::asm!(
             "prefetcht0 byte ptr [{0}]",
@@ -25,13 +25,13 @@ pub fn prefetch_for_read(address: *const u8) {
     let _ = address;
 }
 
-/// Fetches the line at `address` for writing, so that the first store finds it owned already. A
-/// hint; any address will do.
+/// Fetches the line at `address` for writing, so that the first store finds the line owned already.
+/// A hint; every address is permitted.
 #[inline(always)]
 pub fn prefetch_for_write(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults, whatever the address; a CPU without PREFETCHW executes it as
-    // a no-op (AMD64 manual, volume 3).
+    // SAFETY: a prefetch never faults, at any address; a CPU without PREFETCHW executes it as a
+    // no-op (AMD64 manual, volume 3).
     unsafe {
         core::arch::asm!(
             "prefetchw byte ptr [{0}]",
@@ -91,11 +91,11 @@ pub unsafe fn zero(to: *mut u8, len_bytes: usize) {
     }
 }
 
-/// Defines a copy that fetches as many bytes at `next` into the second-level cache meanwhile, a
-/// line of each in turn. They differ in the instruction that stores.
+/// Defines a copy that meanwhile fetches as many bytes at `next` into the second-level cache, one
+/// line of each in turn. The copies differ in their store instruction.
 ///
-/// Into the second level, because the first one's miss buffers are what bounds a copy from DRAM:
-/// measured, fetching ahead into the first level gains a sixth, and into the second two fifths.
+/// Into the second level, because the first level's miss buffers bound a copy from DRAM: measured,
+/// prefetching into the first level gains a sixth, and into the second two fifths.
 macro_rules! copy_and_fetch {
     ($(#[$documentation:meta])* $name:ident, $store:literal, $align_bytes:literal) => {
         $(#[$documentation])*
@@ -146,22 +146,22 @@ macro_rules! copy_and_fetch {
 }
 
 copy_and_fetch! {
-    /// Copies `len_bytes` from a random place of an arena to where the data is wanted next, and
-    /// meanwhile fetches the source of the copy after it.
+    /// Copies `len_bytes` from a random place of an arena to its next reader, and meanwhile fetches
+    /// the source of the copy after it.
     copy_out, "vmovdqu", 1
 }
 
 copy_and_fetch! {
     /// Copies `len_bytes` to a random place of an arena, past the caches: the lines there are
-    /// written whole, so there is no point in fetching them first, and nobody wants them next.
+    /// written whole, so fetching them first would be useless, and no reader is expected soon.
     /// Meanwhile fetches the source of the copy after it.
     ///
     /// Such stores are visible to other cores only after [`settle`].
     copy_in, "vmovntdq", 32
 }
 
-/// Makes what [`copy_in`] has stored visible to other cores before anything that is stored from now
-/// on: once a batch, because it waits for the memory.
+/// Orders the stores of [`copy_in`] before all later stores, for other cores: once a batch, because
+/// the fence waits for the memory.
 #[inline]
 pub fn settle() {
     #[cfg(target_arch = "x86_64")]
@@ -195,7 +195,7 @@ mod tests {
                 let from: Vec<u8> = (0..len).map(|i| (i % 251) as u8 + 1).collect();
                 for lead in [1, 64] {
                     let mut to = vec![0_u8; len + 192];
-                    // Both an aligned and a crooked target.
+                    // An aligned and an unaligned target.
                     let start = to.as_ptr().align_offset(64) + lead;
                     // SAFETY: `to` has margins on both sides.
                     unsafe { routine(to.as_mut_ptr().add(start), from.as_ptr(), len, std::ptr::null()) };

@@ -1,28 +1,28 @@
-//! Memory that a sidecore shares with a peer it does not trust.
+//! Memory that a sidecore shares with an untrusted peer.
 //!
-//! Four things live here, and everything `unsafe` about them stays here:
+//! This crate has four types, and contains everything `unsafe` about them:
 //!
 //! * [`GuestMemory`]: the regions of a guest's RAM that are mapped into this process. The table is
-//!   immutable; changing it makes a new table. A clone is a reference count.
-//! * [`Segments`]: the scatter-gather list of one request, translated. It holds on to the table it
-//!   was translated against, so that the memory under a request in flight cannot be unmapped,
-//!   whatever the VMM does meanwhile. The list is reused from request to request: binding it to the
-//!   table it is bound to already costs one comparison.
-//! * [`Arena`]: memory of our own (a RAM disk, a bounce pool), on huge pages where there are any.
-//! * [`SharedPages`]: memory of our own that a peer maps (doorbells).
+//!   immutable; a change makes a new table. A clone is a reference count.
+//! * [`Segments`]: the scatter-gather list of one request, translated. The list keeps a reference
+//!   to the table that it was translated with, so that the memory under a request in flight cannot
+//!   be unmapped by anything that the VMM does. The list is reused from request to request: binding
+//!   it to the same table again costs one comparison.
+//! * [`Arena`]: this process's own memory (a RAM disk, a bounce pool), on huge pages if possible.
+//! * [`SharedPages`]: this process's own memory that a peer maps (doorbells).
 //!
-//! The peer may write to shared memory at any moment. Nothing here therefore ever makes a Rust
-//! reference to it: scalars are read once, volatile, and bulk data is copied by code the compiler
-//! cannot see through ([`copy`]).
+//! The peer may write to shared memory at any moment. Therefore this crate never makes a Rust
+//! reference to shared memory: scalars are read once, volatile, and bulk data is copied by code
+//! that is opaque to the compiler ([`copy`]).
 //!
 //! The peer's memory is in files of the kernel's own, on tmpfs or hugetlbfs. Any other file is
-//! refused: to look at it, or at a page of it, could make us wait for whoever serves its
+//! rejected: access to the file, or to a page of it, could wait for the program that serves its
 //! filesystem.
 //!
-//! To give a peer's memory back to the kernel can take seconds. So nobody does that when he lets go
-//! of it, but a thread of its own; see [`reaper`].
+//! Freeing a peer's memory in the kernel can take seconds. So the thread that drops the last
+//! reference does not do it, but a background thread; see [`reaper`].
 //!
-//! A peer may also truncate the file behind its memory, which turns our next access into SIGBUS;
+//! A peer may also truncate the file behind its memory, which turns the next access into SIGBUS;
 //! see [`sigbus`].
 #![cfg_attr(
     not(test),

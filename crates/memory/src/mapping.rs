@@ -1,5 +1,5 @@
-//! One `mmap`, which is unmapped when its last owner has let go: a peer's memory by the reaper, our
-//! own on the spot.
+//! One `mmap`, unmapped when its last owner is dropped: a peer's memory by the reaper, our own
+//! memory at once.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -16,17 +16,17 @@ use crate::sigbus::Watch;
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
-    /// What a peer's memory has.
+    /// Set for a peer's memory only.
     peers: Option<Peers>,
 }
 
-/// What a peer's memory has, and our own has not.
+/// The additional state of a peer's memory.
 #[derive(Debug)]
 struct Peers {
-    /// The SIGBUS handler looks after it.
+    /// The SIGBUS handler's entry for the mapping.
     watch: Watch,
-    /// The reaper unmaps it. Our own goes at once: whoever takes down a RAM disk may want its huge
-    /// pages for the next one.
+    /// The reaper unmaps a peer's memory. Our own is unmapped at once: the next RAM disk may need
+    /// the huge pages of the one that was removed.
     place: Place,
 }
 
@@ -82,12 +82,12 @@ impl Mapping {
         self.base
     }
 
-    /// Whether the file behind the mapping was truncated under us.
+    /// Whether the peer has truncated the file behind the mapping.
     pub(crate) fn is_lost(&self) -> bool {
         self.peers.as_ref().is_some_and(|peers| peers.watch.is_lost())
     }
 
-    /// Asks the kernel for something about the whole mapping.
+    /// Applies `advice` to the whole mapping.
     pub(crate) fn advise(&self, advice: rustix::mm::Advice) -> io::Result<()> {
         // SAFETY: the range is exactly this mapping, and the advice used here (huge pages,
         // populate) never discards its contents.
@@ -98,12 +98,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this value owns the range, and whoever could still reach it holds a count on the
-        // table that owns this value.
+        // SAFETY: this value owns the range, and every user of the range holds a count on the table
+        // that owns this value.
         let range = unsafe { Range::own(self.base, self.len_bytes) };
         if let Some(Peers { watch, place }) = self.peers.take() {
-            // The handler need not know of it any longer: nobody accesses the range, whenever it is
-            // unmapped. And it must not: once that is done, the addresses may be another mapping's.
+            // The handler must forget the mapping now: the range is no longer accessed, whenever it
+            // is unmapped, and after that the addresses may belong to another mapping.
             drop(watch);
             place.let_go(Remains::Mapped { _range: range });
         }

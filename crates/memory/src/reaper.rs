@@ -1,18 +1,18 @@
-//! Giving a peer's memory back to the kernel, where nobody waits for it.
+//! Returns a peer's memory to the kernel on a background thread.
 //!
-//! Whoever has the last reference to a file in memory frees its pages, inside `munmap` or `close`:
-//! about 0.2 s a GiB in pages of 4 KiB. When a VMM has died that is us, and whoever lets go of its
-//! memory last would be held up for as long: a sidecore, or the thread that serves all vfio-user
-//! sockets. So the peer's mappings, and [`MemoryFile`]s, are only handed to the thread here when
-//! they are dropped.
+//! The kernel frees the pages of a memory file inside the `munmap` or `close` that drops the last
+//! reference: about 0.2 s a GiB in pages of 4 KiB. When a VMM has died, this process has that
+//! reference, and the thread that drops it would stop for as long: a sidecore, or the thread that
+//! serves all vfio-user sockets. So the peer's mappings, and [`MemoryFile`]s, are only queued for
+//! the reaper thread when they are dropped.
 //!
-//! To hand something over neither waits, locks nor allocates: its place in the queue was made when
-//! it was mapped. A sidecore pays two atomic operations and, if the reaper sleeps, the system call
-//! that wakes it; all that once for each region that a guest loses, and never for a request.
+//! Queuing neither waits, locks nor allocates: the queue's node was allocated when the memory was
+//! mapped. A sidecore pays two atomic operations and, if the reaper sleeps, the system call that
+//! wakes the thread; all that once for each region that a guest loses, and never for a request.
 //!
-//! What has been handed over is out of everybody's reach: the last reference to it is gone. Nobody
-//! has to wait for the reaper then, at the end of the process least of all, as the kernel gives
-//! everything back by itself.
+//! Queued memory is unreachable: the last reference to it is gone. No thread has to wait for the
+//! reaper then, at the end of the process least of all, because the kernel frees all memory of a
+//! process by itself.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -23,28 +23,28 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 
-/// Most mappings and files that wait for the reaper. What is more is given back by whoever lets go
-/// of it.
+/// The most mappings and files queued for the reaper. Beyond that, the thread that drops the last
+/// reference frees the memory itself.
 ///
-/// One that takes long may keep the reaper busy for many seconds, in which a peer can map and unmap
-/// as much as it likes: it must not use up what all share of descriptors (`RLIMIT_NOFILE`) and
-/// mappings (`vm.max_map_count`, 65530).
+/// A large mapping may keep the reaper busy for many seconds, in which a peer can map and unmap as
+/// much as it likes: the peer must not use up the descriptors (`RLIMIT_NOFILE`) and mappings
+/// (`vm.max_map_count`, 65530) that all peers share.
 pub const MAX_WAITING: usize = 8192;
 
-/// A mapping is emptied in pieces of this size: each keeps other threads from mapping anything for
-/// some milliseconds. Smaller ones would make much work of a large mapping of a file that has no
+/// A mapping is emptied in pieces of this size: each keeps other threads from mapping memory for
+/// some milliseconds. Smaller pieces would make much work of a large mapping of a file without
 /// pages.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// What waits, the newest first.
+/// The queue, the newest node first.
 static WAITING: AtomicPtr<Node> = AtomicPtr::new(null_mut());
-/// How much that is, with what the reaper has taken and not given back yet.
+/// The length of the queue, and the nodes that the reaper has taken and not freed yet.
 static WAITING_COUNT: AtomicUsize = AtomicUsize::new(0);
 static REAPER: OnceLock<Thread> = OnceLock::new();
 
-/// What is given back when it is dropped.
+/// A resource that is freed by its drop.
 pub(crate) enum Remains {
-    /// Nothing yet.
+    /// A place that is not in the queue yet.
     None,
     Mapped {
         _range: Range,
@@ -55,13 +55,13 @@ pub(crate) enum Remains {
     Call(Option<Box<dyn FnOnce() + Send>>),
 }
 
-/// Addresses that nobody can reach any more.
+/// Addresses that no thread can reach.
 pub(crate) struct Range {
     base: NonNull<u8>,
     len_bytes: usize,
 }
 
-// SAFETY: nothing but the range's end is left to be done, by whichever thread.
+// SAFETY: only the unmapping of the range is left to do, which any thread may do.
 unsafe impl Send for Range {}
 
 struct Node {
@@ -69,12 +69,12 @@ struct Node {
     next: *mut Node,
 }
 
-/// A place in the reaper's queue.
+/// A place in the reaper's queue, allocated in advance.
 pub(crate) struct Place(Box<Node>);
 
 // SAFETY: `next` belongs to the queue, and is null outside of it.
 unsafe impl Send for Place {}
-// SAFETY: as above, and nothing can be done with a place that is shared.
+// SAFETY: as above, and a shared reference to a place permits no operation.
 unsafe impl Sync for Place {}
 
 const _: () = {
@@ -84,8 +84,7 @@ const _: () = {
 
 impl Range {
     /// # Safety
-    /// The range is a mapping, or several, and from now on nobody uses it or unmaps it but this
-    /// value.
+    /// The range is a mapping, or several, and from now on only this value uses it or unmaps it.
     pub(crate) const unsafe fn own(base: NonNull<u8>, len_bytes: usize) -> Self {
         Self { base, len_bytes }
     }
@@ -93,14 +92,13 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // The address space is locked for as long as a mapping's pages are taken out of it, for all
-        // who want to map something meanwhile: 0.1 s a GiB, if `munmap` does it. So that is done
-        // before, in pieces.
+        // While `munmap` removes a mapping's pages, it locks the address space, so that no other
+        // thread can map memory: 0.1 s a GiB. So the pages are removed before, in pieces.
         let mut done = 0_usize;
         while done < self.len_bytes {
             let len = PIECE_BYTES.min(self.len_bytes.saturating_sub(done));
-            // SAFETY: inside the range, whose contents nobody wants any more. If it fails (huge
-            // pages that are larger than a piece) `munmap` does it all.
+            // SAFETY: inside the range, whose contents are no longer needed. If it fails (huge
+            // pages that are larger than a piece) `munmap` removes all pages.
             let emptied = unsafe {
                 let piece = self.base.as_ptr().add(done);
                 rustix::mm::madvise(piece.cast(), len, rustix::mm::Advice::LinuxDontNeed)
@@ -126,15 +124,15 @@ impl Drop for Remains {
 }
 
 impl Place {
-    /// A place for what will be let go of one day. To be made by a thread that may wait: it starts
-    /// the reaper, if need be.
+    /// A place for memory that will be dropped later. Call on a thread that may wait: this starts
+    /// the reaper, if it is not running.
     pub(crate) fn new() -> Self {
         start();
         Self(Box::new(Node { remains: Remains::None, next: null_mut() }))
     }
 
-    /// Has the reaper drop `remains`. They are dropped here if there is no reaper, or too much
-    /// waits for it.
+    /// Queues `remains` for the reaper. They are dropped here if there is no reaper, or the queue
+    /// is full.
     pub(crate) fn let_go(mut self, remains: Remains) {
         self.0.remains = remains;
         let Some(reaper) = REAPER.get() else { return };
@@ -152,8 +150,8 @@ impl Place {
                 Err(other) => newest = other,
             }
         }
-        // Otherwise whoever found the queue empty has woken it, or is about to, and it has not
-        // looked since.
+        // If the queue was not empty, the thread that found it empty has woken the reaper, or is
+        // about to, and the reaper has not read the queue since.
         if newest.is_null() {
             reaper.unpark();
         }
@@ -166,10 +164,10 @@ impl fmt::Debug for Place {
     }
 }
 
-/// Starts the reaper unless it is there. If that fails it is tried again with the next place.
+/// Starts the reaper unless it is running. After a failure the next place tries again.
 ///
-/// A thread is allowed on the cores of the one that starts it. That is not a sidecore: none maps a
-/// peer's memory.
+/// A thread inherits the CPU affinity of the thread that starts it. That is never a sidecore,
+/// because sidecores map no peer's memory.
 fn start() {
     static STARTING: Mutex<()> = Mutex::new(());
     if REAPER.get().is_some() {
@@ -190,14 +188,15 @@ fn reap() -> ! {
             thread::park();
             continue;
         }
-        // The oldest first: who waits for a call waits for what came before it.
+        // The oldest first: a call must come after everything that was queued before it.
         let mut oldest = null_mut::<Node>();
         while !newest.is_null() {
-            // SAFETY: what was in the queue is ours now, and each node in it is one of `let_go`'s.
+            // SAFETY: the reaper owns the nodes taken from the queue, and each of them comes from
+            // `let_go`.
             newest = unsafe { std::mem::replace(&mut (*newest).next, std::mem::replace(&mut oldest, newest)) };
         }
         while !oldest.is_null() {
-            // SAFETY: as above; it came from a box.
+            // SAFETY: as above; the node comes from a box.
             let node = unsafe { Box::from_raw(oldest) };
             oldest = node.next;
             drop(node);
@@ -206,15 +205,14 @@ fn reap() -> ! {
     }
 }
 
-/// Calls `call` when all that has been let go of so far is given back, on the thread that does
-/// that: nothing else is given back before it returns, and it must not panic. It is called at once
-/// if there is no such thread, or too much waits for it.
+/// Calls `call` when everything queued so far is freed, on the reaper's thread: no other memory is
+/// freed before `call` returns, and it must not panic. It is called at once if there is no such
+/// thread, or the queue is full.
 pub fn when_reaped(call: impl FnOnce() + Send + 'static) {
     Place::new().let_go(Remains::Call(Some(Box::new(call))));
 }
 
-/// Waits until all that has been let go of so far is given back. Nobody needs it but whoever
-/// measures or tests that.
+/// Waits until everything queued so far is freed. For measurements and tests of the reaper.
 pub fn wait_until_reaped() {
     let (done, all_done) = sync_channel(1);
     when_reaped(move || {
@@ -223,24 +221,25 @@ pub fn wait_until_reaped() {
     let _ = all_done.recv();
 }
 
-/// A descriptor of a file in memory, which the reaper closes: the last one frees the file's pages.
+/// A descriptor of a memory file, which the reaper closes: closing the last descriptor frees the
+/// file's pages.
 pub struct MemoryFile {
     file: ManuallyDrop<OwnedFd>,
     place: ManuallyDrop<Place>,
 }
 
 impl MemoryFile {
-    /// Takes it over. To be called by a thread that may allocate.
+    /// Takes ownership of a descriptor. Call on a thread that may allocate.
     #[must_use]
     pub fn new(file: OwnedFd) -> Self {
         Self { file: ManuallyDrop::new(file), place: ManuallyDrop::new(Place::new()) }
     }
 
-    /// The descriptor itself, for whoever may be held up by closing it.
+    /// The descriptor itself, for a thread that may wait for its closing.
     #[must_use]
     pub fn into_inner(self) -> OwnedFd {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is neither used nor dropped any more.
+        // SAFETY: `this` is neither used nor dropped after this.
         unsafe {
             ManuallyDrop::drop(&mut this.place);
             ManuallyDrop::take(&mut this.file)
@@ -262,7 +261,7 @@ impl fmt::Debug for MemoryFile {
 
 impl Drop for MemoryFile {
     fn drop(&mut self) {
-        // SAFETY: neither is used any more.
+        // SAFETY: both fields are not used after this.
         let (file, place) = unsafe { (ManuallyDrop::take(&mut self.file), ManuallyDrop::take(&mut self.place)) };
         place.let_go(Remains::File { _file: file });
     }

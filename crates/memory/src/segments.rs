@@ -5,10 +5,10 @@ use std::ptr::NonNull;
 use crate::copy;
 use crate::table::{GuestAddress, GuestMemory, MemoryError, RegionHint};
 
-/// A contiguous piece of mapped guest memory, which only a [`Segments`] owns.
+/// A contiguous piece of mapped guest memory, owned by a [`Segments`].
 ///
-/// It is neither `Copy` nor `Clone`, so that a piece cannot outlive the list that keeps its memory
-/// mapped.
+/// The type is neither `Copy` nor `Clone`, so that a piece cannot outlive the list that keeps its
+/// memory mapped.
 #[derive(Debug)]
 pub struct Segment {
     host: NonNull<u8>,
@@ -16,7 +16,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// The first byte, for handing to the kernel or to a copy routine.
+    /// The first byte, for the kernel or a copy routine.
     #[must_use]
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
@@ -31,10 +31,10 @@ impl Segment {
     }
 }
 
-/// The data of one request: pieces of guest memory, in order, together with the hold on that
-/// memory.
+/// The data of one request: pieces of guest memory, in order, and a reference that keeps the memory
+/// mapped.
 ///
-/// A list has a fixed capacity and never allocates after it was made.
+/// A list has a fixed capacity and never allocates after its construction.
 #[derive(Debug)]
 pub struct Segments {
     memory: Option<GuestMemory>,
@@ -53,7 +53,7 @@ impl Segments {
         Self { memory: None, pieces: Vec::with_capacity(max_segments), max_segments, len_bytes: 0 }
     }
 
-    /// Empties the list and makes it refer to `memory` from now on.
+    /// Empties the list and makes it refer to `memory`.
     #[inline]
     pub fn bind(&mut self, memory: &GuestMemory) {
         self.clear();
@@ -62,7 +62,7 @@ impl Segments {
         }
     }
 
-    /// Empties the list; it keeps its hold on the memory, ready for the next request.
+    /// Empties the list, which keeps its reference to the memory for the next request.
     #[inline]
     pub fn clear(&mut self) {
         self.pieces.clear();
@@ -72,7 +72,7 @@ impl Segments {
     /// Appends `len_bytes` at guest `address`, split where regions meet.
     ///
     /// # Errors
-    /// Outside of guest memory, or more pieces than the capacity.
+    /// The range is outside of guest memory, or has more pieces than the capacity.
     #[inline]
     pub fn push(&mut self, address: GuestAddress, len_bytes: u64, hint: &mut RegionHint) -> Result<(), MemoryError> {
         let out_of_range = || MemoryError::OutOfRange { start: address.0, len_bytes };
@@ -93,7 +93,7 @@ impl Segments {
     }
 
     /// Makes the list a part of `whole`: `len_bytes` from byte `skip_bytes` on, or as much of that
-    /// as `whole` has and this list has room for. Returns how many bytes that is.
+    /// as `whole` has and this list has room for. Returns the number of bytes.
     #[inline]
     pub fn bind_part(&mut self, whole: &Self, skip_bytes: u64, len_bytes: u64) -> u64 {
         match &whole.memory {
@@ -114,15 +114,15 @@ impl Segments {
         bound
     }
 
-    /// Empties the list and lets go of its memory.
+    /// Empties the list and drops its reference to the memory.
     #[inline]
     pub fn release(&mut self) {
         self.clear();
         self.memory = None;
     }
 
-    /// Zeroes `len_bytes` of guest memory from byte `offset_bytes` of the request on, as far as
-    /// there are any.
+    /// Zeroes `len_bytes` of guest memory from byte `offset_bytes` of the request on, or fewer if
+    /// the request ends before.
     pub fn zero(&self, offset_bytes: u64, len_bytes: u64) {
         self.for_each_run(offset_bytes, usize::try_from(len_bytes).unwrap_or(usize::MAX), |host, count| {
             // SAFETY: `host` is valid for `count` bytes while `self` holds its memory.
@@ -144,8 +144,8 @@ impl Segments {
         self.len_bytes
     }
 
-    /// Copies out of guest memory from byte `offset_bytes` of the request into `to`; returns how
-    /// many bytes there were.
+    /// Copies guest memory from byte `offset_bytes` of the request into `to`; returns the number of
+    /// bytes copied.
     pub fn copy_to_slice(&self, offset_bytes: u64, to: &mut [u8]) -> usize {
         let mut copied = 0_usize;
         self.for_each_run(offset_bytes, to.len(), |host, count| {
@@ -160,8 +160,8 @@ impl Segments {
         copied
     }
 
-    /// Copies `from` into guest memory at byte `offset_bytes` of the request; returns how many
-    /// bytes fitted.
+    /// Copies `from` into guest memory at byte `offset_bytes` of the request; returns the number of
+    /// bytes copied.
     pub fn copy_from_slice(&self, offset_bytes: u64, from: &[u8]) -> usize {
         let mut copied = 0_usize;
         self.for_each_run(offset_bytes, from.len(), |host, count| {
@@ -175,8 +175,8 @@ impl Segments {
         copied
     }
 
-    /// Calls `visit` for each contiguous piece of the `len_bytes` from byte `offset_bytes` on, as
-    /// far as there are any.
+    /// Calls `visit` for each contiguous piece of the `len_bytes` from byte `offset_bytes` on, or
+    /// of fewer if the request ends before.
     #[inline]
     pub(crate) fn for_each_run(&self, offset_bytes: u64, len_bytes: usize, mut visit: impl FnMut(*mut u8, usize)) {
         let Ok(mut skip) = usize::try_from(offset_bytes) else {

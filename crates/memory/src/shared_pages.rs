@@ -1,4 +1,4 @@
-//! Memory of our own that a peer maps.
+//! This process's own memory that a peer maps.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,14 +7,13 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::table::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 
-/// The file's size stays, and so does that.
+/// Neither the file's size nor its seals can be changed.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Zeroed pages in a file that a peer may be given: what it stores there is seen here without a
-/// message.
+/// Zeroed pages in a file for a peer: the peer's stores are seen here without a message.
 ///
 /// The file can neither shrink nor grow, so that the peer can take no page away from us, nor make
-/// us pay for more. It is mapped here like guest memory, and trusted as little.
+/// us pay for more. The file is mapped here like guest memory, and trusted as little.
 #[derive(Debug)]
 pub struct SharedPages {
     file: OwnedFd,
@@ -23,8 +22,8 @@ pub struct SharedPages {
 }
 
 impl SharedPages {
-    /// Makes `len_bytes` of them, a whole number of pages; `name` is what the kernel lists the file
-    /// as.
+    /// Makes `len_bytes` of pages, a whole number of them; `name` is the file's name in the
+    /// kernel's lists.
     ///
     /// # Errors
     /// The kernel has no memory or no descriptor left, or `len_bytes` is zero.
@@ -35,10 +34,10 @@ impl SharedPages {
         Self::of(file, len_bytes)
     }
 
-    /// Those that another process has made and given to a peer, as they are: `len_bytes` of them.
+    /// Maps the `len_bytes` of pages that another process has made and given to a peer.
     ///
     /// # Errors
-    /// The file is none of [`SharedPages::new`]'s, or has another size.
+    /// The file was not made by [`SharedPages::new`], or has another size.
     pub fn from_file(file: OwnedFd, len_bytes: usize) -> io::Result<Self> {
         let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
         let file_bytes = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
@@ -63,7 +62,7 @@ impl SharedPages {
         Ok(Self { file, memory, len_bytes })
     }
 
-    /// The file, for the peer to map all of it or a part.
+    /// The file, all or part of which the peer maps.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()

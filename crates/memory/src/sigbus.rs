@@ -1,11 +1,11 @@
-//! Surviving a peer that truncates the file behind its memory.
+//! The SIGBUS handler: the process survives a peer that truncates the file behind its memory.
 //!
 //! A mapping whose file shrinks raises SIGBUS on access, which would end the daemon and all of its
-//! guests. [`install`] puts a handler in place that looks the address up among the watched guest
-//! mappings, replaces the whole mapping by zeroed private memory and marks it lost; the access is
-//! then retried and the sidecore goes on. The device notices
-//! ([`GuestMemory::is_lost`](crate::GuestMemory::is_lost)) and stops alone. A SIGBUS anywhere else
-//! ends the process, as it should.
+//! guests. [`install`] sets a handler that looks the address up among the watched guest mappings,
+//! replaces the whole mapping by zeroed private memory and marks it lost; the access is then
+//! retried and the sidecore continues. The device finds the loss by
+//! [`GuestMemory::is_lost`](crate::GuestMemory::is_lost), and is the only one to stop. A SIGBUS at
+//! any other address ends the process, as it should.
 
 use std::fmt;
 use std::io;
@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 const MAX_WATCHED: usize = 8192;
 
-/// What the handler knows of a mapping. It may look at any slot at any time, also while that
-/// changes hands: so slots are never freed, and it compares an address only with a base and a size
-/// that belonged together while it looked.
+/// A mapping as the handler sees it. The handler may read any slot at any time, also while the slot
+/// gets a new owner: so slots are never freed, and the handler compares an address only with a base
+/// and a size that belonged together while it read them.
 struct Slot {
     /// Null if the slot is free, [`SETTING_UP`] while its new owner fills it in.
     base: AtomicPtr<u8>,
@@ -32,14 +32,14 @@ static SLOTS: [Slot; MAX_WATCHED] =
     [const { Slot { base: AtomicPtr::new(null_mut()), len_bytes: AtomicUsize::new(0), lost: AtomicBool::new(false) } };
         MAX_WATCHED];
 
-/// A mapping's place among those that the handler knows. To be dropped before the mapping is
-/// unmapped, when nobody accesses that any more.
+/// A mapping's slot in the handler's table. Drop it before the mapping is unmapped, after the last
+/// access.
 pub(crate) struct Watch(&'static Slot);
 
-/// Installs the handler, once per process. Mapping guest memory does it too.
+/// Installs the handler, once per process. Mapping guest memory also calls this.
 ///
 /// # Errors
-/// What `sigaction` says.
+/// The error of `sigaction`.
 pub fn install() -> io::Result<()> {
     static INSTALLED: Once = Once::new();
     let mut result = Ok(());
@@ -74,7 +74,7 @@ impl Watch {
         Some(Self(slot))
     }
 
-    /// Whether the file behind the mapping was truncated under us.
+    /// Whether the peer has truncated the file behind the mapping.
     pub(crate) fn is_lost(&self) -> bool {
         self.0.lost.load(Ordering::Relaxed)
     }
@@ -93,15 +93,15 @@ impl Drop for Watch {
 }
 
 impl Slot {
-    /// The range of the mapping that it is about, if there is one.
+    /// The range of the slot's mapping, if there is one.
     fn range(&self) -> Option<(*mut u8, usize)> {
         let base = self.base.load(Ordering::Acquire);
         if base.is_null() || base == SETTING_UP {
             return None;
         }
         let len_bytes = self.len_bytes.load(Ordering::Acquire);
-        // Whoever has seen the size of the next owner sees that the base is another one, or the
-        // next owner's as well.
+        // If the size read is the next owner's, the base has changed by now, or is the next owner's
+        // too.
         (self.base.load(Ordering::Relaxed) == base).then_some((base, len_bytes))
     }
 }
@@ -110,8 +110,8 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
     // SAFETY: the kernel passes a valid siginfo for SIGBUS.
     let address = unsafe { (*info).si_addr() }.addr();
     for slot in &SLOTS {
-        // The mapping that is being accessed is alive, by the accessor's hold on it, and so was the
-        // one of each slot when it was read: they do not overlap unless they are the same.
+        // The mapping of this access is alive, by the reference of the accessing thread, and so was
+        // the mapping of each slot when it was read: they do not overlap unless they are the same.
         let Some((base, len_bytes)) = slot.range().filter(|(base, len)| address.wrapping_sub(base.addr()) < *len)
         else {
             continue;
@@ -132,7 +132,8 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
             return;
         }
     }
-    // Not ours: let the access fault again, with the default action. SAFETY: as in `install`.
+    // Not a watched mapping: let the access fault again, with the default action. SAFETY: as in
+    // `install`.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = libc::SIG_DFL;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::mapping::Mapping;
 use crate::window::Window;
 
-/// Most regions a table holds: QEMU's limit of memory slots for one vhost-user device with
+/// The most regions in a table: QEMU's limit of memory slots for one vhost-user device with
 /// `CONFIGURE_MEM_SLOTS`.
 pub const MAX_REGIONS: usize = 509;
 
@@ -15,26 +15,26 @@ pub const MAX_REGIONS: usize = 509;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GuestAddress(pub u64);
 
-/// An address in the VMM's own address space, which vhost-user names rings by.
+/// An address in the VMM's own address space, by which vhost-user names rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UserAddress(pub u64);
 
-/// What a VMM says of one region of guest memory.
+/// One region of guest memory, as described by a VMM.
 #[derive(Debug)]
 pub struct RegionSpec {
-    /// Where the guest sees it.
+    /// The region's start in the guest's physical address space.
     pub guest_address: GuestAddress,
-    /// Where the VMM has it mapped.
+    /// The region's start in the VMM's address space.
     pub user_address: UserAddress,
-    /// Its size in bytes.
+    /// The region's size in bytes.
     pub len_bytes: u64,
-    /// The file that it is in: a memfd, or one on tmpfs or hugetlbfs.
+    /// The region's file: a memfd, or a file on tmpfs or hugetlbfs.
     pub file: OwnedFd,
-    /// Where in the file it starts, in bytes.
+    /// The region's start in the file, in bytes.
     pub file_offset_bytes: u64,
 }
 
-/// Why a memory table or an address was refused.
+/// Why a memory table or an address was rejected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
@@ -58,7 +58,7 @@ pub enum MemoryError {
     /// More regions than [`MAX_REGIONS`].
     #[error("more than {MAX_REGIONS} memory regions")]
     TooManyRegions,
-    /// A region to be removed is not there.
+    /// A region to be removed does not exist.
     #[error("no memory region of {len_bytes:#x} bytes at guest address {start:#x}")]
     NoSuchRegion {
         /// Guest address.
@@ -66,7 +66,7 @@ pub enum MemoryError {
         /// Size in bytes.
         len_bytes: u64,
     },
-    /// The file is on a filesystem that could make us wait, or is no file.
+    /// The file is on a filesystem that could block us, or is no file.
     #[error(
         "what is behind a memory region is no memory file; share a memfd (memory-backend-memfd), or a file on tmpfs or hugetlbfs"
     )]
@@ -74,12 +74,12 @@ pub enum MemoryError {
     /// The file is smaller than the region claims.
     #[error("the file behind a memory region has {file_bytes:#x} bytes, the region needs {needed_bytes:#x}")]
     FileTooSmall {
-        /// Size of the file.
+        /// The size of the file.
         file_bytes: u64,
-        /// End of the region in the file.
+        /// The region's end in the file.
         needed_bytes: u64,
     },
-    /// The kernel refused to map the region.
+    /// The kernel failed to map the region.
     #[error("cannot map a memory region: {0}")]
     Map(std::io::Error),
     /// An address range outside every region.
@@ -90,7 +90,7 @@ pub enum MemoryError {
         /// Size in bytes.
         len_bytes: u64,
     },
-    /// An address that is not aligned as its use demands.
+    /// An address without the alignment that its use requires.
     #[error("address {start:#x} is not aligned to {align_bytes} bytes")]
     Misaligned {
         /// The address.
@@ -98,7 +98,7 @@ pub enum MemoryError {
         /// The alignment.
         align_bytes: usize,
     },
-    /// A scatter-gather list grew past what its owner allows.
+    /// A scatter-gather list exceeds its limit.
     #[error("a request of more than {max_segments} segments")]
     TooManySegments {
         /// The limit.
@@ -110,10 +110,10 @@ pub enum MemoryError {
 struct Region {
     guest_base: u64,
     len_bytes: u64,
-    /// Host address of the region's first byte.
+    /// The address of the region's first byte in this process.
     host_base: NonNull<u8>,
     user_base: u64,
-    /// The size of the pages that the file is made of.
+    /// The page size of the file.
     page_bytes: u64,
     mapping: Arc<Mapping>,
 }
@@ -130,19 +130,19 @@ unsafe impl Send for Table {}
 // SAFETY: as above.
 unsafe impl Sync for Table {}
 
-/// Where the last translation hit: each queue keeps its own, because a guest's requests mostly stay
-/// in one region (FAST'12, 5.2, replaced the lookup altogether: the layout is static).
+/// The region of the last translation: each queue keeps its own, because a guest's requests mostly
+/// stay in one region (FAST'12, 5.2, replaced the lookup altogether: the layout is static).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RegionHint(usize);
 
-/// The guest memory that is mapped, as of one moment. Cloning counts a reference; the memory stays
-/// mapped while any clone lives. To drop the last one does not wait for the memory to be unmapped:
-/// see [`reaper`](crate::reaper).
+/// The mapped guest memory at one moment. Cloning counts a reference; the memory stays mapped while
+/// any clone lives. Dropping the last clone does not wait for the memory to be unmapped: see
+/// [`reaper`](crate::reaper).
 #[derive(Clone, Debug)]
 pub struct GuestMemory(Arc<Table>);
 
 impl GuestMemory {
-    /// Memory with nothing in it.
+    /// Memory without regions.
     #[must_use]
     pub fn empty() -> Self {
         Self(Arc::new(Table { regions: Box::new([]) }))
@@ -151,14 +151,14 @@ impl GuestMemory {
     /// Maps all of `specs`.
     ///
     /// # Errors
-    /// Refuses overlapping, overflowing, empty or unmappable regions, files that are not in memory,
-    /// and those that are smaller than the region says.
+    /// Regions that overlap, overflow, are empty or cannot be mapped; files that are not in memory,
+    /// or smaller than their region.
     pub fn map(specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
         let regions = specs.into_iter().map(Region::map).collect::<Result<Vec<_>, _>>()?;
         Self::from_regions(regions)
     }
 
-    /// This table and one region more; what is mapped already stays mapped.
+    /// This table with one more region; mapped regions stay mapped.
     ///
     /// # Errors
     /// As [`GuestMemory::map`].
@@ -168,7 +168,7 @@ impl GuestMemory {
         Self::from_regions(regions)
     }
 
-    /// This table without the region that all three values name.
+    /// This table without the region of these three values.
     ///
     /// # Errors
     /// [`MemoryError::NoSuchRegion`].
@@ -205,7 +205,7 @@ impl GuestMemory {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// How many regions there are.
+    /// The number of regions.
     #[must_use]
     pub fn region_count(&self) -> usize {
         self.0.regions.len()
@@ -217,8 +217,8 @@ impl GuestMemory {
         self.0.regions.iter().fold(0, |sum: u64, region| sum.saturating_add(region.len_bytes))
     }
 
-    /// The size of the smallest pages that it is made of, as far as the files behind it tell: how
-    /// much of it is certain to be contiguous.
+    /// The size of the smallest pages, by the files of the regions: memory is contiguous in units
+    /// of this size.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.0.regions.iter().map(|region| region.page_bytes).min().unwrap_or(sidecore_units::PAGE_BYTES)
@@ -230,15 +230,14 @@ impl GuestMemory {
         self.0.regions.iter().map(|region| (region.host_base.as_ptr(), region.len_bytes))
     }
 
-    /// Whether the peer has truncated a file behind this memory. What was there reads as zeros from
-    /// then on.
+    /// Whether the peer has truncated a file of this memory. The lost memory then reads as zeros.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.regions.iter().any(|region| region.mapping.is_lost())
     }
 
-    /// The bytes at `address` that lie in one region, at most `len_bytes`, as a host pointer and a
-    /// count; `None` outside of guest memory.
+    /// The bytes at `address` that are in one region, at most `len_bytes`, as a pointer in this
+    /// process and a count; `None` outside of guest memory.
     #[inline]
     pub(crate) fn locate(
         &self,
@@ -270,7 +269,7 @@ impl GuestMemory {
         Ok(bytes)
     }
 
-    /// Reads `bytes.len()` bytes once, across regions where need be.
+    /// Reads `bytes.len()` bytes once, across regions if necessary.
     ///
     /// # Errors
     /// [`MemoryError::OutOfRange`]; `bytes` is then partly written.
@@ -295,7 +294,7 @@ impl GuestMemory {
     /// Writes `bytes` to guest memory.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfRange`]; the guest may then see a part of it.
+    /// [`MemoryError::OutOfRange`]; part of `bytes` may then be written.
     #[inline]
     pub fn write_slice(&self, address: GuestAddress, bytes: &[u8], hint: &mut RegionHint) -> Result<(), MemoryError> {
         self.for_each_run(address, bytes.len(), hint, |done, host, count| {
@@ -308,7 +307,7 @@ impl GuestMemory {
     }
 
     /// Asks the CPU to fetch the cache line at `address` for writing, if it is guest memory at all.
-    /// A hint: nothing is accessed.
+    /// A hint: no memory is accessed.
     #[inline]
     pub fn prefetch_for_write(&self, address: GuestAddress, hint: &mut RegionHint) {
         if let Some((host, _)) = self.locate(address, 1, hint) {
@@ -337,19 +336,18 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// A window of `len_bytes` at an address of the VMM's, all in one region: where a ring lives.
+    /// A window of `len_bytes` at an address of the VMM, all in one region: the place of a ring.
     ///
     /// # Errors
-    /// Outside of memory, across regions, or not aligned to `align_bytes`.
+    /// The range is outside of memory, across regions, or not aligned to `align_bytes`.
     pub fn window(&self, address: UserAddress, len_bytes: usize, align_bytes: usize) -> Result<Window, MemoryError> {
         self.window_by(address.0, len_bytes, align_bytes, |region| region.user_base)
     }
 
-    /// As [`GuestMemory::window`] at an address of the guest's: where a queue of a PCI device
-    /// lives.
+    /// As [`GuestMemory::window`], at a guest address: the place of a queue of a PCI device.
     ///
     /// # Errors
-    /// Outside of memory, across regions, or not aligned to `align_bytes`.
+    /// The range is outside of memory, across regions, or not aligned to `align_bytes`.
     pub fn guest_window(
         &self,
         address: GuestAddress,
@@ -442,19 +440,19 @@ impl Region {
     #[inline]
     fn host_at(&self, offset: u64) -> Option<NonNull<u8>> {
         let offset = usize::try_from(offset).ok()?;
-        // SAFETY: both callers have checked that `offset` is inside the region, which the mapping
-        // holds whole.
+        // SAFETY: both callers have checked that `offset` is inside the region, all of which is
+        // mapped.
         Some(unsafe { self.host_base.add(offset) })
     }
 }
 
-/// Refuses what is not in memory, before anything else is asked of it.
+/// Rejects files that are not in memory, before any other operation on them.
 ///
-/// A filesystem answers for its files as it likes. One that a program serves (FUSE) lets whoever
-/// asks for a size wait for that program, and a sidecore for each page that it touches: a peer
-/// could stop all the others. A disk's only takes its time. Seals are what tmpfs and hugetlbfs have
-/// (`fcntl(2)`: `F_GET_SEALS` fails with `EINVAL` elsewhere), and to ask for them asks no
-/// filesystem.
+/// A filesystem answers in its own time. If a program serves the filesystem (FUSE), then a thread
+/// that asks for a size waits for that program, and so does a sidecore for each page that it
+/// touches: a peer could stop all the others. A disk's filesystem is only slow. Only tmpfs and
+/// hugetlbfs have seals (`fcntl(2)`: `F_GET_SEALS` fails with `EINVAL` elsewhere), and the kernel
+/// reads seals without asking the filesystem.
 fn check_in_memory(file: &OwnedFd) -> Result<(), MemoryError> {
     rustix::fs::fcntl_get_seals(file).map(|_| ()).map_err(|_| MemoryError::NotMemoryFile)
 }

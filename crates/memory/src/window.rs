@@ -1,14 +1,13 @@
-//! A stretch of guest memory that stays put: where a ring lives.
+//! A contiguous piece of guest memory at a fixed address: the place of a ring.
 
 use std::ptr::NonNull;
 
 use crate::table::GuestMemory;
 
-/// `len_bytes` of guest memory at a fixed host address, alive and mapped as long as the window is.
+/// `len_bytes` of guest memory at a fixed host address, mapped as long as the window lives.
 ///
-/// The ring crate builds its typed accessors on it; the pointer is valid for reads and writes of
-/// the whole length, but the peer writes there too, so it must only be used with atomic or volatile
-/// accesses.
+/// The ring crate builds its typed accessors on a window; the pointer is valid for reads and writes
+/// of the whole length, but the peer writes there too, so all accesses must be atomic or volatile.
 #[derive(Clone, Debug)]
 pub struct Window {
     memory: GuestMemory,
@@ -16,7 +15,7 @@ pub struct Window {
     len_bytes: usize,
 }
 
-// SAFETY: the window points into the memory it keeps alive, which is Send and Sync.
+// SAFETY: the window points into the memory that it keeps alive, which is Send and Sync.
 unsafe impl Send for Window {}
 
 impl Window {
@@ -37,7 +36,7 @@ impl Window {
         self.len_bytes
     }
 
-    /// The memory it is a part of.
+    /// The memory that contains the window.
     #[must_use]
     pub fn memory(&self) -> &GuestMemory {
         &self.memory

@@ -1,4 +1,4 @@
-//! Who lets go of a peer's memory does not give it back himself.
+//! The thread that drops a peer's memory does not free it itself.
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Sender, channel};
@@ -16,24 +16,24 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// There is one reaper: one test at a time.
+/// There is one reaper per process: one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static TESTS: Mutex<()> = Mutex::new(());
     TESTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The reaper does nothing until this is dropped.
-struct Held(#[allow(dead_code, reason = "its end is what counts")] Sender<()>);
+/// Stops the reaper until it is dropped.
+struct Stopped(#[allow(dead_code, reason = "its end is what counts")] Sender<()>);
 
-fn hold() -> Held {
-    let (let_go, held) = channel::<()>();
+fn stop_reaper() -> Stopped {
+    let (let_go, stopped) = channel::<()>();
     let (begun, begins) = channel();
     when_reaped(move || {
         begun.send(()).unwrap();
-        let _ = held.recv_timeout(SOON);
+        let _ = stopped.recv_timeout(SOON);
     });
     begins.recv_timeout(SOON).unwrap();
-    Held(let_go)
+    Stopped(let_go)
 }
 
 /// A file with all of its pages.
@@ -58,7 +58,7 @@ fn is_open(name: &str) -> bool {
 }
 
 #[test]
-fn a_guests_memory_goes_later_and_nobody_allocates_for_it() {
+fn a_guests_memory_is_freed_later_without_an_allocation() {
     let _alone = alone();
     const BYTES: u64 = 256 << 20;
     let name = "a-guest-that-leaves";
@@ -67,15 +67,15 @@ fn a_guests_memory_goes_later_and_nobody_allocates_for_it() {
     for page in 0..BYTES >> 12 {
         memory.write_slice(GuestAddress(page << 12), &[1], &mut hint).unwrap();
     }
-    let held = hold();
+    let stopped = stop_reaper();
     let sidecore = thread::spawn(move || {
         let before = allocations();
         drop(memory);
         allocations() - before
     });
     assert_eq!(sidecore.join().unwrap(), 0);
-    assert_eq!(mapped(name), 1, "whoever let go of it has unmapped it");
-    drop(held);
+    assert_eq!(mapped(name), 1, "the thread that dropped it has unmapped it");
+    drop(stopped);
     wait_until_reaped();
     assert_eq!(mapped(name), 0);
 }
@@ -84,7 +84,7 @@ fn a_guests_memory_goes_later_and_nobody_allocates_for_it() {
 fn a_file_is_closed_later_unless_it_is_taken_out() {
     let _alone = alone();
     let [kept, gone] = ["a-file-taken-out", "a-file-let-go-of"];
-    let held = hold();
+    let stopped = stop_reaper();
     drop(MemoryFile::new(populated(kept, 4096)).into_inner());
     assert!(!is_open(kept));
     let file = MemoryFile::new(populated(gone, 4096));
@@ -92,7 +92,7 @@ fn a_file_is_closed_later_unless_it_is_taken_out() {
     drop(file);
     assert_eq!(allocations() - before, 0);
     assert!(is_open(gone));
-    drop(held);
+    drop(stopped);
     wait_until_reaped();
     assert!(!is_open(gone));
 }
@@ -106,17 +106,17 @@ fn no_more_waits_than_may() {
         let region = |index| region(index as u64 * 4096, 4096, file.try_clone().unwrap());
         GuestMemory::map((0..count).map(region).collect()).unwrap()
     };
-    // The call that holds it counts as well.
+    // The call that stops the reaper counts too.
     let most = MAX_WAITING - 1;
-    let held = hold();
+    let stopped = stop_reaper();
     for first in (0..most).step_by(MAX_REGIONS) {
         drop(table(MAX_REGIONS.min(most - first)));
     }
     assert_eq!(mapped(name), most);
     drop(table(3));
     assert_eq!(mapped(name), most, "given back on the spot");
-    drop(held);
-    // There is room for the call once one of them has gone.
+    drop(stopped);
+    // The call has room in the queue after one mapping was freed.
     let start = Instant::now();
     while mapped(name) == most {
         assert!(start.elapsed() < SOON, "nothing is given back");
@@ -124,14 +124,14 @@ fn no_more_waits_than_may() {
     }
     wait_until_reaped();
     assert_eq!(mapped(name), 0);
-    let held = hold();
+    let stopped = stop_reaper();
     drop(table(3));
     assert_eq!(mapped(name), 3);
-    drop(held);
+    drop(stopped);
 }
 
 #[test]
-fn whoever_lets_go_at_the_same_time_loses_nothing() {
+fn concurrent_drops_lose_nothing() {
     let _alone = alone();
     let name = "let-go-by-many";
     let file = populated(name, 4096);
