@@ -1,4 +1,4 @@
-//! Who has which block.
+//! The allocator of blocks.
 //!
 //! Every block of a store is exactly one of: superblock, metadata node, data (with a number of
 //! references), granted, pending (freed, and not usable yet) or free. Only the first three are on
@@ -8,11 +8,11 @@
 //!
 //! # Why blocks have to wait
 //!
-//! A block that is freed in transaction *n* is still referred to by generation *n* - 1, which is
-//! what a power cut before the commit brings back. If it were overwritten meanwhile, a volume would
-//! come back with a stranger's data in it. So it is *pending* until *n* is durable. And a guest's
-//! request that was translated before the block was freed may still be on its way to it: that is
-//! the caller's to know, who says when it is over ([`reuse`](crate::Volumes::reuse)).
+//! A block that is freed in transaction *n* is still referred to by generation *n* - 1, which a
+//! power cut before the commit brings back. If the block were overwritten meanwhile, a volume would
+//! come back with another volume's data in it. So the block is *pending* until *n* is durable.
+//! Also, a guest's request that was translated before the block was freed may still be in flight to
+//! it: the caller knows when such requests have ended, and calls [`reuse`](crate::Volumes::reuse).
 //!
 //! A node that was made and given up in the same transaction was never on the disk: it is free at
 //! once. A data block is not, because of the request on its way.
@@ -44,7 +44,8 @@ const RESERVE_NODES: (u64, u64) = (32, 4096);
 /// Bytes of a window, at least and at most.
 const WINDOW_BYTES: (u64, u64) = (256 << 10, 64 << 20);
 
-/// What room for nodes is asked for: how deep into the reserve it may go. Data may not at all.
+/// The purpose of room for nodes, which limits how much of the reserve it may use. Data may use
+/// none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// New volumes and new mappings: half.
@@ -66,8 +67,8 @@ pub(crate) struct Wish {
     pub(crate) behind: Option<(u64, u64)>,
     /// The start of the one behind it.
     pub(crate) before: Option<(u64, u64)>,
-    /// The length of the extent in front of it that it continues, if it does: who has written in a
-    /// row will go on.
+    /// The length of the extent in front of the wish, if the wish continues it: a sequential writer
+    /// is likely to continue.
     pub(crate) row_blocks: u64,
 }
 
@@ -85,7 +86,7 @@ pub(crate) struct Allocator {
     /// Freed durably, waiting for the caller's word.
     waiting: RangeSet,
     shares: Shares,
-    /// Data that somebody else refers to on the disk, still.
+    /// Data that other trees still refer to on the disk.
     lingering: Lingering<RangeSet>,
     data_blocks: u64,
     nodes: u64,
@@ -149,8 +150,8 @@ impl Allocator {
         self.free.slots() >= wanted
     }
 
-    /// Where the next nodes go: twice what is kept for them. `None` if hardly any have gone since
-    /// the last time.
+    /// The slots for the next nodes: twice as many as are reserved for nodes. `None` if hardly any
+    /// slots were used since the last call.
     pub(crate) fn next_slots(&self, always: bool) -> Option<Vec<u64>> {
         let slots = self.free.slots();
         let taken = self.backed_slots.map(|before| before.saturating_sub(slots));
@@ -166,7 +167,7 @@ impl Allocator {
         self.backed_slots = Some(self.free.slots());
     }
 
-    /// A node that no tree has any more. `fresh`: it was made in this transaction.
+    /// Frees a node that no tree refers to. `fresh`: it was made in this transaction.
     pub(crate) fn free_node(&mut self, address: u64, fresh: bool) {
         let count = self.geometry.node_blocks();
         self.nodes = self.nodes.saturating_sub(1);
@@ -179,7 +180,7 @@ impl Allocator {
 
     // --- Data ---
 
-    /// Blocks in a row for the first part of what is wished for; they are granted then.
+    /// Grants contiguous blocks for the first part of the wish.
     pub(crate) fn grant(&mut self, wish: &Wish) -> Option<(u64, u64)> {
         let granted = self.find(wish).or_else(|| {
             self.give_up_windows();
@@ -214,12 +215,12 @@ impl Allocator {
         }
     }
 
-    /// One more reference to data.
+    /// Adds a reference to data.
     pub(crate) fn refer(&mut self, first: u64, count: u64) {
         self.shares.add(first, count);
     }
 
-    /// One reference less; blocks without one are pending.
+    /// Drops a reference; blocks without a reference become pending.
     pub(crate) fn drop_reference(&mut self, first: u64, count: u64) {
         for piece in self.shares.pieces(first, count) {
             if piece.shared {
@@ -242,7 +243,7 @@ impl Allocator {
         pieces.into_iter().flat_map(|piece| self.with_lingering(piece)).collect()
     }
 
-    /// Data that is shared on the disk, whatever it is in memory, until what was done in this
+    /// Counts data that is shared on the disk as shared, also if it is not in memory, until this
     /// transaction is durable.
     pub(crate) fn linger(&mut self, first: u64, count: u64) {
         self.lingering.add(first, count);
@@ -269,7 +270,7 @@ impl Allocator {
         pieces
     }
 
-    /// Nothing is kept for this volume any more.
+    /// Drops the windows of a volume.
     pub(crate) fn forget_volume(&mut self, volume: u64) {
         for (first, count) in self.windows.close(volume) {
             self.free.insert(first, count);
@@ -278,13 +279,13 @@ impl Allocator {
 
     // --- Transactions ---
 
-    /// The transaction is sealed: what it freed waits for its commit.
+    /// Seals the transaction: the blocks that it freed wait for its commit.
     pub(crate) fn seal(&mut self) {
         self.committing = self.pending.take_all();
         self.lingering.seal();
     }
 
-    /// The commit is durable. What it freed waits for the caller's word.
+    /// Ends a durable commit. The blocks that it freed wait for [`reuse`](Self::reuse).
     pub(crate) fn durable(&mut self, generation: u64) -> Vec<(u64, u64)> {
         let freed: Vec<(u64, u64)> = self.committing.take_all().iter().collect();
         self.lingering.durable(generation);
@@ -294,12 +295,12 @@ impl Allocator {
         freed
     }
 
-    /// The grace period after this generation is over.
+    /// Ends the epoch after this generation.
     pub(crate) fn settled(&mut self, generation: u64) {
         self.lingering.settled(generation);
     }
 
-    /// The caller's word.
+    /// Makes blocks free again, on the caller's word that no I/O to them is in flight.
     pub(crate) fn reuse(&mut self, first: u64, count: u64) {
         if self.waiting.remove(first, count).is_some() {
             self.free.insert(first, count);
@@ -379,8 +380,8 @@ impl Allocator {
         }
         let window = self.window_blocks(wish.row_blocks);
         let into = wish.first.checked_rem(window).unwrap_or(0);
-        // As far from the neighbours as in the volume, so that what is written in between later
-        // finds its place.
+        // As far from the neighbours as in the volume, so that later writes between them find their
+        // place.
         let behind = wish.behind.and_then(|(end, physical_end)| {
             let distance = wish.first.checked_sub(end)?;
             Some((distance, physical_end.checked_add(distance)?))
@@ -393,8 +394,8 @@ impl Allocator {
         goals.sort_unstable_by_key(|goal| goal.map_or(u64::MAX, |(distance, _)| distance));
         for (distance, goal) in goals.into_iter().flatten().filter(|(distance, _)| *distance <= window) {
             let Some(run) = self.free.containing(goal) else { continue };
-            // What is free behind another part of the volume is that part's neighbour's, unless
-            // there is much of it.
+            // The free blocks behind another part of the volume belong to that part's neighbour,
+            // unless there are many.
             let room = run.0.saturating_add(run.1).saturating_sub(goal);
             if distance > into && room < window {
                 continue;
@@ -470,8 +471,8 @@ impl Allocator {
         count
     }
 
-    /// Blocks of a window: twice what was written in a row, within bounds, and little of what is
-    /// free; a power of two, at least a node's.
+    /// The blocks of a window: twice the length of the sequential run, within bounds, and a small
+    /// part of the free blocks; a power of two, at least a node's.
     fn window_blocks(&self, row_blocks: u64) -> u64 {
         let blocks = |bytes: u64| bytes.checked_div(u64::from(self.geometry.block_bytes)).unwrap_or(0);
         let (least, most) = (blocks(WINDOW_BYTES.0), blocks(WINDOW_BYTES.1));

@@ -1,7 +1,7 @@
 //! Numbers in blocks of bytes: little-endian, and never outside.
 //!
-//! The layouts are constants, checked by the codecs' tests; what would lie outside of the block
-//! reads as zero and is not written.
+//! The layouts are constants, checked by the codecs' tests; words outside of the block read as zero
+//! and are not written.
 
 pub(crate) fn u8_at(bytes: &[u8], at: usize) -> u8 {
     bytes.get(at).copied().unwrap_or(0)

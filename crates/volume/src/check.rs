@@ -37,7 +37,7 @@ impl Source for Current<'_> {
     }
 }
 
-/// What a block is, for messages.
+/// The kind of a block, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Use {
     Superblock,

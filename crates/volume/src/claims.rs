@@ -16,8 +16,8 @@ struct Search<'a> {
     found: HashMap<u64, Rc<BTreeSet<usize>>>,
 }
 
-/// For each of `ranges`, the numbers of the volumes whose trees have a node or data there. What
-/// cannot be read refers to nothing.
+/// For each of `ranges`, the numbers of the volumes whose trees have a node or data there.
+/// Unreadable nodes refer to nothing.
 pub(crate) fn claimants(
     source: &mut dyn Source,
     records: &[Record],

@@ -20,29 +20,29 @@
 //!
 //! # A power cut
 //!
-//! In steps 1 and 2 it leaves the old superblocks, which refer to nothing that was written. In
-//! steps 3 and 4, each slot of the new generation is whole or it is not, which its checksum tells,
-//! however it was torn. If one is whole, so is all that it leads to, and the new generation is
-//! there, complete, although nobody was told. If none is, the other two slots have not been
-//! touched, and the old generation is there.
+//! In steps 1 and 2 a power cut leaves the old superblocks, which refer to nothing that was
+//! written. In steps 3 and 4, each slot of the new generation is whole or not, also if it is torn,
+//! and its checksum tells which. If one slot is whole, so is all metadata below it, and the new
+//! generation is complete, although no caller was notified. If none is, the other two slots are
+//! untouched, and the old generation is there.
 //!
 //! # A damaged slot
 //!
-//! Why two slots for a generation: with one, a flipped bit in the newest could not be told from a
+//! Why two slots for a generation: with one, a flipped bit in the newest slot would look like a
 //! torn commit, and the store would silently go back in time, to a generation whose freed blocks
-//! have been given to others since. With two, one flipped bit leaves a good copy. If both are bad,
-//! it looks like a torn commit, and is taken for one.
+//! belong to other volumes since. With two, one flipped bit leaves a good copy. If both are bad,
+//! the store looks like after a torn commit, and is treated so.
 //!
 //! # A commit that failed
 //!
-//! After an error the disk holds one generation or the other, and which one cannot be asked: what
-//! was "written" may be in a cache that lost it. So nothing is built on it. The store takes no more
-//! changes until it is opened again, and reads whatever the disk has.
+//! After an error the disk holds one generation or the other, and reading cannot tell which:
+//! "written" data may be in a cache that lost it. So no commit builds on it. The store takes no
+//! more changes until it is opened again, and reads come from the disk as it is.
 //!
-//! A write for which the disk had no space is another matter: nothing that was acknowledged is in
-//! doubt. The commit is kept and written again from its first byte to its last, to the same places,
-//! until there is space. A flush that fails is never tried again, whatever the reason: the kernel
-//! may have dropped what it could not write, and would call the next flush a success.
+//! A write for which the disk had no space is different: no acknowledged data is in doubt. The
+//! commit is kept and written again from its first byte to its last, to the same places, until
+//! there is space. A flush that fails is never repeated, for any reason: the kernel may have
+//! dropped the data that it could not write, and would call the next flush a success.
 
 use std::io;
 
@@ -135,7 +135,7 @@ impl Commit {
     /// Makes it durable: nodes, flush, superblocks, flush.
     ///
     /// # Errors
-    /// The disk's. What is durable then is this generation or the one before.
+    /// The disk's error. The durable generation is then this one or the one before.
     pub fn write(&self, disk: &mut dyn Disk) -> Result<(), CommitError> {
         for (offset_bytes, run) in &self.nodes {
             disk.write(*offset_bytes, run).map_err(CommitError::of_write)?;
@@ -148,8 +148,8 @@ impl Commit {
     }
 }
 
-/// Blocks that a durable transaction has freed. Nothing on the disk refers to them any more; I/O of
-/// guests that started earlier still may.
+/// Blocks that a durable transaction has freed. No metadata on the disk refers to them; guests' I/O
+/// that started earlier still may.
 ///
 /// Linear: it goes to [`reuse`](crate::Volumes::reuse) when no such I/O is left. If dropped, its
 /// blocks are lost until the store is opened again.
@@ -157,8 +157,8 @@ impl Commit {
 #[must_use = "freed blocks have to be given to reuse"]
 pub struct Freed {
     pub(crate) ranges: Vec<PhysicalRange>,
-    /// The durable generations that it comes from: references were given up in them, and whoever
-    /// has kept one may not write in place yet.
+    /// The durable generations that the blocks come from: references were dropped in them, and a
+    /// volume that has kept a reference must not write in place yet.
     pub(crate) generations: Vec<u64>,
 }
 
@@ -174,7 +174,7 @@ impl Freed {
         self.ranges.is_empty() && self.generations.is_empty()
     }
 
-    /// Takes the other's blocks as well: one grace period for several commits.
+    /// Takes over the blocks of `other`: one epoch for several commits.
     pub fn append(&mut self, mut other: Self) {
         self.ranges.append(&mut other.ranges);
         self.generations.append(&mut other.generations);

@@ -1,4 +1,4 @@
-//! What the metadata lies on.
+//! The disk below the metadata.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use std::io;
 /// A write is durable only after [`flush`](Self::flush), and until then ordered with no other; it
 /// may tear at 512 bytes.
 pub trait Disk {
-    /// Its size in bytes.
+    /// The disk's size in bytes.
     fn size_bytes(&self) -> u64;
 
     /// Fills `buffer` from `offset_bytes` on.
@@ -23,14 +23,14 @@ pub trait Disk {
     /// The disk cannot write that, or it lies outside.
     fn write(&mut self, offset_bytes: u64, data: &[u8]) -> io::Result<()>;
 
-    /// Makes every write completed so far, by anybody, survive a power cut.
+    /// Makes every write completed so far, by any user of the disk, survive a power cut.
     ///
     /// # Errors
     /// The disk cannot say that it did.
     fn flush(&mut self) -> io::Result<()>;
 
-    /// Makes sure that writes to a range find space, without changing what it holds: for what is
-    /// kept for metadata. The default has nothing to do.
+    /// Makes sure that writes to a range find space, without changing its contents: for the reserve
+    /// of the metadata. The default does nothing.
     ///
     /// # Errors
     /// There is no space, or the disk fails.
@@ -39,8 +39,8 @@ pub trait Disk {
         Ok(())
     }
 
-    /// Says that the contents of a range do not matter any more: what freed blocks are given to
-    /// before they are used again. The default keeps them.
+    /// Declares the contents of a range unneeded: called for freed blocks before they are used
+    /// again. The default keeps the contents.
     ///
     /// # Errors
     /// The disk's; nothing depends on it.

@@ -1,15 +1,15 @@
-//! What is not known of a volume while another one is damaged.
+//! Sharing of a volume's blocks while another volume is damaged.
 //!
-//! A block that is below a damaged node looks as if nobody else referred to it. A volume that has
-//! been read in full may still share it, as a snapshot of the damaged one, for instance: a write in
-//! place would change both. So its mappings are taken for shared wherever they may be, which sends
-//! writes to the allocator, and that gives out nothing while the store is damaged.
+//! A block below a damaged node looks as if no other volume referred to it. A volume that was read
+//! in full may still share it, for instance as a snapshot of the damaged one: a write in place
+//! would change both. So its mappings count as shared wherever they may be, which sends writes to
+//! the allocator, and the allocator grants nothing while the store is damaged.
 //!
-//! What can be proved. Snapshots and clones share blocks at the same virtual block, and only within
-//! a family: a volume, and what was made from it, directly or not. Where the superblock says that
-//! nothing else was ever shared, a block of a volume is its own if no unread part of a relative
-//! covers its virtual block, and if the count of the references that were read is one. Where it
-//! does not say so, nothing is proved.
+//! Some blocks can be proved to be unshared. Snapshots and clones share blocks at the same virtual
+//! block, and only within a family: a volume, and the volumes made from it, directly or not. Where
+//! the superblock says that nothing else was ever shared, a block of a volume is its own if no
+//! unread part of a relative covers its virtual block, and if the count of the references that were
+//! read is one. Where the superblock does not say so, nothing is proved.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,8 @@ use crate::record::Record;
 enum Ancestor {
     /// The first one of its family is this volume.
     First(u64),
-    /// It was made from this one, which is gone, and may have been made from another, older one.
+    /// The volume was made from this one, which is deleted, and may have been made from another,
+    /// older one.
     Gone(u64),
 }
 
@@ -58,10 +59,10 @@ impl Families {
     }
 }
 
-/// What was not read.
+/// The metadata that could not be read.
 pub(crate) struct Unread<'a> {
     pub(crate) records: &'a [Record],
-    /// Of each damaged volume: its virtual blocks whose mapping is unknown.
+    /// For each damaged volume, the virtual blocks whose mapping is unknown.
     pub(crate) volumes: &'a [(u64, RangeSet)],
     /// Numbers of volumes whose records were not read.
     pub(crate) hidden: &'a RangeSet,

@@ -1,4 +1,4 @@
-//! What can go wrong, and where.
+//! Errors, and the places of damage.
 
 use std::fmt;
 use std::io;
@@ -8,13 +8,13 @@ use crate::info::VolumeId;
 /// A place on the disk, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// One of the four superblock slots.
+    /// A superblock, by its slot of four.
     Superblock(u32),
     /// The metadata node at this block.
     Node(u64),
     /// Blocks from this one on.
     Block(u64),
-    /// The record of this volume, or what it refers to.
+    /// The record of this volume, or a node of its tree.
     Volume(VolumeId),
     /// The store as a whole.
     Store,
@@ -35,9 +35,9 @@ impl fmt::Display for Place {
 /// Something on the disk that is not as it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// Where.
+    /// The damaged structure.
     pub place: Place,
-    /// What is wrong there.
+    /// The damage.
     pub what: String,
 }
 
@@ -59,15 +59,15 @@ pub enum FormatError {
     /// The label is longer than [`MAX_LABEL_BYTES`](crate::MAX_LABEL_BYTES), or not printable.
     #[error("a label is at most 64 printable bytes")]
     BadLabel,
-    /// Smaller than [`MIN_STORE_BYTES`](crate::MIN_STORE_BYTES).
+    /// The disk is smaller than [`MIN_STORE_BYTES`](crate::MIN_STORE_BYTES).
     #[error("the disk has {size_bytes} bytes, and {min_bytes} are needed")]
     TooSmall {
         /// The disk's size.
         size_bytes: u64,
-        /// The least.
+        /// The smallest possible size.
         min_bytes: u64,
     },
-    /// The disk failed.
+    /// A read or write of the disk failed.
     #[error("the disk cannot be formatted: {0}")]
     Io(#[from] io::Error),
 }
@@ -84,9 +84,9 @@ pub enum OpenError {
     /// Written by a later version of this format.
     #[error("the store has format version {found}, and this program knows {known}")]
     UnknownVersion {
-        /// On the disk.
+        /// The version on the disk.
         found: u32,
-        /// In this program.
+        /// The version of this program.
         known: u32,
     },
     /// Uses features that this program does not know.
@@ -95,9 +95,9 @@ pub enum OpenError {
     /// The disk ends before the store does.
     #[error("the disk has {disk_blocks} blocks, and the store on it {store_blocks}")]
     Shrunk {
-        /// What there is.
+        /// The disk's size.
         disk_blocks: u64,
-        /// What there should be.
+        /// The store's size according to its superblock.
         store_blocks: u64,
     },
     /// A superblock that is whole says what cannot be.
@@ -117,7 +117,7 @@ pub enum RepairError {
     /// A volume was to lose blocks, and there is none of this name.
     #[error("there is no volume called \"{0}\" that could lose blocks")]
     NoSuchVolume(String),
-    /// A volume was to lose blocks, and nobody else claims any of its own.
+    /// A volume was named to lose blocks, but no other volume claims any of its own.
     #[error("volume \"{0}\" claims no block that another one claims: it has nothing to lose")]
     NoRival(String),
     /// There is no room for the nodes of the repaired trees.
@@ -126,7 +126,7 @@ pub enum RepairError {
         /// How many are needed.
         nodes: usize,
     },
-    /// What would have been written is not sound.
+    /// The repaired metadata would not be sound.
     #[error("the repaired store would not be sound ({0}): nothing was written")]
     Unsound(String),
 }
@@ -151,12 +151,12 @@ pub enum VolumeError {
     /// A volume has 1 block to 256 TiB.
     #[error("a volume of {blocks} blocks: 1 to {max_blocks} are possible")]
     BadSize {
-        /// What was asked for.
+        /// The size that was asked for.
         blocks: u64,
-        /// What is possible.
+        /// The largest possible size.
         max_blocks: u64,
     },
-    /// [`MAX_VOLUMES`](crate::MAX_VOLUMES) are there.
+    /// The store has [`MAX_VOLUMES`](crate::MAX_VOLUMES) volumes.
     #[error("there are {0} volumes already, and no more are possible")]
     TooManyVolumes(usize),
     /// The blocks lie outside the volume.
@@ -164,7 +164,7 @@ pub enum VolumeError {
     OutOfRange {
         /// The first block asked for.
         first: u64,
-        /// How many.
+        /// The number of blocks.
         count: u64,
         /// The volume's size.
         blocks: u64,
@@ -178,14 +178,13 @@ pub enum VolumeError {
         if *.after_commit { " until what was freed can be used again" } else { "" }
     )]
     NoSpace {
-        /// Blocks have been freed that a commit, and the caller's grace period, will make usable:
-        /// worth trying again after that.
+        /// Whether a commit, and the caller's epoch, will make freed blocks usable: then try again.
         after_commit: bool,
     },
     /// The volume may not have more blocks.
     #[error("the volume's quota of {quota_blocks} blocks is used up")]
     QuotaExceeded {
-        /// The quota.
+        /// The volume's quota in blocks.
         quota_blocks: u64,
     },
     /// Snapshots are read only.
@@ -194,14 +193,14 @@ pub enum VolumeError {
     /// The store takes no changes, and why.
     #[error("the store is read only: {0}")]
     StoreReadOnly(String),
-    /// The disk that the store lies on has no space, and what it said.
+    /// The disk below the store has no space; with the disk's error.
     #[error(
         "the disk below the store is full ({0}): what was written before is made durable when it has space again, and \
          nothing is written to fresh blocks until then"
     )]
     DiskFull(String),
-    /// Metadata of some volume is damaged, and why: below the damage, nobody knows which blocks are
-    /// in use. Reads, and writes in place, go on.
+    /// Metadata of some volume is damaged; with the damage, below which the blocks in use are
+    /// unknown. Reads and writes in place still work.
     #[error(
         "the store gives out no blocks, frees none and changes no volume while its metadata is damaged ({0}); \
          `sidecore volume repair` mends it while no daemon has it"
@@ -210,9 +209,9 @@ pub enum VolumeError {
     /// Metadata of the volume is damaged: no mapping of it can be trusted.
     #[error("volume {id} is damaged: {what}")]
     Damaged {
-        /// The volume.
+        /// The volume's number.
         id: VolumeId,
-        /// What is wrong, and where.
+        /// The damage and its place.
         what: String,
     },
     /// The disk failed to read metadata.

@@ -2,7 +2,7 @@
 //!
 //! # Shadowing
 //!
-//! What is on the disk is never overwritten. A node that is to be changed is first made *writable*:
+//! Nodes on the disk are never overwritten. A node to be changed is first made *writable*:
 //!
 //! * made in this transaction, and referred to once: it is changed in place;
 //! * on the disk, and referred to once: it moves to a new address, and the old one is pending;
@@ -56,7 +56,7 @@ pub(crate) struct Forest {
     pub(crate) doubts: HashMap<u64, RangeSet>,
 }
 
-/// A tree.
+/// A tree of the forest, by its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tree {
     pub(crate) kind: Kind,
@@ -65,7 +65,7 @@ pub(crate) struct Tree {
     pub(crate) root: Option<Root>,
 }
 
-/// What a change did to a tree's contents.
+/// The change of a tree's contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Delta {
     pub(crate) more_extents: u64,
@@ -113,7 +113,7 @@ impl Forest {
         Ok(Pointer { address, checksum: 0 })
     }
 
-    /// One reference more to whatever the node refers to.
+    /// Adds a reference to everything that the node refers to.
     fn refer_to_all_in(&mut self, node: &Node) {
         for child in node.body.children() {
             self.nodes.refer(child.pointer.address);
@@ -123,7 +123,7 @@ impl Forest {
         }
     }
 
-    /// A node is replaced. If it lingers, what it refers to does from now on.
+    /// Replaces a node. If the node lingers, its children and data linger from now on.
     fn hand_on(&mut self, address: u64, node: &Node) {
         if !self.nodes.lingers(address) {
             return;

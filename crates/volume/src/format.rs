@@ -16,7 +16,7 @@ const EDGE_BYTES: u64 = 1 << 20;
 /// The first generation.
 const FIRST_GENERATION: u64 = 1;
 
-/// How to format.
+/// The options of a format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FormatOptions {
     /// Bytes in a block: 512, 1024 or 4096.
@@ -25,7 +25,7 @@ pub struct FormatOptions {
     pub label: String,
     /// Tells this store from every other: random bytes.
     pub uuid: [u8; 16],
-    /// Whatever is on the disk is given up.
+    /// Formats over any contents of the disk.
     pub force: bool,
 }
 
@@ -36,7 +36,7 @@ impl Default for FormatOptions {
     }
 }
 
-/// What a disk holds.
+/// The contents of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Nothing: its first and its last MiB are zeros.
@@ -49,9 +49,9 @@ pub enum Content {
     Unknown,
 }
 
-/// What others leave at the start of a disk: offset in bytes, bytes, name. The specific ones first:
-/// a partition table may have a file system's mark too. The places are those that `blkid` of
-/// util-linux looks at.
+/// Marks of other formats at the start of a disk: offset in bytes, bytes, name. The specific ones
+/// first: a partition table may have a file system's mark too. The places are those that `blkid` of
+/// util-linux reads.
 const MARKS: &[(usize, &[u8], &str)] = &[
     (0, b"LUKS\xba\xbe", "a LUKS volume"),
     (0, b"XFSB", "an XFS file system"),
@@ -86,10 +86,10 @@ const MARKS: &[(usize, &[u8], &str)] = &[
     (510, &[0x55, 0xaa], "an MBR partition table"),
 ];
 
-/// Looks what is on the disk.
+/// Detects the contents of the disk.
 ///
 /// # Errors
-/// The disk's.
+/// The disk's error.
 pub fn probe(disk: &mut dyn Disk) -> io::Result<Content> {
     let size_bytes = whole_nodes(disk.size_bytes());
     let head = read(disk, 0, size_bytes.min(EDGE_BYTES))?;
@@ -144,8 +144,8 @@ pub fn format(disk: &mut dyn Disk, options: &FormatOptions) -> Result<(), Format
             Content::Unknown => return Err(FormatError::NotBlank("something unknown".to_owned())),
         }
     }
-    // Nothing of what was there may be found again: not by us, among the slots, and not by others,
-    // at either end. The zeros are durable before the new slots are there.
+    // Earlier contents must not be found again: not by this crate, in the slots, and not by other
+    // programs, at either end. The zeros are durable before the new slots are written.
     zero(disk, 0, EDGE_BYTES.min(size_bytes))?;
     let tail_at = size_bytes.saturating_sub(EDGE_BYTES);
     zero(disk, tail_at, size_bytes.saturating_sub(tail_at))?;

@@ -12,13 +12,13 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
-/// Whether they have this checksum. When fuzzing, all have: what is to be found then is behind this
-/// check.
+/// Whether the bytes have this checksum. When fuzzing, always true: the code to be tested is behind
+/// this check.
 pub(crate) fn is_whole(bytes: &[u8], sum: u64) -> bool {
     cfg!(fuzzing) || checksum(bytes) == sum
 }
 
-/// What a store's addresses are checked against.
+/// The limits that a store's addresses are checked against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry {
     /// Bytes in a block: 512, 1024 or 4096.

@@ -5,7 +5,7 @@ use sidecore_units::Plba;
 
 use crate::info::VolumeId;
 
-/// Consecutive physical blocks.
+/// A range of consecutive physical blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PhysicalRange {
     /// The first one.
@@ -17,7 +17,7 @@ pub struct PhysicalRange {
 /// An answer of [`Volumes::map`](crate::Volumes::map).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapped {
-    /// What is mapped in `covered`, in order; the rest of it is hole.
+    /// The mappings in `covered`, in order; the rest of `covered` is a hole.
     pub extents: Vec<Extent>,
     /// The first part of the range asked for, as far as the answer goes.
     pub covered: BlockRange,
@@ -38,7 +38,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Whose blocks these will be.
+    /// The volume that the blocks are for.
     #[must_use]
     pub fn volume(&self) -> VolumeId {
         self.volume

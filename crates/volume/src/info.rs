@@ -1,4 +1,4 @@
-//! What is known of volumes and of the space they share.
+//! Information about volumes and the space that they share.
 
 use std::fmt;
 
@@ -24,11 +24,11 @@ pub enum VolumeState {
 /// A volume, as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeInfo {
-    /// Its number.
+    /// The volume's number.
     pub id: VolumeId,
-    /// Its name, unique in the store.
+    /// The volume's name, unique in the store.
     pub name: String,
-    /// Its size as guests see it, in blocks.
+    /// The size as guests see it, in blocks.
     pub blocks: u64,
     /// The most blocks that it may refer to, `None` for its size.
     pub quota_blocks: Option<u64>,
@@ -46,12 +46,12 @@ pub struct VolumeInfo {
     pub state: VolumeState,
 }
 
-/// What to make a volume from.
+/// The properties of a new volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewVolume {
     /// 1 to 64 of `A-Z a-z 0-9 . _ -`, not beginning with `.` or `-`.
     pub name: String,
-    /// Its size as guests see it, in blocks.
+    /// The size as guests see it, in blocks.
     pub blocks: u64,
     /// The most blocks that it may refer to.
     pub quota_blocks: Option<u64>,
@@ -60,11 +60,11 @@ pub struct NewVolume {
 /// Where the blocks of a store are, in blocks. The parts add up to `total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// All of them.
+    /// All blocks of the store.
     pub total: u64,
-    /// Those that volumes can be given.
+    /// Blocks that can be allocated to volumes.
     pub free: u64,
-    /// Those that hold guest data, however many volumes refer to them.
+    /// Blocks with guest data, each counted once however many volumes refer to it.
     pub data: u64,
     /// Superblocks and nodes.
     pub metadata: u64,

@@ -36,7 +36,7 @@
 //!
 //! // A guest writes where nothing is mapped. It gets blocks, of its own ...
 //! let grant = volumes.allocate(&mut disk, id, BlockRange { first: Vlba(100), count: 8 })?;
-//! // ... its data is written there, by somebody else, and then it is mapped.
+//! // ... the caller writes the data to these blocks, and then they are mapped.
 //! volumes.link(&mut disk, grant)?;
 //!
 //! // The guest flushes: a commit makes it durable.
@@ -53,19 +53,19 @@
 //!
 //! * `volumes/`: the operations;
 //! * `forest.rs` and `forest/`: trees that are changed by shadowing;
-//! * `allocator.rs`: who has which block, and why some have to wait;
+//! * `allocator.rs`: the use of every block, and why freed blocks have to wait;
 //! * `commit.rs`: the order of writes, and what a power cut leaves;
 //! * `log.rs` and `volumes/recover.rs`: what the death of the process leaves;
 //! * `walk.rs`, `open.rs`, `check.rs`: looking at everything;
-//! * `doubt.rs`, `repair.rs`: what damaged metadata leaves known, and what is kept;
+//! * `doubt.rs`, `repair.rs`: the knowledge left by damaged metadata, and the parts that are kept;
 //! * `node.rs`, `record.rs`, `superblock.rs`: the format, byte by byte in `docs/volume-format.md`.
 //!
 //! # The disk is hostile
 //!
-//! It may have been damaged, or made by somebody. No contents panic this crate or make it allocate
-//! without bound, and every mapping that it gives out has been verified by a checksum and checked
-//! by its fields. For a fuzz target: [`Volumes::open`] and [`Volumes::check`] on any bytes; under
-//! `cfg(fuzzing)` checksums are not compared.
+//! The disk may be damaged, or made by an attacker. No contents panic this crate or make it
+//! allocate without bound, and every mapping that it returns has been verified by a checksum and
+//! checked by its fields. For a fuzz target: [`Volumes::open`] and [`Volumes::check`] on any bytes;
+//! under `cfg(fuzzing)` checksums are not compared.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

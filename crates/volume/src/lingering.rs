@@ -1,24 +1,24 @@
 //! References that are gone in memory and still on the disk.
 //!
-//! A block that two volumes refer to is written by neither in place. When one of them gives its
-//! reference up, the other has the block to itself, in memory. On the disk it has not: if the power
-//! goes before the transaction is durable, the first one is back, and would show what the second
-//! has written meanwhile. So a block whose reference count went down, and not to zero, counts as
-//! shared until the commit of the transaction that did it is durable.
+//! A block that two volumes refer to is written in place by neither. When one of them drops its
+//! reference, the other has the block to itself in memory, but not on the disk: after a power cut
+//! before the transaction is durable, the first volume is back, and would show the second's later
+//! writes. So a block whose reference count went down, and not to zero, counts as shared until the
+//! commit of that transaction is durable.
 //!
-//! And not even then is the I/O over that the first one's guest had under way to it: a read that
-//! would see what is written now, or a write that would go on top of it. So it counts as shared
-//! until the caller's grace period is over, like a block that was freed until it is used again.
+//! Even then, I/O of the first volume's guest may be in flight to the block: a read that would see
+//! the new data, or a write that would overwrite it. So the block counts as shared until the
+//! caller's epoch is over, as a freed block is not reused until then.
 //!
-//! The same holds for nodes, and for all that is below them. A node that lingers and is shadowed
-//! hands that on to what it refers to.
+//! The same holds for nodes, and for everything below them. When a node that lingers is shadowed,
+//! everything that it refers to lingers.
 
 use std::collections::HashSet;
 
 use crate::ranges::RangeSet;
 
-/// What lingers of one kind: since this transaction, since the one that is being committed, and
-/// since those, by generation, that wait for a grace period.
+/// The lingering items of one kind: since this transaction, since the transaction that is being
+/// committed, and since durable generations whose epoch is not over.
 #[derive(Debug, Default)]
 pub(crate) struct Lingering<T> {
     now: T,
@@ -32,12 +32,12 @@ impl<T: Default> Lingering<T> {
         self.committing = std::mem::take(&mut self.now);
     }
 
-    /// Its commit is durable, as this generation.
+    /// Records that the commit is durable, as this generation.
     pub(crate) fn durable(&mut self, generation: u64) {
         self.settling.push((generation, std::mem::take(&mut self.committing)));
     }
 
-    /// The grace period after this generation is over.
+    /// Ends the epoch after this generation.
     pub(crate) fn settled(&mut self, generation: u64) {
         self.settling.retain(|(settling, _)| *settling != generation);
     }
@@ -72,7 +72,7 @@ impl Lingering<RangeSet> {
         all
     }
 
-    /// Whether none does.
+    /// Whether no item lingers.
     pub(crate) fn is_empty(&self) -> bool {
         self.all().all(|data| data.blocks() == 0)
     }

@@ -5,7 +5,7 @@
 //! well, so that a guest can rely on nothing but its flushes. But if the *process* dies, its guests
 //! live on, connect to the next one, and expect to find everything that was answered. So each
 //! change is also an entry in a log, in memory that outlives the process, and the next process
-//! *replays* the log before it serves anybody.
+//! *replays* the log before it serves a guest.
 //!
 //! # The rules
 //!
@@ -17,8 +17,8 @@
 //! * Each entry carries the generation whose commit will make it durable. When that commit is
 //!   durable the entry is dropped.
 //! * The header names the superblock that the entries build on, and, while a commit is in flight,
-//!   the superblock that this commit writes. A store whose superblock is neither of them has been
-//!   changed by somebody else.
+//!   the superblock that this commit writes. If a store has neither superblock, another program has
+//!   changed the store.
 //! * Operations on the catalogue are not logged: their callers wait for a commit before they
 //!   answer.
 //!

@@ -1,8 +1,8 @@
 //! The node of a tree: one codec for the catalogue and for the extents of volumes.
 //!
-//! A node says what it is, whose, of which store, since which generation and where it belongs; the
-//! pointer to it carries its checksum. So a node that is damaged, stale, misdirected or of another
-//! tree is never taken for another. The table of fields is in `docs/volume-format.md`.
+//! A node records its kind, its tree, its store, its generation and its place; the pointer to it
+//! carries its checksum. So a damaged, stale, misdirected or foreign node is never mistaken for
+//! another. The table of fields is in `docs/volume-format.md`.
 
 use crate::bytes::{all_zero, array_at, put, put_u64, u8_at, u16_at, u64_at};
 use crate::geometry::Geometry;
@@ -92,7 +92,7 @@ impl Entry {
     }
 }
 
-/// What a node holds, never nothing.
+/// The entries of a node; at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
     Inner(Vec<Child>),
@@ -100,7 +100,7 @@ pub(crate) enum Body {
     Records(Vec<Record>),
 }
 
-/// A node.
+/// A node in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) kind: Kind,

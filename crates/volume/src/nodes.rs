@@ -15,9 +15,9 @@ use crate::node::{Kind, Node, Pointer};
 pub(crate) enum TreeError {
     /// There is no room for nodes.
     NoSpace,
-    /// The disk failed.
+    /// A read of the disk failed.
     Io(io::Error),
-    /// A node is not what it should be.
+    /// A node fails its checks.
     Damaged { block: u64, what: String },
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Nodes {
     cache: Cache,
     /// References to a node, where it is more than one.
     shared: HashMap<u64, u64>,
-    /// Nodes that somebody else refers to on the disk, still.
+    /// Nodes that other trees still refer to on the disk.
     lingering: Lingering<HashSet<u64>>,
 }
 
@@ -54,7 +54,7 @@ impl Nodes {
 
     // --- Reading ---
 
-    /// The node there.
+    /// The node at this address.
     pub(crate) fn get(
         &mut self,
         disk: &mut dyn Disk,
@@ -105,7 +105,7 @@ impl Nodes {
         self.dirty.insert(address, Arc::new(node));
     }
 
-    /// No tree has this node any more. Says whether it was made in this transaction.
+    /// Forgets a node that no tree refers to. Returns whether it was made in this transaction.
     pub(crate) fn forget(&mut self, address: u64) -> bool {
         self.writing.remove(&address);
         self.catalogue.remove(&address);
@@ -135,18 +135,18 @@ impl Nodes {
     /// Gives up a reference, and with it, for good, all that it led to.
     pub(crate) fn abandon(&mut self, address: u64) {
         self.drop_reference(address);
-        // Also if it was made in this transaction: what it leads to was not, and the one that keeps
-        // it may be another than the one that had it on the disk.
+        // Also if it was made in this transaction: its children were not, and the tree that keeps
+        // it may be another than the tree that had it on the disk.
         self.linger(address);
     }
 
-    /// The node, and all below it, is shared on the disk, whatever it is in memory, until what was
-    /// done in this transaction is durable.
+    /// Counts the node, and everything below it, as shared on the disk, also if it is not in
+    /// memory, until this transaction is durable.
     pub(crate) fn linger(&mut self, address: u64) {
         self.lingering.add(address);
     }
 
-    /// The grace period after this generation is over.
+    /// Ends the epoch after this generation.
     pub(crate) fn settled(&mut self, generation: u64) {
         self.lingering.settled(generation);
     }
@@ -181,13 +181,13 @@ impl Nodes {
         nodes.into_iter().map(|(_, address)| address).collect()
     }
 
-    /// A new transaction begins: what was dirty is being written.
+    /// Begins a new transaction: dirty nodes are being written.
     pub(crate) fn seal(&mut self) {
         self.writing.extend(self.dirty.drain());
         self.lingering.seal();
     }
 
-    /// What was being written is on the disk.
+    /// Marks the nodes being written as durable.
     pub(crate) fn written(&mut self, generation: u64) {
         self.lingering.durable(generation);
         for (address, node) in self.writing.drain() {
@@ -210,8 +210,8 @@ impl Nodes {
     }
 }
 
-/// Reads a node and checks it. What was read wrong once is read again: not all that goes wrong is
-/// on the medium.
+/// Reads a node and checks it. After a wrong read it is read again: not every error is on the
+/// medium.
 pub(crate) fn read_node(
     disk: &mut dyn Disk,
     geometry: &Geometry,

@@ -22,12 +22,12 @@ use crate::superblock::{SlotError, Superblock, VERSION, slot_offset_bytes, slots
 use crate::volumes::{OpenOptions, Volume, Volumes};
 use crate::walk::{Problems, Source, TreeHealth, Walk};
 
-/// The newest superblock that is whole, and what is wrong with its copies.
+/// The newest whole superblock, and the damage of its copies.
 pub(crate) struct Newest {
     pub(crate) superblock: Superblock,
     pub(crate) damage: Vec<Damage>,
-    /// One of its two slots was not written yet when the program was killed: no damage, and to be
-    /// made good.
+    /// One of its two slots was not written yet when the program was killed: no damage, and written
+    /// again on open.
     pub(crate) is_half_written: bool,
 }
 
@@ -173,8 +173,8 @@ fn blocks_on(disk: &mut dyn Disk, superblock: &Superblock) -> Result<u64, OpenEr
 
 pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes, OpenError> {
     let mut read_only = options.read_only.then(|| "it was opened so".to_owned());
-    // What is read now may be known to the disk's cache alone, if the last program died in the
-    // middle of a commit. Everything from here on builds on it, so it must not be lost any more.
+    // The data read now may be in the disk's cache alone, if the last program died in the middle of
+    // a commit. All later commits build on it, so it must not be lost.
     if read_only.is_none()
         && let Err(error) = disk.flush()
     {
@@ -249,8 +249,8 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         names.entry(record.name.clone()).or_insert(id);
         volumes.insert(id, volume_of(record, healthy));
     }
-    // One copy more, before anything builds on what this generation freed: from now on a single
-    // flipped bit cannot make it look like a torn commit.
+    // Writes another copy, before any change builds on the blocks that this generation freed: from
+    // now on a single flipped bit cannot make the generation look like a torn commit.
     if bad_slots
         && (frozen || read_only.is_none())
         && let Err(error) = heal(disk, &on_disk)
@@ -311,7 +311,7 @@ pub(crate) fn heal(disk: &mut dyn Disk, superblock: &Superblock) -> std::io::Res
     Ok(())
 }
 
-/// What can be wrong with the catalogue as a whole.
+/// Checks the catalogue as a whole.
 pub(crate) fn check_catalogue(superblock: &Superblock, records: &[Record], problems: &mut Problems) {
     if records.len() as u64 != superblock.volume_count {
         let what = format!("{} volumes are listed, and there should be {}", records.len(), superblock.volume_count);

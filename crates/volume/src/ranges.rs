@@ -11,12 +11,12 @@ pub(crate) struct RangeSet {
 }
 
 impl RangeSet {
-    /// Blocks in it.
+    /// The number of blocks in the set.
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Its ranges (first block, count), in order.
+    /// The ranges (first block, count), in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.ranges.iter().map(|(first, count)| (*first, *count))
     }
@@ -80,7 +80,7 @@ impl RangeSet {
         Some((start, had))
     }
 
-    /// Whatever of these blocks is in it, in order.
+    /// The parts of these blocks that are in the set, in order.
     pub(crate) fn inside(&self, first: u64, count: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let end = first.saturating_add(count);
         let from = self.containing(first).map_or(first, |(start, _)| start);
@@ -106,13 +106,13 @@ impl RangeSet {
         twice
     }
 
-    /// Empties it.
+    /// Empties the set, and returns its contents.
     pub(crate) fn take_all(&mut self) -> Self {
         std::mem::take(self)
     }
 }
 
-/// What an insertion did.
+/// The result of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Joined {
     pub(crate) whole: (u64, u64),

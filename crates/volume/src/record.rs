@@ -12,7 +12,7 @@ const READ_ONLY: u8 = 1;
 /// Stands for "no quota".
 const NO_QUOTA: u64 = u64::MAX;
 
-/// What is durable of a volume.
+/// The durable state of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) id: u64,

@@ -1,10 +1,10 @@
 //! Repair of a store with damaged metadata: offline, by a new generation that leaves out what
 //! cannot be read.
 //!
-//! A repair keeps what is proved: nodes whose checksum their parent knows. A node that is not what
-//! its parent means is left out, and with it everything below; the virtual blocks that it was about
-//! become holes, and are listed. Nothing is put together again from what looks like a node, nor
-//! taken from an older generation: blocks that this generation freed may hold other data by now.
+//! A repair keeps only proved metadata: nodes whose checksum their parent has. A node that differs
+//! from its parent's pointer is left out, with everything below it; its virtual blocks become
+//! holes, and are listed. Nothing is reconstructed from blocks that look like nodes, nor taken from
+//! an older generation: blocks that this generation freed may hold other data by now.
 //!
 //! Two trees may claim the same blocks, and both be whole. Then the caller says which volume loses
 //! them.
@@ -43,7 +43,7 @@ pub enum Loss {
     Blocks {
         /// The volume's number.
         volume: VolumeId,
-        /// Its name.
+        /// The volume's name.
         name: String,
         /// The first block.
         first: u64,
@@ -54,7 +54,7 @@ pub enum Loss {
     },
     /// Volumes whose records cannot be read; their names are unknown.
     Volumes {
-        /// How many.
+        /// The number of such volumes.
         count: u64,
         /// Their numbers are in these ranges (first, count).
         numbers: Vec<(u64, u64)>,
@@ -68,11 +68,11 @@ pub struct Repair {
     pub generation: u64,
     /// The unit of all blocks in here, in bytes.
     pub block_bytes: u32,
-    /// What is damaged.
+    /// The damage found.
     pub damage: Vec<Damage>,
-    /// What is left out.
+    /// The parts left out.
     pub losses: Vec<Loss>,
-    /// What is put right without losing anything.
+    /// Corrections without a loss.
     pub notes: Vec<String>,
     /// Blocks that more than one volume claims, until the caller has said which lose them.
     pub rivals: Vec<Rivals>,
@@ -124,7 +124,7 @@ impl Repair {
         !self.damage.is_empty() || !self.rivals.is_empty() || self.commit.is_some()
     }
 
-    /// Whether it can be carried out: somebody loses wherever two claim the same.
+    /// Whether the plan can be carried out: a loser is named for each block that two volumes claim.
     #[must_use]
     pub fn is_decided(&self) -> bool {
         self.rivals.is_empty()
@@ -137,7 +137,9 @@ impl Repair {
     /// [is decided](Self::is_decided).
     pub fn write(self, disk: &mut dyn Disk) -> io::Result<u64> {
         if !self.is_decided() {
-            return Err(io::Error::other("two volumes claim the same blocks, and nobody said which one loses them"));
+            return Err(io::Error::other(
+                "two volumes claim the same blocks, and the plan does not name the one that loses them",
+            ));
         }
         match &self.commit {
             Some(commit) => {
@@ -196,7 +198,7 @@ impl Repair {
         Ok(())
     }
 
-    /// Puts right what can be wrong with records, and notes those that are missing.
+    /// Corrects the records, and notes missing ones.
     fn mend_catalogue(&mut self, records: &mut Vec<Record>, hidden: &RangeSet) {
         records.sort_by_key(|record| record.id);
         let listed = records.len();
@@ -255,7 +257,7 @@ impl Repair {
     }
 }
 
-/// A whole catalogue.
+/// Writes a whole new catalogue.
 fn plant_catalogue(fresh: &mut Fresh, generation: u64, records: Vec<Record>) -> Option<Root> {
     let node = |level, body| Node { kind: Kind::Catalogue, owner: 0, generation, level, body };
     let mut children: Vec<Child> = Vec::new();

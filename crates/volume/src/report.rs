@@ -1,13 +1,13 @@
-//! What a full check found.
+//! The result of a full check.
 
 use crate::error::Place;
 
 /// Something that a check does not like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where.
+    /// The structure with the problem.
     pub place: Place,
-    /// What is wrong there.
+    /// The problem.
     pub what: String,
 }
 
@@ -31,8 +31,8 @@ pub struct Report {
     pub metadata_blocks: u64,
     /// Blocks that hold guest data.
     pub data_blocks: u64,
-    /// Those of them that are not one volume's alone: more than one extent refers to them, or they
-    /// are below a node that snapshots or clones share.
+    /// Data blocks that more than one extent refers to, or that are below a node that snapshots or
+    /// clones share.
     pub shared_data_blocks: u64,
     /// References to data blocks, one for each extent that covers a block.
     pub data_references: u64,
@@ -42,7 +42,7 @@ pub struct Report {
     pub pending_blocks: u64,
     /// Free blocks, the metadata reserve included.
     pub free_blocks: u64,
-    /// What is wrong, at most [`MAX_PROBLEMS`](Self::MAX_PROBLEMS) of it.
+    /// The problems, at most [`MAX_PROBLEMS`](Self::MAX_PROBLEMS) of them.
     pub problems: Vec<Problem>,
     /// Problems that the list has no room for.
     pub more_problems: u64,

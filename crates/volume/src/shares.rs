@@ -17,12 +17,12 @@ impl Shares {
         self.ranges.iter().map(|(first, (count, references))| (*first, *count, *references))
     }
 
-    /// One more reference to each of these blocks, which all have one or more.
+    /// Adds a reference to each of these blocks, which all have one or more.
     pub(crate) fn add(&mut self, first: u64, count: u64) {
         self.change(first, count, |references| references.saturating_add(1));
     }
 
-    /// One reference less to each of these blocks. Returns those that have none now.
+    /// Drops a reference of each of these blocks. Returns those without a reference.
     pub(crate) fn drop_one(&mut self, first: u64, count: u64) -> Vec<(u64, u64)> {
         let gone = self.pieces(first, count).into_iter().filter(|piece| !piece.shared);
         let gone = gone.map(|piece| (piece.first, piece.count)).collect();
@@ -30,7 +30,7 @@ impl Shares {
         gone
     }
 
-    /// These blocks, in pieces that are shared or not.
+    /// These blocks, in pieces that are all shared or all not.
     pub(crate) fn pieces(&self, first: u64, count: u64) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::new();
         for (first, count, references) in self.counted(first, count) {

@@ -19,10 +19,10 @@ pub(crate) const VERSION: u32 = 1;
 /// Where the checksum is.
 const CHECKSUM_AT: usize = 4088;
 
-/// Where it says who has the store open.
+/// The offset of the owner that has the store open.
 const IN_USE_AT: usize = 176;
 
-/// What a slot says.
+/// The fields of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
     pub(crate) block_bytes: u32,
@@ -80,7 +80,7 @@ impl Superblock {
         Geometry { block_bytes: self.block_bytes, total_blocks: self.total_blocks, tag: tag_of(&self.uuid) }
     }
 
-    /// What tells it from every other superblock of this store.
+    /// The identity of this superblock among all of the store.
     pub(crate) fn id(&self) -> SuperblockId {
         let [slot, _] = slots_of(self.generation);
         let bytes = self.encode(slot);
@@ -135,8 +135,8 @@ impl Superblock {
         Self::fields(bytes, generation).map_err(SlotError::Invalid)
     }
 
-    /// The fields of a slot whose checksum is right. It was written by a program that thought so,
-    /// but perhaps not by this one.
+    /// The fields of a slot whose checksum is right. A program that computed the checksum wrote it,
+    /// but perhaps not this one, so the fields are checked.
     fn fields(bytes: &[u8], generation: u64) -> Result<Self, String> {
         let label_bytes = usize::try_from(u32_at(bytes, 108)).unwrap_or(usize::MAX);
         if label_bytes > MAX_LABEL_BYTES {

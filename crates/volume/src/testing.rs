@@ -11,8 +11,7 @@ use crate::{Disk, FormatOptions, Grant, NewVolume, VolumeError, VolumeId, Volume
 /// Bytes that a write may tear at.
 const SECTOR: usize = 512;
 
-/// A disk with a volatile cache: what is not flushed may or may not survive. Sparse, in pieces of 4
-/// KiB.
+/// A disk with a volatile cache: unflushed data may or may not survive. Sparse, in pieces of 4 KiB.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MemoryDisk {
     size_bytes: u64,
@@ -46,7 +45,7 @@ impl MemoryDisk {
         self.size_bytes = size_bytes;
     }
 
-    /// Flips a bit of what is durable.
+    /// Flips a bit of the durable contents.
     pub(crate) fn flip(&mut self, bit: u64) {
         let at = bit / 8;
         let piece = self.durable.entry(at / 4096 * 4096).or_insert_with(|| vec![0; 4096]);

@@ -1,8 +1,9 @@
-//! What each volume has to itself, which deleting it would free, and what it shares.
+//! The blocks that each volume has to itself, which its deletion would free, and those that it
+//! shares.
 //!
-//! There are no counts of references on the disk, so this walks the trees of the durable
-//! generation. It works from the disk alone and holds nothing up: the store may go on meanwhile,
-//! and if it has come so far that nodes of that generation are overwritten, there is no answer.
+//! There are no reference counts on the disk, so this walks the trees of the durable generation.
+//! The walk reads the disk alone and blocks no operation: the store may change meanwhile, and if
+//! nodes of that generation are overwritten by then, the walk fails.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,7 +20,7 @@ use crate::volumes::Volumes;
 #[derive(Clone, Debug)]
 pub struct Durable(Superblock);
 
-/// Who has what, in blocks.
+/// Blocks by owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// The generation that it is about.
@@ -34,17 +35,17 @@ pub struct Usage {
     pub shared_data: u64,
 }
 
-/// Whose a node or a block is.
+/// The owner of a node or a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {
-    /// This volume's alone.
+    /// This volume alone.
     One(u64),
     /// Two or more volumes'.
     Many,
 }
 
 impl Volumes {
-    /// What is durable, for [`Durable::usage`].
+    /// The durable generation, for [`Durable::usage`].
     #[must_use]
     pub fn durable(&self) -> Durable {
         Durable(self.superblock.clone())
@@ -55,7 +56,7 @@ impl Durable {
     /// Walks all trees.
     ///
     /// # Errors
-    /// A node cannot be read, or is not there any more.
+    /// A node cannot be read, or was overwritten.
     pub fn usage(&self, disk: &mut dyn Disk) -> std::io::Result<Usage> {
         let walk = Walk { disk, geometry: self.0.geometry(), owners: HashMap::new(), leaves: Vec::new() };
         walk.run(&self.0).map_err(|error| match error {
@@ -91,7 +92,7 @@ impl Walk<'_> {
         let mut usage = Usage { generation: superblock.generation, ..Usage::default() };
         for record in &roots {
             usage.exclusive.insert(VolumeId(record.id), 0);
-            // What it has to itself is taken off below.
+            // Exclusive blocks are subtracted below.
             usage.shared.insert(VolumeId(record.id), record.allocated_blocks);
             if let Some(root) = record.root {
                 self.visit(root.pointer, root.level, Owner::One(record.id))?;

@@ -1,4 +1,4 @@
-//! The store: volumes, and what is done with them.
+//! The store: volumes, and the operations on them.
 
 mod blocks;
 mod catalogue;
@@ -54,9 +54,9 @@ pub(crate) struct Volume {
 
 /// An open store.
 ///
-/// In memory are the volumes, their catalogue, the free ranges, the counts of what is shared, and
-/// what has changed since the last commit; of the trees of extents a bounded number of nodes. The
-/// disk is handed to each operation that may have to read.
+/// Kept in memory: the volumes, their catalogue, the free ranges, the counts of shared blocks, and
+/// the changes since the last commit; of the trees of extents a bounded number of nodes. The disk
+/// is passed to each operation that may have to read.
 #[derive(Debug)]
 pub struct Volumes {
     pub(crate) superblock: Superblock,
@@ -73,17 +73,17 @@ pub struct Volumes {
     pub(crate) generation: u64,
     /// The generation being committed, and its superblock.
     pub(crate) committing: Option<Superblock>,
-    /// Blocks that the disk has space for: what is kept for metadata, and was.
+    /// Blocks that the disk has space for: the present and the former reserve of the metadata.
     pub(crate) backed: RangeSet,
     /// The sealed transaction that the disk had no space for, and what the disk said.
     pub(crate) kept: Option<Commit>,
     pub(crate) disk_is_full: Option<String>,
     /// The durable superblock, as a log names it.
     pub(crate) durable: SuperblockId,
-    /// What keeps the open transaction if the process dies.
+    /// The log that keeps the open transaction if the process dies.
     pub(crate) log: Option<Log>,
     pub(crate) read_only: Option<String>,
-    /// It takes no changes because of damaged metadata, and only because of that.
+    /// Only damaged metadata keeps the store from taking changes.
     pub(crate) frozen: bool,
     pub(crate) damage: Vec<Damage>,
 }
@@ -153,9 +153,9 @@ impl Volumes {
     }
 
     /// Whether the store takes no changes because some of its metadata is damaged. There is no map
-    /// of free blocks on the disk: what is below a damaged node looks free, and what is shared with
-    /// it looks unshared. So no block is given out or freed until it is repaired; healthy volumes
-    /// are read, and written in place where what they have is proved to be theirs alone.
+    /// of free blocks on the disk: blocks below a damaged node look free, and blocks shared with it
+    /// look unshared. So no block is allocated or freed until the store is repaired; healthy
+    /// volumes are read, and written in place where their blocks are proved to be theirs alone.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         self.frozen
@@ -166,14 +166,14 @@ impl Volumes {
         self.read_only.as_deref().filter(|_| !self.frozen)
     }
 
-    /// What the disk said when it had no space for the last commit, which is kept and
-    /// [begun](Self::begin_commit) again; `None` if it had.
+    /// The disk's error if it had no space for the last commit, which is kept and
+    /// [begun](Self::begin_commit) again; `None` if it had space.
     #[must_use]
     pub fn disk_is_full(&self) -> Option<&str> {
         self.disk_is_full.as_deref()
     }
 
-    /// The error of who finds no block, or no room for a node. While the disk is full, no commit
+    /// The error when no block, or no room for a node, is found. While the disk is full, no commit
     /// frees anything.
     pub(crate) fn no_space(&self) -> VolumeError {
         match &self.disk_is_full {
@@ -192,7 +192,7 @@ impl Volumes {
         usable && (self.read_only.is_none() || (self.frozen && !in_doubt))
     }
 
-    /// What on the disk is not as it was written.
+    /// The damage found on the disk.
     #[must_use]
     pub fn damage(&self) -> &[Damage] {
         &self.damage
@@ -239,8 +239,8 @@ impl Volumes {
         self.forest.nodes.cached()
     }
 
-    /// Reads all metadata again and accounts for every block, independently of what is in memory,
-    /// and compares. What is not committed yet is checked as it is in memory.
+    /// Reads all metadata again and accounts for every block, independently of the state in memory,
+    /// and compares both. Uncommitted changes are checked as they are in memory.
     pub fn check(&self, disk: &mut dyn Disk) -> Report {
         crate::check::check(self, disk)
     }
@@ -276,10 +276,9 @@ impl Volumes {
         node.map_or_else(|| "its metadata cannot be trusted".to_owned(), ToString::to_string)
     }
 
-    /// The error of a tree as one of a volume. A volume whose tree turns out to be damaged is not
-    /// used any further, and the store is frozen. What was changed before can still be committed:
-    /// who refers to what is in memory since the store was opened, and nothing of that was unread
-    /// then.
+    /// Converts the error of a tree to that of its volume. A volume whose tree is damaged is used
+    /// no further, and the store is frozen. Earlier changes can still be committed: the references
+    /// of all volumes are in memory since the store was opened, and all were readable then.
     fn fail(&mut self, id: VolumeId, error: TreeError) -> VolumeError {
         match error {
             TreeError::NoSpace => self.no_space(),
@@ -332,7 +331,7 @@ impl Volumes {
 }
 
 impl Volume {
-    /// What is durable of it.
+    /// The volume's record for the disk.
     pub(crate) fn record(&self) -> Record {
         let info = &self.info;
         Record {

@@ -38,7 +38,7 @@ pub(crate) trait Source {
     fn node(&mut self, pointer: Pointer, kind: Kind, level: u8) -> Result<(Arc<Node>, bool), TreeError>;
 }
 
-/// What is known of a node and all below it.
+/// Facts about a node and everything below it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     /// As the first pointer to it says, if it was compared.
@@ -74,7 +74,7 @@ pub(crate) struct Walk<'a> {
     pub(crate) references: u64,
     /// Extents, those of shared nodes once.
     pub(crate) extents: u64,
-    /// The catalogue.
+    /// The catalogue's records.
     pub(crate) records: Vec<Record>,
     pub(crate) catalogue: Vec<(u64, Arc<Node>)>,
     pub(crate) problems: Problems,
@@ -82,7 +82,7 @@ pub(crate) struct Walk<'a> {
     unread: HashMap<u64, RangeSet>,
 }
 
-/// What a pointer leads to.
+/// A pointer's target.
 struct Visit {
     seen: Seen,
     /// Whether the node is the one that the pointer means. If not, whatever the pointer did mean is
@@ -90,7 +90,7 @@ struct Visit {
     is_meant: bool,
 }
 
-/// What a walk through a tree has found.
+/// The result of a walk through a tree.
 #[derive(Debug, Default)]
 pub(crate) struct TreeHealth {
     /// The whole tree is as it should be.
@@ -154,9 +154,9 @@ impl<'a> Walk<'a> {
         true
     }
 
-    /// Blocks of data that are not one volume's alone, after the walk: more than one extent refers
-    /// to them, or they are below a node that more than one pointer leads to. Only what is below
-    /// such nodes is read once more.
+    /// Data blocks that are not one volume's alone, after the walk: more than one extent refers to
+    /// them, or they are below a node that more than one pointer leads to. Only subtrees below such
+    /// nodes are read once more.
     pub(crate) fn shared_data(&mut self) -> u64 {
         let mut shared = RangeSet::default();
         for (first, count, _) in self.shares.iter() {

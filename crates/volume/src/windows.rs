@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use crate::ranges::{RangeSet, clip};
 
-/// Streams of writes that are told apart in a volume.
+/// The most streams of writes distinguished in a volume.
 const WINDOWS_A_VOLUME: usize = 16;
 /// Windows in all, after which all are given up.
 const WINDOWS: usize = 4096;
@@ -34,7 +34,7 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// Blocks in windows.
+    /// The number of blocks in windows.
     pub(crate) fn blocks(&self) -> u64 {
         self.kept.blocks()
     }

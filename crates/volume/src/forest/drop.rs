@@ -5,13 +5,13 @@ use crate::disk::Disk;
 use crate::node::{Kind, Pointer};
 use crate::nodes::TreeError;
 
-/// What is given up with a subtree. It is gathered first, which reads nodes and may fail, and given
-/// up then, which may not.
+/// The nodes and data freed with a subtree. They are gathered first, which reads nodes and may
+/// fail, and freed then, which may not fail.
 #[derive(Debug, Default)]
 pub(crate) struct Doomed {
-    /// Nodes that nobody else refers to.
+    /// Nodes without another reference.
     nodes: Vec<u64>,
-    /// Nodes that somebody else refers to as well: they stay.
+    /// Nodes with another reference, which stay.
     shared: Vec<u64>,
     /// Data of the first.
     data: Vec<(u64, u64)>,
@@ -66,7 +66,7 @@ impl Forest {
         Ok(())
     }
 
-    /// Gives up what was gathered.
+    /// Drops the gathered references.
     pub(crate) fn give_up(&mut self, doomed: Doomed) {
         for address in doomed.nodes {
             let fresh = self.nodes.forget(address);

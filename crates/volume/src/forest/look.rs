@@ -9,11 +9,11 @@ use crate::nodes::TreeError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) entry: Entry,
-    /// Whether anybody else refers to it.
+    /// Whether another tree refers to the entry too.
     pub(crate) shared: bool,
 }
 
-/// What is looked for, and found so far.
+/// A lookup and its result so far.
 struct Look {
     first: u64,
     end: u64,
@@ -22,8 +22,8 @@ struct Look {
 }
 
 impl Forest {
-    /// What is mapped in `first..end`, in order, but no more than `limit` pieces. The second part
-    /// is the end of what was looked at.
+    /// The mappings in `first..end`, in order, but no more than `limit` pieces. The second part is
+    /// the end of the range looked up.
     pub(crate) fn look(
         &mut self,
         disk: &mut dyn Disk,
@@ -37,7 +37,7 @@ impl Forest {
         if limit == 0 {
             return Ok((look.found, first));
         }
-        // One more than asked for tells that there is more.
+        // One piece more than asked for shows that there are more.
         look.limit = limit.saturating_add(1);
         self.look_into(disk, tree, root.pointer, root.level, false, &mut look)?;
         let more = look.found.len() > limit;

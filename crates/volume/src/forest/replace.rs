@@ -20,21 +20,21 @@ struct Span {
     inserts: bool,
 }
 
-/// What becomes of a child.
+/// The fate of a child.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     /// Nothing of it is in the span.
     Kept,
     /// All of it is.
     Dropped,
-    /// It is looked into; and this is where items go, or not.
+    /// The child is entered; and items go into it, or not.
     Entered { inserts: bool },
 }
 
 /// A change that has been prepared.
 struct Change {
     tree: Tree,
-    /// Room for splits.
+    /// Node addresses reserved for splits.
     spare: Vec<u64>,
     delta: Delta,
     /// Data that loses a reference.
@@ -43,11 +43,11 @@ struct Change {
 
 impl Span {
     /// The fates of the children of a node, whose last child ends at `upper`: the index of the
-    /// first one that is not simply kept, and the fates from there on, each with the end of the
+    /// first child that is not simply kept, and the fates from there on, each with the end of the
     /// child, as far as they matter.
     ///
-    /// Items go where the extent in front of them is: there they can be joined to it, and what is
-    /// behind them in that child lies in the span, and goes.
+    /// Items go to the extent in front of them: there they can be merged with it, and the keys
+    /// behind them in that child are in the span, and are removed.
     fn fates(&self, children: &[Child], upper: u64) -> (usize, Vec<(Fate, u64)>) {
         let target = self.inserts.then(|| child_for(children, self.first.saturating_sub(1)));
         let with_first = child_for(children, self.first);
@@ -168,8 +168,8 @@ impl Forest {
         Ok(())
     }
 
-    /// Changes what was prepared. Returns what the node has become: nothing, itself, or more than
-    /// one.
+    /// Applies the prepared change. Returns the node's replacements: none, the node itself, or
+    /// several.
     fn apply(
         &mut self,
         disk: &mut dyn Disk,

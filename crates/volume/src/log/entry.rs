@@ -8,11 +8,11 @@ pub(crate) const ENTRY_WORDS: usize = 8;
 const KIND_MAP: u64 = 1;
 const KIND_UNMAP: u64 = 2;
 
-/// What was changed.
+/// A logged change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// `count` virtual blocks from `first` on are mapped to fresh blocks from `physical` on. What
-    /// was mapped there lost a reference.
+    /// `count` virtual blocks from `first` on are mapped to fresh blocks from `physical` on. The
+    /// former blocks lost a reference.
     Map { volume: u64, first: u64, count: u64, physical: u64 },
     /// `count` virtual blocks from `first` on became a hole.
     Unmap { volume: u64, first: u64, count: u64 },
@@ -40,7 +40,7 @@ impl Entry {
     /// The entry with number `sequence`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Checks an entry's words; the error is the damage.
     pub(crate) fn decode(words: &[u64; ENTRY_WORDS], sequence: u64) -> Result<Self, String> {
         let [sum, found_sequence, generation, kind, volume, first, count, physical] = *words;
         if !is_sum_of(sum, &[found_sequence, generation, kind, volume, first, count, physical]) {

@@ -1,4 +1,4 @@
-//! The header of a log: whose it is, and which superblock it builds on.
+//! The header of a log: its store, and the superblock that it builds on.
 
 use super::entry::{ENTRY_WORDS, Entry, checksum_of, is_sum_of};
 use super::memory::LogMemory;
@@ -50,7 +50,7 @@ pub(crate) struct SuperblockId {
     pub(crate) checksum: u64,
 }
 
-/// What a memory holds.
+/// The contents of a log's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// No log.
@@ -72,7 +72,7 @@ pub(crate) enum Found {
     },
 }
 
-/// Reads a log.
+/// Reads a log's header and entries.
 pub(crate) fn look(memory: &dyn LogMemory, uuid: &[u8; 16], place: &LogPlace) -> Found {
     if memory.load(MAGIC_AT) != MAGIC {
         return Found::Blank;
@@ -148,7 +148,7 @@ fn entry_at(sequence: u64, capacity: u64) -> usize {
     slot.saturating_mul(ENTRY_WORDS).saturating_add(HEADER_WORDS)
 }
 
-/// Writes an entry behind the tail: nobody sees it yet.
+/// Writes an entry behind the tail, where readers do not see it yet.
 pub(super) fn put(memory: &dyn LogMemory, sequence: u64, capacity: u64, entry: &Entry) {
     let at = entry_at(sequence, capacity);
     for (index, word) in entry.encode(sequence).into_iter().enumerate() {
@@ -197,7 +197,7 @@ fn forget_next(memory: &dyn LogMemory) {
     memory.store(NEXT_AT, 0);
 }
 
-/// No superblock has generation 0: what is between is not valid.
+/// No superblock has generation 0: a half-written one is not valid.
 fn put_superblock(memory: &dyn LogMemory, at: usize, superblock: SuperblockId) {
     memory.store(at, 0);
     memory.store(at.saturating_add(1), superblock.checksum);

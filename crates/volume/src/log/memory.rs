@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a log's memory outlives.
+/// The events that a log's memory survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Survives {
     /// The process: enough for guests on the same machine, which a power cut ends as well.
@@ -14,8 +14,8 @@ pub enum Survives {
 
 /// Memory of 64-bit words, for a [log](crate::Volumes::recover).
 ///
-/// Stores of one thread become visible in their order to whoever maps the memory after the process
-/// has died. Words outside of it read as zero, and stores to them do nothing.
+/// Stores of one thread become visible in their order to a process that maps the memory after this
+/// process has died. Words outside of the memory read as zero, and stores to them do nothing.
 pub trait LogMemory: fmt::Debug + Send + Sync {
     /// How many words there are.
     fn words(&self) -> usize;
@@ -26,14 +26,15 @@ pub trait LogMemory: fmt::Debug + Send + Sync {
     /// Stores a word behind all stores before it.
     fn store(&self, index: usize, word: u64);
 
-    /// What the memory outlives.
+    /// The events that the memory survives.
     fn survives(&self) -> Survives;
 
-    /// The log in it is empty and its store closed: nobody needs it any more. The default keeps it.
+    /// Called when the log is empty and its store closed: the memory is no longer needed. The
+    /// default keeps it.
     fn discard(&self) {}
 }
 
-/// Memory of this process, for tests and simulations: whoever holds it plays what survives.
+/// Memory of this process, for tests and simulations, which keep a copy to simulate its survival.
 #[derive(Debug)]
 pub struct HeapMemory(Box<[AtomicU64]>);
 
@@ -50,7 +51,7 @@ impl HeapMemory {
         Self(words.into_iter().map(AtomicU64::new).collect())
     }
 
-    /// What is in it now.
+    /// The current contents.
     #[must_use]
     pub fn to_words(&self) -> Vec<u64> {
         self.0.iter().map(|word| word.load(Ordering::Acquire)).collect()

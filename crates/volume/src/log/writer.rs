@@ -37,9 +37,8 @@ impl Log {
         Self { memory, capacity, head: 0, tail: 0, applied: 0, reserved: 0, sealed: None }
     }
 
-    /// Goes on with the log of a process that has died, whose entries are to be replayed: `entries`
-    /// from number `head` on. It builds on `base`, and on nothing else: what was in flight has
-    /// ended.
+    /// Resumes the log of a process that has died, whose entries are to be replayed: `entries` from
+    /// number `head` on. The log builds on `base` alone: no commit is in flight.
     pub(crate) fn resume(memory: Arc<dyn LogMemory>, (head, entries): (u64, u64), base: SuperblockId) -> Self {
         header::set_base(memory.as_ref(), base);
         let capacity = header::capacity(memory.as_ref());
@@ -47,12 +46,12 @@ impl Log {
         Self { memory, capacity, head, tail, applied: head, reserved: 0, sealed: None }
     }
 
-    /// What the memory outlives.
+    /// The events that the memory survives.
     pub(crate) fn survives(&self) -> Survives {
         self.memory.survives()
     }
 
-    /// The memory is not needed any more.
+    /// Discards the memory.
     pub(crate) fn discard(self) {
         self.memory.discard();
     }

@@ -1,4 +1,4 @@
-//! Trees without what is damaged in them.
+//! Trees without their damaged parts.
 
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -31,7 +31,7 @@ impl Fresh {
         Pointer { address: UNPLACED.saturating_add(self.nodes.len() as u64).saturating_sub(1), checksum: 0 }
     }
 
-    /// Gives every node a place, and returns what is to be written there.
+    /// Assigns a place to every node, and returns the blocks to be written there.
     pub(super) fn settle(
         self,
         geometry: &Geometry,
@@ -70,7 +70,7 @@ fn place(placed: &[Pointer], pointer: &mut Pointer) {
     }
 }
 
-/// What a volume has to do without, though it can be read.
+/// The readable parts that a volume has to lose.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cut {
     /// The volume, 0 for all without a cut.
@@ -89,7 +89,7 @@ struct Lost {
     why: Damage,
 }
 
-/// What has become of a node and all below it.
+/// The result for a node and everything below it.
 #[derive(Clone, Debug)]
 struct Mended {
     checksum: u64,
@@ -105,7 +105,7 @@ struct Mended {
     lost: Rc<Vec<Lost>>,
 }
 
-/// What has become of a volume's tree.
+/// The result for a volume's tree.
 #[derive(Debug)]
 pub(super) struct Outcome {
     root: Option<Root>,
@@ -183,7 +183,7 @@ impl<'a, 'b> Mender<'a, 'b> {
         self.used
     }
 
-    /// Blocks that two claim, by what was mended.
+    /// Blocks that two volumes claim, after mending.
     pub(super) fn rivals(&mut self, records: &[Record], only_copies: bool) -> Vec<Rivals> {
         let blocks = self.claims.rivals(records, &self.catalogue, self.geometry.node_blocks(), only_copies);
         super::rivals::name(self.source, records, &self.catalogue, self.geometry.node_blocks(), &blocks)
@@ -224,7 +224,7 @@ impl<'a, 'b> Mender<'a, 'b> {
         outcome
     }
 
-    /// Mends what a pointer leads to, or says why it does not lead to what it means.
+    /// Mends the node of a pointer, or returns why the node does not fit the pointer.
     fn node(&mut self, volume: u64, pointer: Pointer, level: u8, newest: u64, cut: &Cut) -> Result<Mended, Damage> {
         let address = pointer.address;
         let damage = |what: String| Damage { place: Place::Node(address), what };
@@ -316,7 +316,7 @@ impl<'a, 'b> Mender<'a, 'b> {
                     mended.end = below.end;
                     mended.extents = mended.extents.saturating_add(below.extents);
                     mended.blocks = mended.blocks.saturating_add(below.blocks);
-                    // What a subtree has lost at its end goes as far as the subtree may.
+                    // A subtree's loss at its end extends to the end of the subtree.
                     lost.extend(below.lost.iter().map(|lost| Lost { end: lost.end.min(upper), ..lost.clone() }));
                     kept.extend(below.kept.map(|(key, pointer)| Child { key, pointer }));
                 }

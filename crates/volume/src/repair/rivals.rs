@@ -29,7 +29,7 @@ pub struct Rivals {
     pub is_catalogue: bool,
 }
 
-/// Who has which block, by what was read.
+/// The claims of volumes on blocks, as far as they were read.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     /// Nodes, with the volumes that came upon them.
@@ -46,7 +46,7 @@ impl Claims {
         self.data.push((entry, volume));
     }
 
-    /// Blocks (first, count) that two claim who cannot both have them, in order.
+    /// Blocks (first, count) that two volumes claim and only one of them can have, in order.
     pub(super) fn rivals(
         &mut self,
         records: &[Record],
@@ -81,7 +81,8 @@ impl Claims {
     /// Data that is at two virtual blocks, or of two families.
     fn data_of_strangers(&mut self, families: &Families, all: &mut RangeSet) {
         self.data.sort_unstable_by_key(|(entry, volume)| (entry.physical, *volume));
-        // The one that goes furthest: what agrees with it agrees with what it agrees with.
+        // The claim that reaches furthest: a claim compatible with it is compatible with all claims
+        // that it is compatible with.
         let mut furthest: Option<(Entry, u64)> = None;
         for (entry, volume) in &self.data {
             if let Some((other, rival)) = furthest {
@@ -99,7 +100,7 @@ impl Claims {
     }
 }
 
-/// Finds out whose they are.
+/// Finds the volumes of the claims.
 pub(super) fn name(
     source: &mut dyn Source,
     records: &[Record],
@@ -128,7 +129,7 @@ pub(super) fn name(
     rivals.filter(|rivals| !rivals.volumes.is_empty()).collect()
 }
 
-/// What the volumes of these names give up: all that another one claims as well.
+/// The blocks that the volumes of these names lose: all that another volume claims as well.
 pub(super) fn cuts(records: &[Record], rivals: &[Rivals], losers: &[String]) -> Result<Vec<Cut>, RepairError> {
     let mut cuts = Vec::new();
     for loser in losers {

@@ -1,4 +1,4 @@
-//! What each operation does, and refuses.
+//! The effect of each operation, and its errors.
 
 use sidecore_units::Vlba;
 
@@ -196,7 +196,7 @@ fn a_quota_counts_what_is_referred_to() {
     let id = volumes.create(&NewVolume { name: "a".to_owned(), blocks: 1000, quota_blocks: Some(100) }, 1).unwrap();
     write(&mut volumes, &mut disk, id, 0, 60).unwrap();
     let grant = volumes.allocate(&mut disk, id, range(100, 30)).unwrap();
-    // Ten are left, and what is mapped already costs nothing.
+    // Ten are left, and blocks already mapped cost nothing.
     let second = volumes.allocate(&mut disk, id, range(50, 30)).unwrap();
     assert_eq!(second.range(), range(50, 20));
     assert!(matches!(
@@ -251,9 +251,9 @@ fn names_sizes_and_ranges_are_checked() {
         assert!(matches!(volumes.allocate(&mut disk, id, range(first, count)), Err(VolumeError::OutOfRange { .. })));
         assert!(matches!(volumes.unmap(&mut disk, id, range(first, count)), Err(VolumeError::OutOfRange { .. })));
     }
-    let nobody = VolumeId(99);
-    assert!(matches!(volumes.delete(&mut disk, nobody), Err(VolumeError::NoSuchVolume(_))));
-    assert!(matches!(volumes.rename(nobody, "x"), Err(VolumeError::NoSuchVolume(_))));
+    let missing = VolumeId(99);
+    assert!(matches!(volumes.delete(&mut disk, missing), Err(VolumeError::NoSuchVolume(_))));
+    assert!(matches!(volumes.rename(missing, "x"), Err(VolumeError::NoSuchVolume(_))));
     commit(&mut volumes, &mut disk);
     clean(&reopen(volumes, &mut disk), &mut disk);
 }

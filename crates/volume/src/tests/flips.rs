@@ -69,8 +69,8 @@ fn check_against(disk: &mut MemoryDisk, truth: &Truth, generation: u64, what: &s
             Ok(mapped) => {
                 let flat = |(first, count, physical, _): (u64, u64, u64, bool)| (first, count, physical);
                 let found = mapped.extents.iter().map(|extent| (extent.first.0, extent.count, extent.physical.0));
-                // In a damaged store what is shared cannot always be told: then it counts as
-                // shared. What does not is written in place.
+                // In a damaged store sharing is not always known: then a block counts as shared.
+                // Other blocks are written in place.
                 let shared: Vec<_> = wanted.iter().filter(|(.., shared)| *shared).collect();
                 for own in mapped.extents.iter().filter(|extent| !extent.shared) {
                     let (first, end) = (own.first.0, own.first.0 + own.count);
@@ -166,7 +166,7 @@ fn a_superblock_pair_that_is_half_written_is_no_fault() {
         let looked = Volumes::open_with(&mut disk, &looks).unwrap();
         assert_eq!((looked.damage(), looked.generation()), (&[][..], volumes.generation()), "round {round}");
         clean(&looked, &mut disk);
-        // Whoever writes repairs it first.
+        // A writer repairs the copy first.
         let opened = Volumes::open(&mut disk).unwrap();
         assert_eq!((opened.damage(), opened.read_only()), (&[][..], None));
         let mut now = vec![0; NODE_BYTES];
@@ -196,7 +196,7 @@ fn a_damaged_copy_of_the_superblock_is_noted_and_repaired() {
     assert_eq!(volumes.damage().iter().map(|damage| damage.place).collect::<Vec<_>>(), [Place::Superblock(second)]);
     assert_eq!(volumes.read_only(), None);
     assert_eq!(truth(&mut volumes, &mut disk), before);
-    // It is whole again already.
+    // The copy is whole again already.
     let mut volumes = Volumes::open(&mut disk).unwrap();
     assert_eq!(volumes.damage(), []);
     clean(&volumes, &mut disk);

@@ -1,5 +1,5 @@
-//! The death of the process: what was answered is there. The large simulation is in verify/sim;
-//! these are the rules, one at a time.
+//! The death of the process: answered changes survive. The large simulation is in verify/sim; these
+//! are the rules, one at a time.
 
 use std::sync::Arc;
 
@@ -323,7 +323,7 @@ fn a_log_of_another_state_of_the_store_is_not_replayed() {
     let old = disk.clone();
     write(&mut volumes, &mut disk, id, 0, 1).unwrap();
     drop(volumes);
-    // Somebody without the log has changed it.
+    // A program without the log has changed the store.
     let mut volumes = Volumes::open(&mut disk).unwrap();
     write(&mut volumes, &mut disk, id, 7, 1).unwrap();
     commit(&mut volumes, &mut disk);
@@ -388,7 +388,7 @@ fn a_store_that_was_in_use_under_this_boot_misses_its_log() {
 }
 
 #[test]
-fn entries_that_nobody_wrote_neither_panic_nor_spoil_the_store() {
+fn entries_that_no_guest_wrote_neither_panic_nor_spoil_the_store() {
     let (disk, memory, mut volumes, id) = logged(100);
     let mut disk_at_death = disk.clone();
     write(&mut volumes, &mut disk_at_death, id, 0, 300).unwrap();
@@ -421,7 +421,7 @@ fn entries_that_nobody_wrote_neither_panic_nor_spoil_the_store() {
         assert_eq!(recovery.loss.is_some(), volumes.read_only().is_some(), "seed {seed}: {recovery:?}");
         if recovery.loss.is_some() {
             refusals += 1;
-            // What is on the disk is a store as before.
+            // The store on the disk is as before.
             clean(&Volumes::open(&mut disk).unwrap(), &mut disk);
         } else {
             replays += 1;
@@ -447,7 +447,7 @@ fn any_word_of_a_log_may_be_damaged() {
         bad[at] = if seed.is_multiple_of(2) { bad[at] ^ 1 << (random() % 64) } else { random() };
         let mut disk = disk.clone();
         let (mut volumes, recovery) = revive(&mut disk, &Arc::new(HeapMemory::of_words(bad)));
-        // Whatever is not there is said to be missing.
+        // Missing changes are reported as missing.
         if recovery.loss.is_none() {
             assert_eq!(mapping(&mut volumes, &mut disk, id), expected, "word {at}");
         }

@@ -55,7 +55,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A volume as it should be: its blocks, with what is in them.
+/// The expected volume: its blocks and their contents.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Wanted {
     blocks: u64,
@@ -68,7 +68,7 @@ struct World {
     volumes: Volumes,
     wanted: BTreeMap<VolumeId, Wanted>,
     durable: BTreeMap<VolumeId, Wanted>,
-    /// What is in each physical block. Linked data is written before.
+    /// The contents of each physical block. Linked data is written before.
     store: BTreeMap<u64, u64>,
     grants: Vec<Grant>,
     later: Option<(crate::Commit, BTreeMap<VolumeId, Wanted>)>,
@@ -277,7 +277,7 @@ impl World {
         self.pick(index).filter(|id| !self.wanted[id].read_only)
     }
 
-    /// What is mapped has to be what was written, and shared where it is.
+    /// Mappings must match the writes, and be shared where the model's are.
     fn compare(&mut self) {
         let mut references: BTreeMap<u64, u64> = BTreeMap::new();
         let mut mapped_shared: BTreeMap<u64, bool> = BTreeMap::new();
@@ -302,7 +302,7 @@ impl World {
             let info = self.volumes.get(*id).unwrap();
             assert_eq!((info.blocks, info.allocated_blocks), (wanted.blocks, wanted.contents.len() as u64));
         }
-        // What lost a reference counts as shared until that is durable.
+        // A block that lost a reference counts as shared until that is durable.
         let is_exact = !self.volumes.needs_commit() && !self.volumes.is_committing();
         for (physical, count) in references {
             let shared = mapped_shared[&physical];
@@ -314,7 +314,7 @@ impl World {
         }
     }
 
-    /// What volumes are said to share is what others map, too.
+    /// Blocks reported as shared are mapped by another volume too.
     fn compare_usage(&mut self, mappings: &[(VolumeId, u64)]) {
         let mut users: BTreeMap<u64, BTreeSet<VolumeId>> = BTreeMap::new();
         for (id, physical) in mappings {

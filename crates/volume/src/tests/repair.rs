@@ -1,4 +1,4 @@
-//! Damage of every kind, what is served in spite of it, and repair.
+//! Damage of every kind, the service in spite of it, and repair.
 
 use super::flips::{Truth, forge, merged, node_offsets, small_store, truth, with_tree};
 use crate::node::{Body, Entry, Root};
@@ -42,8 +42,8 @@ fn without(mapping: &[(u64, u64, u64, bool)], lost: &[(u64, u64)]) -> Vec<(u64, 
     merged(kept.collect())
 }
 
-/// Repairs, and compares what is there then with what was there before, without what was said to be
-/// lost. Returns how much that was: (volumes, parts).
+/// Repairs, and compares the result with the contents before, without the parts reported as lost.
+/// Returns the size of the loss: (volumes, parts).
 fn repair(disk: &mut MemoryDisk, truth: &Truth, what: &str) -> (u64, usize) {
     let repair = plan_repair(disk, &[]).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert!(repair.is_needed() && repair.is_decided(), "{what}");
@@ -103,7 +103,7 @@ fn every_kind_of_block_can_be_damaged_and_repaired() {
         let named = opened.list().filter(|info| info.state == VolumeState::Damaged).count();
         drop(opened);
         let lost = repair(&mut disk, &truth, &format!("node at {offset}"));
-        // What a list calls damaged has lost something, and nothing else has.
+        // Each volume listed as damaged has lost data, and no other has.
         assert_eq!(named > 0, lost.1 > 0, "node at {offset}: {lost:?}");
         of_volumes += u64::from(lost.0 > 0);
         of_parts += u64::from(lost.1 > 0);
@@ -277,8 +277,8 @@ fn two_volumes_that_claim_one_block_are_named_and_the_caller_says_which_loses_it
         let names: Vec<&str> = plan.rivals[0].volumes.iter().map(|(_, name)| name.as_str()).collect();
         assert!(names.contains(&"a") && names.contains(&"b"), "{names:?}");
         assert!(plan.write(&mut disk).is_err());
-        let nobody = plan_repair(&mut disk, &["nobody".to_owned()]).unwrap_err();
-        assert!(matches!(nobody, RepairError::NoSuchVolume(_)));
+        let missing = plan_repair(&mut disk, &["missing".to_owned()]).unwrap_err();
+        assert!(matches!(missing, RepairError::NoSuchVolume(_)));
         let innocent = plan_repair(&mut disk, &["empty".to_owned()]).unwrap_err();
         assert!(matches!(innocent, RepairError::NoRival(_)));
 
@@ -326,7 +326,7 @@ fn damage_found_while_it_runs_freezes_the_store_and_what_was_done_before_is_kept
     assert!(matches!(volumes.map(&mut disk, a, range(0, 9), 9), Err(VolumeError::Damaged { .. })));
     assert!(volumes.is_frozen() && volumes.needs_commit() && volumes.is_dirty(b));
     assert!(matches!(write(&mut volumes, &mut disk, b, 800, 1), Err(VolumeError::StoreDamaged(_))));
-    // What was answered before becomes durable.
+    // Changes answered before become durable.
     commit(&mut volumes, &mut disk);
     assert!(!volumes.is_dirty(b));
     let mut opened = Volumes::open(&mut disk).unwrap();

@@ -1,4 +1,4 @@
-//! What is shared, and what deleting would free.
+//! Shared blocks, and blocks that a delete would free.
 
 use sidecore_units::Vlba;
 

@@ -1,4 +1,4 @@
-//! What is mapped in a volume, and where.
+//! The mappings of a volume.
 
 use sidecore_extent::{BlockRange, Extent};
 use sidecore_units::{Plba, Vlba};
@@ -15,12 +15,12 @@ use crate::node::Entry;
 
 /// Pieces of one grant.
 const MAX_PIECES: usize = 32;
-/// Pieces of what is mapped already that one grant looks at.
+/// The most mapped pieces that one grant looks at.
 const MAX_LOOKED_AT: usize = 1024;
 
 impl Volumes {
-    /// What is mapped in `range`, at most `max_extents` of it. Extents are clipped to the range and
-    /// in order; what lies between them is hole.
+    /// The mappings in `range`, at most `max_extents` of them. Extents are clipped to the range and
+    /// in order; gaps between them are holes.
     ///
     /// # Errors
     /// [`VolumeError`]: no such volume or range, a damaged volume, the disk.
@@ -40,9 +40,9 @@ impl Volumes {
         Ok(Mapped { extents: found.iter().map(extent).collect(), covered })
     }
 
-    /// Fresh blocks for `range`, or for its first part if they are scattered: behind the blocks in
-    /// front of the range, if possible. Nothing is mapped yet. What is a hole now is charged to the
-    /// quota.
+    /// Allocates fresh blocks for `range`, or for its first part if they are scattered: behind the
+    /// blocks in front of the range, if possible. Nothing is mapped yet. Holes in the range are
+    /// charged to the quota.
     ///
     /// # Errors
     /// [`VolumeError`]: no such volume or range, a read-only or damaged volume,
@@ -52,7 +52,7 @@ impl Volumes {
         let (first, end) = inside(range, volume.info.blocks)?;
         let tree = volume.tree;
         if self.disk_is_full.is_some() {
-            // What is written there could not be made durable.
+            // Data written there could not be made durable.
             return Err(self.no_space());
         }
         let quota_blocks = volume.info.quota_blocks;
@@ -107,7 +107,7 @@ impl Volumes {
         Ok(Grant { volume: id, range, extents, charged_blocks })
     }
 
-    /// Maps the granted blocks. What was mapped there loses a reference.
+    /// Maps the granted blocks. The former blocks lose a reference.
     ///
     /// The data has to be in them already: with the next commit they are what the volume has.
     ///
@@ -157,8 +157,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Gives granted blocks back. They may be somebody else's at once: nobody may write to them any
-    /// more.
+    /// Returns granted blocks. They may become another volume's at once: no write to them may
+    /// follow.
     pub fn release(&mut self, grant: Grant) {
         if let Some(log) = &mut self.log {
             log.release(grant.extents.len() as u64);
@@ -175,7 +175,7 @@ impl Volumes {
         }
     }
 
-    /// Makes `range` a hole. Blocks that nobody else refers to are freed with the next commit.
+    /// Makes `range` a hole. Blocks without another reference are freed with the next commit.
     ///
     /// # Errors
     /// [`VolumeError`]: no such volume or range, a read-only or damaged volume,
@@ -217,11 +217,11 @@ impl Volumes {
         self.change(disk, id, (first, end), Vec::new(), need)
     }
 
-    /// Maps the blocks that `from` has in its range at `to` as well; what is hole there becomes
-    /// hole here. What was mapped there loses a reference.
+    /// Maps the blocks of `from` in its range at `to` as well; holes there become holes here. The
+    /// former blocks lose a reference.
     ///
-    /// The caller knows that this is what is wanted: for deduplication, that the contents are
-    /// equal, and stay so.
+    /// The caller guarantees that this is right: for deduplication, that the contents are equal,
+    /// and stay so.
     ///
     /// # Errors
     /// [`VolumeError`]: no such volume or range, ranges of a volume that

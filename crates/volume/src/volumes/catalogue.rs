@@ -81,7 +81,7 @@ impl Volumes {
             created_at_unix_s: now_unix_s,
             ..volume.info.clone()
         };
-        // What cannot be read is not worth a copy.
+        // An unreadable tree is not worth a copy.
         if let Some(root) = tree.root {
             let node = self.forest.nodes.get(disk, root.pointer, tree.kind, root.level);
             node.map_err(|error| self.fail(id, error))?;
@@ -130,7 +130,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Another name.
+    /// Renames a volume.
     ///
     /// # Errors
     /// [`VolumeError`]: the name, no space.

@@ -57,7 +57,7 @@ impl Volumes {
     }
 
     /// Seals the transaction: all changes until now, and none that come later. `None` if there are
-    /// none, if a commit is under way ([`is_committing`](Self::is_committing)), or if the store is
+    /// none, if a commit is in flight ([`is_committing`](Self::is_committing)), or if the store is
     /// read only. A transaction that the disk had no space for is begun again, as it was.
     pub fn begin_commit(&mut self) -> Option<Commit> {
         if !self.needs_commit() {
@@ -89,9 +89,9 @@ impl Volumes {
         }
     }
 
-    /// The commit was written, or not. What it freed can be reused after the caller's grace period.
-    /// If the disk had no space for it, it is kept, and the next one is it again. After any other
-    /// error nothing is changed any more: what is on the disk now is the generation before or this
+    /// Ends a commit, with its result. The blocks that it freed can be reused after the caller's
+    /// epoch. If the disk had no space for it, the commit is kept, and is the next one again. After
+    /// any other error the store takes no changes: the disk holds the generation before or this
     /// one, which the next open finds out.
     pub fn end_commit(&mut self, commit: Commit, result: Result<(), CommitError>) -> Freed {
         if let Err(error) = &result
@@ -129,13 +129,13 @@ impl Volumes {
         }
     }
 
-    /// A flush of the disk has failed, whoever asked for it: what was written before may be lost,
-    /// also what a commit would build on. Nothing is changed any more.
+    /// Records that a flush of the disk has failed, on behalf of any user: earlier writes may be
+    /// lost, also those that a commit would build on. The store takes no more changes.
     pub fn flush_failed(&mut self, error: &io::Error) {
         self.fail_for_good(format!("the disk could not be flushed: {error}"));
     }
 
-    /// Nothing is written any more until the store is opened again.
+    /// Stops all writes until the store is opened again.
     fn fail_for_good(&mut self, why: String) {
         if self.cannot_commit().is_none() {
             self.read_only = Some(why);
@@ -143,8 +143,8 @@ impl Volumes {
         }
     }
 
-    /// The caller's word that no I/O from before is left: the blocks are free, and what has only
-    /// one reference left may be written in place.
+    /// Makes freed blocks reusable, on the caller's word that no earlier I/O is in flight: blocks
+    /// with one remaining reference may then be written in place.
     pub fn reuse(&mut self, freed: Freed) {
         for range in freed.ranges {
             self.forest.allocator.reuse(range.first.0, range.count);

@@ -14,7 +14,7 @@ use crate::grant::Grant;
 use crate::info::VolumeId;
 use crate::log::{Change, Entry, Found, Log, LogMemory, LogPlace, SuperblockId, Survives, look};
 
-/// What came of the log that the last process has left.
+/// The result of replaying the last process's log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// Changes that were answered and are durable now.
@@ -24,7 +24,7 @@ pub struct Recovery {
     pub loss: Option<String>,
 }
 
-/// What the store's log is good for.
+/// The use of the store's log.
 enum Verdict {
     /// Entries to replay, from this number on.
     Replay { head: u64, entries: Vec<Result<Entry, String>>, has_loss: bool },
@@ -37,9 +37,9 @@ enum Verdict {
 }
 
 impl Volumes {
-    /// Replays the log that a process has left in `memory`, and keeps a log there from now on. To
-    /// be called behind [`open`](Self::open), before anybody is served; it commits. Errors make the
-    /// store read only, and its log is kept.
+    /// Replays the log that a process has left in `memory`, and keeps a log there from now on. Call
+    /// after [`open`](Self::open), before any guest is served; it commits. Errors make the store
+    /// read only, and its log is kept.
     ///
     /// `place` is where the store is: a log of another place or boot is not this store's.
     pub fn recover(&mut self, disk: &mut dyn Disk, memory: Arc<dyn LogMemory>, place: &LogPlace) -> Recovery {
@@ -47,7 +47,7 @@ impl Volumes {
         let uuid = self.uuid();
         let verdict = self.verdict(look(memory.as_ref(), &uuid, place), place);
         if let Some(why) = &self.read_only {
-            // Mappings that are not there would be zeroes to whoever reads.
+            // Missing mappings would read as zeros.
             recovery.loss = match verdict {
                 Verdict::Begin => None,
                 Verdict::Replay { entries, has_loss: false, .. } if !self.is_outstanding(&entries) => None,
@@ -94,7 +94,7 @@ impl Volumes {
         Recovery { replayed: 0, loss: was_in_use.then(|| "the store was in use with a log, which is gone".to_owned()) }
     }
 
-    /// What the log's memory outlives, if there is a log.
+    /// The events that the log's memory survives, if there is a log.
     #[must_use]
     pub fn log_survives(&self) -> Option<Survives> {
         self.log.as_ref().map(Log::survives)
@@ -118,7 +118,7 @@ impl Volumes {
         self.log.as_ref().map_or(0, Log::len)
     }
 
-    /// The next commit says that the store is closed: nobody changes mappings any more.
+    /// Marks the store as closed with the next commit: no mappings change after this.
     pub fn close(&mut self) {
         if self.superblock.in_use.take().is_some() {
             self.changed = true;
@@ -156,11 +156,11 @@ impl Volumes {
             // A log of a store that was closed has nothing to say, damaged or not.
             Found::Damaged(_) if !was_in_use => Verdict::Begin,
             Found::Damaged(what) => Verdict::Unfit(what),
-            // Who closed the store has ended the guests' connections in order.
+            // A program that closed the store has ended the guests' connections in order.
             Found::Log { builds_on, has_loss, head, entries } if builds_on.contains(&self.durable) => {
                 Verdict::Replay { head, entries, has_loss: has_loss && was_in_use }
             }
-            // Whoever closed or repaired the store since has answered for these entries.
+            // A program that closed or repaired the store since is responsible for these entries.
             Found::Log { entries, .. } if entries.is_empty() || !was_in_use => {
                 lost("its log builds on another state of it")
             }

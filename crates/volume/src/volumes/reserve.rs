@@ -1,4 +1,4 @@
-//! Space on the disk for what is kept for metadata.
+//! Space on the disk for the reserve of the metadata.
 //!
 //! A store may lie on a file with holes, on a filesystem that gets full. Then a delete or a
 //! discard, which would free space, needs some first: for the nodes of its transaction. So the
@@ -30,7 +30,7 @@ impl Volumes {
         ranges.iter().map(|(first, count)| PhysicalRange { first: Plba(first), count }).collect()
     }
 
-    /// The disk has space there, or it is full, and what it said.
+    /// Records that the disk has space there, or that it is full, with its error.
     pub fn set_backed(&mut self, ranges: &[PhysicalRange], full: Option<String>) {
         for range in ranges {
             self.backed.cover(range.first.0, range.count);
