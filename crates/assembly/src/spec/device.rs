@@ -62,8 +62,8 @@ pub const STRUCTURE: &[Key] = &[
         "socket",
         Kind::Path,
         "\"/run/sidecore/disk.sock\"",
-        "the socket that it is served on, of vhost-user or, for `nvme`, of vfio-user: at most 107 bytes, in a \
-         directory that exists. What a dead daemon left there is replaced",
+        "the socket that it is served on, of vhost-user or, for `nvme`, of vfio-user: at most 107 bytes. The \
+         daemon makes the directory (0755) if only that is missing. What a dead daemon left there is replaced",
     ),
     Key::new(
         "socket_owner",
