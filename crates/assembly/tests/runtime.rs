@@ -117,7 +117,7 @@ fn what_cannot_be_added_is_said_and_leaves_everything_as_it_was() {
     assert!(message(&named("no"), None).contains("names store \"no\""));
     let lost = DeviceSpec { sidecores: vec!["no".to_owned()], ..named("mem") };
     assert!(message(&lost, None).contains("names sidecore \"no\""));
-    let nowhere = DeviceSpec { socket: path.join("no/such.sock"), ..named("file") };
+    let nowhere = DeviceSpec { socket: path.join("no/such/new.sock"), ..named("file") };
     assert!(message(&nowhere, None).starts_with("device \"new\": "));
     let circle = StoreSpec::in_front_of("new", "new", StageSpec::Delay(Nanos::ZERO));
     assert!(matches!(assembly.add_device(&new, Some(&circle)), Err(AssemblyError::Cycle { .. })));

@@ -290,7 +290,7 @@ fn what_cannot_be_started_is_said_and_leaves_nothing_behind() {
     assert!(message(&spec).contains("1 to 64 queues"));
     // The second device's socket fails when the first is being served already.
     let mut spec = self::spec(directory.path(), vec![ram("one", 1 << 20), ram("two", 1 << 20)]);
-    spec.devices[1].socket = directory.path().join("no/such.sock");
+    spec.devices[1].socket = directory.path().join("no/such/new.sock");
     assert!(message(&spec).starts_with("device \"two\": "));
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     assert!(matches!(
