@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    Affected, ControllerSpec, CrashLogSpec, DeviceSpec, Fault, FaultPlan, FaultRule, FileOptions, FormatSpec, IdleMode,
-    SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec, When,
+    Affected, ControllerSpec, CrashLogSpec, DeviceSpec, Fault, FaultPlan, FaultRule, FileOptions, FormatSpec,
+    FrontEndSpec, IdleMode, NvmeSpec, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec, When,
 };
 use sidecore_assembly::{Assembly, ControllerHandle, ErrorKind};
 use sidecore_driver::{NvmeClient, NvmeCommand, NvmeStatus, admin_opcode, register};
@@ -205,10 +205,17 @@ fn the_primary_controller_knows_volumes_and_functions() {
     assembly.add_device(&spec.devices[ONE], None).unwrap();
     assert_eq!(secondary(&mut pf), [(1, true), (2, true)]);
     // One that is only read manages nothing.
-    let reader = DeviceSpec { read_only: true, store: "pf".to_owned(), ..function(directory.path(), "r", ADAPTIVE) };
+    let own = NvmeSpec { model: Some("Acme 9000".to_owned()), ..NvmeSpec::default() };
+    let reader = DeviceSpec {
+        front_end: FrontEndSpec::Nvme(own),
+        read_only: true,
+        store: "pf".to_owned(),
+        ..function(directory.path(), "r", ADAPTIVE)
+    };
     assembly.add_device(&reader, None).unwrap();
     let reader = connect(&reader.socket);
     assert_eq!(reader.controller().optional_admin_commands & both, 0);
+    assert_eq!(reader.controller().model, "Acme 9000");
 }
 
 #[test]

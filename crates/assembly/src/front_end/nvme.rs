@@ -117,9 +117,13 @@ impl Nvme {
             }
         });
         let queues = Arc::new(QueueSet::new(options, runners, report).map_err(failed)?);
+        let mut identity = identity(&spec.name, &spec.store, serial, manager.is_some());
+        if let Some(model) = &own.model {
+            identity.model.clone_from(model);
+        }
         let setup = FunctionSetup {
             name: spec.name.clone(),
-            identity: identity(&spec.name, &spec.store, serial, manager.is_some()),
+            identity,
             queue_pairs: spec.queues,
             interrupts: own.interrupts,
             doorbells,

@@ -144,6 +144,9 @@ keys! {
         keys {
             "interrupts" => interrupts: Interrupts = Interrupts::MsiX, Kind::Word(&["msi-x", "msi"]), "`\"msi-x\"`",
                 "how the function interrupts its driver, `msi-x` or `msi`; see below";
+            "model" => model: Option<String> = None, Kind::Text, "says that it is Sidecore's",
+                "the model number that the guest sees, 1 to 40 bytes of ASCII: a part of `/dev/disk/by-id` names",
+                is_model;
             "block_size" => block_bytes: Option<u32> = None, Kind::Number(1, u32::MAX as u64), "the store's",
                 "the size of the namespace's blocks in bytes, 512 or 4096, and not less than the store's",
                 is_block_size;
@@ -276,6 +279,15 @@ fn is_block_size(value: &Value) -> Result<(), String> {
     } else {
         Err("`block_size` of a device is 512 or 4096".to_owned())
     }
+}
+
+/// Identify Controller has 40 bytes of ASCII for it, padded with spaces (NVMe base 2.0, 5.17.2.1).
+fn is_model(value: &Value) -> Result<(), String> {
+    let text = value.text();
+    if (1..=40).contains(&text.len()) && text.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
+        return Ok(());
+    }
+    Err("`model` is empty, more than 40 bytes, or not plain ASCII".to_owned())
 }
 
 /// A serial number fits into the answer to a guest that asks for it.

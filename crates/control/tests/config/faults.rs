@@ -181,6 +181,13 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         &["more than 20 bytes"],
     ),
     (
+        "a model number that is too long",
+        "[[device]]\nname = \"x\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"x.sock\"\nread_only = true\n\
+         model = \"12345678901234567890123456789012345678901\"\n",
+        "7:9",
+        &["`model` is empty, more than 40 bytes"],
+    ),
+    (
         "a range backwards",
         "[[store]]\nname = \"x\"\ntype = \"fault\"\nstore = \"mem\"\nranges = [[9, 8]]\n",
         "5:10",
