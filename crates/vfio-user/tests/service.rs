@@ -435,9 +435,9 @@ fn the_socket_file_is_this_users_and_no_others() {
     std::fs::write(&file, "precious").unwrap();
     let error = fixture.service.serve(&file, Access::default(), PciEndpoint(Function::new()), None).unwrap_err();
     assert!(matches!(error, ServerError::NotASocket { .. }), "{error}");
-    let nowhere = fixture.path("nowhere/socket");
+    let nowhere = fixture.path("no/where/socket");
     match fixture.service.serve(&nowhere, Access::default(), PciEndpoint(Function::new()), None) {
-        Err(ServerError::Io { error, .. }) => assert_eq!(error.kind(), ErrorKind::NotFound),
+        Err(ServerError::Directory { error, .. }) => assert_eq!(error.kind(), ErrorKind::NotFound),
         other => panic!("{other:?}"),
     }
 }
