@@ -1,87 +1,36 @@
 //! The running graph: started from its spec, changed while it runs, asked how it fares, drained.
 
-mod late;
-
-use std::collections::{BTreeMap, HashMap};
-use std::num::NonZeroUsize;
-use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use sidecore_linux::Clock;
-use sidecore_nvme_subsystem::{FunctionState, NamespaceIds, Subsystems, restore};
-use sidecore_peer::{Access, Service};
-use sidecore_sidecore::{Sidecore, SidecoreThread};
+use sidecore_sidecore::Sidecore;
 use sidecore_units::Nanos;
 
 use crate::AssemblyError;
-use crate::controllers::{ControllerHandle, Controllers, VolumeChange};
-use crate::core_watch::CoreWatch;
+use crate::controllers::ControllerHandle;
 use crate::disk::Disk;
-use crate::front_end::{NvmeParts, NvmeThreads};
+use crate::graph::{Graph, Lists, Occasion, lock, open_alone, serve_created};
 use crate::left::LeftDevice;
-use crate::opening::{self, Opening};
-use crate::pending::PendingDisk;
-use crate::report::{ClosedControllerReport, DeviceReport, SidecoreReport, Stats};
-use crate::spec::{DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
-use crate::stores::Stores;
-use crate::volume_service::Volumes;
+use crate::plan::{Verb, bottom, check, find_store, is_file, plan};
+use crate::report::{ClosedControllerReport, DeviceReport, DeviceState, SidecoreReport, Stats};
+use crate::spec::{DeviceSpec, Spec, StoreSpec};
+use crate::stores::Progress;
 
 /// A daemon's sidecores, stores, controllers and devices. Dropping it drains it.
 pub struct Assembly {
     clock: Clock,
     started_at: Nanos,
     sidecores: Vec<Sidecore>,
-    /// Locked for as long as it takes to look at the list, and by no sidecore.
-    disks: Arc<Mutex<Vec<Arc<Disk>>>>,
-    controllers: Controllers,
-    /// The devices that were there at the start, in their order.
-    order: Mutex<Vec<String>>,
-    /// Devices whose stores are not open.
-    pending: Mutex<Vec<PendingDisk>>,
-    /// What the start did not wait for.
-    opening: Mutex<Option<Opening>>,
-    /// Locked for as long as a change takes: the opening of a store, for instance.
+    lists: Lists,
     graph: Arc<Mutex<Graph>>,
-    /// The controllers that a physical function's host manages.
-    subsystems: Arc<Subsystems>,
-}
-
-/// What only changes take.
-pub(crate) struct Graph {
-    stores: Stores,
-    /// Those that controllers own.
-    owned: Vec<String>,
-    threads: Vec<SidecoreThread>,
-    /// Notices when sidecores lose their cores.
-    core_watch: Option<CoreWatch>,
-    /// Serves the sockets of all devices, once there is one.
-    service: Option<Arc<Service>>,
-    /// Those of NVMe functions, once there is one.
-    nvme: Option<Arc<NvmeThreads>>,
-    /// It has been drained, or is about to be: nothing is added any more.
-    pub(crate) ends: bool,
-}
-
-impl Graph {
-    fn service(&mut self) -> Result<Arc<Service>, AssemblyError> {
-        if self.service.is_none() {
-            self.service = Some(Arc::new(Service::start(NonZeroUsize::MIN).map_err(AssemblyError::Threads)?));
-        }
-        self.service.clone().ok_or(AssemblyError::Ending)
-    }
-
-    /// Closes the stores that no device and no controller leads to.
-    pub(crate) fn close_unused(&mut self, disks: &[Arc<Disk>]) {
-        let used = disks.iter().filter_map(|disk| disk.leads_to());
-        self.stores.close_unused(used.chain(self.owned.clone()));
-    }
 }
 
 impl Assembly {
-    /// Opens the stores and the controllers, starts the sidecores, and serves each device on its socket. A volume that is
-    /// damaged keeps no other device from being served: its own is listed with the reason. A store that does not answer
-    /// within a few seconds, or has requests in flight of a daemon that was killed, is not waited for any longer: its
-    /// devices come later, if [`Assembly::serve_late`] is called.
+    /// Opens the stores and the controllers, starts the sidecores, and serves each device on its
+    /// socket. A volume that is damaged keeps no other device from being served: its own is listed
+    /// with the reason. A store that does not answer within a few seconds, or has requests in flight
+    /// of a daemon that was killed, is not waited for any longer: its devices come later, if
+    /// [`Assembly::serve_late`] is called.
     ///
     /// # Errors
     /// The first thing that cannot be had; what was started until then is stopped again.
@@ -89,92 +38,76 @@ impl Assembly {
         Self::take_over(spec, &mut Vec::new())
     }
 
-    /// The same, and goes on with the VMMs that another process has [left](Assembly::hand_over). One that this is not possible
-    /// with is disconnected, and the log says why.
+    /// The same, and resumes the VMMs that another process has [handed over](Assembly::hand_over).
+    /// A VMM that cannot be resumed is disconnected, and the log says why.
     ///
     /// # Errors
-    /// As [`Assembly::start`]. What has not been gone on with by then is still in `left`: all of it, unless a socket cannot be
-    /// made.
+    /// As [`Assembly::start`]. Connections that were not resumed by then are still in `left`: all of
+    /// them, unless a socket cannot be made.
     pub fn take_over(spec: &Spec, left: &mut Vec<LeftDevice>) -> Result<Self, AssemblyError> {
+        check(spec)?;
         let clock = Clock::new();
-        let mut stores = Stores::new(&spec.stores);
-        let controllers = Controllers::new(&spec.controllers);
-        // Stores first: they take longest, and fail most often.
-        let opening = late::open_in_time(spec, &mut stores, &controllers)?;
-        let mut refused: HashMap<&str, String> = HashMap::new();
-        for device in &spec.devices {
-            if opening::waits_for(&device.store, &stores, &controllers).is_some() {
-                continue;
-            }
-            match stores.open(&device.store, &subject(device), &controllers) {
-                Ok(_) => {}
-                Err(error) if error.is_of_a_store() => {
-                    refused.insert(&device.name, error.to_string());
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        let mut threads = Vec::new();
-        for sidecore in &spec.sidecores {
-            let SidecoreSpec { name, cpu } = sidecore;
-            let started = SidecoreThread::start(name, *cpu, &clock);
-            threads.push(started.map_err(|error| AssemblyError::sidecore(name, error))?);
-        }
-        let sidecores: Vec<Sidecore> = threads.iter().map(|thread| thread.sidecore().clone()).collect();
-        let core_watch = CoreWatch::start(&sidecores, &clock);
-        if let Err(error) = &core_watch {
-            tracing::warn!("the sidecores' cores are not watched: {error}");
-        }
-        let started_at = clock.now();
-        let owned = spec.controllers.iter().map(|controller| controller.store.clone()).collect();
-        let graph = Arc::new(Mutex::new(Graph {
-            stores,
-            owned,
-            threads,
-            core_watch: core_watch.ok(),
-            service: None,
-            nvme: None,
-            ends: false,
-        }));
-        let disks = Arc::default();
-        let subsystems = Arc::new(Subsystems::default());
-        let (pending, late) = (Mutex::default(), Mutex::default());
-        let order = Mutex::new(spec.devices.iter().map(|device| device.name.clone()).collect());
-        let assembly =
-            Self { clock, started_at, sidecores, disks, controllers, order, pending, opening: late, graph, subsystems };
-        assembly.controllers().iter().for_each(|controller| assembly.tell_disks_of_changes(controller));
-        {
-            let mut graph = assembly.graph();
-            for device in &spec.devices {
-                assembly.is_not_pending(device)?;
-                if opening::waits_for(&device.store, &graph.stores, &assembly.controllers).is_some() {
-                    assembly.postpone(device, &graph, &opening, left);
-                    continue;
-                }
-                let disk = match refused.remove(device.name.as_str()) {
-                    Some(reason) => assembly.refused_disk(device, &graph, reason)?,
-                    None => assembly.disk(device, &mut graph, left)?,
-                };
-                assembly.disks().push(Arc::new(disk));
-            }
-        }
-        assembly.restore_functions(&left.iter().flat_map(|left| left.subsystem().functions).collect());
-        assembly.subsystems.refresh();
-        // Physical functions last: what their hosts have asked for meanwhile may be about the others, whose clients are to be
-        // there then.
-        let (last, first): (Vec<_>, Vec<_>) = assembly.all_disks().into_iter().partition(|disk| disk.manages());
-        for disk in first.into_iter().chain(last) {
-            let at = left.iter().position(|left| left.name == disk.spec.name);
-            disk.serve(access(&disk.spec)?, at.map(|at| left.remove(at)))?;
-        }
-        for left in left.drain(..) {
-            tracing::warn!(device = left.name, "a VMM was connected to a device that is not configured any more");
-            left.disconnect();
-        }
-        if !opening.is_done() {
-            *assembly.opening.lock().unwrap_or_else(PoisonError::into_inner) = Some(opening);
+        let (started_at, lists) = (clock.now(), Lists::new(spec));
+        let graph = Graph::new(clock.clone(), lists.clone());
+        let mut assembly = Self { clock, started_at, sidecores: Vec::new(), lists, graph };
+        assembly.graph().left.append(left);
+        if let Err(error) = assembly.come_up(spec) {
+            left.append(&mut assembly.graph().left);
+            return Err(error);
         }
         Ok(assembly)
+    }
+
+    fn come_up(&mut self, spec: &Spec) -> Result<(), AssemblyError> {
+        {
+            let mut graph = lock(&self.graph);
+            graph.open_in_time(spec)?;
+            self.sidecores = graph.sidecores().collect();
+            graph.come_to(spec, Occasion::Start)?;
+        }
+        serve_created(&self.graph, Occasion::Start)?;
+        let mut graph = self.graph();
+        let names: Vec<String> = graph.left.iter().map(|left| left.name.clone()).collect();
+        for device in names.iter().filter(|name| self.lists.wanted().place(name) == usize::MAX) {
+            tracing::warn!(device, "a VMM was connected to a device that is not configured any more");
+            graph.disconnect(device);
+        }
+        for device in self.devices().iter().filter(|device| device.state == DeviceState::Opening) {
+            tracing::warn!(device = device.name, store = device.store, "its store does not answer yet");
+        }
+        Ok(())
+    }
+
+    /// Serves the devices whose stores were not open at the start as soon as they are, on a thread
+    /// of its own. Without such a device, and the second time, it does nothing.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub fn serve_late(&self) -> Result<(), AssemblyError> {
+        let mut graph = self.graph();
+        let Some(receiver) = graph.receiver.take().filter(|_| graph.in_flight > 0) else { return Ok(()) };
+        let (weak, lists) = (Arc::downgrade(&self.graph), self.lists.clone());
+        let serve = move || {
+            while let Ok(opened) = receiver.recv() {
+                let Some(graph) = weak.upgrade() else { return };
+                let mut locked = lock(&graph);
+                if locked.ends {
+                    return;
+                }
+                // This occasion tolerates every failure.
+                let _ = locked.answer(opened, Occasion::Late);
+                locked.come_to_wanted();
+                let is_done = locked.in_flight == 0;
+                drop(locked);
+                let _ = serve_created(&graph, Occasion::Late);
+                lists.subsystems.refresh();
+                if is_done {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("late-stores".to_owned()).spawn(serve).map_err(AssemblyError::Threads)?;
+        Ok(())
     }
 
     /// Serves one more device, on sidecores that are there already; one that names none is served by the sidecore with
@@ -186,55 +119,71 @@ impl Assembly {
     /// A name or a socket is taken, something that is named is not there or cannot be had, a second device would write
     /// to the same file or volume, or the assembly is coming to its end. Nothing has changed then.
     pub fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError> {
-        // Before anything is locked: it may take a while.
-        let access = access(device)?;
-        // Before the graph is locked for the change: a file may not answer.
-        let opened = match self.file_below(device, store)? {
-            Some(file) => Some((file.name.clone(), opening::open_alone(file)?)),
-            None => None,
-        };
-        let mut graph = self.graph();
-        if graph.ends {
-            return Err(AssemblyError::Ending);
-        }
-        self.is_not_pending(device)?;
-        let mut device = device.clone();
-        if device.sidecores.is_empty() {
-            device.sidecores.extend(self.least_loaded());
-        }
-        if let Some(store) = store {
-            graph.stores.add(store)?;
-        }
-        if let Some((name, file)) = opened
-            && !graph.stores.is_open(&name)
-        {
-            graph.stores.put(name, file);
-        }
-        let added = self.disk(&device, &mut graph, &[]).and_then(|disk| disk.serve(access, None).map(|()| disk));
-        match added {
-            Ok(disk) => {
-                self.disks().push(Arc::new(disk));
-                self.subsystems.refresh();
-                tracing::info!(device = device.name, socket = %device.socket.display(), "device added");
-                Ok(())
-            }
-            Err(error) => {
-                graph.close_unused(&self.all_disks());
-                // Its volume may have been made by then.
-                self.subsystems.refresh();
-                Err(error)
+        let added = self.add(device, store).and_then(|()| {
+            serve_created(&self.graph, Occasion::Addition).inspect_err(|_| {
+                let mut wanted = self.lists.wanted();
+                wanted.without(&device.name).into_iter().for_each(|next| wanted.set(next));
+            })
+        });
+        if added.is_err() {
+            let mut graph = self.graph();
+            if !graph.ends {
+                graph.come_to_wanted();
             }
         }
+        // On an error too: its volume may have been made by then.
+        self.lists.subsystems.refresh();
+        added.inspect(|()| {
+            tracing::info!(device = device.name, socket = %device.socket.display(), "device added");
+        })
     }
 
-    /// The file that a new device leads to, if it is not open.
-    fn file_below(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<Option<StoreSpec>, AssemblyError> {
+    fn add(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError> {
+        let account = |error| AssemblyError::Account { name: device.name.clone(), error };
+        device.access.resolve().map_err(account)?;
+        let mut device = device.clone();
+        let next = self.with(&mut device, store)?.1;
+        let file = bottom(&next, &device.store).filter(|bottom| is_file(bottom));
+        // Not with the graph locked: a file may not answer.
+        let is_open = |file: &&StoreSpec| self.graph().stores.get(&file.name).is_some();
+        let opened = match file.filter(|file| !is_open(file)) {
+            Some(file) => Some((file, open_alone(file.clone())?)),
+            None => None,
+        };
+        let (mut graph, next) = self.with(&mut device, store)?;
+        if let Some((file, opened)) = opened
+            && graph.stores.get(&file.name).is_none()
+        {
+            graph.stores.set(file, Progress::Open(opened));
+        }
+        graph.come_to(&next, Occasion::Addition)?;
+        if self.lists.disk(&device.name).is_none() {
+            return Err(graph.obstacle(&device, &next));
+        }
+        self.lists.wanted().set(next);
+        Ok(())
+    }
+
+    /// The specification with one more device, which is checked, and the graph to bring up to it.
+    fn with(
+        &self,
+        device: &mut DeviceSpec,
+        store: Option<&StoreSpec>,
+    ) -> Result<(MutexGuard<'_, Graph>, Spec), AssemblyError> {
         let graph = self.graph();
         if graph.ends {
             return Err(AssemblyError::Ending);
         }
-        let bottom = store.or_else(|| graph.stores.bottom(&device.store));
-        Ok(bottom.filter(|bottom| opening::is_file(bottom) && !graph.stores.is_open(&bottom.name)).cloned())
+        if device.sidecores.is_empty() {
+            device.sidecores.extend(self.least_loaded());
+        }
+        let wanted = self.lists.wanted();
+        if let Some(store) = store.filter(|store| find_store(&wanted.spec, &store.name).is_some()) {
+            return Err(AssemblyError::Duplicate { kind: "store", name: store.name.clone() });
+        }
+        let next = wanted.with(device, store);
+        check(&next)?;
+        Ok((graph, next))
     }
 
     /// Serves a device no longer: its socket is removed, its queues stop when what is in flight is done, and a store
@@ -246,38 +195,23 @@ impl Assembly {
     /// There is no such device, or somebody else is removing it.
     pub fn remove_device(&self, name: &str) -> Result<(), AssemblyError> {
         let unknown = || AssemblyError::NoDevice { name: name.to_owned() };
-        if let Some(pending) = self.remove_pending(name) {
-            self.forget_place(name);
-            pending.left.into_iter().for_each(LeftDevice::disconnect);
-            tracing::info!(device = name, "device removed");
-            return Ok(());
+        // Not with the graph locked: a request of the device's host may wait for the graph.
+        if let Some(disk) = self.lists.disk(name) {
+            if !disk.stop() {
+                return Err(unknown());
+            }
+            disk.close();
         }
-        let disk = self.disks().iter().find(|disk| disk.spec.name == name).cloned().ok_or_else(unknown)?;
-        if !disk.stop() {
-            return Err(unknown());
-        }
-        disk.close();
         let mut graph = self.graph();
-        self.disks().retain(|other| !Arc::ptr_eq(other, &disk));
-        self.forget_place(name);
-        graph.close_unused(&self.all_disks());
+        let next = self.lists.wanted().without(name).ok_or_else(unknown)?;
+        graph.come_to(&next, Occasion::Late)?;
+        // The device may have waited for its store.
+        graph.disconnect(name);
+        self.lists.wanted().set(next);
         drop(graph);
-        self.subsystems.refresh();
+        self.lists.subsystems.refresh();
         tracing::info!(device = name, "device removed");
         Ok(())
-    }
-
-    /// A device of this name that is added later is listed last.
-    fn forget_place(&self, name: &str) {
-        self.order.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| other != name);
-    }
-
-    fn remove_pending(&self, name: &str) -> Option<PendingDisk> {
-        // Not while it is being served.
-        let _graph = self.graph();
-        let mut pending = self.pending();
-        let at = pending.iter().position(|disk| disk.spec.name == name)?;
-        Some(pending.remove(at))
     }
 
     /// Serves the clients that a device turns away because writes that an earlier process answered to them may be missing.
@@ -285,9 +219,10 @@ impl Assembly {
     /// # Errors
     /// There is no such device, or it misses none.
     pub fn accept_loss(&self, name: &str) -> Result<(), AssemblyError> {
-        let disk = self.disks().iter().find(|disk| disk.spec.name == name).cloned();
-        let disk = disk.ok_or_else(|| AssemblyError::NoDevice { name: name.to_owned() })?;
-        if !disk.accept_loss() {
+        if self.lists.wanted().place(name) == usize::MAX {
+            return Err(AssemblyError::NoDevice { name: name.to_owned() });
+        }
+        if !self.lists.disk(name).is_some_and(|disk| disk.accept_loss()) {
             return Err(AssemblyError::NothingMissing { name: name.to_owned() });
         }
         tracing::warn!(device = name, "its operator takes the loss of writes that were answered");
@@ -313,38 +248,38 @@ impl Assembly {
 
     fn end(&self, stop: impl Fn(&Disk) -> Option<LeftDevice> + Sync) -> Vec<LeftDevice> {
         let mut left = self.end_graph(stop);
-        // An earlier daemon's, not gone on with: the next one may.
-        left.extend(self.pending().drain(..).filter_map(|disk| disk.left));
-        // What was being done for a physical function may have waited for the graph, and finds that it has ended.
-        self.subsystems.end();
+        // The clients of an earlier daemon that were not resumed: the next one may resume them.
+        left.append(&mut self.graph().left);
+        // A change that a host has requested may have waited for the graph, and finds that it has ended.
+        self.lists.subsystems.end();
         left
     }
 
     fn end_graph(&self, stop: impl Fn(&Disk) -> Option<LeftDevice> + Sync) -> Vec<LeftDevice> {
-        if std::mem::replace(&mut self.graph().ends, true) {
-            return Vec::new();
-        }
-        // Without the graph: what a host has asked for, which its function waits for, may wait for the graph itself. From now
-        // on it finds that nothing is to be changed any more.
-        let disks = self.all_disks();
-        // Side by side, because each waits for its own guest's requests.
+        let mut actions = {
+            let mut graph = self.graph();
+            if std::mem::replace(&mut graph.ends, true) {
+                return Vec::new();
+            }
+            plan(&graph.now(), &Spec::default())
+        };
+        // Drained devices are still reported.
+        actions.retain(|action| action.verb != Verb::StopDevice);
+        // Not with the graph locked: a request of a host, which its function waits for, may wait for
+        // the graph. Side by side, because each device waits for the requests of its own guest.
+        let disks = self.lists.all_disks();
         let left: Vec<LeftDevice> = std::thread::scope(|scope| {
             let stop = &stop;
             let threads: Vec<_> = disks.iter().map(|disk| scope.spawn(move || stop(disk))).collect();
             threads.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
         });
         let mut graph = self.graph();
-        disks.iter().for_each(|disk| disk.close());
-        graph.nvme = None;
-        graph.service = None;
-        graph.stores.close_functions();
-        self.controllers.shutdown();
-        let unflushed = graph.stores.close_all();
-        graph.core_watch = None;
-        graph.threads.clear();
+        graph.close_devices();
+        // Nothing is opened, and nothing else fails.
+        let unflushed = graph.apply(&actions, &Spec::default(), Occasion::Late).unwrap_or_default();
         let (lost, left): (Vec<_>, Vec<_>) = left.into_iter().partition(|left| {
             let disk = disks.iter().find(|disk| disk.spec.name == left.name);
-            disk.is_none_or(|disk| self.has_lost_writes(disk.configured(), &graph, &unflushed))
+            disk.is_none_or(|disk| graph.has_lost_writes(disk.configured(), &unflushed))
         });
         for left in lost {
             tracing::error!(device = left.name, "its guest loses the device, what it has written may not be there");
@@ -353,20 +288,11 @@ impl Assembly {
         left
     }
 
-    /// Whether what was written to a store, or to the one below its controller, may be lost.
-    fn has_lost_writes(&self, bottom: &StoreSpec, graph: &Graph, unflushed: &[String]) -> bool {
-        let Some(controller) = bottom.kind.controller() else { return unflushed.contains(&bottom.name) };
-        self.controller(controller).is_none_or(|controller| {
-            let below = graph.stores.bottom(controller.store());
-            controller.has_lost_writes() || below.is_none_or(|below| unflushed.contains(&below.name))
-        })
-    }
-
     /// All counters as of now.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let now = self.clock.now();
-        let mut devices: Vec<_> = self.all_disks().iter().map(|disk| disk.stats()).collect();
+        let mut devices: Vec<_> = self.lists.all_disks().iter().map(|disk| disk.stats()).collect();
         self.sort(&mut devices, |device| &device.name);
         Stats {
             uptime_ns: now.since(self.started_at).0,
@@ -379,192 +305,52 @@ impl Assembly {
     /// The devices as of now.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceReport> {
-        let report = |disk: &Arc<Disk>| {
-            let mut report = disk.report();
+        let with_warnings = |mut report: DeviceReport| {
             let controller = report.controller.as_deref().and_then(|name| self.controller(name));
             report.warnings.extend(controller.iter().flat_map(|found| found.warnings(report.volume.as_deref())));
             report
         };
-        // A device that is served by now may still be pending for a moment: it is served, then.
-        let pending: Vec<DeviceReport> = self.pending().iter().map(PendingDisk::report).collect();
-        let mut devices: Vec<DeviceReport> = self.all_disks().iter().map(report).collect();
-        let is_new = |device: &DeviceReport| !devices.iter().any(|served| served.name == device.name);
-        let pending: Vec<DeviceReport> = pending.into_iter().filter(is_new).collect();
-        devices.extend(pending);
+        let disks = self.lists.all_disks();
+        let mut devices: Vec<_> = disks.iter().map(|disk| with_warnings(disk.report())).collect();
+        let unserved = self.lists.wanted().unserved(&devices, &self.lists.controllers);
+        devices.extend(unserved.into_iter().map(with_warnings));
         self.sort(&mut devices, |device| &device.name);
         devices
     }
 
     /// In the order of the configuration, those that were added since last.
     fn sort<T>(&self, devices: &mut [T], name: impl Fn(&T) -> &String) {
-        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
-        devices.sort_by_key(|device| order.iter().position(|other| other == name(device)).unwrap_or(usize::MAX));
+        let wanted = self.lists.wanted();
+        devices.sort_by_key(|device| wanted.place(name(device)));
     }
 
     /// The controllers that are open.
     #[must_use]
     pub fn controllers(&self) -> Vec<Arc<ControllerHandle>> {
-        self.controllers.all()
+        self.lists.controllers.all()
     }
 
     /// The controllers that are not open.
     #[must_use]
     pub fn closed_controllers(&self) -> Vec<ClosedControllerReport> {
-        self.controllers.closed()
+        self.lists.controllers.closed()
     }
 
     /// The open controller of this name.
     #[must_use]
     pub fn controller(&self, name: &str) -> Option<Arc<ControllerHandle>> {
-        self.controllers.get(name)
-    }
-
-    /// That no device which is not served yet has this one's name or socket.
-    fn is_not_pending(&self, device: &DeviceSpec) -> Result<(), AssemblyError> {
-        let name = device.name.clone();
-        for other in self.pending().iter().map(|disk| &disk.spec) {
-            if other.name == name {
-                return Err(AssemblyError::Duplicate { kind: "device", name });
-            }
-            if same_path(&other.socket, &device.socket) {
-                return Err(AssemblyError::SocketTaken {
-                    name,
-                    socket: device.socket.clone(),
-                    other: other.name.clone(),
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// A device's disk, if nothing is in its way. It is not served yet; what was left of it may be among `left`.
-    fn disk(&self, device: &DeviceSpec, graph: &mut Graph, left: &[LeftDevice]) -> Result<Disk, AssemblyError> {
-        let disks = self.all_disks();
-        let name = || device.name.clone();
-        if disks.iter().any(|other| other.spec.name == device.name) {
-            return Err(AssemblyError::Duplicate { kind: "device", name: name() });
-        }
-        if let Some(other) = disks.iter().find(|other| same_path(&other.spec.socket, &device.socket)) {
-            let (socket, other) = (device.socket.clone(), other.spec.name.clone());
-            return Err(AssemblyError::SocketTaken { name: name(), socket, other });
-        }
-        let store = graph.stores.open(&device.store, &subject(device), &self.controllers)?;
-        let unknown = || AssemblyError::Unknown { user: subject(device), kind: "store", name: device.store.clone() };
-        let kind = graph.stores.kind(&device.store).ok_or_else(unknown)?;
-        let bottom = graph.stores.bottom(&device.store).ok_or_else(unknown)?.clone();
-        let outlives = self.outlives(&bottom, graph);
-        let service = graph.service()?;
-        let parts = |service| self.nvme_parts(device, &bottom, service, graph, left);
-        let disk = Disk::new(device, store, (kind, bottom.clone(), outlives), &self.sidecores, service, parts)?;
-        let writes_too = |other: &&Arc<Disk>| both_write(disk.writes_to().as_ref(), other.writes_to().as_ref());
-        if let Some(other) = disks.iter().find(writes_too) {
-            let (store, other) = (device.store.clone(), other.spec.name.clone());
-            return Err(AssemblyError::SecondWriter { name: name(), store, other });
-        }
-        Ok(disk)
-    }
-
-    /// A device in the place of one whose store cannot be served.
-    fn refused_disk(&self, device: &DeviceSpec, graph: &Graph, reason: String) -> Result<Disk, AssemblyError> {
-        if self.all_disks().iter().any(|other| other.spec.name == device.name) {
-            return Err(AssemblyError::Duplicate { kind: "device", name: device.name.clone() });
-        }
-        let unknown = || AssemblyError::Unknown { user: subject(device), kind: "store", name: device.store.clone() };
-        let kind = graph.stores.kind(&device.store).ok_or_else(unknown)?;
-        let bottom = graph.stores.bottom(&device.store).ok_or_else(unknown)?.clone();
-        Ok(Disk::refused(device, (kind, bottom), reason))
-    }
-
-    /// Whether what is in a store is there after this process: not if it is in memory.
-    fn outlives(&self, bottom: &StoreSpec, graph: &Graph) -> bool {
-        let controller = bottom.kind.controller().and_then(|name| self.controller(name));
-        let below = controller.and_then(|controller| graph.stores.bottom(controller.store()).cloned());
-        !matches!(below.as_ref().unwrap_or(bottom).kind, StoreKind::Ram { .. })
-    }
-
-    /// What an NVMe function needs besides its store. A physical function that is only read manages nothing.
-    fn nvme_parts(
-        &self,
-        device: &DeviceSpec,
-        bottom: &StoreSpec,
-        service: Arc<Service>,
-        graph: &mut Graph,
-        left: &[LeftDevice],
-    ) -> Result<NvmeParts, AssemblyError> {
-        let threads = match &graph.nvme {
-            Some(threads) => Arc::clone(threads),
-            None => Arc::clone(graph.nvme.insert(Arc::new(NvmeThreads::start(service)?))),
-        };
-        let left = left.iter().find(|left| left.name == device.name);
-        let controller = bottom.kind.controller().and_then(|name| self.controller(name));
-        let owner = controller.as_ref().map(|controller| (controller.name(), controller.store_uuid()));
-        let ids = NamespaceIds::of_store(bottom.kind.word(), &bottom.name, owner);
-        let mut parts = NvmeParts { threads, manager: None, volume: None, ids };
-        let Some(controller) = controller else { return Ok(parts) };
-        match &bottom.kind {
-            StoreKind::PhysicalFunction { .. } if !device.read_only => {
-                let numbers = left.and_then(|left| left.subsystem().numbers);
-                let managed = self.subsystems.of(controller.name(), self.volumes_of(&controller), numbers);
-                parts.manager = Some(managed.map_err(AssemblyError::Threads)?);
-            }
-            StoreKind::Volume(volume) => {
-                let refused = |error| AssemblyError::Controller { user: subject(device), error };
-                let report = controller.volume(&volume.volume).map_err(refused)?;
-                (parts.volume, parts.ids) = (Some(report.id), controller.namespace_ids(&report));
-            }
-            _ => {}
-        }
-        Ok(parts)
-    }
-
-    /// Gives NVMe functions the state that they had under another process.
-    fn restore_functions(&self, states: &BTreeMap<String, FunctionState>) {
-        self.controllers().iter().for_each(|controller| restore(&self.volumes_of(controller), states));
-    }
-
-    fn volumes_of(&self, controller: &Arc<ControllerHandle>) -> Volumes {
-        Volumes::new(controller, &self.graph, &self.disks)
-    }
-
-    /// When a volume has changed, the guests that see it are told, and whoever manages it.
-    fn tell_disks_of_changes(&self, controller: &ControllerHandle) {
-        let (disks, subsystems) = (Arc::downgrade(&self.disks), Arc::downgrade(&self.subsystems));
-        let name = controller.name().to_owned();
-        controller.on_change(move |change| {
-            let (Some(disks), Some(subsystems)) = (disks.upgrade(), subsystems.upgrade()) else { return };
-            let disks = disks.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            match change {
-                VolumeChange::Listed => {}
-                VolumeChange::Resized => disks.iter().for_each(|disk| disk.refresh()),
-                VolumeChange::Renamed { from, to } => {
-                    disks.iter().for_each(|disk| disk.volume_renamed(&name, from, to));
-                }
-            }
-            subsystems.refresh();
-        });
+        self.lists.controllers.get(name)
     }
 
     /// The sidecore that the fewest queues were given to, the first of several.
     fn least_loaded(&self) -> Option<String> {
-        let disks = self.all_disks();
+        let disks = self.lists.all_disks();
         let load = |sidecore: &&Sidecore| disks.iter().map(|disk| disk.queues_on(sidecore.name())).sum::<usize>();
         self.sidecores.iter().min_by_key(load).map(|sidecore| sidecore.name().to_owned())
     }
 
-    fn all_disks(&self) -> Vec<Arc<Disk>> {
-        self.disks().clone()
-    }
-
-    fn disks(&self) -> MutexGuard<'_, Vec<Arc<Disk>>> {
-        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn pending(&self) -> MutexGuard<'_, Vec<PendingDisk>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn graph(&self) -> MutexGuard<'_, Graph> {
-        self.graph.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.graph)
     }
 }
 
@@ -572,33 +358,4 @@ impl Drop for Assembly {
     fn drop(&mut self) {
         self.drain();
     }
-}
-
-/// Who may connect to a device's socket.
-fn access(device: &DeviceSpec) -> Result<Access, AssemblyError> {
-    device.access.resolve().map_err(|error| AssemblyError::Account { name: device.name.clone(), error })
-}
-
-/// The name of a device in messages.
-fn subject(device: &DeviceSpec) -> String {
-    format!("device \"{}\"", device.name)
-}
-
-/// Whether both are the same file or volume. In memory nothing is lost that the end would not take as well.
-pub(crate) fn both_write(one: Option<&StoreSpec>, other: Option<&StoreSpec>) -> bool {
-    let (Some(one), Some(other)) = (one, other) else { return false };
-    match (&one.kind, &other.kind) {
-        (StoreKind::File(_), StoreKind::File(_)) | (StoreKind::HostFile(_), StoreKind::HostFile(_)) => {
-            one.name == other.name
-        }
-        (StoreKind::Volume(one), StoreKind::Volume(other)) => {
-            (&one.controller, &one.volume) == (&other.controller, &other.volume)
-        }
-        _ => false,
-    }
-}
-
-/// Whether two sockets are one file, as far as their names tell; the kernel tells the rest.
-fn same_path(one: &Path, other: &Path) -> bool {
-    one.components().eq(other.components())
 }

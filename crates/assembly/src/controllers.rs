@@ -1,6 +1,6 @@
 //! The controllers of an assembly: opened with it, and managed while it runs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use sidecore_block::BlockDevice;
@@ -14,49 +14,35 @@ use crate::AssemblyError;
 use crate::convert;
 use crate::crash_log::answered;
 use crate::operation::{ErrorKind, OperationError};
+use crate::plan::Part;
 use crate::report::{
     CheckReport, ClosedControllerReport, ControllerReport, ControllerState, ExtentReport, ExtentsReport, VolumeReport,
 };
 use crate::spec::{ControllerSpec, FormatSpec, LimitSpec, LimitsSpec, StoreSpec, VolumeSpec};
+use crate::stores::Progress;
 
 /// The controllers of the configuration, in its order.
 pub(crate) struct Controllers(RwLock<Vec<Entry>>);
 
 struct Entry {
-    name: String,
-    store: String,
-    state: State,
-}
-
-enum State {
-    Opening,
-    /// With the reason.
-    Refused(String),
-    Open(Arc<ControllerHandle>),
+    spec: ControllerSpec,
+    /// `None` until its store is open.
+    progress: Option<Progress<Arc<ControllerHandle>>>,
 }
 
 impl Controllers {
     /// None of them is open.
     pub(crate) fn new(specs: &[ControllerSpec]) -> Self {
-        let entry =
-            |spec: &ControllerSpec| Entry { name: spec.name.clone(), store: spec.store.clone(), state: State::Opening };
-        Self(RwLock::new(specs.iter().map(entry).collect()))
+        Self(RwLock::new(specs.iter().map(|spec| Entry { spec: spec.clone(), progress: None }).collect()))
     }
 
-    pub(crate) fn opened(&self, controller: ControllerHandle) {
-        let controller = Arc::new(controller);
-        self.set(controller.name(), State::Open(Arc::clone(&controller)));
-    }
-
-    pub(crate) fn refuse(&self, name: &str, reason: String) {
-        tracing::error!(controller = name, "not opened: {reason}");
-        self.set(name, State::Refused(reason));
-    }
-
-    fn set(&self, name: &str, state: State) {
+    pub(crate) fn set(&self, name: &str, progress: Progress<Arc<ControllerHandle>>) {
+        if let Progress::Refused(reason) = &progress {
+            tracing::error!(controller = name, "not opened: {reason}");
+        }
         let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = entries.iter_mut().find(|entry| entry.name == name) {
-            entry.state = state;
+        if let Some(entry) = entries.iter_mut().find(|entry| entry.spec.name == name) {
+            entry.progress = Some(progress);
         }
     }
 
@@ -64,11 +50,20 @@ impl Controllers {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The specification and phase of each that was begun with.
+    pub(crate) fn parts(&self) -> BTreeMap<String, Part<ControllerSpec>> {
+        let part = |entry: &Entry| {
+            let part = Part { spec: entry.spec.clone(), phase: entry.progress.as_ref()?.phase() };
+            Some((entry.spec.name.clone(), part))
+        };
+        self.entries().iter().filter_map(part).collect()
+    }
+
     /// The controllers that are open.
     pub(crate) fn all(&self) -> Vec<Arc<ControllerHandle>> {
-        let open = |entry: &Entry| match &entry.state {
-            State::Open(controller) => Some(Arc::clone(controller)),
-            State::Opening | State::Refused(_) => None,
+        let open = |entry: &Entry| match &entry.progress {
+            Some(Progress::Open(controller)) => Some(Arc::clone(controller)),
+            _ => None,
         };
         self.entries().iter().filter_map(open).collect()
     }
@@ -81,12 +76,14 @@ impl Controllers {
     /// The controllers that are not open.
     pub(crate) fn closed(&self) -> Vec<ClosedControllerReport> {
         let closed = |entry: &Entry| {
-            let (state, reason) = match &entry.state {
-                State::Open(_) => return None,
-                State::Opening => (ControllerState::Opening, "its store does not answer yet".to_owned()),
-                State::Refused(reason) => (ControllerState::Refused, reason.clone()),
+            let (state, reason) = match &entry.progress {
+                Some(Progress::Open(_)) => return None,
+                None | Some(Progress::Opening) => {
+                    (ControllerState::Opening, "its store does not answer yet".to_owned())
+                }
+                Some(Progress::Refused(reason)) => (ControllerState::Refused, reason.clone()),
             };
-            let (name, store) = (entry.name.clone(), entry.store.clone());
+            let (name, store) = (entry.spec.name.clone(), entry.spec.store.clone());
             Some(ClosedControllerReport { name, store, state, reason })
         };
         self.entries().iter().filter_map(closed).collect()
@@ -126,11 +123,12 @@ impl Controllers {
         }
     }
 
-    /// Makes everything durable and ends them, side by side. No function is in use any more.
-    pub(crate) fn shutdown(&self) {
+    /// Makes everything durable and ends these controllers, side by side. None of their functions is
+    /// in use. They stay in the list, so that they can be reported.
+    pub(crate) fn shutdown(&self, names: &[&str]) {
         let all = self.all();
         std::thread::scope(|scope| {
-            for controller in &all {
+            for controller in all.iter().filter(|controller| names.contains(&controller.name())) {
                 scope.spawn(|| controller.controller.shutdown());
             }
         });

@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::UNIX_EPOCH;
 
-use sidecore_block::{BlockDevice, NullStore};
+use sidecore_block::BlockDevice;
 use sidecore_peer::{Access, Service};
 use sidecore_reactor::IdleMode;
 use sidecore_sidecore::Sidecore;
 
 use crate::AssemblyError;
-use crate::front_end::{FrontEnd, Nvme, NvmeParts, Refused, VirtioBlk};
+use crate::front_end::{FrontEnd, Nvme, NvmeParts, VirtioBlk};
 use crate::left::LeftDevice;
 use crate::report::{DeviceReport, DeviceState, DeviceStats, DisconnectReport, QueueCounters};
 use crate::spec::{DeviceSpec, FrontEndSpec, StoreKind, StoreSpec, VolumeSpec};
@@ -46,7 +46,7 @@ impl Disk {
         service: Arc<Service>,
         parts: impl FnOnce(Arc<Service>) -> Result<NvmeParts, AssemblyError>,
     ) -> Result<Self, AssemblyError> {
-        let serving = sidecores_of(spec, sidecores)?;
+        let serving = sidecores_of(spec, sidecores);
         let weak = Arc::downgrade(&store);
         let front_end: Box<dyn FrontEnd> = match &spec.front_end {
             FrontEndSpec::VirtioBlk(own) => Box::new(VirtioBlk::new(spec, own, store, serving, service)),
@@ -54,14 +54,6 @@ impl Disk {
         };
         let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
         Ok(Self { spec: spec.clone(), configured: bottom, below, store: weak, store_type, outlives, front_end })
-    }
-
-    /// A disk whose store cannot be served, for this reason.
-    pub(crate) fn refused(spec: &DeviceSpec, (store_type, bottom): (&'static str, StoreSpec), reason: String) -> Self {
-        let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
-        let front_end = Box::new(Refused::new(&spec.name, reason));
-        let store: Weak<dyn BlockDevice> = Weak::<NullStore>::new();
-        Self { spec: spec.clone(), configured: bottom, below, store, store_type, outlives: false, front_end }
     }
 
     /// Makes its socket and serves whoever connects, or is connected since another process.
@@ -126,9 +118,9 @@ impl Disk {
         *self.below() = Below { bottom, as_configured: false };
     }
 
-    /// The store that it leads to by its name.
-    pub(crate) fn leads_to(&self) -> Option<String> {
-        self.below().as_configured.then(|| self.spec.store.clone())
+    /// Whether it serves another store than the one of its specification, or none.
+    pub(crate) fn is_detached(&self) -> bool {
+        !self.below().as_configured
     }
 
     /// A volume has another name.
@@ -172,7 +164,7 @@ impl Disk {
         let lost = |name: String| format!("sidecore \"{name}\" has ended, the log says why; restart the daemon");
         let needs_reset = broken.is_some();
         let offline = || "the host of its physical function has taken it offline".to_owned();
-        let reason = self.front_end.refused().or_else(|| self.front_end.lost_sidecore().map(lost));
+        let reason = self.front_end.lost_sidecore().map(lost);
         let reason = reason.or_else(|| self.front_end.is_offline().then(offline)).or(broken);
         let queues_running = self.front_end.running_count();
         let state = match (&reason, queues_running, self.front_end.is_connected()) {
@@ -237,21 +229,9 @@ pub(crate) const fn idle_word(idle: IdleMode) -> &'static str {
     }
 }
 
-/// A sidecore for each of the device's queues.
-fn sidecores_of(device: &DeviceSpec, sidecores: &[Sidecore]) -> Result<Vec<Sidecore>, AssemblyError> {
-    let find = |name: &String| {
-        sidecores.iter().find(|sidecore| sidecore.name() == name).ok_or_else(|| AssemblyError::Unknown {
-            user: format!("device \"{}\"", device.name),
-            kind: "sidecore",
-            name: name.clone(),
-        })
-    };
-    let named = device.sidecores.iter().map(find).collect::<Result<Vec<_>, _>>()?;
-    if !(1..=crate::spec::QUEUES_MAX).contains(&device.queues) {
-        return Err(AssemblyError::Device { name: device.name.clone(), why: "it needs 1 to 64 queues" });
-    }
-    if named.is_empty() {
-        return Err(AssemblyError::Device { name: device.name.clone(), why: "it has no sidecore" });
-    }
-    Ok(named.into_iter().cycle().take(usize::from(device.queues)).cloned().collect())
+/// A sidecore for each of the device's queues. The specification was checked.
+fn sidecores_of(device: &DeviceSpec, sidecores: &[Sidecore]) -> Vec<Sidecore> {
+    let find = |name: &String| sidecores.iter().find(|sidecore| sidecore.name() == name);
+    let named: Vec<_> = device.sidecores.iter().filter_map(find).collect();
+    named.into_iter().cycle().take(usize::from(device.queues)).cloned().collect()
 }

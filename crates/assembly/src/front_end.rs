@@ -1,7 +1,6 @@
 //! What a guest sees of a disk, and how it is served.
 
 mod nvme;
-mod refused;
 mod socket;
 mod virtio_blk;
 
@@ -18,7 +17,6 @@ use crate::report::QueueCounters;
 use sidecore_peer::{Access, Disconnect};
 
 pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads};
-pub(crate) use refused::Refused;
 pub(crate) use virtio_blk::VirtioBlk;
 
 /// A device model with its transport and its queues on sidecores.
@@ -64,11 +62,6 @@ pub(crate) trait FrontEnd: Send + Sync {
 
     /// Why the guest's driver has to reset it, if it has to.
     fn broken(&self) -> Option<String>;
-
-    /// Why its store cannot be served, if so: no reset by the guest helps.
-    fn refused(&self) -> Option<String> {
-        None
-    }
 
     /// Why clients that used it with an earlier process are turned away, if they are: answered writes may be missing.
     fn loss(&self) -> Option<String> {

@@ -12,6 +12,9 @@
 //! are managed through a [`ControllerHandle`], or by the host of an NVMe function in front of the controller's physical
 //! function, with NVMe's commands.
 //!
+//! Each of these changes is planned before it is applied: the plan is a pure function of the parts
+//! that run and of the specification that is wanted.
+//!
 //! # Threads
 //!
 //! The sidecores' threads do I/O and nothing else. The servers' threads follow their VMMs; starting and stopping a
@@ -41,18 +44,19 @@ mod disk;
 mod error;
 mod flush;
 mod front_end;
+mod graph;
 mod host;
 mod left;
 pub mod machine;
 pub mod offline;
-mod opening;
 mod operation;
-mod pending;
+mod plan;
 pub mod report;
 mod served;
 pub mod spec;
 mod stores;
 mod volume_service;
+mod wanted;
 
 pub use access::AccountError;
 pub use assembly::Assembly;

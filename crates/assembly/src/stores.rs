@@ -1,6 +1,6 @@
-//! Opens stores, those below first, and closes them, those above first, when nothing leads to them any more.
+//! The stores of an assembly: opened by their specifications, flushed and closed.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use sidecore_block::{BlockDevice, Geometry, NullStore, RamStore};
@@ -12,146 +12,80 @@ use crate::controllers::Controllers;
 use crate::flush::flush;
 use crate::host::MappedFile;
 use crate::machine;
+use crate::plan::{Part, Phase, is_file};
 use crate::spec::{FileOptions, HostFileOptions, StageSpec, StoreKind, StoreSpec};
 
-/// The stores that are known by name, and those of them that are open. A store that nothing leads to is not opened: it
-/// would only take memory.
-#[derive(Default)]
-pub(crate) struct Stores {
-    known: HashMap<String, Known>,
-    open: HashMap<String, Arc<dyn BlockDevice>>,
+/// A part that is being opened, or the result.
+pub(crate) enum Progress<T> {
+    Opening,
+    /// With the reason.
+    Refused(String),
+    Open(T),
 }
 
-struct Known {
-    spec: StoreSpec,
-    /// It came with a device, and is forgotten with the last one that leads to it.
-    passing: bool,
+impl<T> Progress<T> {
+    pub(crate) fn phase(&self) -> Phase {
+        match self {
+            Self::Opening => Phase::Opening,
+            Self::Refused(_) => Phase::Refused,
+            Self::Open(_) => Phase::Open,
+        }
+    }
 }
+
+/// The stores that were opened or are to be.
+#[derive(Default)]
+pub(crate) struct Stores(HashMap<String, (StoreSpec, Progress<Arc<dyn BlockDevice>>)>);
 
 impl Stores {
-    pub(crate) fn new(specs: &[StoreSpec]) -> Self {
-        let known = specs.iter().map(|spec| (spec.name.clone(), Known { spec: spec.clone(), passing: false }));
-        Self { known: known.collect(), open: HashMap::new() }
+    /// The specification and phase of each.
+    pub(crate) fn parts(&self) -> BTreeMap<String, Part<StoreSpec>> {
+        let part = |spec: &StoreSpec, phase| (spec.name.clone(), Part { spec: spec.clone(), phase });
+        self.0.values().map(|(spec, progress)| part(spec, progress.phase())).collect()
     }
 
-    /// Gets to know a store that comes with a device.
-    pub(crate) fn add(&mut self, spec: &StoreSpec) -> Result<(), AssemblyError> {
-        if self.known.contains_key(&spec.name) {
-            return Err(AssemblyError::Duplicate { kind: "store", name: spec.name.clone() });
+    /// The store of this name, if it is open.
+    pub(crate) fn get(&self, name: &str) -> Option<&Arc<dyn BlockDevice>> {
+        match self.0.get(name) {
+            Some((_, Progress::Open(store))) => Some(store),
+            _ => None,
         }
-        self.known.insert(spec.name.clone(), Known { spec: spec.clone(), passing: true });
-        Ok(())
     }
 
-    /// The type of the store of this name.
-    pub(crate) fn kind(&self, name: &str) -> Option<&'static str> {
-        self.known.get(name).map(|known| known.spec.word())
-    }
-
-    /// The store at the bottom of those that the one of this name is put in front of.
-    pub(crate) fn bottom(&self, name: &str) -> Option<&StoreSpec> {
-        let last = self.chain(name).pop()?;
-        self.known.get(&last).map(|known| &known.spec)
-    }
-
-    /// This store and those that it is put in front of, from the top down; ends where a cycle closes.
-    fn chain(&self, name: &str) -> Vec<String> {
-        let mut chain = Vec::new();
-        let mut next = self.known.get(name);
-        while let Some(known) = next
-            && !chain.contains(&known.spec.name)
-        {
-            chain.push(known.spec.name.clone());
-            next = known.spec.kind.inner().and_then(|inner| self.known.get(inner));
+    /// The reason for which a store was refused.
+    pub(crate) fn refusal(&self, name: &str) -> Option<&str> {
+        match self.0.get(name) {
+            Some((_, Progress::Refused(reason))) => Some(reason),
+            _ => None,
         }
-        chain
     }
 
-    /// Whether the store of this name is open.
-    pub(crate) fn is_open(&self, name: &str) -> bool {
-        self.open.contains_key(name)
-    }
-
-    /// Keeps a store of a known name whose bottom was opened elsewhere.
-    pub(crate) fn put(&mut self, name: String, bottom: Arc<dyn BlockDevice>) {
-        let Some(known) = self.known.get(&name) else { return };
-        let store = behind(&known.spec.stages, bottom);
-        self.open.insert(name, store);
-    }
-
-    /// The store that `user` asks for by its name, and all below it, opened once.
-    pub(crate) fn open(
-        &mut self,
-        name: &str,
-        user: &str,
-        controllers: &Controllers,
-    ) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
-        self.open_below(name, user, controllers, &mut Vec::new())
-    }
-
-    fn open_below(
-        &mut self,
-        name: &str,
-        user: &str,
-        controllers: &Controllers,
-        above: &mut Vec<String>,
-    ) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
-        if let Some(store) = self.open.get(name) {
-            return Ok(Arc::clone(store));
+    pub(crate) fn set(&mut self, spec: &StoreSpec, progress: Progress<Arc<dyn BlockDevice>>) {
+        if let Progress::Refused(reason) = &progress {
+            tracing::error!(store = spec.name, "not opened: {reason}");
         }
-        let unknown = || AssemblyError::Unknown { user: user.to_owned(), kind: "store", name: name.to_owned() };
-        let spec = self.known.get(name).ok_or_else(unknown)?.spec.clone();
-        if above.iter().any(|above| above == name) {
-            return Err(AssemblyError::Cycle { name: name.to_owned() });
+        self.0.insert(spec.name.clone(), (spec.clone(), progress));
+    }
+
+    /// The same for a store of which no more than the name is known here.
+    pub(crate) fn answered(&mut self, name: &str, opened: Result<Arc<dyn BlockDevice>, String>) {
+        if let Some((spec, _)) = self.0.get(name) {
+            self.set(&spec.clone(), opened.map_or_else(Progress::Refused, Progress::Open));
         }
-        above.push(name.to_owned());
-        let user = format!("store \"{name}\"");
-        let bottom: Arc<dyn BlockDevice> = match &spec.kind {
-            StoreKind::Store { store } => self.open_below(store, &user, controllers, above)?,
-            StoreKind::Volume(volume) => controllers.open_function(&user, volume)?,
-            StoreKind::PhysicalFunction { controller } => controllers.physical_function(&user, controller)?,
-            StoreKind::Ram { size_bytes, block_bytes } => ram(name, *size_bytes, *block_bytes)?,
-            StoreKind::File(_) | StoreKind::HostFile(_) => file_or_host_file(&spec)?,
-            StoreKind::Null { size_bytes, block_bytes } => {
-                Arc::new(NullStore::new(Geometry::new(*size_bytes, *block_bytes)))
-            }
-        };
-        above.pop();
-        let store = behind(&spec.stages, bottom);
-        self.open.insert(name.to_owned(), Arc::clone(&store));
-        Ok(store)
     }
 
-    /// Closes every open store that none of `used` leads to, and forgets those that came with a device.
-    pub(crate) fn close_unused(&mut self, used: impl Iterator<Item = String>) {
-        let used: HashSet<String> = used.flat_map(|name| self.chain(&name)).collect();
-        let unused: Vec<String> = self.open.keys().filter(|name| !used.contains(*name)).cloned().collect();
-        self.close(unused);
-        self.known.retain(|name, known| !known.passing || used.contains(name));
-    }
-
-    /// Closes the functions of controllers, and whatever is in front of them.
-    pub(crate) fn close_functions(&mut self) {
-        let of_controller = |name: &&String| self.bottom(name).is_some_and(|bottom| bottom.kind.controller().is_some());
-        let functions: Vec<String> = self.open.keys().filter(of_controller).cloned().collect();
-        self.close(functions);
-    }
-
-    /// Closes what is still open; the names of those that may have lost writes.
-    pub(crate) fn close_all(&mut self) -> Vec<String> {
-        let all: Vec<String> = self.open.keys().cloned().collect();
-        self.close(all)
-    }
-
-    /// Flushes, side by side, what may still be in a cache, and lets go of all; the names of those that may have lost writes.
-    fn close(&mut self, names: Vec<String>) -> Vec<String> {
-        let stores: Vec<_> = names.into_iter().filter_map(|name| self.open.remove_entry(&name)).collect();
+    /// Flushes, side by side, what may still be in a cache, and lets go of all; the names of those
+    /// that may have lost writes.
+    pub(crate) fn close(&mut self, names: &[&str]) -> Vec<String> {
+        let stores: Vec<_> = names.iter().filter_map(|name| self.0.remove(*name)).collect();
         std::thread::scope(|scope| {
             let mut flushing = Vec::new();
-            for (name, store) in &stores {
-                let is_file = matches!(self.kind(name), Some("file" | "host-file"));
-                if is_file && !store.geometry().read_only {
-                    flushing.push((name, scope.spawn(move || flush(name, store.as_ref()))));
+            for (spec, progress) in &stores {
+                if let Progress::Open(store) = progress
+                    && is_file(spec)
+                    && !store.geometry().read_only
+                {
+                    flushing.push((&spec.name, scope.spawn(move || flush(&spec.name, store.as_ref()))));
                 }
             }
             let has_failed = |(name, flushed): (&String, std::thread::ScopedJoinHandle<'_, bool>)| {
@@ -160,6 +94,42 @@ impl Stores {
             flushing.into_iter().filter_map(has_failed).collect()
         })
     }
+
+    /// Opens a store whose parts below are open.
+    pub(crate) fn open(
+        &self,
+        spec: &StoreSpec,
+        controllers: &Controllers,
+    ) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+        let StoreSpec { name, kind, stages } = spec;
+        let user = format!("store \"{name}\"");
+        let inner = |inner: &String| {
+            let unknown = || AssemblyError::Unknown { user: user.clone(), kind: "store", name: inner.clone() };
+            self.get(inner).cloned().ok_or_else(unknown)
+        };
+        let bottom: Arc<dyn BlockDevice> = match kind {
+            StoreKind::Store { store } => inner(store)?,
+            StoreKind::Volume(volume) => controllers.open_function(&user, volume)?,
+            StoreKind::PhysicalFunction { controller } => controllers.physical_function(&user, controller)?,
+            StoreKind::Ram { size_bytes, block_bytes } => ram(name, *size_bytes, *block_bytes)?,
+            StoreKind::Null { size_bytes, block_bytes } => {
+                Arc::new(NullStore::new(Geometry::new(*size_bytes, *block_bytes)))
+            }
+            StoreKind::File(_) | StoreKind::HostFile(_) => return open_file(spec),
+        };
+        Ok(behind(stages, bottom))
+    }
+}
+
+/// Opens a store whose bottom is a file. Blocks the calling thread: see [`FileStore::open`] and
+/// [`HostFile::open`].
+pub(crate) fn open_file(spec: &StoreSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    let bottom = match &spec.kind {
+        StoreKind::HostFile(options) => host_file(&spec.name, options)?,
+        StoreKind::File(options) => file(&spec.name, options)?,
+        _ => return Err(AssemblyError::Unknown { user: "this".to_owned(), kind: "file", name: spec.name.clone() }),
+    };
+    Ok(behind(&spec.stages, bottom))
 }
 
 /// A store with its stages in front of its bottom.
@@ -174,28 +144,14 @@ fn ram(name: &str, size_bytes: u64, block_bytes: u32) -> Result<Arc<dyn BlockDev
     Ok(Arc::new(store))
 }
 
-/// A store in a file, without its stages. Blocks the calling thread: see [`FileStore::open`] and
-/// [`HostFile::open`].
-pub(crate) fn file_or_host_file(spec: &StoreSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
-    match &spec.kind {
-        StoreKind::HostFile(options) => {
-            machine::until_looked_at(&options.path);
-            host_file(&spec.name, options)
-        }
-        StoreKind::File(options) => {
-            machine::until_looked_at(&options.path);
-            file(&spec.name, options)
-        }
-        _ => Err(AssemblyError::Unknown { user: "this".to_owned(), kind: "file", name: spec.name.clone() }),
-    }
-}
-
 fn file(name: &str, options: &FileOptions) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    machine::until_looked_at(&options.path);
     let refused = |error| AssemblyError::File { name: name.to_owned(), error };
     Ok(Arc::new(FileStore::open(options).map_err(refused)?))
 }
 
 fn host_file(name: &str, options: &HostFileOptions) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    machine::until_looked_at(&options.path);
     let refused = |error| AssemblyError::HostFile { name: name.to_owned(), error };
     let file = MappedFile::new(HostFile::open(options).map_err(refused)?);
     let function = HostFunction::open(name, Box::new(file), options.read_only);

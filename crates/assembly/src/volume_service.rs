@@ -1,13 +1,13 @@
 //! A controller's volumes and the NVMe functions in front of them, as its subsystem manages them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use sidecore_nvme::ManageError;
 use sidecore_nvme_subsystem::{Function, Store, Volume, VolumeService};
 
-use crate::assembly::{Graph, both_write};
 use crate::controllers::ControllerHandle;
 use crate::disk::Disk;
+use crate::graph::{Graph, both_write, lock};
 use crate::operation::{ErrorKind, OperationError};
 use crate::report::VolumeReport;
 use crate::spec::{StoreKind, StoreSpec, VOLUME_MAX_BYTES, VolumeSpec};
@@ -22,10 +22,10 @@ pub(crate) struct Volumes {
 impl Volumes {
     pub(crate) fn new(
         controller: &Arc<ControllerHandle>,
-        graph: &Arc<Mutex<Graph>>,
+        graph: &Weak<Mutex<Graph>>,
         disks: &Arc<Mutex<Vec<Arc<Disk>>>>,
     ) -> Self {
-        Self { controller: Arc::downgrade(controller), graph: Arc::downgrade(graph), disks: Arc::downgrade(disks) }
+        Self { controller: Arc::downgrade(controller), graph: graph.clone(), disks: Arc::downgrade(disks) }
     }
 
     fn controller(&self) -> Result<Arc<ControllerHandle>, ManageError> {
@@ -144,7 +144,7 @@ impl VolumeService for Volumes {
             disk.bottom().ok_or(ManageError::NotAttached)?;
             disk.nvme().ok_or(ManageError::NoSuchController)?.detach();
             disk.set_bottom(None);
-            graph.close_unused(&self.disks());
+            graph.come_to_wanted();
             tracing::info!(device, "volume detached");
             Ok(())
         })
@@ -176,8 +176,4 @@ fn refusal(error: &OperationError) -> ManageError {
         ErrorKind::Conflict | ErrorKind::Ending => ManageError::Denied,
         ErrorKind::Failed => ManageError::Internal,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,0 +1,578 @@
+//! The parts of a running assembly, and the actions of a plan carried out on them.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use sidecore_block::BlockDevice;
+use sidecore_linux::Clock;
+use sidecore_nvme_subsystem::{NamespaceIds, Subsystems, restore};
+use sidecore_peer::Service;
+use sidecore_sidecore::{Sidecore, SidecoreThread};
+
+use crate::AssemblyError;
+use crate::controllers::{ControllerHandle, Controllers, VolumeChange};
+use crate::core_watch::CoreWatch;
+use crate::disk::Disk;
+use crate::front_end::{NvmeParts, NvmeThreads};
+use crate::left::LeftDevice;
+use crate::operation::{ErrorKind, OperationError};
+use crate::plan::{Action, Part, Phase, State, Verb, bottom, find_store, is_file, plan, subject};
+use crate::spec::{DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use crate::stores::{Progress, Stores, open_file};
+use crate::volume_service::Volumes;
+use crate::wanted::Wanted;
+
+/// How long a start, or a device that is added, waits for stores that do not answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The lists that others read while the graph is locked for a change.
+#[derive(Clone)]
+pub(crate) struct Lists {
+    pub(crate) disks: Arc<Mutex<Vec<Arc<Disk>>>>,
+    pub(crate) wanted: Arc<Mutex<Wanted>>,
+    pub(crate) controllers: Arc<Controllers>,
+    /// The controllers that a physical function's host manages.
+    pub(crate) subsystems: Arc<Subsystems>,
+}
+
+impl Lists {
+    pub(crate) fn new(spec: &Spec) -> Self {
+        Self {
+            disks: Arc::default(),
+            wanted: Arc::new(Mutex::new(Wanted::new(spec))),
+            controllers: Arc::new(Controllers::new(&spec.controllers)),
+            subsystems: Arc::default(),
+        }
+    }
+
+    pub(crate) fn all_disks(&self) -> Vec<Arc<Disk>> {
+        lock(&self.disks).clone()
+    }
+
+    pub(crate) fn disk(&self, name: &str) -> Option<Arc<Disk>> {
+        lock(&self.disks).iter().find(|disk| disk.spec.name == name).cloned()
+    }
+
+    pub(crate) fn wanted(&self) -> MutexGuard<'_, Wanted> {
+        lock(&self.wanted)
+    }
+}
+
+/// The attempt to open a store or controller, when it has ended.
+pub(crate) enum Opened {
+    Store(String, Result<Arc<dyn BlockDevice>, AssemblyError>),
+    Controller(String, Result<ControllerHandle, AssemblyError>),
+}
+
+/// The occasion of a plan: it decides which failures end the change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Occasion {
+    /// The start, before the devices: all that is not a store's own fault.
+    Opening,
+    /// The start of the devices: the same.
+    Start,
+    /// Stores that answer later, and stops: none.
+    Late,
+    /// A device that is added: all.
+    Addition,
+}
+
+impl Occasion {
+    fn tolerates(self, error: &AssemblyError) -> bool {
+        match self {
+            Self::Opening | Self::Start => error.is_of_a_store(),
+            Self::Late => true,
+            Self::Addition => false,
+        }
+    }
+
+    fn includes(self, action: &Action) -> bool {
+        self != Self::Opening || !matches!(action.verb, Verb::StartDevice | Verb::RefuseDevice)
+    }
+}
+
+/// The parts that only changes use. Locked for as long as a change takes, by no sidecore.
+pub(crate) struct Graph {
+    this: Weak<Mutex<Graph>>,
+    clock: Clock,
+    lists: Lists,
+    pub(crate) stores: Stores,
+    threads: Vec<SidecoreThread>,
+    /// Notices when sidecores lose their cores.
+    core_watch: Option<CoreWatch>,
+    /// Serves the sockets of all devices, once there is one.
+    service: Option<Arc<Service>>,
+    /// The threads of NVMe functions, once there is one.
+    nvme: Option<Arc<NvmeThreads>>,
+    /// Devices that are not served yet.
+    created: Vec<Arc<Disk>>,
+    /// The clients of devices that another process has served and this one does not serve yet.
+    pub(crate) left: Vec<LeftDevice>,
+    opened: Sender<Opened>,
+    /// Taken by the thread that serves late devices.
+    pub(crate) receiver: Option<Receiver<Opened>>,
+    /// Stores and controllers that are being opened.
+    pub(crate) in_flight: usize,
+    /// The assembly is drained, or about to be: nothing is added any more.
+    pub(crate) ends: bool,
+}
+
+impl Graph {
+    pub(crate) fn new(clock: Clock, lists: Lists) -> Arc<Mutex<Self>> {
+        let (opened, receiver) = channel();
+        Arc::new_cyclic(|this| {
+            Mutex::new(Self {
+                this: this.clone(),
+                clock,
+                lists,
+                stores: Stores::default(),
+                threads: Vec::new(),
+                core_watch: None,
+                service: None,
+                nvme: None,
+                created: Vec::new(),
+                left: Vec::new(),
+                opened,
+                receiver: Some(receiver),
+                in_flight: 0,
+                ends: false,
+            })
+        })
+    }
+
+    /// The parts as of now.
+    pub(crate) fn now(&self) -> State {
+        let disks = self.lists.all_disks();
+        let sidecore = |sidecore: Sidecore| {
+            let spec = SidecoreSpec { name: sidecore.name().to_owned(), cpu: sidecore.cpu() };
+            (spec.name.clone(), spec)
+        };
+        let device = |spec: &DeviceSpec, phase| (spec.name.clone(), Part { spec: spec.clone(), phase });
+        let wanted = self.lists.wanted();
+        let refused = wanted.spec.devices.iter().filter(|device| wanted.refused.contains_key(&device.name));
+        let served = disks.iter().map(|disk| device(&disk.spec, Phase::Open));
+        State {
+            sidecores: self.sidecores().map(sidecore).collect(),
+            stores: self.stores.parts(),
+            controllers: self.lists.controllers.parts(),
+            devices: refused.map(|spec| device(spec, Phase::Refused)).chain(served).collect(),
+            detached: disks.iter().filter(|disk| disk.is_detached()).map(|disk| disk.spec.name.clone()).collect(),
+        }
+    }
+
+    pub(crate) fn sidecores(&self) -> impl Iterator<Item = Sidecore> {
+        self.threads.iter().map(|thread| thread.sidecore().clone())
+    }
+
+    /// Plans and applies until nothing is left that can be done now. New devices are not served
+    /// yet: see [`serve_created`].
+    ///
+    /// # Errors
+    /// The first failure that the occasion does not tolerate.
+    pub(crate) fn come_to(&mut self, next: &Spec, occasion: Occasion) -> Result<(), AssemblyError> {
+        loop {
+            let mut actions = plan(&self.now(), next);
+            actions.retain(|action| occasion.includes(action));
+            if actions.is_empty() {
+                return Ok(());
+            }
+            self.apply(&actions, next, occasion)?;
+        }
+    }
+
+    /// Carries out actions; returns the names of the stores that may have lost writes. After a
+    /// failure that is tolerated, the rest of the plan is out of date and is left.
+    pub(crate) fn apply(
+        &mut self,
+        actions: &[Action],
+        next: &Spec,
+        occasion: Occasion,
+    ) -> Result<Vec<String>, AssemblyError> {
+        let mut unflushed = Vec::new();
+        for group in actions.chunk_by(|one, other| one.verb == other.verb) {
+            let names: Vec<&str> = group.iter().map(|action| action.name.as_str()).collect();
+            let has = |name: &str| names.contains(&name);
+            match group[0].verb {
+                Verb::StopDevice => names.iter().for_each(|name| self.stop_device(name)),
+                Verb::CloseStore => unflushed.extend(self.stores.close(&names)),
+                Verb::CloseController => self.lists.controllers.shutdown(&names),
+                Verb::StopSidecore => {
+                    self.core_watch = None;
+                    self.threads.retain(|thread| !has(thread.sidecore().name()));
+                    self.watch_cores();
+                }
+                Verb::StartSidecore => {
+                    for spec in next.sidecores.iter().filter(|spec| has(&spec.name)) {
+                        let started = SidecoreThread::start(&spec.name, spec.cpu, &self.clock);
+                        self.threads.push(started.map_err(|error| AssemblyError::sidecore(&spec.name, error))?);
+                    }
+                    self.watch_cores();
+                }
+                Verb::OpenStore => {
+                    for spec in names.iter().filter_map(|name| find_store(next, name)) {
+                        if !self.open_store(spec, occasion)? {
+                            return Ok(unflushed);
+                        }
+                    }
+                }
+                Verb::OpenController => {
+                    names.iter().try_for_each(|name| self.open_controller(name, next))?;
+                }
+                Verb::RefuseController => {
+                    for spec in next.controllers.iter().filter(|spec| has(&spec.name)) {
+                        let reason = self.refusal(&spec.store, next);
+                        self.lists.controllers.set(&spec.name, Progress::Refused(reason));
+                    }
+                }
+                Verb::StartDevice | Verb::RefuseDevice => {
+                    for device in next.devices.iter().filter(|device| has(&device.name)) {
+                        self.start_device(device, next, occasion)?;
+                    }
+                }
+            }
+        }
+        Ok(unflushed)
+    }
+
+    fn stop_device(&mut self, name: &str) {
+        if let Some(disk) = self.lists.disk(name) {
+            disk.stop();
+            disk.close();
+            self.forget(&disk);
+        }
+        self.lists.wanted().refused.remove(name);
+        self.disconnect(name);
+    }
+
+    fn forget(&mut self, disk: &Arc<Disk>) {
+        lock(&self.lists.disks).retain(|other| !Arc::ptr_eq(other, disk));
+    }
+
+    /// Disconnects the client that another process has served, if there is one.
+    pub(crate) fn disconnect(&mut self, device: &str) {
+        let disconnected = self.left.extract_if(.., |left| left.name == device);
+        disconnected.for_each(LeftDevice::disconnect);
+    }
+
+    fn watch_cores(&mut self) {
+        if self.threads.is_empty() {
+            return;
+        }
+        let sidecores: Vec<Sidecore> = self.sidecores().collect();
+        match CoreWatch::start(&sidecores, &self.clock) {
+            Ok(watch) => self.core_watch = Some(watch),
+            Err(error) => tracing::warn!("the sidecores' cores are not watched: {error}"),
+        }
+    }
+
+    /// Opens a store; a file on a thread of its own. False if the store was refused.
+    fn open_store(&mut self, spec: &StoreSpec, occasion: Occasion) -> Result<bool, AssemblyError> {
+        if is_file(spec) {
+            let opened = spec.clone();
+            self.spawn(&spec.name, move || Opened::Store(opened.name.clone(), open_file(&opened)))?;
+            self.stores.set(spec, Progress::Opening);
+            return Ok(true);
+        }
+        let progress = match self.stores.open(spec, &self.lists.controllers) {
+            Ok(store) => Progress::Open(store),
+            Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
+            Err(error) => return Err(error),
+        };
+        let is_open = progress.phase() == Phase::Open;
+        self.stores.set(spec, progress);
+        Ok(is_open)
+    }
+
+    fn open_controller(&mut self, name: &str, next: &Spec) -> Result<(), AssemblyError> {
+        let Some(spec) = next.controllers.iter().find(|spec| spec.name == name).cloned() else { return Ok(()) };
+        let Some(store) = self.stores.get(&spec.store).cloned() else { return Ok(()) };
+        let bottom = bottom(next, &spec.store).cloned();
+        self.lists.controllers.set(name, Progress::Opening);
+        self.spawn(name, move || {
+            Opened::Controller(spec.name.clone(), ControllerHandle::open(spec, store, bottom.as_ref()))
+        })
+    }
+
+    fn spawn(&mut self, name: &str, open: impl FnOnce() -> Opened + Send + 'static) -> Result<(), AssemblyError> {
+        let opened = self.opened.clone();
+        let thread = std::thread::Builder::new().name(format!("open-{name}"));
+        // After an end of the assembly the receiver is gone.
+        thread.spawn(move || drop(opened.send(open()))).map_err(AssemblyError::Threads)?;
+        self.in_flight = self.in_flight.saturating_add(1);
+        Ok(())
+    }
+
+    /// Opens the files and controllers of a start, and waits for them a while.
+    pub(crate) fn open_in_time(&mut self, spec: &Spec) -> Result<(), AssemblyError> {
+        let deadline = Instant::now() + PATIENCE;
+        self.come_to(spec, Occasion::Opening)?;
+        while self.in_flight > 0
+            && let Some(receiver) = &self.receiver
+            && let Ok(opened) = receiver.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+        {
+            self.answer(opened, Occasion::Opening)?;
+            self.come_to(spec, Occasion::Opening)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a store or controller that has answered.
+    pub(crate) fn answer(&mut self, opened: Opened, occasion: Occasion) -> Result<(), AssemblyError> {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        let refused = |error: AssemblyError| match occasion.tolerates(&error) {
+            true => Ok(error.to_string()),
+            false => Err(error),
+        };
+        match opened {
+            Opened::Store(name, Ok(store)) => self.stores.answered(&name, Ok(store)),
+            Opened::Store(name, Err(error)) => self.stores.answered(&name, Err(refused(error)?)),
+            Opened::Controller(name, Ok(controller)) => {
+                let controller = Arc::new(controller);
+                self.follow_volumes(&controller);
+                self.lists.controllers.set(&name, Progress::Open(controller));
+            }
+            Opened::Controller(name, Err(error)) => {
+                self.lists.controllers.set(&name, Progress::Refused(refused(error)?));
+            }
+        }
+        Ok(())
+    }
+
+    /// When a volume has changed, the guests that see it and the managers are notified.
+    fn follow_volumes(&self, controller: &ControllerHandle) {
+        let (disks, subsystems) = (Arc::downgrade(&self.lists.disks), Arc::downgrade(&self.lists.subsystems));
+        let name = controller.name().to_owned();
+        controller.on_change(move |change| {
+            let (Some(disks), Some(subsystems)) = (disks.upgrade(), subsystems.upgrade()) else { return };
+            let disks = lock(&disks).clone();
+            match change {
+                VolumeChange::Listed => {}
+                VolumeChange::Resized => disks.iter().for_each(|disk| disk.refresh()),
+                VolumeChange::Renamed { from, to } => {
+                    disks.iter().for_each(|disk| disk.volume_renamed(&name, from, to));
+                }
+            }
+            subsystems.refresh();
+        });
+    }
+
+    /// The reason for which a store, or a store or controller below it, was refused.
+    fn refusal(&self, store: &str, next: &Spec) -> String {
+        let mut name = Some(store);
+        while let Some(store) = name.and_then(|name| find_store(next, name)) {
+            let closed = || Some(self.lists.controllers.closed_one(store.kind.controller()?)?.reason);
+            if let Some(reason) = self.stores.refusal(&store.name).map(str::to_owned).or_else(closed) {
+                return reason;
+            }
+            name = store.kind.inner();
+        }
+        String::new()
+    }
+
+    /// Creates a device, or refuses it if its store was refused.
+    fn start_device(&mut self, device: &DeviceSpec, next: &Spec, occasion: Occasion) -> Result<(), AssemblyError> {
+        let Some(store) = self.stores.get(&device.store).cloned() else {
+            if occasion == Occasion::Addition {
+                return Err(self.obstacle(device, next));
+            }
+            let reason = self.refusal(&device.store, next);
+            self.refuse_device(&device.name, reason);
+            return Ok(());
+        };
+        match self.disk(device, store, next) {
+            Ok(disk) => {
+                let disk = Arc::new(disk);
+                lock(&self.lists.disks).push(Arc::clone(&disk));
+                self.created.push(disk);
+            }
+            Err(error) if occasion == Occasion::Late => self.refuse_device(&device.name, error.to_string()),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn refuse_device(&mut self, device: &str, reason: String) {
+        tracing::error!(device, "not served: {reason}");
+        self.lists.wanted().refused.insert(device.to_owned(), reason);
+        self.disconnect(device);
+    }
+
+    /// The error for a device that cannot be added because its store is not open.
+    pub(crate) fn obstacle(&self, device: &DeviceSpec, next: &Spec) -> AssemblyError {
+        let Some(bottom) = bottom(next, &device.store) else { return AssemblyError::Ending };
+        match bottom.kind.controller().and_then(|name| self.lists.controllers.closed_one(name)) {
+            Some(closed) => AssemblyError::Controller {
+                user: format!("store \"{}\"", bottom.name),
+                error: OperationError::new(ErrorKind::Conflict, closed.to_string()),
+            },
+            None => AssemblyError::NoAnswer { name: bottom.name.clone() },
+        }
+    }
+
+    fn disk(&mut self, device: &DeviceSpec, store: Arc<dyn BlockDevice>, next: &Spec) -> Result<Disk, AssemblyError> {
+        let unknown = || AssemblyError::Unknown { user: subject(device), kind: "store", name: device.store.clone() };
+        let kind = find_store(next, &device.store).ok_or_else(unknown)?.word();
+        let bottom = bottom(next, &device.store).ok_or_else(unknown)?.clone();
+        let outlives = outlives(&bottom, next);
+        let service = match &self.service {
+            Some(service) => Arc::clone(service),
+            None => {
+                let service = Service::start(std::num::NonZeroUsize::MIN).map_err(AssemblyError::Threads)?;
+                Arc::clone(self.service.insert(Arc::new(service)))
+            }
+        };
+        let sidecores: Vec<Sidecore> = self.sidecores().collect();
+        let parts = |service| self.nvme_parts(device, &bottom, service);
+        let disk = Disk::new(device, store, (kind, bottom.clone(), outlives), &sidecores, service, parts)?;
+        let writes_too = |other: &&Arc<Disk>| both_write(disk.writes_to().as_ref(), other.writes_to().as_ref());
+        if let Some(other) = self.lists.all_disks().iter().find(writes_too) {
+            let (name, store, other) = (device.name.clone(), device.store.clone(), other.spec.name.clone());
+            return Err(AssemblyError::SecondWriter { name, store, other });
+        }
+        Ok(disk)
+    }
+
+    /// The parts that an NVMe function needs besides its store. A physical function that is only
+    /// read manages nothing.
+    fn nvme_parts(
+        &mut self,
+        device: &DeviceSpec,
+        bottom: &StoreSpec,
+        service: Arc<Service>,
+    ) -> Result<NvmeParts, AssemblyError> {
+        let threads = match &self.nvme {
+            Some(threads) => Arc::clone(threads),
+            None => Arc::clone(self.nvme.insert(Arc::new(NvmeThreads::start(service)?))),
+        };
+        let controller = bottom.kind.controller().and_then(|name| self.lists.controllers.get(name));
+        let owner = controller.as_ref().map(|controller| (controller.name(), controller.store_uuid()));
+        let ids = NamespaceIds::of_store(bottom.kind.word(), &bottom.name, owner);
+        let mut parts = NvmeParts { threads, manager: None, volume: None, ids };
+        let Some(controller) = controller else { return Ok(parts) };
+        match &bottom.kind {
+            StoreKind::PhysicalFunction { .. } if !device.read_only => {
+                let left = self.left.iter().find(|left| left.name == device.name);
+                let numbers = left.and_then(|left| left.subsystem().numbers);
+                let volumes = Volumes::new(&controller, &self.this, &self.lists.disks);
+                let managed = self.lists.subsystems.of(controller.name(), volumes, numbers);
+                parts.manager = Some(managed.map_err(AssemblyError::Threads)?);
+            }
+            StoreKind::Volume(volume) => {
+                let refused = |error| AssemblyError::Controller { user: subject(device), error };
+                let report = controller.volume(&volume.volume).map_err(refused)?;
+                (parts.volume, parts.ids) = (Some(report.id), controller.namespace_ids(&report));
+            }
+            _ => {}
+        }
+        Ok(parts)
+    }
+
+    /// Does what can be done now for the specification that is wanted.
+    pub(crate) fn come_to_wanted(&mut self) {
+        let next = self.lists.wanted().spec.clone();
+        // This occasion tolerates every failure.
+        let _ = self.come_to(&next, Occasion::Late);
+    }
+
+    /// Lets go of everything but the stores, controllers and sidecores, which the plan stops.
+    pub(crate) fn close_devices(&mut self) {
+        self.lists.all_disks().iter().for_each(|disk| disk.close());
+        self.nvme = None;
+        self.service = None;
+    }
+
+    /// Whether writes to a device's store, or to the store of its controller, may be lost.
+    pub(crate) fn has_lost_writes(&self, bottom: &StoreSpec, unflushed: &[String]) -> bool {
+        let Some(controller) = bottom.kind.controller() else { return unflushed.contains(&bottom.name) };
+        let wanted = self.lists.wanted();
+        self.lists.controllers.get(controller).is_none_or(|controller| {
+            let below = crate::plan::bottom(&wanted.spec, controller.store());
+            controller.has_lost_writes() || below.is_none_or(|below| unflushed.contains(&below.name))
+        })
+    }
+}
+
+/// Opens one file for a device that is added. A file that does not answer is given up.
+pub(crate) fn open_alone(file: StoreSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    let (sender, receiver) = channel();
+    let name = file.name.clone();
+    let thread = std::thread::Builder::new().name(format!("open-{name}"));
+    // When the patience has ended the receiver is gone, and the file is closed again.
+    thread.spawn(move || drop(sender.send(open_file(&file)))).map_err(AssemblyError::Threads)?;
+    receiver.recv_timeout(PATIENCE).unwrap_or(Err(AssemblyError::NoAnswer { name }))
+}
+
+/// Serves the devices that were created. Functions first get the state that they had under another
+/// process, which locks the graph for each of them: it must not be locked here.
+///
+/// # Errors
+/// The first failure, unless the occasion tolerates it. Its device is gone.
+pub(crate) fn serve_created(graph: &Mutex<Graph>, occasion: Occasion) -> Result<(), AssemblyError> {
+    let (created, services, states, subsystems) = {
+        let mut graph = lock(graph);
+        let created = std::mem::take(&mut graph.created);
+        let controllers = graph.lists.controllers.all();
+        let volumes = |controller| Volumes::new(controller, &graph.this, &graph.lists.disks);
+        let services: Vec<Volumes> = controllers.iter().map(volumes).collect();
+        let states: BTreeMap<_, _> = graph.left.iter().flat_map(|left| left.subsystem().functions).collect();
+        (created, services, states, Arc::clone(&graph.lists.subsystems))
+    };
+    services.iter().for_each(|service| restore(service, &states));
+    subsystems.refresh();
+    // Physical functions last: requests of their hosts may be about other functions, whose clients
+    // are to be connected then.
+    let (last, first): (Vec<_>, Vec<_>) = created.into_iter().partition(|disk| disk.manages());
+    for disk in first.into_iter().chain(last) {
+        // The name service may not answer for a while.
+        let access = disk.spec.access.resolve();
+        let mut graph = lock(graph);
+        if graph.ends {
+            return Err(AssemblyError::Ending);
+        }
+        let name = &disk.spec.name;
+        let account = |error| AssemblyError::Account { name: name.clone(), error };
+        let at = graph.left.iter().position(|left| left.name == *name);
+        let served = access.map_err(account).and_then(|access| disk.serve(access, at.map(|at| graph.left.remove(at))));
+        match served {
+            Ok(()) if occasion == Occasion::Late => tracing::info!(device = name, "its store is open: served"),
+            Ok(()) => {}
+            Err(error) => {
+                graph.forget(&disk);
+                if occasion != Occasion::Late {
+                    return Err(error);
+                }
+                graph.refuse_device(name, error.to_string());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether the contents of a store are there after this process: not if they are in memory.
+fn outlives(bottom: &StoreSpec, next: &Spec) -> bool {
+    let controller = bottom.kind.controller();
+    let controller = controller.and_then(|name| next.controllers.iter().find(|spec| spec.name == name));
+    let below = controller.and_then(|controller| crate::plan::bottom(next, &controller.store));
+    !matches!(below.unwrap_or(bottom).kind, StoreKind::Ram { .. })
+}
+
+/// Whether both are the same file or volume. In memory nothing is lost that the end would not take
+/// as well.
+pub(crate) fn both_write(one: Option<&StoreSpec>, other: Option<&StoreSpec>) -> bool {
+    let (Some(one), Some(other)) = (one, other) else { return false };
+    match (&one.kind, &other.kind) {
+        (StoreKind::File(_), StoreKind::File(_)) | (StoreKind::HostFile(_), StoreKind::HostFile(_)) => {
+            one.name == other.name
+        }
+        (StoreKind::Volume(one), StoreKind::Volume(other)) => {
+            (&one.controller, &one.volume) == (&other.controller, &other.volume)
+        }
+        _ => false,
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,410 @@
+//! The difference between the state of an assembly and a specification, as a list of actions.
+//!
+//! [`plan`] is pure: it does no I/O and starts no threads. It assumes that each action succeeds,
+//! with one exception: a file or a controller that is opened is [`Phase::Opening`] until it answers,
+//! and nothing that needs it is in the plan. When it has answered, the next plan has the rest. The
+//! plan for a state that has nothing left to do is empty.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::AssemblyError;
+use crate::spec::{ControllerSpec, DeviceSpec, QUEUES_MAX, SidecoreSpec, Spec, StoreKind, StoreSpec};
+
+/// The progress of a part that can fail to open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// On a thread of its own, which has not ended.
+    Opening,
+    /// Or, of a device, served.
+    Open,
+    /// Not tried again before it is stopped or closed. A refused device does not need its store.
+    Refused,
+}
+
+/// A part of an assembly: its specification, and how far it has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part<S> {
+    pub(crate) spec: S,
+    pub(crate) phase: Phase,
+}
+
+/// The parts of an assembly by their names. A part that was not started yet is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) sidecores: BTreeMap<String, SidecoreSpec>,
+    pub(crate) stores: BTreeMap<String, Part<StoreSpec>>,
+    pub(crate) controllers: BTreeMap<String, Part<ControllerSpec>>,
+    /// Never in [`Phase::Opening`]: a device is absent until its store is open.
+    pub(crate) devices: BTreeMap<String, Part<DeviceSpec>>,
+    /// Devices that do not use the store of their specification at present.
+    pub(crate) detached: BTreeSet<String>,
+}
+
+/// One step from a state to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Action {
+    pub(crate) verb: Verb,
+    pub(crate) name: String,
+}
+
+/// The kind of an action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    StopDevice,
+    CloseStore,
+    CloseController,
+    StopSidecore,
+    StartSidecore,
+    OpenStore,
+    OpenController,
+    /// Its store was refused.
+    RefuseController,
+    StartDevice,
+    /// Its store or controller was refused.
+    RefuseDevice,
+}
+
+/// The actions that lead from `now` towards `next`, in the order in which they are to be applied:
+/// parts that are in the way are stopped first, those above before those below, and started last,
+/// those below before those above. A part whose specification has changed is stopped and started.
+pub(crate) fn plan(now: &State, next: &Spec) -> Vec<Action> {
+    let mut planner = Planner { state: now.clone(), next, stale: Stale::of(now, next), actions: Vec::new() };
+    planner.stop();
+    planner.open();
+    planner.start_devices();
+    planner.actions
+}
+
+/// The store at the bottom of those that the one of this name is put in front of.
+pub(crate) fn bottom<'a>(spec: &'a Spec, name: &str) -> Option<&'a StoreSpec> {
+    let mut store = find_store(spec, name)?;
+    // Each step may come to a store that was not seen yet; a cycle has no bottom.
+    for _ in 0..spec.stores.len() {
+        match store.kind.inner() {
+            Some(inner) => store = find_store(spec, inner)?,
+            None => return Some(store),
+        }
+    }
+    None
+}
+
+/// Whether a store is opened on a thread of its own, because it may not answer.
+pub(crate) fn is_file(store: &StoreSpec) -> bool {
+    matches!(store.kind, StoreKind::File(_) | StoreKind::HostFile(_))
+}
+
+pub(crate) fn find_store<'a>(spec: &'a Spec, name: &str) -> Option<&'a StoreSpec> {
+    spec.stores.iter().find(|store| store.name == name)
+}
+
+impl State {
+    /// The state after an action that succeeds.
+    pub(crate) fn apply(&mut self, action: &Action, next: &Spec) {
+        let Action { verb, name } = action;
+        let named = || name.clone();
+        match verb {
+            Verb::StopDevice => {
+                self.devices.remove(name);
+                self.detached.remove(name);
+            }
+            Verb::CloseStore => drop(self.stores.remove(name)),
+            Verb::CloseController => drop(self.controllers.remove(name)),
+            Verb::StopSidecore => drop(self.sidecores.remove(name)),
+            Verb::StartSidecore => {
+                let spec = next.sidecores.iter().find(|spec| spec.name == *name);
+                self.sidecores.extend(spec.map(|spec| (named(), spec.clone())));
+            }
+            Verb::OpenStore => {
+                let spec = find_store(next, name);
+                let phase = |spec| if is_file(spec) { Phase::Opening } else { Phase::Open };
+                self.stores.extend(spec.map(|spec| (named(), Part { spec: spec.clone(), phase: phase(spec) })));
+            }
+            Verb::OpenController | Verb::RefuseController => {
+                let spec = next.controllers.iter().find(|spec| spec.name == *name);
+                let phase = if *verb == Verb::OpenController { Phase::Opening } else { Phase::Refused };
+                self.controllers.extend(spec.map(|spec| (named(), Part { spec: spec.clone(), phase })));
+            }
+            Verb::StartDevice | Verb::RefuseDevice => {
+                let spec = next.devices.iter().find(|spec| spec.name == *name);
+                let phase = if *verb == Verb::StartDevice { Phase::Open } else { Phase::Refused };
+                self.devices.extend(spec.map(|spec| (named(), Part { spec: spec.clone(), phase })));
+            }
+        }
+    }
+
+    /// The stores that are to be open: a device that is refused or detached needs none.
+    fn needed<'a>(&self, next: &'a Spec) -> BTreeSet<&'a str> {
+        let is_refused = |name: &str| self.devices.get(name).is_some_and(|part| part.phase == Phase::Refused);
+        needed(next, |device| !is_refused(device) && !self.detached.contains(device))
+    }
+
+    fn uses_store(&self, name: &str) -> bool {
+        let by_device = |part: &Part<DeviceSpec>| {
+            part.spec.store == name && part.phase == Phase::Open && !self.detached.contains(&part.spec.name)
+        };
+        self.devices.values().any(by_device)
+            || self.stores.values().any(|part| part.spec.kind.inner() == Some(name) && part.phase != Phase::Refused)
+            || self.controllers.values().any(|part| part.spec.store == name && part.phase != Phase::Refused)
+    }
+
+    fn uses_controller(&self, name: &str) -> bool {
+        let by_store = |part: &Part<StoreSpec>| part.spec.kind.controller() == Some(name);
+        self.stores.values().any(|part| by_store(part) && part.phase != Phase::Refused)
+    }
+}
+
+/// The stores that controllers, and the devices that count, lead to.
+pub(crate) fn needed(next: &Spec, counts: impl Fn(&str) -> bool) -> BTreeSet<&str> {
+    let devices = next.devices.iter().filter(|device| counts(&device.name));
+    let tops = devices.map(|device| device.store.as_str());
+    let mut needed = BTreeSet::new();
+    for top in tops.chain(next.controllers.iter().map(|controller| controller.store.as_str())) {
+        let mut name = Some(top);
+        while let Some(spec) = name.and_then(|name| find_store(next, name)).filter(|spec| needed.insert(&*spec.name)) {
+            name = spec.kind.inner();
+        }
+    }
+    needed
+}
+
+struct Planner<'a> {
+    state: State,
+    next: &'a Spec,
+    /// Parts that are stopped, if they can be, and that nothing is started on.
+    stale: Stale,
+    actions: Vec<Action>,
+}
+
+impl Planner<'_> {
+    fn act(&mut self, verb: Verb, name: &str) {
+        let action = Action { verb, name: name.to_owned() };
+        self.state.apply(&action, self.next);
+        self.actions.push(action);
+    }
+
+    fn stop(&mut self) {
+        let stale = std::mem::take(&mut self.stale);
+        stale.devices.iter().for_each(|name| self.act(Verb::StopDevice, name));
+        // A store or controller that is being opened cannot be closed before it has answered.
+        loop {
+            let can_close = |phase: Phase| phase != Phase::Opening;
+            let is_unused = |name: &&String| {
+                let part = self.state.stores.get(*name);
+                part.is_some_and(|part| can_close(part.phase)) && !self.state.uses_store(name)
+            };
+            if let Some(name) = stale.stores.iter().find(is_unused) {
+                self.act(Verb::CloseStore, name);
+                continue;
+            }
+            let is_unused = |name: &&String| {
+                let part = self.state.controllers.get(*name);
+                part.is_some_and(|part| can_close(part.phase)) && !self.state.uses_controller(name)
+            };
+            let Some(name) = stale.controllers.iter().find(is_unused) else { break };
+            self.act(Verb::CloseController, name);
+        }
+        stale.sidecores.iter().for_each(|name| self.act(Verb::StopSidecore, name));
+        self.stale = stale;
+        self.stale.stores.retain(|name| self.state.stores.contains_key(name));
+        self.stale.controllers.retain(|name| self.state.controllers.contains_key(name));
+    }
+
+    fn store_phase(&self, name: &str) -> Option<Phase> {
+        let part = self.state.stores.get(name)?;
+        Some(if self.stale.stores.contains(name) { Phase::Opening } else { part.phase })
+    }
+
+    fn controller_phase(&self, name: &str) -> Option<Phase> {
+        let part = self.state.controllers.get(name)?;
+        Some(if self.stale.controllers.contains(name) { Phase::Opening } else { part.phase })
+    }
+
+    /// The phase of a store, also if it was not opened because something below it was refused.
+    fn phase(&self, store: &str) -> Phase {
+        let mut name = store;
+        // Each step may come to a store that was not seen yet.
+        for _ in 0..=self.next.stores.len() {
+            match self.store_phase(name) {
+                Some(phase) if name == store || phase == Phase::Refused => return phase,
+                Some(_) => break,
+                None => {}
+            }
+            let Some(spec) = find_store(self.next, name) else { break };
+            match (spec.kind.inner(), spec.kind.controller().and_then(|name| self.controller_phase(name))) {
+                (Some(inner), _) => name = inner,
+                (None, Some(Phase::Refused)) => return Phase::Refused,
+                _ => break,
+            }
+        }
+        Phase::Opening
+    }
+
+    fn can_open(&self, store: &StoreSpec) -> bool {
+        let is_open = |name: &str| self.store_phase(name) == Some(Phase::Open);
+        let controls = |name: &str| self.controller_phase(name) == Some(Phase::Open);
+        store.kind.inner().is_none_or(is_open) && store.kind.controller().is_none_or(controls)
+    }
+
+    fn open(&mut self) {
+        let needed = self.state.needed(self.next);
+        let mut planned = None;
+        // A store may wait for a store or controller that is further down in the list.
+        while planned != Some(self.actions.len()) {
+            planned = Some(self.actions.len());
+            for store in self.next.stores.iter().filter(|store| needed.contains(&*store.name)) {
+                if !self.state.stores.contains_key(&store.name) && self.can_open(store) {
+                    self.act(Verb::OpenStore, &store.name);
+                }
+            }
+            for controller in &self.next.controllers {
+                if self.state.controllers.contains_key(&controller.name) {
+                    continue;
+                }
+                match self.phase(&controller.store) {
+                    Phase::Opening => {}
+                    Phase::Open => self.act(Verb::OpenController, &controller.name),
+                    Phase::Refused => self.act(Verb::RefuseController, &controller.name),
+                }
+            }
+        }
+        for sidecore in &self.next.sidecores {
+            if !self.state.sidecores.contains_key(&sidecore.name) {
+                self.act(Verb::StartSidecore, &sidecore.name);
+            }
+        }
+    }
+
+    fn start_devices(&mut self) {
+        for device in &self.next.devices {
+            let runs = |name: &String| self.state.sidecores.contains_key(name);
+            if self.state.devices.contains_key(&device.name) || !device.sidecores.iter().all(runs) {
+                continue;
+            }
+            match self.phase(&device.store) {
+                Phase::Opening => {}
+                Phase::Open => self.act(Verb::StartDevice, &device.name),
+                Phase::Refused => self.act(Verb::RefuseDevice, &device.name),
+            }
+        }
+    }
+}
+
+/// The parts that are not as the next specification has them, or stand on such parts.
+#[derive(Default)]
+struct Stale {
+    sidecores: BTreeSet<String>,
+    stores: BTreeSet<String>,
+    controllers: BTreeSet<String>,
+    devices: BTreeSet<String>,
+}
+
+impl Stale {
+    fn of(state: &State, next: &Spec) -> Self {
+        let needed = state.needed(next);
+        let mut stale = Self::default();
+        for (name, spec) in &state.sidecores {
+            if !next.sidecores.contains(spec) {
+                stale.sidecores.insert(name.clone());
+            }
+        }
+        let mut count = None;
+        while count != Some(stale.count()) {
+            count = Some(stale.count());
+            for (name, Part { spec, .. }) in &state.stores {
+                let kind = &spec.kind;
+                let below = kind.inner().is_some_and(|inner| stale.stores.contains(inner))
+                    || kind.controller().is_some_and(|controller| stale.controllers.contains(controller));
+                if below || !needed.contains(name.as_str()) || !next.stores.contains(spec) {
+                    stale.stores.insert(name.clone());
+                }
+            }
+            for (name, Part { spec, .. }) in &state.controllers {
+                if stale.stores.contains(&spec.store) || !next.controllers.contains(spec) {
+                    stale.controllers.insert(name.clone());
+                }
+            }
+            for (name, Part { spec, phase }) in &state.devices {
+                let on = |sidecore: &String| stale.sidecores.contains(sidecore);
+                let is_attached = *phase == Phase::Open && !state.detached.contains(name);
+                if is_attached && stale.stores.contains(&spec.store)
+                    || spec.sidecores.iter().any(on)
+                    || !next.devices.contains(spec)
+                {
+                    stale.devices.insert(name.clone());
+                }
+            }
+        }
+        stale
+    }
+
+    fn count(&self) -> usize {
+        self.sidecores.len() + self.stores.len() + self.controllers.len() + self.devices.len()
+    }
+}
+
+/// Refuses a specification whose parts do not fit together: names and sockets that are used twice,
+/// names that lead nowhere, stores in front of themselves, and impossible numbers of queues.
+pub(crate) fn check(next: &Spec) -> Result<(), AssemblyError> {
+    for (index, device) in next.devices.iter().enumerate() {
+        for other in next.devices.iter().take(index) {
+            let name = device.name.clone();
+            if other.name == name {
+                return Err(AssemblyError::Duplicate { kind: "device", name });
+            }
+            if other.socket.components().eq(device.socket.components()) {
+                let (socket, other) = (device.socket.clone(), other.name.clone());
+                return Err(AssemblyError::SocketTaken { name, socket, other });
+            }
+        }
+    }
+    next.devices.iter().try_for_each(|device| check_queues(next, device))?;
+    let devices = next.devices.iter().map(|device| (subject(device), device.store.as_str()));
+    let controllers = next.controllers.iter();
+    let controllers = controllers.map(|spec| (format!("controller \"{}\"", spec.name), spec.store.as_str()));
+    devices.chain(controllers).try_for_each(|(user, store)| check_below(next, user, store))
+}
+
+/// The name of a device in messages.
+pub(crate) fn subject(device: &DeviceSpec) -> String {
+    format!("device \"{}\"", device.name)
+}
+
+fn check_queues(next: &Spec, device: &DeviceSpec) -> Result<(), AssemblyError> {
+    let wrong = |why| Err(AssemblyError::Device { name: device.name.clone(), why });
+    let runs = |name: &&String| next.sidecores.iter().any(|sidecore| sidecore.name == **name);
+    if let Some(name) = device.sidecores.iter().find(|name| !runs(name)) {
+        return Err(AssemblyError::Unknown { user: subject(device), kind: "sidecore", name: name.clone() });
+    }
+    if !(1..=QUEUES_MAX).contains(&device.queues) {
+        return wrong("it needs 1 to 64 queues");
+    }
+    if device.sidecores.is_empty() { wrong("it has no sidecore") } else { Ok(()) }
+}
+
+/// Follows a store down to its end, through the controllers that it is a function of.
+fn check_below(next: &Spec, mut user: String, store: &str) -> Result<(), AssemblyError> {
+    let mut name = store;
+    let mut above = BTreeSet::new();
+    loop {
+        let unknown = |user, kind, name: &str| Err(AssemblyError::Unknown { user, kind, name: name.to_owned() });
+        let Some(store) = find_store(next, name) else { return unknown(user, "store", name) };
+        if !above.insert(name) {
+            return Err(AssemblyError::Cycle { name: name.to_owned() });
+        }
+        user = format!("store \"{name}\"");
+        name = match (store.kind.inner(), store.kind.controller()) {
+            (Some(inner), _) => inner,
+            (None, None) => return Ok(()),
+            (None, Some(controller)) => match next.controllers.iter().find(|spec| spec.name == controller) {
+                None => return unknown(user, "controller", controller),
+                Some(spec) => {
+                    user = format!("controller \"{controller}\"");
+                    &spec.store
+                }
+            },
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! Plans between tables of specifications, and between arbitrary ones.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::spec::{FileOptions, VolumeSpec};
+
+impl State {
+    /// The state after everything that is being opened has answered.
+    fn settle(&mut self) {
+        let stores = self.stores.values_mut().map(|part| &mut part.phase);
+        let phases = stores.chain(self.controllers.values_mut().map(|part| &mut part.phase));
+        phases.filter(|phase| **phase == Phase::Opening).for_each(|phase| *phase = Phase::Open);
+    }
+}
+
+fn store(name: &str, kind: StoreKind) -> StoreSpec {
+    StoreSpec::new(name, kind)
+}
+
+fn ram() -> StoreKind {
+    StoreKind::Ram { size_bytes: 1 << 20, block_bytes: 512 }
+}
+
+fn shared(inner: &str) -> StoreKind {
+    StoreKind::Store { store: inner.to_owned() }
+}
+
+fn file(path: &str) -> StoreKind {
+    StoreKind::File(FileOptions::new(path))
+}
+
+fn volume(controller: &str) -> StoreKind {
+    StoreKind::Volume(VolumeSpec::new(controller, "root"))
+}
+
+fn sidecore(name: &str) -> SidecoreSpec {
+    SidecoreSpec { name: name.to_owned(), cpu: None }
+}
+
+fn device(name: &str, store: &str, sidecore: &str) -> DeviceSpec {
+    DeviceSpec {
+        name: name.to_owned(),
+        store: store.to_owned(),
+        socket: format!("/run/{name}.sock").into(),
+        sidecores: vec![sidecore.to_owned()],
+        ..DeviceSpec::default()
+    }
+}
+
+/// A pool on a file, a device on a volume of it, and a device on a ram store through another.
+fn pool() -> Spec {
+    Spec {
+        sidecores: vec![sidecore("sc0")],
+        stores: vec![
+            store("slow", shared("mem")),
+            store("root", volume("pool")),
+            store("mem", ram()),
+            store("unused", ram()),
+            store("disk", file("/disk")),
+        ],
+        controllers: vec![ControllerSpec::new("pool", "disk")],
+        devices: vec![device("one", "root", "sc0"), device("two", "slow", "sc0")],
+    }
+}
+
+/// Applies a plan, and returns it in words.
+fn step(state: &mut State, next: &Spec) -> Vec<String> {
+    let actions = plan(state, next);
+    actions.iter().for_each(|action| state.apply(action, next));
+    actions.iter().map(|action| format!("{:?} {}", action.verb, action.name)).collect()
+}
+
+fn running(spec: &Spec) -> State {
+    let mut state = State::default();
+    while !step(&mut state, spec).is_empty() {
+        state.settle();
+    }
+    state
+}
+
+#[test]
+fn a_start_waits_for_files_and_controllers_alone() {
+    let (mut state, spec) = (State::default(), pool());
+    let first = ["OpenStore mem", "OpenStore disk", "OpenStore slow", "StartSidecore sc0", "StartDevice two"];
+    assert_eq!(step(&mut state, &spec), first);
+    assert!(step(&mut state, &spec).is_empty(), "the file is still being opened");
+    state.settle();
+    assert_eq!(step(&mut state, &spec), ["OpenController pool"]);
+    state.settle();
+    assert_eq!(step(&mut state, &spec), ["OpenStore root", "StartDevice one"]);
+    assert!(step(&mut state, &spec).is_empty());
+}
+
+#[test]
+fn an_end_closes_each_part_after_those_above() {
+    let mut state = running(&pool());
+    let all = [
+        "StopDevice one",
+        "StopDevice two",
+        "CloseStore root",
+        "CloseStore slow",
+        "CloseStore mem",
+        "CloseController pool",
+        "CloseStore disk",
+        "StopSidecore sc0",
+    ];
+    assert_eq!(step(&mut state, &Spec::default()), all);
+    assert_eq!(state, State::default());
+}
+
+#[test]
+fn a_store_that_is_being_opened_is_closed_when_it_has_answered() {
+    let (mut state, spec) = (State::default(), pool());
+    step(&mut state, &spec);
+    let all = ["StopDevice two", "CloseStore slow", "CloseStore mem", "StopSidecore sc0"];
+    assert_eq!(step(&mut state, &Spec::default()), all);
+    state.settle();
+    assert_eq!(step(&mut state, &Spec::default()), ["CloseStore disk"]);
+}
+
+#[test]
+fn a_refusal_reaches_all_that_stands_on_it_once() {
+    let (mut state, spec) = (State::default(), pool());
+    step(&mut state, &spec);
+    state.stores.get_mut("disk").unwrap().phase = Phase::Refused;
+    assert_eq!(step(&mut state, &spec), ["RefuseController pool", "RefuseDevice one"]);
+    assert!(step(&mut state, &spec).is_empty());
+    assert_eq!(state.devices["one"].phase, Phase::Refused);
+    // The device goes, and comes on a store that is open.
+    let mut other = spec.clone();
+    other.devices[0].store = "mem".to_owned();
+    assert_eq!(step(&mut state, &other), ["StopDevice one", "StartDevice one"]);
+}
+
+#[test]
+fn a_part_that_changes_restarts_those_above_and_no_others() {
+    let mut state = running(&pool());
+    let mut next = pool();
+    next.stores[2].kind = file("/mem");
+    let all = ["StopDevice two", "CloseStore slow", "CloseStore mem", "OpenStore mem"];
+    assert_eq!(step(&mut state, &next), all);
+    state.settle();
+    assert_eq!(step(&mut state, &next), ["OpenStore slow", "StartDevice two"]);
+    assert_eq!(state, running(&next));
+}
+
+#[test]
+fn a_detached_device_keeps_its_place_and_not_its_store() {
+    let (mut state, spec) = (running(&pool()), pool());
+    state.detached.insert("one".to_owned());
+    assert_eq!(step(&mut state, &spec), ["CloseStore root"]);
+    assert!(step(&mut state, &spec).is_empty());
+}
+
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+/// Specifications with unique names, some of whose parts lead nowhere or to themselves.
+fn specs() -> impl Strategy<Value = Spec> {
+    let kind = (0..5, 0..4_usize).prop_map(|(kind, name)| match kind {
+        0 => ram(),
+        1 => file(NAMES[name]),
+        2 | 3 => shared(NAMES[name]),
+        _ => volume(NAMES[name]),
+    });
+    let sidecores = vec(any::<bool>(), 2);
+    let devices = vec(proptest::option::of((0..4_usize, 0..2_usize)), 4);
+    let controllers = vec(proptest::option::of(0..4_usize), 2);
+    (sidecores, vec(proptest::option::of(kind), 4), controllers, devices).prop_map(
+        |(sidecores, stores, controllers, devices)| Spec {
+            sidecores: NAMES.into_iter().zip(sidecores).filter(|(_, is)| *is).map(|(name, _)| sidecore(name)).collect(),
+            stores: NAMES.into_iter().zip(stores).filter_map(|(name, kind)| Some(store(name, kind?))).collect(),
+            controllers: NAMES
+                .into_iter()
+                .zip(controllers)
+                .filter_map(|(name, store)| Some(ControllerSpec::new(name, NAMES[store?])))
+                .collect(),
+            devices: NAMES
+                .into_iter()
+                .zip(devices)
+                .filter_map(|(name, on)| on.map(|(store, sidecore)| device(name, NAMES[store], NAMES[sidecore])))
+                .collect(),
+        },
+    )
+}
+
+/// All that an action needs is there before it, and all that needs a part is gone before the part.
+fn check_order(state: &State, action: &Action, next: &Spec) {
+    let Action { verb, name } = action;
+    match verb {
+        Verb::OpenStore => {
+            let kind = &find_store(next, name).unwrap().kind;
+            let is_open = |name: &str| {
+                let part = &state.stores[name];
+                part.phase == Phase::Open && next.stores.contains(&part.spec)
+            };
+            let controls = |name: &str| {
+                let part = &state.controllers[name];
+                part.phase == Phase::Open && next.controllers.contains(&part.spec)
+            };
+            assert!(kind.inner().is_none_or(is_open) && kind.controller().is_none_or(controls), "{action:?}");
+        }
+        Verb::OpenController | Verb::StartDevice => {
+            let device = next.devices.iter().find(|spec| *verb == Verb::StartDevice && spec.name == *name);
+            let controller = next.controllers.iter().find(|spec| spec.name == *name);
+            let store = device.map_or_else(|| &controller.unwrap().store, |device| &device.store);
+            let part = &state.stores[store];
+            assert!(part.phase == Phase::Open && next.stores.contains(&part.spec), "{action:?}");
+            let sidecores = device.map_or(&[][..], |device| &device.sidecores);
+            assert!(sidecores.iter().all(|name| state.sidecores.contains_key(name)), "{action:?}");
+        }
+        Verb::CloseStore => assert!(!state.uses_store(name), "{action:?}"),
+        Verb::CloseController => assert!(!state.uses_controller(name), "{action:?}"),
+        Verb::StopSidecore => {
+            let on = |part: &Part<DeviceSpec>| part.spec.sidecores.contains(name);
+            assert!(!state.devices.values().any(on), "{action:?}");
+        }
+        Verb::StopDevice | Verb::StartSidecore | Verb::RefuseController | Verb::RefuseDevice => {}
+    }
+}
+
+/// Plans, applies and settles until nothing is left to do; checks the order of each plan. Stores of
+/// one name are refused.
+fn come_to(state: &mut State, next: &Spec, refused: Option<&str>) {
+    for _ in 0..20 {
+        let actions = plan(state, next);
+        for action in &actions {
+            check_order(state, action, next);
+            state.apply(action, next);
+            if action.verb == Verb::OpenStore && Some(&*action.name) == refused {
+                // The rest of the plan is out of date.
+                state.stores.get_mut(&action.name).unwrap().phase = Phase::Refused;
+                break;
+            }
+        }
+        if refused.is_none() {
+            assert!(plan(state, next).is_empty(), "a plan leaves nothing that it could have done");
+        }
+        state.settle();
+        if actions.is_empty() && plan(state, next).is_empty() {
+            return;
+        }
+    }
+    panic!("no end: {state:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn plans_lead_from_any_specification_to_any_other(one in specs(), two in specs(), pause in 0..3_usize) {
+        let mut state = State::default();
+        // Some files of the first are still being opened when the second one comes.
+        for _ in 0..pause {
+            plan(&state, &one).iter().for_each(|action| state.apply(action, &one));
+            state.settle();
+        }
+        plan(&state, &one).iter().for_each(|action| state.apply(action, &one));
+        come_to(&mut state, &two, None);
+        prop_assert_eq!(&state, &running(&two));
+        if check(&two).is_ok() {
+            let needed = state.needed(&two);
+            prop_assert!(two.devices.iter().all(|spec| state.devices[&spec.name].spec == *spec));
+            prop_assert!(two.controllers.iter().all(|spec| state.controllers[&spec.name].spec == *spec));
+            prop_assert_eq!(state.stores.len(), needed.len());
+        }
+        come_to(&mut state, &Spec::default(), None);
+        prop_assert_eq!(state, State::default());
+    }
+
+    #[test]
+    fn a_refused_store_keeps_no_plan_from_coming_to_its_end(one in specs(), two in specs(), refused in 0..4_usize) {
+        let (mut state, refused) = (State::default(), Some(NAMES[refused]));
+        come_to(&mut state, &one, refused);
+        come_to(&mut state, &two, refused);
+        if check(&two).is_ok() {
+            for device in &two.devices {
+                let part = &state.devices[&device.name];
+                prop_assert!(part.phase == Phase::Refused || state.stores[&device.store].phase == Phase::Open);
+            }
+        }
+        come_to(&mut state, &Spec::default(), refused);
+        prop_assert_eq!(state, State::default());
+    }
+}

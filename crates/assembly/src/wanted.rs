@@ -1,0 +1,109 @@
+//! The specification that an assembly is to come up to, and the devices of it that are not served.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::controllers::Controllers;
+use crate::disk::idle_word;
+use crate::plan::{bottom, find_store, needed};
+use crate::report::{DeviceReport, DeviceState, QueueCounters};
+use crate::spec::{DeviceSpec, Spec, StoreSpec};
+
+/// Locked for as long as it takes to read or replace it.
+#[derive(Default)]
+pub(crate) struct Wanted {
+    pub(crate) spec: Spec,
+    /// Stores that came with a device: each is forgotten with the last device that leads to it.
+    passing: BTreeSet<String>,
+    /// Devices that cannot be served, with the reason.
+    pub(crate) refused: BTreeMap<String, String>,
+}
+
+impl Wanted {
+    pub(crate) fn new(spec: &Spec) -> Self {
+        Self { spec: spec.clone(), ..Self::default() }
+    }
+
+    /// The specification with one more device, and with the store that comes with it.
+    pub(crate) fn with(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Spec {
+        let mut spec = self.spec.clone();
+        spec.devices.push(device.clone());
+        spec.stores.extend(store.cloned());
+        spec
+    }
+
+    /// The specification without a device; `None` if there is no such device.
+    pub(crate) fn without(&self, name: &str) -> Option<Spec> {
+        let mut spec = self.spec.clone();
+        spec.devices.retain(|device| device.name != name);
+        if spec.devices.len() == self.spec.devices.len() {
+            return None;
+        }
+        let needed: BTreeSet<String> = needed(&spec, |_| true).into_iter().map(str::to_owned).collect();
+        spec.stores.retain(|store| !self.passing.contains(&store.name) || needed.contains(&store.name));
+        Some(spec)
+    }
+
+    /// Takes a specification that the assembly has come up to. A new store came with a device.
+    pub(crate) fn set(&mut self, spec: Spec) {
+        let is_new = |store: &&StoreSpec| find_store(&self.spec, &store.name).is_none();
+        self.passing.extend(spec.stores.iter().filter(is_new).map(|store| store.name.clone()));
+        self.passing.retain(|name| find_store(&spec, name).is_some());
+        self.refused.retain(|name, _| spec.devices.iter().any(|device| device.name == *name));
+        self.spec = spec;
+    }
+
+    /// The place of a device in the specification. A device that was added comes last.
+    pub(crate) fn place(&self, name: &str) -> usize {
+        self.spec.devices.iter().position(|device| device.name == name).unwrap_or(usize::MAX)
+    }
+
+    /// The devices that are not `served`.
+    pub(crate) fn unserved(&self, served: &[DeviceReport], controllers: &Controllers) -> Vec<DeviceReport> {
+        let is_served = |device: &DeviceSpec| served.iter().any(|served| served.name == device.name);
+        let unserved = self.spec.devices.iter().filter(|device| !is_served(device));
+        unserved.map(|device| self.report(device, controllers)).collect()
+    }
+
+    fn report(&self, device: &DeviceSpec, controllers: &Controllers) -> DeviceReport {
+        let kind = bottom(&self.spec, &device.store).map(|bottom| &bottom.kind);
+        let controller = kind.and_then(|kind| kind.controller());
+        let closed = controller.and_then(|name| controllers.closed_one(name));
+        // The store of an open controller is broken; other stores may be opened by the next daemon.
+        let controller = controller.filter(|_| closed.is_none()).map(str::to_owned);
+        let refusal = self.refused.get(&device.name).cloned();
+        let state = match (&refusal, &controller) {
+            (None, _) => DeviceState::Opening,
+            (Some(_), None) => DeviceState::Refused,
+            (Some(_), Some(_)) => DeviceState::Broken,
+        };
+        let waits = || match closed {
+            Some(closed) => format!("controller \"{}\" is not open yet; the device is served when it is", closed.name),
+            None => {
+                let name = bottom(&self.spec, &device.store).map_or("", |bottom| &bottom.name);
+                format!("store \"{name}\" does not answer yet; the device is served when it does")
+            }
+        };
+        DeviceReport {
+            name: device.name.clone(),
+            front_end: device.front_end.word().to_owned(),
+            store: device.store.clone(),
+            store_type: find_store(&self.spec, &device.store).map_or("", StoreSpec::word).to_owned(),
+            volume: kind.filter(|_| controller.is_some()).and_then(|kind| Some(kind.volume()?.volume.clone())),
+            controller,
+            socket: device.socket.display().to_string(),
+            capacity_bytes: 0,
+            block_bytes: 0,
+            read_only: device.read_only,
+            queues: device.queues,
+            queues_running: 0,
+            sidecores: device.sidecores.clone(),
+            idle: idle_word(device.idle).to_owned(),
+            state,
+            reason: Some(refusal.unwrap_or_else(waits)),
+            warnings: Vec::new(),
+            needs_reset: false,
+            disconnect: None,
+            counters: QueueCounters::default(),
+        }
+    }
+}
