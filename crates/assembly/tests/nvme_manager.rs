@@ -16,6 +16,7 @@ use sidecore_assembly::spec::{
 };
 use sidecore_assembly::{Assembly, ControllerHandle, ErrorKind};
 use sidecore_driver::{NvmeClient, NvmeCommand, NvmeStatus, admin_opcode, register};
+use sidecore_fuse::{Operation, SlowDisk};
 use tempfile::TempDir;
 
 use common::{PATIENCE, device, until};
@@ -580,6 +581,37 @@ fn functions_serve_what_they_were_given() {
     assert!(!one.is_connected());
     assert_eq!(assembly.devices()[ONE].volume.as_deref(), Some("three"));
     assert_eq!((attached(&mut pf, 2), attached(&mut pf, 3)), (vec![2], vec![]));
+}
+
+/// The same on a pool that answers only after the next daemon has started. To restore the functions
+/// changes the graph of the assembly, which the thread that serves late devices changes as well.
+#[test]
+fn functions_on_a_late_pool_serve_what_they_were_given() {
+    let Some(disk) = SlowDisk::mount(STORE_BYTES as usize) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path(), IdleMode::Poll);
+    spec.stores[0].kind = StoreKind::File(FileOptions { direct: false, ..FileOptions::new(disk.path()) });
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut pf = connect(&spec.devices[0].socket);
+    let mut one = connect(&spec.devices[ONE].socket);
+    assert_eq!((detach(&mut pf, 2, 1), detach(&mut pf, 3, 2)), (OK, OK));
+    assert_eq!((attach(&mut pf, 2, 2), attach(&mut pf, 3, 1)), (OK, OK));
+    let mut left = assembly.hand_over();
+    drop(assembly);
+
+    disk.hold(|request| request.operation() != Operation::Init);
+    // Released also if an assertion fails, before the assembly's end waits for the disk.
+    let _releaser = disk.releaser();
+    let assembly = Arc::new(Assembly::take_over(&spec, &mut left).unwrap());
+    assert_eq!(assembly.devices()[ONE].state, DeviceState::Opening);
+    assembly.serve_late().unwrap();
+    disk.release();
+    for device in [ONE, TWO, 0] {
+        until(&assembly, device, |report| report.state != DeviceState::Opening);
+    }
+    assert!(one.is_connected());
+    assert_eq!((attached(&mut pf, 2), attached(&mut pf, 3)), (vec![2], vec![1]));
+    assert_eq!(one.read_namespace().unwrap().id, 1);
 }
 
 /// What a host has asked for while no daemon ran is done when all others are there again: they notice what is done to them.
