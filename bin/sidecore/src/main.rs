@@ -105,6 +105,9 @@ enum Command {
         /// is meant for another machine, or that a daemon is running with.
         #[arg(long)]
         text_only: bool,
+        /// Also list what a daemon would do to start with it, in order.
+        #[arg(long)]
+        plan: bool,
     },
     /// Run a daemon and keep its descriptors while it restarts, where no systemd does.
     Keep(keep::Arguments),
@@ -122,8 +125,8 @@ fn main() -> ExitCode {
         eprintln!("sidecore: a write past the limit of a file's size will end this program: {error}");
     }
     let result = match arguments.command {
-        Command::Check { config, text_only } => {
-            return check(&config, if text_only { Depth::Text } else { Depth::Machine });
+        Command::Check { config, text_only, plan } => {
+            return check(&config, if text_only { Depth::Text } else { Depth::Machine }, plan);
         }
         Command::List { json } => with(&arguments.socket, |client| list::run(client, json)),
         Command::Stats(stats) => with(&arguments.socket, |client| stats::run(client, &stats)),
@@ -152,18 +155,26 @@ fn with(socket: &Path, command: impl FnOnce(&Client) -> Result<()>) -> Result<()
     command(&Client::new(socket)?)
 }
 
-fn check(file: &Path, depth: Depth) -> ExitCode {
-    match Config::load(file, depth) {
-        Ok(config) => {
-            let devices = config.spec.devices.len();
-            let _ = print(&format!("{}: fine, {}\n", file.display(), units::count(devices, "device")));
-            ExitCode::SUCCESS
-        }
+/// Checks a configuration, and lists the actions of a start if they are asked for.
+fn check(file: &Path, depth: Depth, with_plan: bool) -> ExitCode {
+    let config = match Config::load(file, depth) {
+        Ok(config) => config,
         Err(problems) => {
             eprintln!("{problems}\nsidecore: {}", units::count(problems.list.len(), "fault"));
-            ExitCode::from(FAULTS)
+            return ExitCode::from(FAULTS);
+        }
+    };
+    let devices = config.spec.devices.len();
+    let mut text = format!("{}: fine, {}\n", file.display(), units::count(devices, "device"));
+    match if with_plan { config.plan() } else { Ok(Vec::new()) } {
+        Ok(plan) => text.extend(plan.iter().map(|action| format!("  {action}\n"))),
+        Err(error) => {
+            eprintln!("{}: {error}", file.display());
+            return ExitCode::from(FAULTS);
         }
     }
+    let _ = print(&text);
+    ExitCode::SUCCESS
 }
 
 fn interval(text: &str) -> Result<Duration, String> {

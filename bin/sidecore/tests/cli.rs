@@ -102,6 +102,8 @@ fn top_without_a_terminal_prints_once() {
 fn check_agrees_with_the_daemon() {
     let directory = directory(CONFIG);
     assert!(stdout(directory.path(), &["check", "disks.toml"]).contains("fine, 2 devices"));
+    let plan = stdout(directory.path(), &["check", "--plan", "disks.toml"]);
+    assert!(plan.contains("  start sidecore \"sc0\"\n") && plan.ends_with("  start device \"vd1\"\n"), "{plan}");
     std::fs::write(directory.path().join("bad.toml"), CONFIG.replace("queues = 2", "queues = 0")).unwrap();
     let (code, message) = failure(directory.path(), &["check", "bad.toml"]);
     assert_eq!(code, Some(2));

@@ -64,3 +64,4 @@ pub use controllers::{BlocksOf, ControllerHandle};
 pub use error::AssemblyError;
 pub use left::LeftDevice;
 pub use operation::{ErrorKind, OperationError};
+pub use plan::dry_run;

@@ -6,6 +6,7 @@
 //! plan for a state that has nothing left to do is empty.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use crate::AssemblyError;
 use crate::spec::{ControllerSpec, DeviceSpec, QUEUES_MAX, SidecoreSpec, Spec, StoreKind, StoreSpec};
@@ -47,6 +48,24 @@ pub(crate) struct Action {
     pub(crate) name: String,
 }
 
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = match self.verb {
+            Verb::StopDevice => "stop device",
+            Verb::CloseStore => "close store",
+            Verb::CloseController => "close controller",
+            Verb::StopSidecore => "stop sidecore",
+            Verb::StartSidecore => "start sidecore",
+            Verb::OpenStore => "open store",
+            Verb::OpenController => "open controller",
+            Verb::RefuseController => "refuse controller",
+            Verb::StartDevice => "start device",
+            Verb::RefuseDevice => "refuse device",
+        };
+        write!(f, "{verb} \"{}\"", self.name)
+    }
+}
+
 /// The kind of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
@@ -73,6 +92,27 @@ pub(crate) fn plan(now: &State, next: &Spec) -> Vec<Action> {
     planner.open();
     planner.start_devices();
     planner.actions
+}
+
+/// The actions of a start, in words and in their order, if every file and controller that is opened
+/// answers before the next part is tried. Nothing is opened or started.
+///
+/// # Errors
+/// The parts of the specification do not fit together.
+pub fn dry_run(spec: &Spec) -> Result<Vec<String>, AssemblyError> {
+    check(spec)?;
+    let (mut state, mut words) = (State::default(), Vec::new());
+    loop {
+        let actions = plan(&state, spec);
+        if actions.is_empty() {
+            return Ok(words);
+        }
+        for action in &actions {
+            state.apply(action, spec);
+            words.push(action.to_string());
+        }
+        state.settle();
+    }
 }
 
 /// The store at the bottom of those that the one of this name is put in front of.
@@ -130,6 +170,13 @@ impl State {
                 self.devices.extend(spec.map(|spec| (named(), Part { spec: spec.clone(), phase })));
             }
         }
+    }
+
+    /// The state after everything that is being opened has answered.
+    fn settle(&mut self) {
+        let stores = self.stores.values_mut().map(|part| &mut part.phase);
+        let phases = stores.chain(self.controllers.values_mut().map(|part| &mut part.phase));
+        phases.filter(|phase| **phase == Phase::Opening).for_each(|phase| *phase = Phase::Open);
     }
 
     /// The stores that are to be open: a device that is refused or detached needs none.

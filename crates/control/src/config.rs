@@ -18,6 +18,7 @@ pub mod size;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use sidecore_assembly::AssemblyError;
 use sidecore_assembly::spec::{SocketAccess, Spec};
 
 pub use draft::DEFAULT_CONTROL_SOCKET;
@@ -77,6 +78,14 @@ impl Config {
         }
         problems.finish()?;
         draft.map(settle::settle).ok_or_else(|| Collector::whole_file(file, "is not TOML".to_owned()))
+    }
+
+    /// The actions of a daemon that starts with it, in words: see [`sidecore_assembly::dry_run`].
+    ///
+    /// # Errors
+    /// As [`sidecore_assembly::dry_run`].
+    pub fn plan(&self) -> Result<Vec<String>, AssemblyError> {
+        sidecore_assembly::dry_run(&self.spec)
     }
 }
 

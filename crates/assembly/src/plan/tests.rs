@@ -6,15 +6,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::spec::{FileOptions, VolumeSpec};
 
-impl State {
-    /// The state after everything that is being opened has answered.
-    fn settle(&mut self) {
-        let stores = self.stores.values_mut().map(|part| &mut part.phase);
-        let phases = stores.chain(self.controllers.values_mut().map(|part| &mut part.phase));
-        phases.filter(|phase| **phase == Phase::Opening).for_each(|phase| *phase = Phase::Open);
-    }
-}
-
 fn store(name: &str, kind: StoreKind) -> StoreSpec {
     StoreSpec::new(name, kind)
 }
@@ -91,6 +82,24 @@ fn a_start_waits_for_files_and_controllers_alone() {
     state.settle();
     assert_eq!(step(&mut state, &spec), ["OpenStore root", "StartDevice one"]);
     assert!(step(&mut state, &spec).is_empty());
+}
+
+#[test]
+fn a_dry_run_has_all_actions_of_a_start() {
+    let all = [
+        "open store \"mem\"",
+        "open store \"disk\"",
+        "open store \"slow\"",
+        "start sidecore \"sc0\"",
+        "start device \"two\"",
+        "open controller \"pool\"",
+        "open store \"root\"",
+        "start device \"one\"",
+    ];
+    assert_eq!(dry_run(&pool()).unwrap(), all);
+    let mut wrong = pool();
+    wrong.devices[0].store = "nowhere".to_owned();
+    assert!(dry_run(&wrong).unwrap_err().to_string().contains("nowhere"));
 }
 
 #[test]
