@@ -93,30 +93,12 @@ impl Controller {
         if options.tree_memory_bytes < min_bytes {
             return Err(ControllerError::TreeMemory { bytes: options.tree_memory_bytes, min_bytes });
         }
-        if let Some(format) = &options.format
-            && sidecore_volume::probe(disk)? == sidecore_volume::Content::Blank
-        {
-            sidecore_volume::format(disk, format)?;
-        }
-        let mut volumes = Volumes::open(disk)?;
-        let recovery = match &options.answered {
-            Answered::InLog(memory, place) => volumes.recover(disk, Arc::clone(memory), place),
-            Answered::WhenDurable(boot) => volumes.recover_without_log(boot),
-            Answered::WithTheStore => Recovery::default(),
-        };
+        let (volumes, recovery) = open_volumes(options, disk)?;
         let block_bytes = volumes.block_bytes();
         if store.geometry().block_bytes > block_bytes {
             return Err(ControllerError::Store("its own blocks are larger than the controller's"));
         }
-        for damage in volumes.damage() {
-            tracing::error!(controller = name, "damaged metadata: {damage}");
-        }
-        for volume in volumes.list().filter(|info| info.state == sidecore_volume::VolumeState::Damaged) {
-            tracing::error!(controller = name, volume = volume.name, "the volume is damaged and not served");
-        }
-        if recovery.replayed > 0 {
-            tracing::info!(controller = name, changes = recovery.replayed, "the log of the last process was replayed");
-        }
+        log_opened(name, &volumes, &recovery);
         let nodes = usize::try_from(options.tree_memory_bytes).unwrap_or(usize::MAX) / NODE_BYTES;
         let memory = match pin {
             Some(pin) => NodeMemory::with_pin(nodes, pin),
@@ -421,4 +403,33 @@ fn check(options: &FunctionOptions) -> Result<(), ControllerError> {
         return Err(ControllerError::BadLimit);
     }
     Ok(())
+}
+
+/// Opens the volumes on a disk, which it formats if that is wanted and the disk is blank, with what
+/// the last process answered and did not make durable.
+fn open_volumes(options: &ControllerOptions, disk: &mut dyn Disk) -> Result<(Volumes, Recovery), ControllerError> {
+    if let Some(format) = &options.format
+        && sidecore_volume::probe(disk)? == sidecore_volume::Content::Blank
+    {
+        sidecore_volume::format(disk, format)?;
+    }
+    let mut volumes = Volumes::open(disk)?;
+    let recovery = match &options.answered {
+        Answered::InLog(memory, place) => volumes.recover(disk, Arc::clone(memory), place),
+        Answered::WhenDurable(boot) => volumes.recover_without_log(boot),
+        Answered::WithTheStore => Recovery::default(),
+    };
+    Ok((volumes, recovery))
+}
+
+fn log_opened(controller: &str, volumes: &Volumes, recovery: &Recovery) {
+    for damage in volumes.damage() {
+        tracing::error!(controller, "damaged metadata: {damage}");
+    }
+    for volume in volumes.list().filter(|info| info.state == sidecore_volume::VolumeState::Damaged) {
+        tracing::error!(controller, volume = volume.name, "the volume is damaged and not served");
+    }
+    if recovery.replayed > 0 {
+        tracing::info!(controller, changes = recovery.replayed, "the log of the last process was replayed");
+    }
 }

@@ -180,7 +180,8 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
     {
         read_only = Some(format!("the disk cannot be flushed: {error}"));
     }
-    let Newest { mut superblock, damage, is_half_written } = newest(disk)?;
+    let Newest { mut superblock, mut damage, is_half_written } = newest(disk)?;
+    let bad_slots = is_half_written || !damage.is_empty();
     if superblock.features != 0 {
         return Err(OpenError::UnknownFeatures(superblock.features));
     }
@@ -193,22 +194,10 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
     let durable = superblock.id();
     let mut source = FromDisk { disk, geometry: superblock.geometry() };
     let mut walk = Walk::new(superblock.geometry(), superblock.generation, &mut source);
-    let hidden = walk.catalogue(superblock.catalogue);
-    let records = std::mem::take(&mut walk.records);
-    check_catalogue(&superblock, &records, &mut walk.problems);
-    let health: Vec<TreeHealth> = records.iter().map(|record| walk.volume(record)).collect();
-    let mut healthy: Vec<bool> = health.iter().map(|health| health.is_healthy).collect();
-    refuse_rivals(&mut walk, &records, &mut healthy);
-    let volumes: Vec<(u64, RangeSet)> =
-        records.iter().zip(health).map(|(record, health)| (record.id, health.unread)).collect();
-    let (next_volume, only_copies) = (superblock.next_volume, superblock.only_copies);
-    let unread = Unread { records: &records, volumes: &volumes, hidden: &hidden, next_volume, only_copies };
-    let doubts = unread.doubts();
+    let Trees { records, healthy, doubts } = walk_trees(&mut walk, &superblock);
 
-    let bad_slots = is_half_written || !damage.is_empty();
     let mut changed = false;
     let mut frozen = false;
-    let mut damage = damage;
     let Problems { list, more } = std::mem::take(&mut walk.problems);
     if let Some(first) = list.first() {
         frozen = read_only.is_none();
@@ -226,22 +215,9 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         changed = true;
     }
 
-    let geometry = superblock.geometry();
-    let mut nodes = Nodes::new(geometry, options.cache_nodes);
-    for (address, node) in std::mem::take(&mut walk.catalogue) {
-        nodes.keep(address, node);
-    }
-    let mut used = walk.data.clone();
-    for (address, seen) in &walk.seen {
-        used.cover(*address, geometry.node_blocks());
-        nodes.set_references(*address, seen.references);
-    }
-    let allocator =
-        Allocator::new(geometry, &used, walk.data.blocks(), walk.seen.len() as u64, std::mem::take(&mut walk.shares));
+    let forest = forest_of(walk, &superblock, options.cache_nodes, doubts);
     let generation = superblock.generation;
-    let forest = Forest { nodes, allocator, generation: generation.saturating_add(1), doubts };
     let catalogue = Tree { kind: Kind::Catalogue, owner: 0, root: superblock.catalogue };
-
     let mut volumes = BTreeMap::new();
     let mut names = HashMap::new();
     for (record, healthy) in records.into_iter().zip(healthy) {
@@ -279,6 +255,46 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         frozen,
         damage,
     })
+}
+
+/// The volumes of the catalogue, and the facts of their trees.
+struct Trees {
+    records: Vec<Record>,
+    /// By record.
+    healthy: Vec<bool>,
+    /// As [`Forest::doubts`].
+    doubts: HashMap<u64, RangeSet>,
+}
+
+fn walk_trees(walk: &mut Walk<'_>, superblock: &Superblock) -> Trees {
+    let hidden = walk.catalogue(superblock.catalogue);
+    let records = std::mem::take(&mut walk.records);
+    check_catalogue(superblock, &records, &mut walk.problems);
+    let health: Vec<TreeHealth> = records.iter().map(|record| walk.volume(record)).collect();
+    let mut healthy: Vec<bool> = health.iter().map(|health| health.is_healthy).collect();
+    refuse_rivals(walk, &records, &mut healthy);
+    let volumes: Vec<(u64, RangeSet)> =
+        records.iter().zip(health).map(|(record, health)| (record.id, health.unread)).collect();
+    let (next_volume, only_copies) = (superblock.next_volume, superblock.only_copies);
+    let unread = Unread { records: &records, volumes: &volumes, hidden: &hidden, next_volume, only_copies };
+    let doubts = unread.doubts();
+    Trees { records, healthy, doubts }
+}
+
+/// The forest that a walk has seen, for the transaction after the superblock's.
+fn forest_of(walk: Walk<'_>, superblock: &Superblock, cache_nodes: usize, doubts: HashMap<u64, RangeSet>) -> Forest {
+    let geometry = superblock.geometry();
+    let mut nodes = Nodes::new(geometry, cache_nodes);
+    for (address, node) in walk.catalogue {
+        nodes.keep(address, node);
+    }
+    let mut used = walk.data.clone();
+    for (address, seen) in &walk.seen {
+        used.cover(*address, geometry.node_blocks());
+        nodes.set_references(*address, seen.references);
+    }
+    let allocator = Allocator::new(geometry, &used, walk.data.blocks(), walk.seen.len() as u64, walk.shares);
+    Forest { nodes, allocator, generation: superblock.generation.saturating_add(1), doubts }
 }
 
 /// Where a node lies and an extent says that there is data, one of the two is wrong, and nothing

@@ -128,9 +128,8 @@ impl Hypervisor {
         }
         let settled = self.epochs.passed(open.shared_at);
         let found = volumes.map(disk, id, range, LOOKUP_EXTENTS).and_then(|mapped| {
-            let last = Vlba(range.first.0.saturating_add(range.count).saturating_sub(1));
             let copies = |partial: bool, block| partial && locate(&mapped.extents, block).is_some();
-            if !settled && (copies(partial_head, range.first) || copies(partial_tail, last)) {
+            if !settled && (copies(partial_head, range.first) || copies(partial_tail, last_of(range))) {
                 // Writes from before the block was shared may still be in flight to it: a copy
                 // would lack them.
                 return Ok(None);
@@ -143,16 +142,7 @@ impl Hypervisor {
             Ok(Some(Ok(found))) => found,
             Ok(None) => return self.wait_for_epoch(&mut state, message),
             // The volume has its own blocks there: the tree lacks mappings of the metadata.
-            Ok(Some(Err(mapped))) => {
-                let answer = match self.show(&mut state, message.function, &mapped) {
-                    Err(SetError::OutOfNodes(_)) => return self.wait_for_epoch(&mut state, message),
-                    Err(_) => Answer::Failed(BlockError::EIO),
-                    Ok(()) => Answer::Rewalk,
-                };
-                drop(state);
-                message.reply_to.reply(answer);
-                return;
-            }
+            Ok(Some(Err(mapped))) => return self.show_mapped(state, message, &mapped),
             Err(VolumeError::NoSpace { after_commit: true }) => {
                 state.for_space.push(message);
                 drop(state);
@@ -173,10 +163,9 @@ impl Hypervisor {
         let Some(grant) = grant else { return };
 
         // First fills the blocks that the write covers only partly.
-        let last = granted.first.0.saturating_add(granted.count).saturating_sub(1);
-        let covers_last = range.first.0.saturating_add(range.count).saturating_sub(1) == last;
+        let last = last_of(granted);
         let head = partial_head.then_some(granted.first);
-        let tail = (partial_tail && covers_last && head != Some(Vlba(last))).then_some(Vlba(last));
+        let tail = (partial_tail && last_of(range) == last && head != Some(last)).then_some(last);
         let filled = head.into_iter().chain(tail).try_for_each(|block| {
             let Some(target) = locate(&extents, block) else { return Ok(()) };
             self.fill(disk, locate(&mapped.extents, block), target)
@@ -192,6 +181,17 @@ impl Hypervisor {
         if !message.reply_to.reply(answer) {
             self.end_grant(message.function, grant, to_do);
         }
+    }
+
+    /// Puts what a volume has mapped into the tree, and lets the function walk it again.
+    fn show_mapped(&self, mut state: MutexGuard<'_, State>, message: Message, mapped: &Mapped) {
+        let answer = match self.show(&mut state, message.function, mapped) {
+            Err(SetError::OutOfNodes(_)) => return self.wait_for_epoch(&mut state, message),
+            Err(_) => Answer::Failed(BlockError::EIO),
+            Ok(()) => Answer::Rewalk,
+        };
+        drop(state);
+        message.reply_to.reply(answer);
     }
 
     /// Copies the block `source` to a fresh block, or fills it with zeros.
@@ -360,6 +360,11 @@ fn missing_part(mapped: &Mapped) -> Option<BlockRange> {
     let end = own.map_or_else(|| mapped.covered.end().unwrap_or(Vlba(u64::MAX)), |extent| extent.first);
     let missing = BlockRange::between(mapped.covered.first, end);
     (missing.count > 0).then_some(missing)
+}
+
+/// The last block of a range that is not empty.
+fn last_of(range: BlockRange) -> Vlba {
+    Vlba(range.first.0.saturating_add(range.count).saturating_sub(1))
 }
 
 /// The physical place of a block.

@@ -99,16 +99,7 @@ impl NvmeClient {
             events,
             shadow: ShadowBuffers { shadow, events: events_part },
             controller: NvmeControllerInfo::parse(&nothing, capabilities.min_page_bytes()),
-            namespace: NvmeNamespaceInfo {
-                id: 0,
-                blocks: 0,
-                capacity_blocks: 0,
-                used_blocks: 0,
-                block_bytes: 512,
-                metadata_bytes: 0,
-                nguid: [0; 16],
-                eui64: [0; 8],
-            },
+            namespace: NvmeNamespaceInfo::NONE,
             queues,
         };
         client.attach(interrupts)?;

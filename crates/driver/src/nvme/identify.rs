@@ -87,6 +87,18 @@ pub struct NvmeNamespaceInfo {
 }
 
 impl NvmeNamespaceInfo {
+    /// Before the first Identify: NSID 0 is no namespace.
+    pub(crate) const NONE: Self = Self {
+        id: 0,
+        blocks: 0,
+        capacity_blocks: 0,
+        used_blocks: 0,
+        block_bytes: 512,
+        metadata_bytes: 0,
+        nguid: [0; 16],
+        eui64: [0; 8],
+    };
+
     /// `None` if its format makes no sense.
     pub(crate) fn parse(id: u32, raw: &[u8; IDENTIFY_BYTES]) -> Option<Self> {
         let raw = identify::Namespace::decode(raw);

@@ -162,13 +162,7 @@ impl Controller {
         self.errors.take_over(errors);
         (self.events, self.changed, self.counted_before) = (events, changed, activity);
         self.take_over_features(features, now);
-        self.state = match rest {
-            _ if is_offline => State::Rest(Rest::Offline),
-            RestState::Ready => State::Ready,
-            RestState::Disabled => State::Rest(Rest::Disabled),
-            RestState::ShutDown { durable } => State::Rest(Rest::ShutDown { durable }),
-            RestState::Failed => State::Rest(Rest::Failed),
-        };
+        self.state = if is_offline { State::Rest(Rest::Offline) } else { resumed(rest) };
         // From here on a reset stops the queues that have been started.
         self.queues.take_over(&queues);
         self.host.take_over(&self.memory, &queues)?;
@@ -216,4 +210,13 @@ impl Controller {
 /// The numbers of all submission queues.
 fn submissions_of(queues: &QueuesState) -> impl Iterator<Item = u16> {
     queues.completion_queues.iter().flat_map(|queue| &queue.submission_queues).map(|submission| submission.id)
+}
+
+fn resumed(rest: RestState) -> State {
+    match rest {
+        RestState::Ready => State::Ready,
+        RestState::Disabled => State::Rest(Rest::Disabled),
+        RestState::ShutDown { durable } => State::Rest(Rest::ShutDown { durable }),
+        RestState::Failed => State::Rest(Rest::Failed),
+    }
 }

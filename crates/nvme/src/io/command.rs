@@ -100,28 +100,8 @@ impl Rules {
     ) -> Result<Verdict, Status> {
         let opcode = command.opcode();
         match opcode {
-            opcode::READ => {
-                self.check_namespace(command)?;
-                let range = self.transfer(command)?;
-                let segments = &mut request.segments;
-                match pointer::gather(command, range.len_bytes, Direction::ToGuest, memory, hint, segments)? {
-                    Gathered::HasHoles => Ok(Verdict::Steps(Job::ReadAround)),
-                    Gathered::Whole => {
-                        fill(request, Operation::Read, range);
-                        Ok(Verdict::Submit(self.forced_flush(command, Flush::Before)))
-                    }
-                }
-            }
-            opcode::WRITE => {
-                self.check_writable(command)?;
-                let range = self.transfer(command)?;
-                if command.dword12() & DIRECTIVE_TYPE != 0 {
-                    return Err(Status::INVALID_FIELD);
-                }
-                pointer::gather(command, range.len_bytes, Direction::FromGuest, memory, hint, &mut request.segments)?;
-                fill(request, Operation::Write, range);
-                Ok(Verdict::Submit(self.write_flush(command, write_through)))
-            }
+            opcode::READ => self.parse_read(command, memory, hint, request),
+            opcode::WRITE => self.parse_write(command, write_through, memory, hint, request),
             opcode::FLUSH => {
                 // Identify Controller, VWC: all namespaces are this one, or none.
                 if command.nsid() != BROADCAST_NSID {
@@ -158,6 +138,45 @@ impl Rules {
             }
             _ => Err(Status::INVALID_OPCODE),
         }
+    }
+
+    #[inline]
+    fn parse_read(
+        &self,
+        command: &Command,
+        memory: &GuestMemory,
+        hint: &mut RegionHint,
+        request: &mut BlockRequest,
+    ) -> Result<Verdict, Status> {
+        self.check_namespace(command)?;
+        let range = self.transfer(command)?;
+        let segments = &mut request.segments;
+        match pointer::gather(command, range.len_bytes, Direction::ToGuest, memory, hint, segments)? {
+            Gathered::HasHoles => Ok(Verdict::Steps(Job::ReadAround)),
+            Gathered::Whole => {
+                fill(request, Operation::Read, range);
+                Ok(Verdict::Submit(self.forced_flush(command, Flush::Before)))
+            }
+        }
+    }
+
+    #[inline]
+    fn parse_write(
+        &self,
+        command: &Command,
+        write_through: bool,
+        memory: &GuestMemory,
+        hint: &mut RegionHint,
+        request: &mut BlockRequest,
+    ) -> Result<Verdict, Status> {
+        self.check_writable(command)?;
+        let range = self.transfer(command)?;
+        if command.dword12() & DIRECTIVE_TYPE != 0 {
+            return Err(Status::INVALID_FIELD);
+        }
+        pointer::gather(command, range.len_bytes, Direction::FromGuest, memory, hint, &mut request.segments)?;
+        fill(request, Operation::Write, range);
+        Ok(Verdict::Submit(self.write_flush(command, write_through)))
     }
 
     /// The namespace that is served, and the number of its block at a place.

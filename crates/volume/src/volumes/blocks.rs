@@ -67,32 +67,14 @@ impl Volumes {
         }
 
         let last = self.forest.before(disk, &tree, first).map_err(|error| self.fail(id, error))?;
-        let mut behind = last.filter(|entry| entry.end() <= first).map(|entry| (entry.end(), entry.physical_end()));
+        let behind = last.filter(|entry| entry.end() <= first).map(|entry| (entry.end(), entry.physical_end()));
         let row_blocks = last.filter(|entry| entry.end() == first).map_or(0, |entry| entry.count);
         let after = self.forest.look(disk, &tree, end, u64::MAX, 1).map_err(|error| self.fail(id, error))?;
         let next = mapped.iter().chain(&after.0).find(|found| found.entry.first > first);
         let before = next.map(|found| (found.entry.first, found.entry.physical));
-        let mut extents: Vec<Extent> = Vec::new();
-        let mut at = first;
-        let pieces = self
-            .log
-            .as_ref()
-            .map_or(MAX_PIECES, |log| usize::try_from(log.room()).map_or(MAX_PIECES, |room| room.min(MAX_PIECES)));
-        if pieces == 0 {
-            return Err(self.no_room_in_the_log());
-        }
-        while at < end && extents.len() < pieces {
-            let wish = Wish { volume: id.0, first: at, count: end.saturating_sub(at), behind, before, row_blocks };
-            let Some((physical, count)) = self.forest.allocator.grant(&wish) else { break };
-            match extents.last_mut() {
-                Some(last) if last.physical.0.saturating_add(last.count) == physical => {
-                    last.count = last.count.saturating_add(count);
-                }
-                _ => extents.push(Extent { first: Vlba(at), count, physical: Plba(physical), shared: false }),
-            }
-            at = at.saturating_add(count);
-            behind = Some((at, physical.saturating_add(count)));
-        }
+        let wish = Wish { volume: id.0, first, count: end.saturating_sub(first), behind, before, row_blocks };
+        let extents = self.grant(wish)?;
+        let at = extents.last().map_or(first, |last| last.first.0.saturating_add(last.count));
         if at == first && range.count > 0 {
             return Err(self.no_space());
         }
@@ -105,6 +87,29 @@ impl Volumes {
         }
         let range = BlockRange { first: range.first, count: at.saturating_sub(first) };
         Ok(Grant { volume: id, range, extents, charged_blocks })
+    }
+
+    /// Grants blocks for the whole wish, or for as much of it as there is space and room in the log.
+    fn grant(&mut self, mut wish: Wish) -> Result<Vec<Extent>, VolumeError> {
+        let mut extents: Vec<Extent> = Vec::new();
+        let room = self.log.as_ref().map_or(u64::MAX, |log| log.room());
+        let pieces = usize::try_from(room).map_or(MAX_PIECES, |room| room.min(MAX_PIECES));
+        if pieces == 0 {
+            return Err(self.no_room_in_the_log());
+        }
+        while wish.count > 0 && extents.len() < pieces {
+            let Some((physical, count)) = self.forest.allocator.grant(&wish) else { break };
+            match extents.last_mut() {
+                Some(last) if last.physical.0.saturating_add(last.count) == physical => {
+                    last.count = last.count.saturating_add(count);
+                }
+                _ => extents.push(Extent { first: Vlba(wish.first), count, physical: Plba(physical), shared: false }),
+            }
+            wish.first = wish.first.saturating_add(count);
+            wish.count = wish.count.saturating_sub(count);
+            wish.behind = Some((wish.first, physical.saturating_add(count)));
+        }
+        Ok(extents)
     }
 
     /// Maps the granted blocks. The former blocks lose a reference.
