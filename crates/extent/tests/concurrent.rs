@@ -96,22 +96,19 @@ fn read(shared: &Shared, reader: usize) -> u64 {
     blocks
 }
 
+/// Every other block of a stretch, so that the tree has many extents.
+fn stamped(stamp: u64, stretch: u64) -> impl Iterator<Item = Extent> {
+    (0..STRETCH / 2).map(move |index| {
+        let block = stretch * STRETCH + 2 * index;
+        let physical = Plba(physical(stamp, block));
+        Extent { first: Vlba(block), count: 1, physical, shared: stamp.is_multiple_of(5) }
+    })
+}
+
 #[test]
 fn readers_see_what_was_published_and_nothing_that_was_freed() {
     // So few nodes that they are used again and again.
     let memory = Arc::new(NodeMemory::new(600));
-    let stamped = |stamp: u64, stretch: u64| {
-        // Every other block, so that the tree has many extents.
-        (0..STRETCH / 2).map(move |index| {
-            let block = stretch * STRETCH + 2 * index;
-            Extent {
-                first: Vlba(block),
-                count: 1,
-                physical: Plba(physical(stamp, block)),
-                shared: stamp.is_multiple_of(5),
-            }
-        })
-    };
     let all = (0..BLOCKS / STRETCH).flat_map(|stretch| stamped(1, stretch));
     let mut tree = ExtentTree::build(Arc::clone(&memory), BLOCKS, all).unwrap();
     let shared = Shared {

@@ -153,6 +153,69 @@ impl Model {
 /// One block in the model may be many in the tree: give each room on the store.
 const ROOM: u64 = 1 << 35;
 
+/// Applies a step to the tree and to the model.
+fn apply(step: &Step, tree: &mut ExtentTree, model: &mut Model, read: &mut dyn FnMut(&Model, u64, u64)) {
+    let span = |from: u64, len: u64| (from.min(model.blocks), (from + len).min(model.blocks));
+    match step {
+        Step::Set { from, len, runs } => {
+            let (from, to) = span(*from, *len);
+            model.mapped.retain(|block, _| !(from..to).contains(block));
+            let mut at = from;
+            for (gap, count, physical, shared) in runs {
+                at += gap;
+                for block in (at..at + count).take_while(|block| *block < to) {
+                    // Runs are contiguous on the store at every place in the tree.
+                    let physical = physical * ROOM * 64 + model.place.vlba(block) - model.place.vlba(at);
+                    model.mapped.insert(block, At { physical, shared: *shared });
+                }
+                at += count;
+            }
+            model.pruned.retain(|block, _| !(from..to).contains(block));
+            tree.set(model.place.range(from, to), &model.extents(from, to)).unwrap();
+        }
+        Step::Regenerate { from, len } => {
+            let (from, to) = span(*from, *len);
+            let version = tree.root().version();
+            model.pruned.retain(|block, _| !(from..to).contains(block));
+            tree.set(model.place.range(from, to), &model.extents(from, to)).unwrap();
+            assert_eq!(tree.root().version(), version, "nothing was changed that could be cached");
+        }
+        Step::Prune { from, len } => {
+            let (from, to) = span(*from, *len);
+            assert_eq!(tree.prune(model.place.range(from, to)), model.place.range(from, to));
+            model.pruned.extend((from..to).map(|block| (block, true)));
+        }
+        Step::PruneSome { nodes } => {
+            let before = tree.shape();
+            let pruned = tree.prune_some(*nodes);
+            let after = tree.shape();
+            assert_eq!(before.nodes - after.nodes, pruned);
+            assert!(pruned >= (*nodes).min(before.nodes));
+            for block in 0..model.blocks {
+                model.pruned.entry(block).or_insert(false);
+            }
+        }
+        Step::PruneAll => {
+            tree.prune_all();
+            model.pruned = (0..model.blocks).map(|block| (block, true)).collect();
+        }
+        Step::Resize { blocks } => {
+            let all_pruned = tree.shape().depth == 0;
+            tree.resize(model.place.vlba(*blocks));
+            model.mapped.split_off(blocks);
+            model.pruned.split_off(blocks);
+            if all_pruned {
+                model.pruned.extend((model.blocks..*blocks).map(|block| (block, true)));
+            }
+            model.blocks = *blocks;
+        }
+        Step::Read { from, len } => {
+            let (from, to) = span(*from, *len);
+            read(model, from, to);
+        }
+    }
+}
+
 fn run(place: Place, initially: Content, btlb: usize, steps: &[Step]) {
     let memory = Arc::new(NodeMemory::new(4096));
     let mut model = Model { place, mapped: BTreeMap::new(), pruned: BTreeMap::new(), blocks: BLOCKS };
@@ -172,65 +235,7 @@ fn run(place: Place, initially: Content, btlb: usize, steps: &[Step]) {
         model.check(from, to, &pieces);
     };
     for step in steps {
-        let span = |from: u64, len: u64| (from.min(model.blocks), (from + len).min(model.blocks));
-        match step {
-            Step::Set { from, len, runs } => {
-                let (from, to) = span(*from, *len);
-                model.mapped.retain(|block, _| !(from..to).contains(block));
-                let mut at = from;
-                for (gap, count, physical, shared) in runs {
-                    at += gap;
-                    for block in (at..at + count).take_while(|block| *block < to) {
-                        // Runs are contiguous on the store at every place in the tree.
-                        let physical = physical * ROOM * 64 + place.vlba(block) - place.vlba(at);
-                        model.mapped.insert(block, At { physical, shared: *shared });
-                    }
-                    at += count;
-                }
-                model.pruned.retain(|block, _| !(from..to).contains(block));
-                tree.set(place.range(from, to), &model.extents(from, to)).unwrap();
-            }
-            Step::Regenerate { from, len } => {
-                let (from, to) = span(*from, *len);
-                let version = root.version();
-                model.pruned.retain(|block, _| !(from..to).contains(block));
-                tree.set(place.range(from, to), &model.extents(from, to)).unwrap();
-                assert_eq!(root.version(), version, "nothing was changed that could be cached");
-            }
-            Step::Prune { from, len } => {
-                let (from, to) = span(*from, *len);
-                assert_eq!(tree.prune(place.range(from, to)), place.range(from, to));
-                model.pruned.extend((from..to).map(|block| (block, true)));
-            }
-            Step::PruneSome { nodes } => {
-                let before = tree.shape();
-                let pruned = tree.prune_some(*nodes);
-                let after = tree.shape();
-                assert_eq!(before.nodes - after.nodes, pruned);
-                assert!(pruned >= (*nodes).min(before.nodes));
-                for block in 0..model.blocks {
-                    model.pruned.entry(block).or_insert(false);
-                }
-            }
-            Step::PruneAll => {
-                tree.prune_all();
-                model.pruned = (0..model.blocks).map(|block| (block, true)).collect();
-            }
-            Step::Resize { blocks } => {
-                let all_pruned = tree.shape().depth == 0;
-                tree.resize(place.vlba(*blocks));
-                model.mapped.split_off(blocks);
-                model.pruned.split_off(blocks);
-                if all_pruned {
-                    model.pruned.extend((model.blocks..*blocks).map(|block| (block, true)));
-                }
-                model.blocks = *blocks;
-            }
-            Step::Read { from, len } => {
-                let (from, to) = span(*from, *len);
-                read(&model, from, to);
-            }
-        }
+        apply(step, &mut tree, &mut model, &mut read);
         assert_eq!(tree.check(), Ok(()), "after {step:?}");
         let retired = tree.take_retired();
         assert_eq!(memory.used_nodes(), tree.shape().nodes + retired.len(), "no node is lost");

@@ -140,7 +140,43 @@ fn statuses() {
     assert_eq!((status::CODE_MASK, status::MORE, status::DO_NOT_RETRY), (0x7FF, 0x2000, 0x4000));
 }
 
-/// Figure 275: each field between the two byte numbers that it has there.
+/// Figure 275: the first and the last byte of each field, and the value of its bytes in the test.
+const CONTROLLER_FIGURE: [(usize, usize, u8); 32] = [
+    (0, 1, 0x11),
+    (2, 3, 0x22),
+    (4, 23, 0x33),
+    (24, 63, 0x44),
+    (64, 71, 0x55),
+    (76, 76, 0x66),
+    (77, 77, 0x77),
+    (78, 79, 0x88),
+    (80, 83, 0x99),
+    (92, 95, 0xAA),
+    (111, 111, 0xBB),
+    (256, 257, 0xCC),
+    (258, 258, 0xC1),
+    (259, 259, 0xC2),
+    (260, 260, 0xC3),
+    (261, 261, 0xC4),
+    (262, 262, 0xC5),
+    (266, 267, 0xDD),
+    (268, 269, 0xEE),
+    (280, 295, 0x12),
+    (296, 311, 0x13),
+    (320, 321, 0x14),
+    (512, 512, 0x15),
+    (513, 513, 0x16),
+    (516, 519, 0x17),
+    (520, 521, 0x18),
+    (522, 523, 0x19),
+    (525, 525, 0x1A),
+    (532, 533, 0x1B),
+    (536, 539, 0x1C),
+    (540, 543, 0x1D),
+    (768, 1023, 0x1E),
+];
+
+/// Each field lies between the two byte numbers that it has there.
 #[test]
 fn the_controllers_structure() {
     let controller = Controller {
@@ -177,41 +213,7 @@ fn the_controllers_structure() {
         mnan: 0x1D1D_1D1D,
         subnqn: [0x1E; 256],
     };
-    let figure = [
-        (0, 1, 0x11),
-        (2, 3, 0x22),
-        (4, 23, 0x33),
-        (24, 63, 0x44),
-        (64, 71, 0x55),
-        (76, 76, 0x66),
-        (77, 77, 0x77),
-        (78, 79, 0x88),
-        (80, 83, 0x99),
-        (92, 95, 0xAA),
-        (111, 111, 0xBB),
-        (256, 257, 0xCC),
-        (258, 258, 0xC1),
-        (259, 259, 0xC2),
-        (260, 260, 0xC3),
-        (261, 261, 0xC4),
-        (262, 262, 0xC5),
-        (266, 267, 0xDD),
-        (268, 269, 0xEE),
-        (280, 295, 0x12),
-        (296, 311, 0x13),
-        (320, 321, 0x14),
-        (512, 512, 0x15),
-        (513, 513, 0x16),
-        (516, 519, 0x17),
-        (520, 521, 0x18),
-        (522, 523, 0x19),
-        (525, 525, 0x1A),
-        (532, 533, 0x1B),
-        (536, 539, 0x1C),
-        (540, 543, 0x1D),
-        (768, 1023, 0x1E),
-    ];
-    assert_bytes(&controller.encode(), &figure);
+    assert_bytes(&controller.encode(), &CONTROLLER_FIGURE);
 }
 
 /// NVM command set 1.0, 4.1.5, in the same way.

@@ -62,6 +62,8 @@ pub(super) type Disk = Arc<Mutex<Vec<u8>>>;
 
 pub(super) const DISK_BYTES: usize = 16 << 20;
 
+const BAR_BYTES: u32 = 1 << 20;
+
 pub(super) fn disk() -> Disk {
     Arc::new(Mutex::new(vec![0; DISK_BYTES]))
 }
@@ -194,16 +196,8 @@ impl Fake {
         let reply = match command {
             1 => [&[0, 0, 1, 0][..], b"{\"capabilities\":{}}\0"].concat(),
             2 => {
-                self.report.dma_maps += 1;
-                let spec = RegionSpec {
-                    guest_address: GuestAddress(long(16)),
-                    user_address: UserAddress(long(16)),
-                    len_bytes: long(24),
-                    file: files.into_iter().next().ok_or(EINVAL)?,
-                    file_offset_bytes: long(8),
-                };
-                self.memory = self.memory.with_region(spec).map_err(|_| EINVAL)?;
-                self.rebind();
+                let file = files.into_iter().next().ok_or(EINVAL)?;
+                self.map((long(16), long(24)), file, long(8)).ok_or(EINVAL)?;
                 Vec::new()
             }
             3 => {
@@ -213,35 +207,15 @@ impl Fake {
                 body.to_vec()
             }
             4 => words(&[16, 3, 9, 5]),
+            5 if word(2) == 0 && self.character.mapped => {
+                let file = self.doorbells.file().try_clone_to_owned().unwrap();
+                let region = [80, 0b1111, 0, 32, BAR_BYTES, 0, 0, 0];
+                let area = [1 | 1 << 16, 0, 1, 0, 0x1000, 0, 0x1000, 0];
+                return Ok((words(&[region, area].concat()), Some(file)));
+            }
             5 => {
-                let index = word(2);
-                let size = match index {
-                    0 => 1 << 20,
-                    7 => 256,
-                    _ => 0,
-                };
-                if index == 0 && self.character.mapped {
-                    let reply = words(&[
-                        80,
-                        0b1111,
-                        0,
-                        32,
-                        size,
-                        0,
-                        0,
-                        0, // the region
-                        1 | 1 << 16,
-                        0,
-                        1,
-                        0,
-                        0x1000,
-                        0,
-                        0x1000,
-                        0, // one area
-                    ]);
-                    return Ok((reply, Some(self.doorbells.file().try_clone_to_owned().unwrap())));
-                }
-                words(&[32, 3, index, 0, size, 0, 0, 0])
+                let sizes = BTreeMap::from([(0, BAR_BYTES), (7, 256)]);
+                words(&[32, 3, word(2), 0, sizes.get(&word(2)).copied().unwrap_or(0), 0, 0, 0])
             }
             7 => words(&[16, 1, word(2), if word(2) == 2 { self.character.vectors } else { 0 }]),
             8 => {
@@ -264,6 +238,15 @@ impl Fake {
             _ => return Err(95),
         };
         Ok((reply, None))
+    }
+
+    fn map(&mut self, (address, len_bytes): (u64, u64), file: OwnedFd, file_offset_bytes: u64) -> Option<()> {
+        self.report.dma_maps += 1;
+        let (guest_address, user_address) = (GuestAddress(address), UserAddress(address));
+        let spec = RegionSpec { guest_address, user_address, len_bytes, file, file_offset_bytes };
+        self.memory = self.memory.with_region(spec).ok()?;
+        self.rebind();
+        Some(())
     }
 
     fn read(&self, region: u32, offset: u64, count: usize) -> Option<Vec<u8>> {
