@@ -245,75 +245,77 @@ fn what_the_specification_has_a_status_for_gets_it() {
     assert_eq!(rig.request(OUT, 1, &page), Some((1, 1)), "half a block");
 }
 
+type Lie = (&'static str, &'static str, fn(&mut Rig));
+
 /// Requests that no driver may make, with a word of the reason that the device then gives.
+const LIES: &[Lie] = &[
+    ("a read past the end", "past the capacity", |rig| {
+        rig.request(IN, DISK_BYTES / 512 - 1, &[Buffer::from_device(DATA, 1024)]);
+    }),
+    ("a sector whose offset overflows", "past the capacity", |rig| {
+        rig.request(OUT, u64::MAX, &[Buffer::to_device(DATA, 512)]);
+    }),
+    ("a discard past the end", "past the capacity", |rig| {
+        rig.write(DATA, &(DISK_BYTES / 512).to_le_bytes());
+        rig.write(DATA + 8, &1_u32.to_le_bytes());
+        rig.write(DATA + 12, &0_u32.to_le_bytes());
+        rig.request(DISCARD, 0, &[Buffer::to_device(DATA, 16)]);
+    }),
+    ("a buffer outside of memory", "outside guest memory", |rig| {
+        rig.request(IN, 0, &[Buffer::from_device(MEMORY_BYTES - 256, 512)]);
+    }),
+    ("a buffer that wraps around", "outside guest memory", |rig| {
+        rig.request(IN, 0, &[Buffer::from_device(u64::MAX - 255, 512)]);
+    }),
+    ("a status outside of memory", "outside guest memory", |rig| {
+        rig.header(FLUSH, 0);
+        rig.run(&[Buffer::to_device(HEADER, 16), Buffer::from_device(MEMORY_BYTES, 1)]);
+    }),
+    ("a header outside of memory", "outside guest memory", |rig| {
+        rig.run(&[Buffer::to_device(MEMORY_BYTES, 16), Buffer::from_device(STATUS, 1)]);
+    }),
+    ("a header of 15 bytes", "15 bytes", |rig| {
+        rig.run(&[Buffer::to_device(HEADER, 15), Buffer::from_device(STATUS, 1)]);
+    }),
+    ("no status", "without room for its status", |rig| {
+        rig.run(&[Buffer::to_device(HEADER, 16)]);
+    }),
+    ("a read that brings data", "readable data", |rig| {
+        rig.request(IN, 0, &[Buffer::to_device(DATA, 512)]);
+    }),
+    ("a write that wants data", "writable data", |rig| {
+        rig.request(OUT, 0, &[Buffer::from_device(DATA, 512)]);
+    }),
+    ("a flush that wants data", "writable data", |rig| {
+        rig.request(FLUSH, 0, &[Buffer::from_device(DATA, 512)]);
+    }),
+    ("a segment over size_max", "size_max is 4096", |rig| {
+        rig.request(IN, 0, &[Buffer::from_device(DATA, 4608)]);
+    }),
+    ("an index that jumps", "jumped", |rig| {
+        rig.raw().set_available_index(SIZE + 1);
+        rig.poll();
+    }),
+    ("a chain that loops", "looping", |rig| {
+        let entry = RawDescriptor { address: DATA, len_bytes: 16, flags: descriptor::NEXT, next_or_id: 0 };
+        rig.raw().set_descriptor(0, entry);
+        rig.raw().set_available_index(1);
+        rig.poll();
+    }),
+    ("memory that shrinks", "truncated", |rig| {
+        rig.header(FLUSH, 0);
+        rig.driver.describe(0, &[Buffer::to_device(HEADER, 16), Buffer::from_device(STATUS, 1)]).unwrap();
+        rig.driver.push(0).unwrap();
+        rig.driver.publish();
+        // The ring's first pages stay: the device finds the request, then nothing behind it.
+        rig.file.set_len(0x1000).unwrap();
+        rig.poll();
+    }),
+];
+
 #[test]
 fn a_lying_driver_breaks_its_device_and_a_reset_brings_it_back() {
-    type Lie = (&'static str, &'static str, fn(&mut Rig));
-    let lies: &[Lie] = &[
-        ("a read past the end", "past the capacity", |rig| {
-            rig.request(IN, DISK_BYTES / 512 - 1, &[Buffer::from_device(DATA, 1024)]);
-        }),
-        ("a sector whose offset overflows", "past the capacity", |rig| {
-            rig.request(OUT, u64::MAX, &[Buffer::to_device(DATA, 512)]);
-        }),
-        ("a discard past the end", "past the capacity", |rig| {
-            rig.write(DATA, &(DISK_BYTES / 512).to_le_bytes());
-            rig.write(DATA + 8, &1_u32.to_le_bytes());
-            rig.write(DATA + 12, &0_u32.to_le_bytes());
-            rig.request(DISCARD, 0, &[Buffer::to_device(DATA, 16)]);
-        }),
-        ("a buffer outside of memory", "outside guest memory", |rig| {
-            rig.request(IN, 0, &[Buffer::from_device(MEMORY_BYTES - 256, 512)]);
-        }),
-        ("a buffer that wraps around", "outside guest memory", |rig| {
-            rig.request(IN, 0, &[Buffer::from_device(u64::MAX - 255, 512)]);
-        }),
-        ("a status outside of memory", "outside guest memory", |rig| {
-            rig.header(FLUSH, 0);
-            rig.run(&[Buffer::to_device(HEADER, 16), Buffer::from_device(MEMORY_BYTES, 1)]);
-        }),
-        ("a header outside of memory", "outside guest memory", |rig| {
-            rig.run(&[Buffer::to_device(MEMORY_BYTES, 16), Buffer::from_device(STATUS, 1)]);
-        }),
-        ("a header of 15 bytes", "15 bytes", |rig| {
-            rig.run(&[Buffer::to_device(HEADER, 15), Buffer::from_device(STATUS, 1)]);
-        }),
-        ("no status", "without room for its status", |rig| {
-            rig.run(&[Buffer::to_device(HEADER, 16)]);
-        }),
-        ("a read that brings data", "readable data", |rig| {
-            rig.request(IN, 0, &[Buffer::to_device(DATA, 512)]);
-        }),
-        ("a write that wants data", "writable data", |rig| {
-            rig.request(OUT, 0, &[Buffer::from_device(DATA, 512)]);
-        }),
-        ("a flush that wants data", "writable data", |rig| {
-            rig.request(FLUSH, 0, &[Buffer::from_device(DATA, 512)]);
-        }),
-        ("a segment over size_max", "size_max is 4096", |rig| {
-            rig.request(IN, 0, &[Buffer::from_device(DATA, 4608)]);
-        }),
-        ("an index that jumps", "jumped", |rig| {
-            rig.raw().set_available_index(SIZE + 1);
-            rig.poll();
-        }),
-        ("a chain that loops", "looping", |rig| {
-            let entry = RawDescriptor { address: DATA, len_bytes: 16, flags: descriptor::NEXT, next_or_id: 0 };
-            rig.raw().set_descriptor(0, entry);
-            rig.raw().set_available_index(1);
-            rig.poll();
-        }),
-        ("memory that shrinks", "truncated", |rig| {
-            rig.header(FLUSH, 0);
-            rig.driver.describe(0, &[Buffer::to_device(HEADER, 16), Buffer::from_device(STATUS, 1)]).unwrap();
-            rig.driver.push(0).unwrap();
-            rig.driver.publish();
-            // The ring's first pages stay: the device finds the request, then nothing behind it.
-            rig.file.set_len(0x1000).unwrap();
-            rig.poll();
-        }),
-    ];
-    for (name, word, lie) in lies {
+    for (name, word, lie) in LIES {
         let options = BlkOptions { size_max_bytes: Some(4096), ..BlkOptions::default() };
         let mut rig = Rig::new(Setup { options, ..Setup::default() });
         lie(&mut rig);

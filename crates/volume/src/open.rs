@@ -171,15 +171,15 @@ fn blocks_on(disk: &mut dyn Disk, superblock: &Superblock) -> Result<u64, OpenEr
     Ok(disk_blocks)
 }
 
+/// Flushes the disk before it is read: the data may be in its cache alone, if the last program died
+/// in the middle of a commit, and all later commits build on it. Returns the reason why the store
+/// cannot be written, if the disk fails.
+fn flush(disk: &mut dyn Disk) -> Option<String> {
+    disk.flush().err().map(|error| format!("the disk cannot be flushed: {error}"))
+}
+
 pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes, OpenError> {
-    let mut read_only = options.read_only.then(|| "it was opened so".to_owned());
-    // The data read now may be in the disk's cache alone, if the last program died in the middle of
-    // a commit. All later commits build on it, so it must not be lost.
-    if read_only.is_none()
-        && let Err(error) = disk.flush()
-    {
-        read_only = Some(format!("the disk cannot be flushed: {error}"));
-    }
+    let mut read_only = if options.read_only { Some("it was opened so".to_owned()) } else { flush(disk) };
     let Newest { mut superblock, mut damage, is_half_written } = newest(disk)?;
     let bad_slots = is_half_written || !damage.is_empty();
     if superblock.features != 0 {
@@ -198,18 +198,15 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
 
     let mut changed = false;
     let mut frozen = false;
-    let Problems { list, more } = std::mem::take(&mut walk.problems);
-    if let Some(first) = list.first() {
+    let found = damage_of(std::mem::take(&mut walk.problems));
+    if let Some(first) = found.first() {
         frozen = read_only.is_none();
         read_only.get_or_insert_with(|| first.to_string());
     } else if walk.shares.iter().next().is_none() {
         // No two extents refer to the same block: nothing but copies ever did.
         superblock.only_copies = true;
     }
-    damage.extend(list);
-    if more > 0 {
-        damage.push(Damage { place: Place::Store, what: format!("{more} more places are damaged") });
-    }
+    damage.extend(found);
     if read_only.is_none() && disk_blocks.min(MAX_STORE_BLOCKS) > superblock.total_blocks {
         superblock.total_blocks = disk_blocks.min(MAX_STORE_BLOCKS);
         changed = true;
@@ -218,13 +215,7 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
     let forest = forest_of(walk, &superblock, options.cache_nodes, doubts);
     let generation = superblock.generation;
     let catalogue = Tree { kind: Kind::Catalogue, owner: 0, root: superblock.catalogue };
-    let mut volumes = BTreeMap::new();
-    let mut names = HashMap::new();
-    for (record, healthy) in records.into_iter().zip(healthy) {
-        let id = VolumeId(record.id);
-        names.entry(record.name.clone()).or_insert(id);
-        volumes.insert(id, volume_of(record, healthy));
-    }
+    let (volumes, names) = volumes_of(records, healthy);
     // Writes another copy, before any change builds on the blocks that this generation freed: from
     // now on a single flipped bit cannot make the generation look like a torn commit.
     if bad_slots
@@ -255,6 +246,26 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         frozen,
         damage,
     })
+}
+
+fn damage_of(Problems { mut list, more }: Problems) -> Vec<Damage> {
+    if more > 0 {
+        list.push(Damage { place: Place::Store, what: format!("{more} more places are damaged") });
+    }
+    list
+}
+
+/// The volumes of records that are [healthy](Trees::healthy) or not, and their names. Of two records
+/// of one name the first has it.
+fn volumes_of(records: Vec<Record>, healthy: Vec<bool>) -> (BTreeMap<VolumeId, Volume>, HashMap<String, VolumeId>) {
+    let mut volumes = BTreeMap::new();
+    let mut names = HashMap::new();
+    for (record, healthy) in records.into_iter().zip(healthy) {
+        let id = VolumeId(record.id);
+        names.entry(record.name.clone()).or_insert(id);
+        volumes.insert(id, volume_of(record, healthy));
+    }
+    (volumes, names)
 }
 
 /// The volumes of the catalogue, and the facts of their trees.

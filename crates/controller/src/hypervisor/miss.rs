@@ -12,7 +12,7 @@ use std::sync::MutexGuard;
 use sidecore_block::BlockError;
 use sidecore_extent::{BlockRange, Extent, FunctionId, SetError};
 use sidecore_units::{Plba, Vlba};
-use sidecore_volume::{Disk, Mapped, VolumeError};
+use sidecore_volume::{Disk, Mapped, VolumeError, VolumeId};
 
 use super::{Hypervisor, State};
 use crate::mail::{Answer, GrantId, Message, Question, ReplyTo};
@@ -143,18 +143,7 @@ impl Hypervisor {
             Ok(None) => return self.wait_for_epoch(&mut state, message),
             // The volume has its own blocks there: the tree lacks mappings of the metadata.
             Ok(Some(Err(mapped))) => return self.show_mapped(state, message, &mapped),
-            Err(VolumeError::NoSpace { after_commit: true }) => {
-                state.for_space.push(message);
-                drop(state);
-                self.commits.want();
-                return;
-            }
-            Err(error) => {
-                let name = state.name_of(id);
-                drop(state);
-                message.reply_to.reply(self.refuse(&name, &error));
-                return;
-            }
+            Err(error) => return self.refuse_allocation(state, message, id, &error),
         };
         let granted = grant.range();
         let extents = grant.extents().to_vec();
@@ -181,6 +170,19 @@ impl Hypervisor {
         if !message.reply_to.reply(answer) {
             self.end_grant(message.function, grant, to_do);
         }
+    }
+
+    /// Keeps a message until a commit has freed space, or answers it with the error.
+    fn refuse_allocation(&self, mut state: MutexGuard<'_, State>, message: Message, id: VolumeId, error: &VolumeError) {
+        if let VolumeError::NoSpace { after_commit: true } = error {
+            state.for_space.push(message);
+            drop(state);
+            self.commits.want();
+            return;
+        }
+        let name = state.name_of(id);
+        drop(state);
+        message.reply_to.reply(self.refuse(&name, error));
     }
 
     /// Puts what a volume has mapped into the tree, and lets the function walk it again.

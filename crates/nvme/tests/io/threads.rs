@@ -124,6 +124,24 @@ impl Guest<'_> {
     }
 }
 
+/// A guest with a queue of its own, which is started.
+fn guest<'a>(number: u16, memory: &GuestMemory, doorbells: &'a Doorbells, set: &'a QueueSet) -> Guest<'a> {
+    let at = |index: u64| GuestAddress(0x10_0000 * u64::from(number) + index * 0x1_0000);
+    let (id, memory) = (number, memory.clone());
+    let setup = CompletionQueueSetup { id, memory, address: at(0), entries: ENTRIES, vector: None };
+    let completions = memory_window(&setup.memory, at(0), 16);
+    let completions = CompletionRing::new(completions, ENTRIES).unwrap();
+    let submissions = memory_window(&setup.memory, at(1), 64);
+    let submissions = SubmissionRing::new(submissions, ENTRIES).unwrap();
+    let memory = setup.memory.clone();
+    set.start_completion_queue(setup).unwrap();
+    let (completion_queue, address) = (id, at(1));
+    let setup = SubmissionQueueSetup { id, completion_queue, memory, address, entries: ENTRIES };
+    let memory = setup.memory.clone();
+    set.start_submission_queue(setup).unwrap();
+    Guest { number, memory, submissions, completions, doorbells, set }
+}
+
 #[test]
 fn no_count_is_lost() {
     let file = memory_file();
@@ -146,24 +164,7 @@ fn no_count_is_lost() {
         let runners = sidecores.into_iter().map(|sidecore| Box::new(sidecore) as Box<dyn QueueRunner>).collect();
         let set = QueueSet::new(options, runners, Box::new(|event| panic!("{event:?}"))).unwrap();
         set.set_namespace(Some(namespace(ram(false), 512)), Done::ignored());
-        let mut guests: Vec<_> = (1..=2_u16)
-            .map(|number| {
-                let at = |index: u64| GuestAddress(0x10_0000 * u64::from(number) + index * 0x1_0000);
-                let (id, memory) = (number, memory.clone());
-                let setup = CompletionQueueSetup { id, memory, address: at(0), entries: ENTRIES, vector: None };
-                let completions = memory_window(&setup.memory, at(0), 16);
-                let completions = CompletionRing::new(completions, ENTRIES).unwrap();
-                let submissions = memory_window(&setup.memory, at(1), 64);
-                let submissions = SubmissionRing::new(submissions, ENTRIES).unwrap();
-                let memory = setup.memory.clone();
-                set.start_completion_queue(setup).unwrap();
-                let (completion_queue, address) = (id, at(1));
-                let setup = SubmissionQueueSetup { id, completion_queue, memory, address, entries: ENTRIES };
-                let memory = setup.memory.clone();
-                set.start_submission_queue(setup).unwrap();
-                Guest { number, memory, submissions, completions, doorbells: &doorbells, set: &set }
-            })
-            .collect();
+        let mut guests = [1, 2].map(|number| guest(number, &memory, &doorbells, &set));
         std::thread::scope(|scope| {
             for guest in &mut guests {
                 scope.spawn(|| guest.count());

@@ -324,41 +324,29 @@ fn trees_with_right_checksums_and_wrong_contents_are_damage() {
 #[test]
 fn inner_nodes_that_go_in_circles_or_overlap_are_damage() {
     let entry = |first, count| Body::Extents(vec![Entry { first, count, physical: 100 }]);
+    let inner = |at_0, at_9| Body::Inner(vec![Child { key: 0, pointer: at_0 }, Child { key: 9, pointer: at_9 }]);
     type Forgery<'a> = &'a dyn Fn(&mut MemoryDisk, &Volumes) -> Pointer;
     let wrong: [(&str, Forgery<'_>); 6] = [
         ("kind 2 and level 1", &|disk, volumes| {
             // A node that is its own child.
             let child = Child { key: 0, pointer: Pointer { address: 1900, checksum: 1 } };
             let pointer = forge(disk, volumes, 1900, 1, Body::Inner(vec![child]));
-            forge(disk, volumes, 1904, 2, Body::Inner(vec![Child { key: 0, pointer }, Child { key: 9, pointer }]));
-            let inner = Child { key: 0, pointer };
-            forge(disk, volumes, 1908, 1, Body::Inner(vec![inner]))
+            forge(disk, volumes, 1904, 2, inner(pointer, pointer));
+            forge(disk, volumes, 1908, 1, Body::Inner(vec![Child { key: 0, pointer }]))
         }),
         ("two pointers", &|disk, volumes| {
             let pointer = forge(disk, volumes, 1900, 0, entry(0, 1));
             let other = Pointer { checksum: 5, ..pointer };
-            forge(
-                disk,
-                volumes,
-                1904,
-                1,
-                Body::Inner(vec![Child { key: 0, pointer }, Child { key: 9, pointer: other }]),
-            )
+            forge(disk, volumes, 1904, 1, inner(pointer, other))
         }),
         ("begins at 0, not 9", &|disk, volumes| {
             let pointer = forge(disk, volumes, 1900, 0, entry(0, 1));
-            forge(disk, volumes, 1904, 1, Body::Inner(vec![Child { key: 0, pointer }, Child { key: 9, pointer }]))
+            forge(disk, volumes, 1904, 1, inner(pointer, pointer))
         }),
         ("overlaps", &|disk, volumes| {
             let first = forge(disk, volumes, 1900, 0, entry(0, 10));
             let second = forge(disk, volumes, 1912, 0, entry(9, 1));
-            forge(
-                disk,
-                volumes,
-                1904,
-                1,
-                Body::Inner(vec![Child { key: 0, pointer: first }, Child { key: 9, pointer: second }]),
-            )
+            forge(disk, volumes, 1904, 1, inner(first, second))
         }),
         ("where none can be", &|disk, volumes| {
             let pointer = Pointer { address: 1901, checksum: 1 };

@@ -180,13 +180,39 @@ impl World {
         self.wanted.insert(copy, Wanted { read_only, ..self.wanted[&id].clone() });
     }
 
+    fn create(&mut self) {
+        let name = self.name();
+        let id = self.volumes.create(&NewVolume { name, blocks: BLOCKS, quota_blocks: None }, 1).unwrap();
+        self.wanted.insert(id, Wanted { blocks: BLOCKS, ..Wanted::default() });
+    }
+
+    fn reopen(&mut self) {
+        self.later = None;
+        self.grants.clear();
+        self.wanted = self.durable.clone();
+        let volumes = std::mem::replace(&mut self.volumes, store(1 << 20, 4096).1);
+        self.volumes = reopen(volumes, &mut self.disk);
+    }
+
+    fn share(&mut self, from: VolumeId, (first, count): (u64, u64), to: VolumeId, to_first: u64) {
+        let (first, count) = self.clip(from, first, count);
+        let (to_first, count) = self.clip(to, to_first, count);
+        match self.volumes.share(&mut self.disk, (from, range(first, count)), (to, Vlba(to_first))) {
+            Ok(()) => {
+                let source = self.wanted[&from].contents.clone();
+                let target = &mut self.wanted.get_mut(&to).unwrap().contents;
+                target.retain(|at, _| !(to_first..to_first + count).contains(at));
+                let part = source.range(first..first + count);
+                target.extend(part.map(|(at, tag)| (at - first + to_first, *tag)));
+            }
+            Err(VolumeError::Overlap) => assert_eq!(from, to),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     fn step(&mut self, step: Step) {
         match step {
-            Step::Create => {
-                let name = self.name();
-                let id = self.volumes.create(&NewVolume { name, blocks: BLOCKS, quota_blocks: None }, 1).unwrap();
-                self.wanted.insert(id, Wanted { blocks: BLOCKS, ..Wanted::default() });
-            }
+            Step::Create => self.create(),
             Step::Snapshot(index) => self.copy(index, true),
             Step::Clone(index) => self.copy(index, false),
             Step::Delete(index) => {
@@ -217,19 +243,8 @@ impl World {
                 }
             }
             Step::Share(from, first, count, to, to_first) => {
-                let (Some(from), Some(to)) = (self.pick(from), self.writable(to)) else { return };
-                let (first, count) = self.clip(from, first, count);
-                let (to_first, count) = self.clip(to, to_first, count);
-                match self.volumes.share(&mut self.disk, (from, range(first, count)), (to, Vlba(to_first))) {
-                    Ok(()) => {
-                        let source = self.wanted[&from].contents.clone();
-                        let target = &mut self.wanted.get_mut(&to).unwrap().contents;
-                        target.retain(|at, _| !(to_first..to_first + count).contains(at));
-                        let part = source.range(first..first + count);
-                        target.extend(part.map(|(at, tag)| (at - first + to_first, *tag)));
-                    }
-                    Err(VolumeError::Overlap) => assert_eq!(from, to),
-                    Err(error) => panic!("{error}"),
+                if let (Some(from), Some(to)) = (self.pick(from), self.writable(to)) {
+                    self.share(from, (first, count), to, to_first);
                 }
             }
             Step::Resize(index, blocks) => {
@@ -263,13 +278,7 @@ impl World {
                 self.end_later();
                 self.later = self.volumes.begin_commit().map(|commit| (commit, self.wanted.clone()));
             }
-            Step::Reopen => {
-                self.later = None;
-                self.grants.clear();
-                self.wanted = self.durable.clone();
-                let volumes = std::mem::replace(&mut self.volumes, store(1 << 20, 4096).1);
-                self.volumes = reopen(volumes, &mut self.disk);
-            }
+            Step::Reopen => self.reopen(),
         }
     }
 
