@@ -1,4 +1,4 @@
-//! Who may connect to a socket: from names to numbers.
+//! Access to a socket: users and groups, from names to numbers.
 
 use std::io;
 
@@ -7,32 +7,32 @@ use sidecore_peer::Access;
 
 use crate::spec::SocketAccess;
 
-/// Why it cannot be said whose a socket is.
+/// Why the owner or group of a socket cannot be determined.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccountError {
-    /// There is no such user or group.
+    /// The machine has no such user or group.
     #[error("there is no {kind} \"{name}\" on this machine; make it, or give another name or a number")]
     Unknown {
         /// `user` or `group`.
         kind: &'static str,
-        /// The name.
+        /// The name or number from the configuration.
         name: String,
     },
-    /// The name service does not say.
+    /// The name service cannot be reached.
     #[error("the {kind} \"{name}\" cannot be looked up: {error}; give its number instead")]
     Unavailable {
         /// `user` or `group`.
         kind: &'static str,
-        /// The name.
+        /// The name from the configuration.
         name: String,
-        /// Why.
+        /// The error of the name service.
         error: io::Error,
     },
 }
 
 impl SocketAccess {
-    /// What it means on this machine, now. The name service may take a while to answer.
+    /// Looks the names up on this machine. The name service may take a while to answer.
     ///
     /// # Errors
     /// See [`AccountError`].
@@ -44,7 +44,8 @@ impl SocketAccess {
     }
 }
 
-/// As chown(1) has it: a name first, and then a number. The largest number stands for none at all in chown(2).
+/// Looks a name up; digits are a number, as in chown(1). The largest number is refused: in chown(2)
+/// it means no change.
 fn number(
     kind: &'static str,
     name: &str,

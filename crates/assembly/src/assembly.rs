@@ -1,4 +1,4 @@
-//! The running graph: started from its spec, changed while it runs, asked how it fares, drained.
+//! The running graph: started from its specification, changed, reported and drained.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -16,7 +16,7 @@ use crate::report::{ClosedControllerReport, DeviceReport, DeviceState, SidecoreR
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
 use crate::stores::Progress;
 
-/// A daemon's sidecores, stores, controllers and devices. Dropping it drains it.
+/// A daemon's sidecores, stores, controllers and devices. `drop` drains the assembly.
 pub struct Assembly {
     clock: Clock,
     started_at: Nanos,
@@ -27,22 +27,23 @@ pub struct Assembly {
 
 impl Assembly {
     /// Opens the stores and the controllers, starts the sidecores, and serves each device on its
-    /// socket. A volume that is damaged keeps no other device from being served: its own is listed
-    /// with the reason. A store that does not answer within a few seconds, or has requests in flight
-    /// of a daemon that was killed, is not waited for any longer: its devices come later, if
+    /// socket. A damaged volume keeps no other device from being served; its own device is listed
+    /// with the reason. The start waits a few seconds for a store that does not answer, or that has
+    /// requests in flight of a killed daemon. The devices of such a store are served later, if
     /// [`Assembly::serve_late`] is called.
     ///
     /// # Errors
-    /// The first thing that cannot be had; what was started until then is stopped again.
+    /// The first failure that is not a store's own. All parts that were started are stopped again.
     pub fn start(spec: &Spec) -> Result<Self, AssemblyError> {
         Self::take_over(spec, &mut Vec::new())
     }
 
-    /// The same, and resumes the VMMs that another process has [handed over](Assembly::hand_over).
-    /// A VMM that cannot be resumed is disconnected, and the log says why.
+    /// Starts an assembly and resumes the VMMs that another process has exported by
+    /// [`Assembly::hand_over`]. A VMM that cannot be resumed is disconnected, and the log has the
+    /// reason.
     ///
     /// # Errors
-    /// As [`Assembly::start`]. Connections that were not resumed by then are still in `left`: all of
+    /// As [`Assembly::start`]. Connections that were not resumed by then stay in `left`: all of
     /// them, unless a socket cannot be made.
     pub fn take_over(spec: &Spec, left: &mut Vec<LeftDevice>) -> Result<Self, AssemblyError> {
         check(spec)?;
@@ -69,7 +70,7 @@ impl Assembly {
         let mut graph = self.graph();
         let names: Vec<String> = graph.left.iter().map(|left| left.name.clone()).collect();
         for device in names.iter().filter(|name| self.lists.wanted().place(name) == usize::MAX) {
-            tracing::warn!(device, "a VMM was connected to a device that is not configured any more");
+            tracing::warn!(device, "the VMM of a device that is no longer configured is disconnected");
             graph.disconnect(device);
         }
         for device in self.devices().iter().filter(|device| device.state == DeviceState::Opening) {
@@ -78,11 +79,11 @@ impl Assembly {
         Ok(())
     }
 
-    /// Serves the devices whose stores were not open at the start as soon as they are, on a thread
-    /// of its own. Without such a device, and the second time, it does nothing.
+    /// Starts a thread that serves devices when their stores answer, if some stores were not open
+    /// at the start. The second call does nothing.
     ///
     /// # Errors
-    /// There is no thread.
+    /// The thread cannot be started.
     pub fn serve_late(&self) -> Result<(), AssemblyError> {
         let mut graph = self.graph();
         let Some(receiver) = graph.receiver.take().filter(|_| graph.in_flight > 0) else { return Ok(()) };
@@ -94,7 +95,7 @@ impl Assembly {
                 if locked.ends {
                     return;
                 }
-                // This occasion tolerates every failure.
+                // Each failure is logged and tolerated on this occasion.
                 let _ = locked.answer(opened, Occasion::Late);
                 locked.come_to_wanted();
                 let is_done = locked.in_flight == 0;
@@ -110,14 +111,15 @@ impl Assembly {
         Ok(())
     }
 
-    /// Serves one more device, on sidecores that are there already; one that names none is served by the sidecore with
-    /// the fewest queues. `store`, if given, comes with it: it is forgotten when no device leads to it any more.
+    /// Serves one more device on sidecores that run already. A device that names no sidecore is
+    /// served by the sidecore with the fewest queues. `store`, if given, belongs to the device: it
+    /// is forgotten with the last device that leads to it.
     ///
-    /// This opens stores and may take a while; reports go on to be answered.
+    /// This opens stores and may take a while; reports are answered meanwhile.
     ///
     /// # Errors
-    /// A name or a socket is taken, something that is named is not there or cannot be had, a second device would write
-    /// to the same file or volume, or the assembly is coming to its end. Nothing has changed then.
+    /// A name or a socket is taken, a part is missing or cannot be opened, a second device would
+    /// write to the same file or volume, or the assembly is ending. Nothing has changed then.
     pub fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError> {
         let added = self.add(device, store).and_then(|()| {
             serve_created(&self.graph, Occasion::Addition).inspect_err(|_| {
@@ -131,7 +133,7 @@ impl Assembly {
                 graph.come_to_wanted();
             }
         }
-        // On an error too: its volume may have been made by then.
+        // After an error too: the device's volume may have been created.
         self.lists.subsystems.refresh();
         added.inspect(|()| {
             tracing::info!(device = device.name, socket = %device.socket.display(), "device added");
@@ -144,7 +146,7 @@ impl Assembly {
         let mut device = device.clone();
         let next = self.with(&mut device, store)?.1;
         let file = bottom(&next, &device.store).filter(|bottom| is_file(bottom));
-        // Not with the graph locked: a file may not answer.
+        // The graph is not locked meanwhile: a file may not answer.
         let is_open = |file: &&StoreSpec| self.graph().stores.get(&file.name).is_some();
         let opened = match file.filter(|file| !is_open(file)) {
             Some(file) => Some((file, open_alone(file.clone())?)),
@@ -164,7 +166,7 @@ impl Assembly {
         Ok(())
     }
 
-    /// The specification with one more device, which is checked, and the graph to bring up to it.
+    /// Returns the checked specification with one more device, and the locked graph.
     fn with(
         &self,
         device: &mut DeviceSpec,
@@ -186,16 +188,17 @@ impl Assembly {
         Ok((graph, next))
     }
 
-    /// Serves a device no longer: its socket is removed, its queues stop when what is in flight is done, and a store
-    /// that nothing else leads to is closed, which for one in memory means that its contents are gone.
+    /// Stops serving a device: removes its socket, stops its queues when their requests in flight
+    /// are done, and closes stores that no other device leads to. The contents of a closed RAM
+    /// store are lost.
     ///
-    /// This waits for the device's requests; reports go on to be answered.
+    /// This waits for the device's requests; reports are answered meanwhile.
     ///
     /// # Errors
-    /// There is no such device, or somebody else is removing it.
+    /// The device does not exist, or another thread is removing it.
     pub fn remove_device(&self, name: &str) -> Result<(), AssemblyError> {
         let unknown = || AssemblyError::NoDevice { name: name.to_owned() };
-        // Not with the graph locked: a request of the device's host may wait for the graph.
+        // The graph is not locked meanwhile: a request of the device's host may wait for the graph.
         if let Some(disk) = self.lists.disk(name) {
             if !disk.stop() {
                 return Err(unknown());
@@ -205,7 +208,7 @@ impl Assembly {
         let mut graph = self.graph();
         let next = self.lists.wanted().without(name).ok_or_else(unknown)?;
         graph.come_to(&next, Occasion::Late)?;
-        // The device may have waited for its store.
+        // The client of a device that has waited for its store until now.
         graph.disconnect(name);
         self.lists.wanted().set(next);
         drop(graph);
@@ -214,10 +217,11 @@ impl Assembly {
         Ok(())
     }
 
-    /// Serves the clients that a device turns away because writes that an earlier process answered to them may be missing.
+    /// Serves clients that a device turns away because writes that an earlier process answered to
+    /// them may be missing.
     ///
     /// # Errors
-    /// There is no such device, or it misses none.
+    /// The device does not exist, or no answered write is missing.
     pub fn accept_loss(&self, name: &str) -> Result<(), AssemblyError> {
         if self.lists.wanted().place(name) == usize::MAX {
             return Err(AssemblyError::NoDevice { name: name.to_owned() });
@@ -225,12 +229,13 @@ impl Assembly {
         if !self.lists.disk(name).is_some_and(|disk| disk.accept_loss()) {
             return Err(AssemblyError::NothingMissing { name: name.to_owned() });
         }
-        tracing::warn!(device = name, "its operator takes the loss of writes that were answered");
+        tracing::warn!(device = name, "the operator accepts the loss of answered writes");
         Ok(())
     }
 
-    /// Ends it in order: no more connections, queues stopped when what is in flight is done, controllers' metadata
-    /// written, files flushed, sidecores ended. Reports go on to be answered. The second call does nothing.
+    /// Ends the assembly in order: closes connections, stops queues when their requests in flight
+    /// are done, writes controllers' metadata, flushes files, and ends sidecores. Reports are
+    /// answered meanwhile and afterwards. The second call does nothing.
     pub fn drain(&self) {
         let left = self.end(|disk| {
             disk.stop();
@@ -239,8 +244,8 @@ impl Assembly {
         left.into_iter().for_each(LeftDevice::disconnect);
     }
 
-    /// The same, and hands the VMMs that are connected over to another process, as far as what they see is there after
-    /// this one: not if it is in memory. What has been acknowledged is as it is after [`Assembly::drain`].
+    /// Ends the assembly as [`Assembly::drain`] does, and exports the connected VMMs for another
+    /// process. A device on a store in memory is not exported: its contents end with this process.
     #[must_use]
     pub fn hand_over(&self) -> Vec<LeftDevice> {
         self.end(Disk::hand_over)
@@ -248,9 +253,9 @@ impl Assembly {
 
     fn end(&self, stop: impl Fn(&Disk) -> Option<LeftDevice> + Sync) -> Vec<LeftDevice> {
         let mut left = self.end_graph(stop);
-        // The clients of an earlier daemon that were not resumed: the next one may resume them.
+        // Clients of an earlier daemon that were not resumed: the next daemon may resume them.
         left.append(&mut self.graph().left);
-        // A change that a host has requested may have waited for the graph, and finds that it has ended.
+        // A change that a host has requested may have waited for the graph, and finds it ended.
         self.lists.subsystems.end();
         left
     }
@@ -263,10 +268,11 @@ impl Assembly {
             }
             plan(&graph.now(), &Spec::default())
         };
-        // Drained devices are still reported.
+        // Drained devices stay in the reports.
         actions.retain(|action| action.verb != Verb::StopDevice);
-        // Not with the graph locked: a request of a host, which its function waits for, may wait for
-        // the graph. Side by side, because each device waits for the requests of its own guest.
+        // The graph is not locked meanwhile: a request of a host, which its function waits for, may
+        // wait for the graph. Devices stop side by side, because each waits for the requests of its
+        // own guest.
         let disks = self.lists.all_disks();
         let left: Vec<LeftDevice> = std::thread::scope(|scope| {
             let stop = &stop;
@@ -275,20 +281,20 @@ impl Assembly {
         });
         let mut graph = self.graph();
         graph.close_devices();
-        // Nothing is opened, and nothing else fails.
+        // These actions only stop and close, which cannot fail.
         let unflushed = graph.apply(&actions, &Spec::default(), Occasion::Late).unwrap_or_default();
         let (lost, left): (Vec<_>, Vec<_>) = left.into_iter().partition(|left| {
             let disk = disks.iter().find(|disk| disk.spec.name == left.name);
             disk.is_none_or(|disk| graph.has_lost_writes(disk.configured(), &unflushed))
         });
         for left in lost {
-            tracing::error!(device = left.name, "its guest loses the device, what it has written may not be there");
+            tracing::error!(device = left.name, "the guest loses the device, because its last writes may be lost");
             left.disconnect();
         }
         left
     }
 
-    /// All counters as of now.
+    /// Reads all counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let now = self.clock.now();
@@ -302,7 +308,7 @@ impl Assembly {
         }
     }
 
-    /// The devices as of now.
+    /// Reports the devices, in the order of the configuration.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceReport> {
         let with_warnings = |mut report: DeviceReport| {
@@ -318,7 +324,7 @@ impl Assembly {
         devices
     }
 
-    /// In the order of the configuration, those that were added since last.
+    /// Sorts by the order of the configuration; added devices come last.
     fn sort<T>(&self, devices: &mut [T], name: impl Fn(&T) -> &String) {
         let wanted = self.lists.wanted();
         devices.sort_by_key(|device| wanted.place(name(device)));
@@ -342,7 +348,7 @@ impl Assembly {
         self.lists.controllers.get(name)
     }
 
-    /// The sidecore that the fewest queues were given to, the first of several.
+    /// The sidecore with the fewest queues, the first of several.
     fn least_loaded(&self) -> Option<String> {
         let disks = self.lists.all_disks();
         let load = |sidecore: &&Sidecore| disks.iter().map(|disk| disk.queues_on(sidecore.name())).sum::<usize>();

@@ -1,4 +1,4 @@
-//! The controllers of an assembly: opened with it, and managed while it runs.
+//! The controllers of an assembly: opened with their stores, and managed while they run.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
@@ -26,12 +26,12 @@ pub(crate) struct Controllers(RwLock<Vec<Entry>>);
 
 struct Entry {
     spec: ControllerSpec,
-    /// `None` until its store is open.
+    /// `None` until the controller's store is open.
     progress: Option<Progress<Arc<ControllerHandle>>>,
 }
 
 impl Controllers {
-    /// None of them is open.
+    /// A list without an open controller.
     pub(crate) fn new(specs: &[ControllerSpec]) -> Self {
         Self(RwLock::new(specs.iter().map(|spec| Entry { spec: spec.clone(), progress: None }).collect()))
     }
@@ -50,7 +50,7 @@ impl Controllers {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The specification and phase of each that was begun with.
+    /// The specification and phase of each controller that was opened or refused.
     pub(crate) fn parts(&self) -> BTreeMap<String, Part<ControllerSpec>> {
         let part = |entry: &Entry| {
             let part = Part { spec: entry.spec.clone(), phase: entry.progress.as_ref()?.phase() };
@@ -89,19 +89,20 @@ impl Controllers {
         self.entries().iter().filter_map(closed).collect()
     }
 
-    /// The controller of this name, if it is not open.
+    /// The report of a controller, if the controller is not open.
     pub(crate) fn closed_one(&self, name: &str) -> Option<ClosedControllerReport> {
         self.closed().into_iter().find(|closed| closed.name == name)
     }
 
-    /// A virtual function for `user`; its volume is made if the spec says so.
+    /// Opens a virtual function for `user`, and creates its volume if the specification gives a
+    /// size.
     pub(crate) fn open_function(&self, user: &str, spec: &VolumeSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
         let controller = self.find(user, &spec.controller)?;
         let function = controller.open_function(spec);
         function.map_err(|error| AssemblyError::Controller { user: user.to_owned(), error })
     }
 
-    /// A physical function for `user`.
+    /// Opens the physical function for `user`.
     pub(crate) fn physical_function(&self, user: &str, name: &str) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
         let controller = self.find(user, name)?;
         if !controller.spec.physical_function {
@@ -123,8 +124,8 @@ impl Controllers {
         }
     }
 
-    /// Makes everything durable and ends these controllers, side by side. None of their functions is
-    /// in use. They stay in the list, so that they can be reported.
+    /// Makes everything durable and ends these controllers, side by side. Their functions are not
+    /// in use. The controllers stay in the list for reports.
     pub(crate) fn shutdown(&self, names: &[&str]) {
         let all = self.all();
         std::thread::scope(|scope| {
@@ -146,23 +147,24 @@ fn options(spec: &ControllerSpec) -> ControllerOptions {
     }
 }
 
-/// How a store is formatted, with a number of its own.
+/// The options for formatting a store, with a new UUID.
 pub(crate) fn format_options(spec: &FormatSpec, force: bool) -> FormatOptions {
     let mut uuid = [0; 16];
-    // Too few random bytes make a number that is less unlikely to be another's, as are then the UUIDs of its volumes.
+    // If the kernel gives too few random bytes, the UUIDs of the store and of its volumes are only
+    // less unlikely to be taken.
     let _ = rustix::rand::getrandom(&mut uuid, rustix::rand::GetRandomFlags::empty());
     FormatOptions { block_bytes: spec.block_bytes, label: spec.label.clone(), uuid, force }
 }
 
-/// Says what to do about a store that is not a controller's.
+/// Adds the remedy to the error for a store without a controller's metadata.
 fn refused_to_open(spec: &ControllerSpec, error: ControllerError) -> OperationError {
     let remedy = match &error {
         ControllerError::Open(OpenError::NotFormatted(_)) if spec.format.is_none() => {
             "; if it may be formatted, do that with `sidecore controller format PATH`, or set `format = \"blank\"`"
         }
         ControllerError::Open(OpenError::NotFormatted(_)) => {
-            "; only a blank store is formatted without being asked: use `sidecore controller format --force PATH` if \
-             nothing on it is needed any more"
+            "; only a blank store is formatted by `format = \"blank\"`: if the store's contents are not needed, \
+             format it with `sidecore controller format --force PATH`"
         }
         _ => "",
     };
@@ -171,46 +173,47 @@ fn refused_to_open(spec: &ControllerSpec, error: ControllerError) -> OperationEr
     error
 }
 
-/// Blocks of a volume, by number.
+/// A range of a volume's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlocksOf<'a> {
-    /// The volume.
+    /// The volume's name on its controller.
     pub volume: &'a str,
-    /// The first block.
+    /// The first block, by its number.
     pub first: u64,
-    /// How many.
+    /// The number of blocks.
     pub count: u64,
 }
 
-/// A controller of a running assembly, for whoever manages its volumes.
+/// A controller of a running assembly, and the management of its volumes.
 ///
-/// Every method waits: for the disk, for a grace period, for a commit. It is to be called where waiting is allowed.
+/// Every method may wait for the disk, for an epoch or for a commit: neither a sidecore nor a
+/// worker of the socket service may call one.
 pub struct ControllerHandle {
     controller: Arc<Controller>,
     spec: ControllerSpec,
-    /// Its volumes could not be changed from the beginning.
-    begins_read_only: bool,
-    /// Told when a volume has changed.
-    changed: OnceLock<Told>,
+    /// Whether the volumes were read-only from the start.
+    opened_read_only: bool,
+    /// Called after each change of a volume.
+    changed: OnceLock<Listener>,
 }
 
-type Told = Box<dyn Fn(VolumeChange<'_>) + Send + Sync>;
+type Listener = Box<dyn Fn(VolumeChange<'_>) + Send + Sync>;
 
-/// What has become of a controller's volumes.
+/// A change of a controller's volumes, for the listener.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum VolumeChange<'a> {
-    /// There are others.
+    /// A volume was created or deleted.
     Listed,
-    /// One has another size.
+    /// A volume has another size.
     Resized,
-    /// One has another name.
+    /// A volume has another name.
     Renamed { from: &'a str, to: &'a str },
 }
 
-/// Every method fails as [`OperationError`] says; then nothing has changed.
+/// Every method fails with an [`OperationError`]; then nothing has changed.
 #[allow(clippy::missing_errors_doc)]
 impl ControllerHandle {
-    /// Opens the controller on its store. Blocks the calling thread: it reads all metadata.
+    /// Opens the controller on its store. Blocks the calling thread, because it reads all metadata.
     pub(crate) fn open(
         spec: ControllerSpec,
         store: Arc<dyn BlockDevice>,
@@ -222,23 +225,24 @@ impl ControllerHandle {
         let controller = Controller::open(&spec.name, store, &options, Some(pin))
             .map_err(|error| AssemblyError::Controller { user, error: refused_to_open(&spec, error) })?;
         let report = controller.report();
-        let begins_read_only = report.read_only.is_some() && !report.is_frozen;
-        Ok(Self { controller, spec, begins_read_only, changed: OnceLock::new() })
+        let opened_read_only = report.read_only.is_some() && !report.is_frozen;
+        Ok(Self { controller, spec, opened_read_only, changed: OnceLock::new() })
     }
 
-    /// Its name.
+    /// The name from the configuration.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// Whether metadata could not be written at some time: what was acknowledged since then may be lost.
+    /// Whether a write of metadata has failed: changes acknowledged since then may be lost.
     pub(crate) fn has_lost_writes(&self) -> bool {
         let report = self.controller.report();
-        !self.begins_read_only && report.read_only.is_some() && !report.is_frozen
+        !self.opened_read_only && report.read_only.is_some() && !report.is_frozen
     }
 
-    /// What keeps it from doing all that a device in front of it needs, which shows this volume if one is named.
+    /// The conditions that restrict a device in front of the controller, or of `volume` if it is
+    /// given.
     pub(crate) fn warnings(&self, volume: Option<&str>) -> Vec<String> {
         let health = self.controller.health(volume);
         let name = &self.spec.name;
@@ -247,13 +251,13 @@ impl ControllerHandle {
             Some(_) if health.is_damaged => {
                 let volume = volume.unwrap_or_default();
                 warnings.push(format!(
-                    "volume \"{volume}\" is damaged: what is not in memory of it cannot be read; `sidecore volume repair` \
-                     mends it while no daemon has it"
+                    "volume \"{volume}\" is damaged: only the parts in memory can be read; `sidecore volume repair` \
+                     mends it while no daemon has the store"
                 ));
             }
             Some(why) if health.is_frozen => warnings.push(format!(
-                "controller \"{name}\" gives out no blocks and takes no discards, because metadata is damaged ({why}); \
-                 `sidecore volume repair` mends it while no daemon has it"
+                "controller \"{name}\" gives out no blocks and takes no discards, because metadata is damaged \
+                 ({why}); `sidecore volume repair` mends it while no daemon has the store"
             )),
             Some(why) => warnings.push(format!("controller \"{name}\" is read-only: {why}")),
             None => {}
@@ -263,71 +267,73 @@ impl ControllerHandle {
         }
         if let Some(why) = &health.full {
             warnings.push(format!(
-                "the store of controller \"{name}\" is full ({why}): nothing is written to fresh blocks until it has space"
+                "the store of controller \"{name}\" is full ({why}): writes to fresh blocks fail until it has space"
             ));
         }
         warnings
     }
 
-    /// A volume's name, by its number.
+    /// The name of the volume with this number.
     pub(crate) fn name_of(&self, id: u64) -> Option<String> {
         let volumes = self.volumes().ok()?;
         volumes.into_iter().find(|volume| volume.id == id).map(|volume| volume.name)
     }
 
-    /// The store that it divides, by its name.
+    /// The name of the store that the controller owns.
     pub(crate) fn store(&self) -> &str {
         &self.spec.store
     }
 
-    /// The number that the store was given when it was formatted.
+    /// The UUID that the store got when it was formatted.
     pub(crate) fn store_uuid(&self) -> [u8; 16] {
         self.controller.store_uuid()
     }
 
-    /// The identifiers of one of its volumes as an NVMe namespace.
+    /// The identifiers of a volume as an NVMe namespace.
     pub(crate) fn namespace_ids(&self, volume: &VolumeReport) -> NamespaceIds {
         NamespaceIds::of_volume(&self.spec.name, volume.id, volume.created_at_unix_s, self.store_uuid())
     }
 
-    /// The size of a logical block of its volumes as NVMe namespaces: its store's, in bytes.
+    /// The size in bytes of a logical block of volumes as NVMe namespaces: the store's.
     pub(crate) fn logical_block_bytes(&self) -> u32 {
         self.controller.report().store.block_bytes.max(sidecore_units::SECTOR_BYTES as u32)
     }
 
-    /// What it is and how it fares.
+    /// The controller's settings and state.
     #[must_use]
     pub fn report(&self) -> ControllerReport {
         convert::controller(self.controller.report(), &self.spec.store, &self.controller.volumes())
     }
 
-    /// Its volumes and snapshots, in the order in which they were made.
+    /// The volumes and snapshots, oldest first.
     pub fn volumes(&self) -> Result<Vec<VolumeReport>, OperationError> {
         let volumes = self.controller.volumes();
         let names: HashMap<VolumeId, String> = volumes.iter().map(|info| (info.id, info.name.clone())).collect();
         Ok(volumes.iter().map(|info| self.volume_report(info, |id| names.get(&id).cloned())).collect())
     }
 
-    /// The same with what each has to itself and what it shares, which takes a walk of all metadata if there was a commit since the last one.
+    /// The volumes with their exclusive and shared bytes. This walks all metadata if there was a
+    /// commit since the last walk.
     pub fn volumes_with_usage(&self) -> Result<Vec<VolumeReport>, OperationError> {
         let mut volumes = self.volumes()?;
         self.add_usage(&mut volumes);
         Ok(volumes)
     }
 
-    /// A volume.
+    /// The report of one volume.
     pub fn volume(&self, name: &str) -> Result<VolumeReport, OperationError> {
-        self.controller.volume(name).map(|info| self.one(&info)).map_err(OperationError::from)
+        self.controller.volume(name).map(|info| self.report_of(&info)).map_err(OperationError::from)
     }
 
-    /// The same with what it has to itself and what it shares, as [`volumes_with_usage`](Self::volumes_with_usage).
+    /// The report of one volume with its exclusive and shared bytes, as
+    /// [`volumes_with_usage`](Self::volumes_with_usage).
     pub fn volume_with_usage(&self, name: &str) -> Result<VolumeReport, OperationError> {
         let mut report = self.volume(name)?;
         self.add_usage(std::slice::from_mut(&mut report));
         Ok(report)
     }
 
-    /// Says what volumes have to themselves and what they share, as far as that is known.
+    /// Adds exclusive and shared bytes, as far as they are known.
     fn add_usage(&self, reports: &mut [VolumeReport]) {
         let usage = self.controller.usage().unwrap_or_default();
         for report in reports {
@@ -337,7 +343,7 @@ impl ControllerHandle {
         }
     }
 
-    fn one(&self, info: &VolumeInfo) -> VolumeReport {
+    fn report_of(&self, info: &VolumeInfo) -> VolumeReport {
         self.volume_report(info, |id| {
             self.controller.volumes().into_iter().find(|volume| volume.id == id).map(|volume| volume.name)
         })
@@ -365,70 +371,71 @@ impl ControllerHandle {
         }
     }
 
-    /// Makes a volume that takes no space yet.
+    /// Creates a volume, which takes no space until it is written.
     pub fn create_volume(
         &self,
         name: &str,
         size_bytes: u64,
         quota_bytes: Option<u64>,
     ) -> Result<VolumeReport, OperationError> {
-        let made = self.controller.create_volume(name, size_bytes, quota_bytes)?;
-        self.tell(VolumeChange::Listed);
-        Ok(self.one(&made))
+        let created = self.controller.create_volume(name, size_bytes, quota_bytes)?;
+        self.notify(VolumeChange::Listed);
+        Ok(self.report_of(&created))
     }
 
-    /// Makes a read-only copy of a volume as it is now, at once and without copying.
+    /// Creates a read-only copy of a volume's present contents, without copying blocks.
     pub fn snapshot_volume(&self, volume: &str, name: &str) -> Result<VolumeReport, OperationError> {
-        let made = self.controller.snapshot_volume(volume, name)?;
-        self.tell(VolumeChange::Listed);
-        Ok(self.one(&made))
+        let created = self.controller.snapshot_volume(volume, name)?;
+        self.notify(VolumeChange::Listed);
+        Ok(self.report_of(&created))
     }
 
-    /// Makes a writable copy of a volume or snapshot as it is now, at once and without copying.
+    /// Creates a writable copy of the present contents of a volume or snapshot, without copying
+    /// blocks.
     pub fn clone_volume(&self, origin: &str, name: &str) -> Result<VolumeReport, OperationError> {
-        let made = self.controller.clone_volume(origin, name)?;
-        self.tell(VolumeChange::Listed);
-        Ok(self.one(&made))
+        let created = self.controller.clone_volume(origin, name)?;
+        self.notify(VolumeChange::Listed);
+        Ok(self.report_of(&created))
     }
 
-    /// Gives a volume another size.
+    /// Sets the size of a volume.
     pub fn resize_volume(&self, volume: &str, size_bytes: u64) -> Result<VolumeReport, OperationError> {
         let resized = self.controller.resize_volume(volume, size_bytes)?;
-        self.tell(VolumeChange::Resized);
-        Ok(self.one(&resized))
+        self.notify(VolumeChange::Resized);
+        Ok(self.report_of(&resized))
     }
 
-    /// Calls `tell` whenever volumes have changed, before whoever changed them knows; there is one who is told.
-    pub(crate) fn on_change(&self, tell: impl Fn(VolumeChange<'_>) + Send + Sync + 'static) {
-        let _ = self.changed.set(Box::new(tell));
+    /// Sets the one listener. It runs after each change, before the change returns.
+    pub(crate) fn on_change(&self, notify: impl Fn(VolumeChange<'_>) + Send + Sync + 'static) {
+        let _ = self.changed.set(Box::new(notify));
     }
 
-    fn tell(&self, change: VolumeChange<'_>) {
-        if let Some(tell) = self.changed.get() {
-            tell(change);
+    fn notify(&self, change: VolumeChange<'_>) {
+        if let Some(notify) = self.changed.get() {
+            notify(change);
         }
     }
 
-    /// Gives a volume another name.
+    /// Renames a volume, also while it is served.
     pub fn rename_volume(&self, volume: &str, name: &str) -> Result<VolumeReport, OperationError> {
         let renamed = self.controller.rename_volume(volume, name)?;
-        self.tell(VolumeChange::Renamed { from: volume, to: name });
-        Ok(self.one(&renamed))
+        self.notify(VolumeChange::Renamed { from: volume, to: name });
+        Ok(self.report_of(&renamed))
     }
 
-    /// Gives a volume another quota; `None` for none.
+    /// Sets a volume's quota; `None` removes the quota.
     pub fn set_quota(&self, volume: &str, quota_bytes: Option<u64>) -> Result<VolumeReport, OperationError> {
-        Ok(self.one(&self.controller.set_quota(volume, quota_bytes)?))
+        Ok(self.report_of(&self.controller.set_quota(volume, quota_bytes)?))
     }
 
-    /// Deletes a volume or snapshot that is not served.
+    /// Deletes a volume or snapshot, unless a device serves it.
     pub fn delete_volume(&self, volume: &str) -> Result<(), OperationError> {
         self.controller.delete_volume(volume)?;
-        self.tell(VolumeChange::Listed);
+        self.notify(VolumeChange::Listed);
         Ok(())
     }
 
-    /// What is mapped in a volume from a block on, at most so many extents.
+    /// Lists up to `max` extents of a volume from block `from_block` on.
     pub fn extents(&self, volume: &str, from_block: u64, max: usize) -> Result<ExtentsReport, OperationError> {
         let blocks = self.controller.volume(volume)?.blocks;
         let (extents, covered) = self.controller.volume_extents(volume, Vlba(from_block), max)?;
@@ -446,34 +453,35 @@ impl ControllerHandle {
         })
     }
 
-    /// Reads all of its metadata and accounts for every block, while it works.
+    /// Reads all metadata and accounts for every block, while the controller works.
     pub fn check(&self) -> Result<CheckReport, OperationError> {
         Ok(convert::check(self.controller.check()?))
     }
 
-    /// Drops the extent trees of one volume or of all from memory; they are read again as they are needed.
+    /// Drops the extent trees of one volume, or of all, from memory. The next requests read them
+    /// again.
     pub fn prune(&self, volume: Option<&str>) -> Result<(), OperationError> {
         Ok(self.controller.prune(volume)?)
     }
 
-    /// Empties the sidecores' buffers of translations.
+    /// Empties the sidecores' translation buffers.
     pub fn flush_btlb(&self) -> Result<(), OperationError> {
         self.controller.flush_btlb();
         Ok(())
     }
 
-    /// Lets the blocks of `to` be those of `from`, if they hold the same.
+    /// Maps the blocks of `to` to those of `from`, if their contents are equal.
     pub fn share(&self, from: BlocksOf<'_>, to: BlocksOf<'_>) -> Result<(), OperationError> {
         let range = BlockRange { first: Vlba(from.first), count: from.count };
         Ok(self.controller.share_blocks((from.volume, range), (to.volume, Vlba(to.first)))?)
     }
 
-    /// A virtual function in front of a volume, which is made if the spec gives a size.
+    /// Opens a virtual function of a volume, which is created if the specification gives a size.
     pub(crate) fn open_function(&self, spec: &VolumeSpec) -> Result<Arc<dyn BlockDevice>, OperationError> {
         match (self.controller.volume(&spec.volume), spec.size_bytes) {
             (Err(ControllerError::NoSuchVolume(_)), Some(size_bytes)) => {
                 self.controller.create_volume(&spec.volume, size_bytes, spec.quota_bytes)?;
-                tracing::info!(controller = self.spec.name, volume = spec.volume, size_bytes, "volume made");
+                tracing::info!(controller = self.spec.name, volume = spec.volume, size_bytes, "volume created");
             }
             (Err(error @ ControllerError::NoSuchVolume(_)), None) => {
                 let mut error = OperationError::from(error);
@@ -489,7 +497,7 @@ impl ControllerHandle {
                 let quota_bytes = info.quota_blocks.map(|blocks| blocks.saturating_mul(block_bytes));
                 if spec.quota_bytes.is_some() && spec.quota_bytes != quota_bytes {
                     match self.controller.set_quota(&spec.volume, spec.quota_bytes) {
-                        // The volume can be served, which matters more.
+                        // A failure to change the quota does not keep the volume from being served.
                         Err(ControllerError::Volume(error @ VolumeError::StoreDamaged(_))) => {
                             let (controller, volume) = (&self.spec.name, &spec.volume);
                             tracing::warn!(controller, volume, "the quota cannot be changed: {error}");

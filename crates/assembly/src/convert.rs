@@ -1,4 +1,4 @@
-//! From what controllers say about themselves to reports, with blocks as bytes.
+//! Converts controllers' reports to those of the API, with blocks as bytes.
 
 use sidecore_controller as controller;
 use sidecore_volume::{Loss, Repair, Report, Space, VolumeInfo};
@@ -8,7 +8,7 @@ use crate::report::{
     TreeMemoryReport, TreeReport,
 };
 
-/// A controller and its volumes, at one moment.
+/// The report of a controller and its volumes, at one moment.
 pub(crate) fn controller(
     report: controller::ControllerReport,
     store: &str,
@@ -87,7 +87,7 @@ fn event(event: controller::Event) -> EventReport {
     EventReport { at_unix_s: event.at_unix_s, what: event.what, times: event.times }
 }
 
-/// What a check found.
+/// The result of a check of all metadata.
 pub(crate) fn check(report: Report) -> CheckReport {
     CheckReport {
         clean: report.is_clean(),
@@ -106,7 +106,7 @@ pub(crate) fn check(report: Report) -> CheckReport {
     }
 }
 
-/// What a repair would do.
+/// The plan of a repair, or its result.
 pub(crate) fn repair(repair: &Repair) -> RepairReport {
     let bytes = |blocks: u64| blocks.saturating_mul(repair.block_bytes.into());
     let mut report = RepairReport {

@@ -1,5 +1,5 @@
-//! The thread that notices when sidecores lose their cores to other work, and when they have them again. The thread
-//! reads the kernel's accounts from outside: a sidecore pays nothing for it.
+//! A thread that detects sidecores which lose their cores to other work, and which regain them. The
+//! thread reads the kernel's accounts from outside, at no cost for the sidecore.
 
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -11,10 +11,10 @@ use sidecore_linux::core_time::CoreTimes;
 use sidecore_reactor::{Contention, CoreChange, CoreSample};
 use sidecore_sidecore::Sidecore;
 
-/// How often the accounts are read.
+/// The time between two readings of the accounts.
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// Watches sidecores until it is dropped.
+/// Watches sidecores, on a thread that its drop ends.
 pub(crate) struct CoreWatch {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -23,7 +23,7 @@ pub(crate) struct CoreWatch {
 struct Watched {
     sidecore: Sidecore,
     contention: Contention,
-    /// The sidecore's turns as of the last look: a sidecore that takes none sleeps.
+    /// The sidecore's turns at the last look: a sidecore without new turns sleeps.
     turns: u64,
 }
 
@@ -55,20 +55,20 @@ impl Drop for CoreWatch {
     }
 }
 
-/// Looks at the sidecores that are awake, and at those that have lost their cores. Allocates nothing.
+/// Looks at sidecores that are awake, and at those that have lost their cores. Allocates nothing.
 fn look(watched: &mut [Watched], times: &mut CoreTimes, clock: &Clock) {
     let mut is_fresh = false;
-    for one in watched.iter_mut().filter_map(|one| one.is_of_interest().then_some(one)) {
+    for watched in watched.iter_mut().filter_map(|watched| watched.is_active().then_some(watched)) {
         if !is_fresh && times.refresh().is_err() {
             return;
         }
         is_fresh = true;
-        one.look(times, clock);
+        watched.look(times, clock);
     }
 }
 
 impl Watched {
-    fn is_of_interest(&mut self) -> bool {
+    fn is_active(&mut self) -> bool {
         let turns = std::mem::replace(&mut self.turns, self.sidecore.stats().turns.get());
         self.contention.is_lost() || self.turns != turns
     }
@@ -88,7 +88,7 @@ impl Watched {
                 self.sidecore.set_core_regained();
                 tracing::info!(
                     sidecore = self.sidecore.name(),
-                    "its CPU is free again: its disks are served as configured"
+                    "the CPU is free again, so the sidecore's devices are served as configured"
                 );
             }
             None => {}

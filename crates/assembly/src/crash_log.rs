@@ -1,4 +1,4 @@
-//! What keeps answered changes of volumes' mappings over the death of this process, for one store.
+//! The log in memory that keeps answered changes of a store's mappings when this process dies.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -12,7 +12,7 @@ use sidecore_volume::{LogMemory, LogPlace, Survives};
 
 use crate::spec::{ControllerSpec, CrashLogSpec, FileOptions, HostFileOptions, StoreKind, StoreSpec};
 
-/// The log of a store, in a file on tmpfs.
+/// The log of one store, in a file on tmpfs.
 #[derive(Debug)]
 struct LogFile(MemoryFile);
 
@@ -37,24 +37,24 @@ impl LogMemory for LogFile {
 
     fn discard(&self) {
         if let Err(error) = self.0.remove() {
-            tracing::warn!(log = %self.0.path().display(), "the empty log of a closed store stays behind: {error}");
+            tracing::warn!(log = %self.0.path().display(), "a closed store's empty log cannot be removed: {error}");
         }
     }
 }
 
-/// What keeps the answered changes of a controller whose store ends in `bottom`.
+/// Chooses where the answered changes of a controller are kept, whose store ends in `bottom`.
 pub(crate) fn answered(spec: &ControllerSpec, bottom: Option<&StoreSpec>) -> Answered {
     let path = match bottom.map(|bottom| &bottom.kind) {
         Some(
             StoreKind::File(FileOptions { path, read_only: false, .. })
             | StoreKind::HostFile(HostFileOptions { path, read_only: false, .. }),
         ) => path,
-        // Nothing of it outlives the process, or nothing changes.
+        // The store ends with the process, or is never changed.
         _ => return Answered::WithTheStore,
     };
-    // Without a name, no boot is this one: nothing is missed, and nothing is replayed.
+    // A boot without an id equals no boot: no log is missed, and none is replayed.
     let boot = boot_id().unwrap_or_else(|error| {
-        tracing::warn!(controller = spec.name, "this boot of the machine has no name: {error}");
+        tracing::warn!(controller = spec.name, "the id of this boot cannot be read: {error}");
         [0; 16]
     });
     let Some(log) = &spec.crash_log else { return Answered::WhenDurable(boot) };
@@ -63,9 +63,8 @@ pub(crate) fn answered(spec: &ControllerSpec, bottom: Option<&StoreSpec>) -> Ans
         Err(error) => {
             tracing::warn!(
                 controller = spec.name,
-                "writes to fresh blocks are answered when their mappings are durable, which takes longer, because \
-                 there is no memory for them that outlives this process: {}: {error}; set `crash_log` to a directory \
-                 on tmpfs",
+                "writes to fresh blocks are answered when their mappings are durable, which takes longer, because the \
+                 log in memory cannot be opened: {}: {error}; set `crash_log` to a directory on tmpfs",
                 log.directory.display()
             );
             Answered::WhenDurable(boot)
@@ -79,7 +78,7 @@ fn open(path: &Path, log: &CrashLogSpec, boot: [u8; 16]) -> io::Result<(Arc<dyn 
     Ok((Arc::new(LogFile(file)), place))
 }
 
-/// Where the store in this file is.
+/// The identity of the store in the file at `path`: its device and inode.
 fn place(path: &Path, boot: [u8; 16]) -> io::Result<LogPlace> {
     let metadata = std::fs::metadata(path)?;
     let (device, inode) = match metadata.file_type().is_block_device() {

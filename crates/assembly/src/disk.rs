@@ -1,4 +1,4 @@
-//! A device that is being served, and what reports say about it.
+//! A device that is served, and its reports.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::UNIX_EPOCH;
@@ -14,30 +14,31 @@ use crate::left::LeftDevice;
 use crate::report::{DeviceReport, DeviceState, DeviceStats, DisconnectReport, QueueCounters};
 use crate::spec::{DeviceSpec, FrontEndSpec, StoreKind, StoreSpec, VolumeSpec};
 
-/// A device of an assembly.
+/// A device of an assembly, with its front end.
 pub(crate) struct Disk {
     pub(crate) spec: DeviceSpec,
-    /// The store at the bottom of those that it leads to, as it was configured.
+    /// The store at the bottom of the device's configured store.
     configured: StoreSpec,
     below: Mutex<Below>,
-    /// Asked for its fallback; whoever serves it keeps it open.
+    /// For its warnings only: the front end keeps the store open.
     store: Weak<dyn BlockDevice>,
     store_type: &'static str,
-    /// Whether what is in its store is there after this process.
+    /// Whether the store's contents survive this process.
     outlives: bool,
     front_end: Box<dyn FrontEnd>,
 }
 
-/// What a disk serves at present: a manager of volumes may have it serve another one, or none.
+/// The store that a disk serves at present. A host that manages volumes may attach another store,
+/// or detach it.
 struct Below {
-    /// The store at the bottom.
+    /// The store at the bottom; `None` while the device is detached.
     bottom: Option<StoreSpec>,
-    /// Whether it is served as it was configured.
+    /// Whether this is the configured store.
     as_configured: bool,
 }
 
 impl Disk {
-    /// A disk that nobody can connect to yet. `parts` gives what an NVMe function needs besides.
+    /// Creates a disk without a socket. `parts` returns the additional parts of an NVMe function.
     pub(crate) fn new(
         spec: &DeviceSpec,
         store: Arc<dyn BlockDevice>,
@@ -56,18 +57,20 @@ impl Disk {
         Ok(Self { spec: spec.clone(), configured: bottom, below, store: weak, store_type, outlives, front_end })
     }
 
-    /// Makes its socket and serves whoever connects, or is connected since another process.
+    /// Makes the socket and serves its clients, or resumes the client that another process has
+    /// exported.
     pub(crate) fn serve(&self, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
         self.front_end.serve(&self.spec.socket, access, left)
     }
 
-    /// Removes its socket and stops its queues, when what is in flight is done. False if it was stopped before; then it
-    /// has stopped, too.
+    /// Removes the socket and stops the queues when their requests in flight are done. False if the
+    /// device was stopped before; then its queues have stopped, too.
     pub(crate) fn stop(&self) -> bool {
         self.front_end.stop()
     }
 
-    /// The same, and leaves the VMM that is connected to the next process, if its blocks will be there.
+    /// Stops the device and exports its connected VMM, if the store's contents survive this
+    /// process.
     pub(crate) fn hand_over(&self) -> Option<LeftDevice> {
         if self.outlives {
             return self.front_end.hand_over();
@@ -76,54 +79,54 @@ impl Disk {
         None
     }
 
-    /// Lets go of its store.
+    /// Drops the store. No queue can be started afterwards.
     pub(crate) fn close(&self) {
         self.front_end.close();
     }
 
-    /// Clients that used it with an earlier process are served although answered writes may be missing. False if none
-    /// are.
+    /// Serves clients that an earlier process served, although answered writes may be missing.
+    /// False if none are missing.
     pub(crate) fn accept_loss(&self) -> bool {
         self.front_end.accept_loss()
     }
 
-    /// Its volume may have another size by now.
+    /// Notifies the guest if the volume has another size.
     pub(crate) fn refresh(&self) {
         self.front_end.refresh();
     }
 
-    /// What it would destroy if another device did it as well: the file or volume that its guest writes to.
+    /// The file or volume that the guest writes to. A second writer would destroy its contents.
     pub(crate) fn writes_to(&self) -> Option<StoreSpec> {
         let geometry = self.front_end.geometry();
         self.bottom().filter(|_| !self.spec.read_only && !geometry.read_only)
     }
 
-    /// The store at the bottom of what it serves, if it serves anything.
+    /// The store at the bottom of the one that is served; `None` while the device is detached.
     pub(crate) fn bottom(&self) -> Option<StoreSpec> {
         self.below().bottom.clone()
     }
 
-    /// The volume that it serves, if it serves one.
+    /// The volume that is served, if any.
     pub(crate) fn volume(&self) -> Option<VolumeSpec> {
         self.bottom()?.kind.volume().cloned()
     }
 
-    /// The store at the bottom of what it was configured to serve.
+    /// The store at the bottom of the device's configured store.
     pub(crate) fn configured(&self) -> &StoreSpec {
         &self.configured
     }
 
-    /// It serves another store from now on, or none.
+    /// Replaces the store that is served; `None` detaches the device.
     pub(crate) fn set_bottom(&self, bottom: Option<StoreSpec>) {
         *self.below() = Below { bottom, as_configured: false };
     }
 
-    /// Whether it serves another store than the one of its specification, or none.
+    /// Whether the device serves another store than its specification names, or none.
     pub(crate) fn is_detached(&self) -> bool {
         !self.below().as_configured
     }
 
-    /// A volume has another name.
+    /// Follows a rename of the served volume.
     pub(crate) fn volume_renamed(&self, controller: &str, from: &str, to: &str) {
         if let Some(StoreSpec { kind: StoreKind::Volume(volume), .. }) = &mut self.below().bottom
             && (volume.controller == controller && volume.volume == from)
@@ -132,12 +135,12 @@ impl Disk {
         }
     }
 
-    /// Whether it is a physical function whose host manages others.
+    /// Whether the device is a physical function whose host manages others.
     pub(crate) fn manages(&self) -> bool {
         self.nvme().is_some_and(Nvme::manages)
     }
 
-    /// It, if it is an NVMe function.
+    /// The NVMe function, if the device is one.
     pub(crate) fn nvme(&self) -> Option<&Nvme> {
         self.front_end.nvme()
     }
@@ -146,18 +149,18 @@ impl Disk {
         self.below.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many of its queues the sidecore of this name was given.
+    /// The number of the device's queues that the sidecore of this name serves.
     pub(crate) fn queues_on(&self, sidecore: &str) -> usize {
         self.front_end.queues_on(sidecore)
     }
 
-    /// Its counters as of now.
+    /// Reads the device's counters.
     pub(crate) fn stats(&self) -> DeviceStats {
         let queues = self.front_end.queues().into_iter().filter(QueueCounters::is_used).collect();
         DeviceStats { name: self.spec.name.clone(), queues }
     }
 
-    /// All about it as of now.
+    /// Reports the device's settings, state and counters.
     pub(crate) fn report(&self) -> DeviceReport {
         let (spec, geometry) = (&self.spec, self.front_end.geometry());
         let broken = self.front_end.broken();
@@ -200,19 +203,19 @@ impl Disk {
         }
     }
 
-    /// What its operator should know though it is served.
+    /// The conditions that an operator should know of while the device is served.
     fn warnings(&self) -> Vec<String> {
         let loss = self.front_end.loss().map(|why| {
             format!(
-                "writes that were answered may be missing ({why}): a client that relies on them is turned away; let its \
-                 guest start anew, or take the loss with `sidecore device accept-loss {}`",
+                "writes that were answered may be missing ({why}): a client that relies on them is turned away; \
+                 reboot its guest, or accept the loss with `sidecore device accept-loss {}`",
                 self.spec.name
             )
         });
         self.store.upgrade().and_then(|store| store.fallback()).into_iter().chain(loss).collect()
     }
 
-    /// The counters of its queues together, without the histogram.
+    /// The sum of all queues' counters, without the histogram's buckets.
     fn counters(&self) -> QueueCounters {
         let mut total = self.stats().total();
         total.counts.latency_ns.buckets = Vec::new();
@@ -220,7 +223,7 @@ impl Disk {
     }
 }
 
-/// The word for it in reports.
+/// The word for an idle mode in reports.
 pub(crate) const fn idle_word(idle: IdleMode) -> &'static str {
     match idle {
         IdleMode::Poll => "poll",

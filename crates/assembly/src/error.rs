@@ -1,4 +1,4 @@
-//! Why an assembly cannot be started, or not be changed.
+//! The reasons for which an assembly cannot be started or changed.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,184 +12,185 @@ use sidecore_sidecore::ThreadError;
 use crate::access::AccountError;
 use crate::operation::{ErrorKind, OperationError};
 
-/// Why [`Assembly::start`](crate::Assembly::start) or a change refused. Whatever was started until then has been stopped
-/// again.
+/// Why [`Assembly::start`](crate::Assembly::start) or a change was refused. All parts that were
+/// started by then have been stopped again.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AssemblyError {
-    /// A name leads nowhere.
-    #[error("{user} names {kind} \"{name}\", which there is not")]
+    /// A specification names a part that does not exist.
+    #[error("{user} names {kind} \"{name}\", which does not exist")]
     Unknown {
-        /// Who names it.
+        /// The part that has the name in its specification.
         user: String,
-        /// What it should be.
+        /// The kind of the missing part: `sidecore`, `store` or `controller`.
         kind: &'static str,
-        /// The name.
+        /// The name of the missing part.
         name: String,
     },
-    /// The name is another's.
+    /// Another part has the name.
     #[error("there is a {kind} \"{name}\" already; choose another name")]
     Duplicate {
-        /// What is to have the name.
+        /// The kind of both parts: `device` or `store`.
         kind: &'static str,
-        /// The name.
+        /// The name that is taken.
         name: String,
     },
-    /// The socket is another device's.
+    /// Another device has the socket.
     #[error("device \"{name}\": {} is the socket of device \"{other}\"; give each its own", socket.display())]
     SocketTaken {
-        /// The device that asks for it.
+        /// The device that was refused.
         name: String,
-        /// The socket.
+        /// The path of the socket.
         socket: PathBuf,
-        /// The device that has it.
+        /// The device that has the socket.
         other: String,
     },
     /// Two guests would write to one filesystem.
     #[error(
-        "device \"{name}\": device \"{other}\" writes to store \"{store}\" too, which would destroy it; set `read_only` \
+        "device \"{name}\": device \"{other}\" writes to store \"{store}\" too, which would destroy it; set \
+         `read_only` \
          on all of them but one"
     )]
     SecondWriter {
-        /// The device.
+        /// The device that was refused.
         name: String,
-        /// Its store.
+        /// The store of the refused device.
         store: String,
-        /// The device that writes already.
+        /// The device that writes to the same file or volume.
         other: String,
     },
-    /// There is no device of this name.
+    /// No device has this name.
     #[error("there is no device \"{name}\"")]
     NoDevice {
-        /// The name.
+        /// The name that was asked for.
         name: String,
     },
-    /// There is no loss to accept.
+    /// No loss can be accepted, because none is known.
     #[error("no answered writes are missing from device \"{name}\", as far as is known")]
     NothingMissing {
-        /// The name.
+        /// The device that was asked for.
         name: String,
     },
-    /// A controller refuses to be opened, or to open a function.
+    /// A controller cannot be opened, or refuses a function.
     #[error("{user}: {error}")]
     Controller {
-        /// Who asked.
+        /// The part that needs the controller or function.
         user: String,
-        /// Why it refuses.
+        /// The reason of the controller.
         error: OperationError,
     },
-    /// The physical function was not allowed.
+    /// The controller's specification permits no device in front of its physical function.
     #[error("{user}: controller \"{controller}\" has `physical_function = false`")]
     NoPhysicalFunction {
-        /// Who asked.
+        /// The part that needs the physical function.
         user: String,
-        /// The controller.
+        /// The name of the controller.
         controller: String,
     },
     /// The assembly is being drained.
     #[error("the daemon is coming to its end")]
     Ending,
-    /// A store is put in front of itself.
+    /// A store leads to itself.
     #[error("store \"{name}\" is put in front of itself")]
     Cycle {
-        /// The store.
+        /// The name of the store.
         name: String,
     },
-    /// A device has no sidecore, or not a possible number of queues.
+    /// A device has no sidecore, or an impossible number of queues.
     #[error("device \"{name}\": {why}")]
     Device {
-        /// The device.
+        /// The device that was refused.
         name: String,
-        /// What is wrong with it.
+        /// The rule that the device breaks.
         why: &'static str,
     },
-    /// There is no memory or thread for a function.
+    /// The kernel has no memory or thread for a function.
     #[error("device \"{name}\": {error}")]
     Function {
-        /// The device.
+        /// The device with the function.
         name: String,
-        /// What the kernel says.
+        /// The error of the kernel.
         error: io::Error,
     },
-    /// A thread cannot be started.
+    /// The kernel starts no thread.
     #[error("a thread cannot be started: {0}")]
     Threads(io::Error),
     /// A file cannot be opened.
     #[error("store \"{name}\": {error}")]
     File {
-        /// The store.
+        /// The store on the file.
         name: String,
-        /// Why.
+        /// The reason, with the path.
         error: FileError,
     },
-    /// A file has not been opened in time.
+    /// The file of an added device's store was not opened in time.
     #[error("store \"{name}\" does not answer, or has requests in flight of a daemon that was killed; try again later")]
     NoAnswer {
-        /// The store.
+        /// The store on the file.
         name: String,
     },
-    /// A file's blocks cannot be reached on the device below.
+    /// A file's blocks cannot be reached on the device below its filesystem.
     #[error("store \"{name}\": {error}")]
     HostFile {
-        /// The store.
+        /// The store on the file.
         name: String,
-        /// Why.
+        /// The reason, with the path.
         error: HostFileError,
     },
-    /// A file's blocks could be reached, and there is no memory or thread for it.
+    /// A file's blocks can be reached, but there is no memory or thread for its function.
     #[error("store \"{name}\": {error}")]
     HostFunction {
-        /// The store.
+        /// The store on the file.
         name: String,
-        /// Why.
+        /// The error of the function.
         error: ControllerError,
     },
-    /// There is not enough memory for a store.
+    /// The kernel has too little memory for a store.
     #[error("store \"{name}\": no memory for {size_bytes} bytes: {error}; choose a smaller size")]
     Memory {
-        /// The store.
+        /// The store in memory.
         name: String,
-        /// What it was to have.
+        /// The size that was asked for.
         size_bytes: u64,
-        /// What the kernel says.
+        /// The error of the kernel.
         error: io::Error,
     },
     /// A sidecore cannot be pinned to its CPU.
     #[error("sidecore \"{name}\": {error}")]
     Pin {
-        /// The sidecore.
+        /// The name of the sidecore.
         name: String,
-        /// Why.
+        /// The reason, with the CPU.
         error: PinError,
     },
-    /// A sidecore gets no thread, no eventfd or no epoll.
+    /// A sidecore gets no thread, eventfd or epoll descriptor.
     #[error("sidecore \"{name}\" cannot be started: {error}")]
     Sidecore {
-        /// The sidecore.
+        /// The name of the sidecore.
         name: String,
-        /// What the kernel says.
+        /// The error of the kernel.
         error: io::Error,
     },
-    /// It cannot be said whose a device's socket is.
+    /// The owner or group of a device's socket cannot be determined.
     #[error("device \"{name}\": {error}")]
     Account {
-        /// The device.
+        /// The device with the socket.
         name: String,
-        /// Why.
+        /// The reason, with the name of the account.
         error: AccountError,
     },
     /// A device's socket cannot be served.
     #[error("device \"{name}\": {error}")]
     Server {
-        /// The device.
+        /// The device with the socket.
         name: String,
-        /// Why.
+        /// The reason, with the path.
         error: ServerError,
     },
 }
 
 impl AssemblyError {
-    /// The thread of sidecore `name` could not be started.
+    /// The error of a sidecore whose thread could not be started.
     pub(crate) fn sidecore(name: &str, error: ThreadError) -> Self {
         let name = name.to_owned();
         match error {
@@ -198,8 +199,8 @@ impl AssemblyError {
         }
     }
 
-    /// Whether the specification is not to blame, but what is on a store or a process that was
-    /// killed: then only the devices in front of that store are not served.
+    /// Whether the cause is not the specification, but the contents of a store or a killed process.
+    /// Then only the devices in front of that store are not served.
     pub(crate) fn is_of_a_store(&self) -> bool {
         match self {
             Self::Controller { error, .. } => error.kind == ErrorKind::Failed,
@@ -209,7 +210,7 @@ impl AssemblyError {
         }
     }
 
-    /// What kind of refusal of a change it is.
+    /// The kind of the refusal, for the API's status.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

@@ -1,4 +1,4 @@
-//! A flush by itself: a store's last one, or that of a controller which is shut down.
+//! A flush outside of any queue: the last flush of a store, or that of a controller's shutdown.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use sidecore_reactor::CoreContext;
 /// Longer than any disk takes for a flush that it will ever finish.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Makes everything that was written survive a power cut, and says in the log how that went; false if it may not.
+/// Makes all written data durable and logs the result. False if writes may be lost.
 pub(crate) fn flush(name: &str, device: &dyn BlockDevice) -> bool {
     match flush_and_wait(device) {
         Ok(()) => tracing::info!(store = name, "flushed"),
@@ -22,10 +22,11 @@ pub(crate) fn flush(name: &str, device: &dyn BlockDevice) -> bool {
     true
 }
 
-/// Flushes a store, and waits for it.
+/// Flushes a store and waits for the completion.
 ///
 /// # Errors
-/// The store's, or it took longer than any disk does.
+/// The store's error, or [`TimedOut`](io::ErrorKind::TimedOut) if the flush took longer than any
+/// disk does.
 pub(crate) fn flush_and_wait(device: &dyn BlockDevice) -> io::Result<()> {
     let mut channel = device.open_channel(&CoreContext::default(), 1)?;
     let mut request = BlockRequest::blank(0);
@@ -40,7 +41,7 @@ pub(crate) fn flush_and_wait(device: &dyn BlockDevice) -> io::Result<()> {
             request.tag.take().map(Tag::into_bits);
             return result.and(request.result.map_err(io::Error::other));
         }
-        // The disk owns the request until it hands it back: there is nothing to do but to say so and go on waiting.
+        // The store owns the request until it completes, so this thread cannot give the flush up.
         if started.elapsed() > PATIENCE && result.is_ok() {
             tracing::warn!("a flush takes long");
             result = Err(io::Error::from(io::ErrorKind::TimedOut));

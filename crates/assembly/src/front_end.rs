@@ -1,4 +1,4 @@
-//! What a guest sees of a disk, and how it is served.
+//! The front ends of devices: the guest's view, with its transport.
 
 mod nvme;
 mod socket;
@@ -21,87 +21,90 @@ pub(crate) use virtio_blk::VirtioBlk;
 
 /// A device model with its transport and its queues on sidecores.
 pub(crate) trait FrontEnd: Send + Sync {
-    /// Makes the socket and serves whoever connects, or is connected since another process.
+    /// Makes the socket and serves its clients, or resumes the client that another process has
+    /// exported.
     fn serve(&self, socket: &Path, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError>;
 
-    /// Removes the socket and stops the queues, when what is in flight is done. False if it was stopped before; then it
-    /// has stopped, too.
+    /// Removes the socket and stops the queues when their requests in flight are done. False if the
+    /// front end was stopped before; then its queues have stopped, too.
     fn stop(&self) -> bool;
 
-    /// The same, and leaves the VMM that is connected to the next process, if it can be left.
+    /// Stops the front end and exports the connected VMM for the next process, if the protocol
+    /// allows that.
     fn hand_over(&self) -> Option<LeftDevice> {
         self.stop();
         None
     }
 
-    /// Lets go of the store: nothing can be served any more.
+    /// Drops the store. No queue can be started afterwards.
     fn close(&self);
 
-    /// The store may have another size by now: the guest is told, if it can be.
+    /// Adopts the store's size, and notifies the guest if the size has changed.
     fn refresh(&self) {}
 
-    /// The store's geometry, as far as it was made known to the guest.
+    /// The store's geometry as last announced to the guest.
     fn geometry(&self) -> Geometry;
 
-    /// It, if it is an NVMe function.
+    /// The NVMe function, if the front end is one.
     fn nvme(&self) -> Option<&Nvme> {
         None
     }
 
-    /// How many queues the sidecore of this name was given.
+    /// The number of queues that the sidecore of this name serves.
     fn queues_on(&self, sidecore: &str) -> usize;
 
-    /// How many queues are running.
+    /// The number of running queues.
     fn running_count(&self) -> u16;
 
-    /// Whether a VMM is connected; of a device that is being stopped nobody waits for the answer.
+    /// Whether a VMM is connected. False while the device is being stopped, without waiting.
     fn is_connected(&self) -> bool;
 
-    /// The client that was disconnected for what it did, if no queue has been started since.
+    /// The client that was disconnected for its errors, if no queue has been started since.
     fn disconnect(&self) -> Option<Disconnect>;
 
-    /// Why the guest's driver has to reset it, if it has to.
+    /// Why the device is broken until the guest's driver resets it.
     fn broken(&self) -> Option<String>;
 
-    /// Why clients that used it with an earlier process are turned away, if they are: answered writes may be missing.
+    /// Why clients of an earlier process are turned away: answered writes may be missing.
     fn loss(&self) -> Option<String> {
         None
     }
 
-    /// Serves them all the same. False if nothing is missing.
+    /// Serves clients of an earlier process although answered writes may be missing. False if none
+    /// are missing.
     fn accept_loss(&self) -> bool {
         false
     }
 
-    /// Whether somebody has taken it offline: no reset by the guest helps.
+    /// Whether a host has taken the device offline, which a reset by the guest does not end.
     fn is_offline(&self) -> bool {
         false
     }
 
-    /// A sidecore of its queues that has ended by itself.
+    /// The name of a sidecore of the device's queues that has ended by itself.
     fn lost_sidecore(&self) -> Option<String>;
 
     /// The counters of each queue.
     fn queues(&self) -> Vec<QueueCounters>;
 }
 
-/// When a queue of a device was started last.
+/// The time of the last start of a queue of a device.
 #[derive(Debug, Default)]
 pub(crate) struct LastStart(Mutex<Option<Instant>>);
 
 impl LastStart {
-    /// A queue was started just now.
+    /// Records a start.
     pub(crate) fn set(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Whether none has been started since then.
+    /// Whether no queue has been started since the disconnect.
     pub(crate) fn is_before(&self, disconnect: &Disconnect) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none_or(|start| start < disconnect.instant)
     }
 }
 
-/// A sidecore that has ended by itself.
+/// The name of a sidecore that has ended by itself.
 pub(crate) fn lost<'a>(mut sidecores: impl Iterator<Item = &'a Sidecore>) -> Option<String> {
     sidecores.find(|sidecore| sidecore.is_lost()).map(|sidecore| sidecore.name().to_owned())
 }

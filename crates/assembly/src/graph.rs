@@ -24,16 +24,16 @@ use crate::stores::{Progress, Stores, open_file};
 use crate::volume_service::Volumes;
 use crate::wanted::Wanted;
 
-/// How long a start, or a device that is added, waits for stores that do not answer.
+/// The time that a start, or the addition of a device, waits for stores that do not answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The lists that others read while the graph is locked for a change.
+/// The lists that stay readable while the graph is locked for a change.
 #[derive(Clone)]
 pub(crate) struct Lists {
     pub(crate) disks: Arc<Mutex<Vec<Arc<Disk>>>>,
     pub(crate) wanted: Arc<Mutex<Wanted>>,
     pub(crate) controllers: Arc<Controllers>,
-    /// The controllers that a physical function's host manages.
+    /// The controllers that hosts of physical functions manage.
     pub(crate) subsystems: Arc<Subsystems>,
 }
 
@@ -60,22 +60,22 @@ impl Lists {
     }
 }
 
-/// The attempt to open a store or controller, when it has ended.
+/// The result of opening a store or controller on a thread of its own.
 pub(crate) enum Opened {
     Store(String, Result<Arc<dyn BlockDevice>, AssemblyError>),
     Controller(String, Result<ControllerHandle, AssemblyError>),
 }
 
-/// The occasion of a plan: it decides which failures end the change.
+/// The occasion of a plan, which decides which failures end the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occasion {
-    /// The start, before the devices: all that is not a store's own fault.
+    /// A start, before its devices: every failure but a store's own.
     Opening,
-    /// The start of the devices: the same.
+    /// A start, with its devices: every failure but a store's own.
     Start,
-    /// Stores that answer later, and stops: none.
+    /// A late answer of a store, or a removal: no failure.
     Late,
-    /// A device that is added: all.
+    /// The addition of a device: every failure.
     Addition,
 }
 
@@ -93,29 +93,29 @@ impl Occasion {
     }
 }
 
-/// The parts that only changes use. Locked for as long as a change takes, by no sidecore.
+/// The parts that only changes use. Locked throughout a change; sidecores never lock it.
 pub(crate) struct Graph {
     this: Weak<Mutex<Graph>>,
     clock: Clock,
     lists: Lists,
     pub(crate) stores: Stores,
     threads: Vec<SidecoreThread>,
-    /// Notices when sidecores lose their cores.
+    /// Detects sidecores that lose their cores.
     core_watch: Option<CoreWatch>,
-    /// Serves the sockets of all devices, once there is one.
+    /// Serves the sockets of all devices. Started with the first device.
     service: Option<Arc<Service>>,
-    /// The threads of NVMe functions, once there is one.
+    /// The threads of NVMe functions. Started with the first function.
     nvme: Option<Arc<NvmeThreads>>,
-    /// Devices that are not served yet.
+    /// Devices that are not served yet: see [`serve_created`].
     created: Vec<Arc<Disk>>,
-    /// The clients of devices that another process has served and this one does not serve yet.
+    /// Clients that another process has exported, and that are not resumed yet.
     pub(crate) left: Vec<LeftDevice>,
     opened: Sender<Opened>,
     /// Taken by the thread that serves late devices.
     pub(crate) receiver: Option<Receiver<Opened>>,
-    /// Stores and controllers that are being opened.
+    /// The number of stores and controllers that are being opened.
     pub(crate) in_flight: usize,
-    /// The assembly is drained, or about to be: nothing is added any more.
+    /// Whether the assembly is drained or being drained. Then no change begins.
     pub(crate) ends: bool,
 }
 
@@ -142,7 +142,7 @@ impl Graph {
         })
     }
 
-    /// The parts as of now.
+    /// The present state of the parts.
     pub(crate) fn now(&self) -> State {
         let disks = self.lists.all_disks();
         let sidecore = |sidecore: Sidecore| {
@@ -166,8 +166,8 @@ impl Graph {
         self.threads.iter().map(|thread| thread.sidecore().clone())
     }
 
-    /// Plans and applies until nothing is left that can be done now. New devices are not served
-    /// yet: see [`serve_created`].
+    /// Plans and applies until every action that is possible now is done. New devices have no
+    /// sockets yet: see [`serve_created`].
     ///
     /// # Errors
     /// The first failure that the occasion does not tolerate.
@@ -182,8 +182,8 @@ impl Graph {
         }
     }
 
-    /// Carries out actions; returns the names of the stores that may have lost writes. After a
-    /// failure that is tolerated, the rest of the plan is out of date and is left.
+    /// Carries out actions and returns the names of stores that may have lost writes. The rest of
+    /// the plan is skipped when a store is refused, because the plan is then out of date.
     pub(crate) fn apply(
         &mut self,
         actions: &[Action],
@@ -250,7 +250,7 @@ impl Graph {
         lock(&self.lists.disks).retain(|other| !Arc::ptr_eq(other, disk));
     }
 
-    /// Disconnects the client that another process has served, if there is one.
+    /// Disconnects the client of this device that another process has exported, if there is one.
     pub(crate) fn disconnect(&mut self, device: &str) {
         let disconnected = self.left.extract_if(.., |left| left.name == device);
         disconnected.for_each(LeftDevice::disconnect);
@@ -267,7 +267,7 @@ impl Graph {
         }
     }
 
-    /// Opens a store; a file on a thread of its own. False if the store was refused.
+    /// Opens a store, or starts a thread that opens a file. False if the store was refused.
     fn open_store(&mut self, spec: &StoreSpec, occasion: Occasion) -> Result<bool, AssemblyError> {
         if is_file(spec) {
             let opened = spec.clone();
@@ -298,13 +298,13 @@ impl Graph {
     fn spawn(&mut self, name: &str, open: impl FnOnce() -> Opened + Send + 'static) -> Result<(), AssemblyError> {
         let opened = self.opened.clone();
         let thread = std::thread::Builder::new().name(format!("open-{name}"));
-        // After an end of the assembly the receiver is gone.
+        // The receiver is dropped when the assembly ends.
         thread.spawn(move || drop(opened.send(open()))).map_err(AssemblyError::Threads)?;
         self.in_flight = self.in_flight.saturating_add(1);
         Ok(())
     }
 
-    /// Opens the files and controllers of a start, and waits for them a while.
+    /// Opens the files and controllers of a start, and waits for them for [`PATIENCE`].
     pub(crate) fn open_in_time(&mut self, spec: &Spec) -> Result<(), AssemblyError> {
         let deadline = Instant::now() + PATIENCE;
         self.come_to(spec, Occasion::Opening)?;
@@ -318,7 +318,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Takes a store or controller that has answered.
+    /// Records the answer of a store or controller.
     pub(crate) fn answer(&mut self, opened: Opened, occasion: Occasion) -> Result<(), AssemblyError> {
         self.in_flight = self.in_flight.saturating_sub(1);
         let refused = |error: AssemblyError| match occasion.tolerates(&error) {
@@ -340,7 +340,7 @@ impl Graph {
         Ok(())
     }
 
-    /// When a volume has changed, the guests that see it and the managers are notified.
+    /// Notifies guests and managing hosts of each change of the controller's volumes.
     fn follow_volumes(&self, controller: &ControllerHandle) {
         let (disks, subsystems) = (Arc::downgrade(&self.lists.disks), Arc::downgrade(&self.lists.subsystems));
         let name = controller.name().to_owned();
@@ -358,7 +358,7 @@ impl Graph {
         });
     }
 
-    /// The reason for which a store, or a store or controller below it, was refused.
+    /// The reason for which a store, or a part below the store, was refused.
     fn refusal(&self, store: &str, next: &Spec) -> String {
         let mut name = Some(store);
         while let Some(store) = name.and_then(|name| find_store(next, name)) {
@@ -371,7 +371,7 @@ impl Graph {
         String::new()
     }
 
-    /// Creates a device, or refuses it if its store was refused.
+    /// Creates a device, or refuses the device if its store was refused.
     fn start_device(&mut self, device: &DeviceSpec, next: &Spec, occasion: Occasion) -> Result<(), AssemblyError> {
         let Some(store) = self.stores.get(&device.store).cloned() else {
             if occasion == Occasion::Addition {
@@ -399,7 +399,7 @@ impl Graph {
         self.disconnect(device);
     }
 
-    /// The error for a device that cannot be added because its store is not open.
+    /// The error for the addition of a device whose store is not open.
     pub(crate) fn obstacle(&self, device: &DeviceSpec, next: &Spec) -> AssemblyError {
         let Some(bottom) = bottom(next, &device.store) else { return AssemblyError::Ending };
         match bottom.kind.controller().and_then(|name| self.lists.controllers.closed_one(name)) {
@@ -434,8 +434,8 @@ impl Graph {
         Ok(disk)
     }
 
-    /// The parts that an NVMe function needs besides its store. A physical function that is only
-    /// read manages nothing.
+    /// Collects the parts of an NVMe function besides its store. A read-only physical function
+    /// manages no other functions.
     fn nvme_parts(
         &mut self,
         device: &DeviceSpec,
@@ -469,14 +469,14 @@ impl Graph {
         Ok(parts)
     }
 
-    /// Does what can be done now for the specification that is wanted.
+    /// Carries out the actions that are possible now for the wanted specification.
     pub(crate) fn come_to_wanted(&mut self) {
         let next = self.lists.wanted().spec.clone();
-        // This occasion tolerates every failure.
+        // The one failure on this occasion is a thread that cannot be started.
         let _ = self.come_to(&next, Occasion::Late);
     }
 
-    /// Lets go of everything but the stores, controllers and sidecores, which the plan stops.
+    /// Drops the users of stores, controllers and sidecores, so that the plan can stop those.
     pub(crate) fn close_devices(&mut self) {
         self.lists.all_disks().iter().for_each(|disk| disk.close());
         self.nvme = None;
@@ -494,21 +494,22 @@ impl Graph {
     }
 }
 
-/// Opens one file for a device that is added. A file that does not answer is given up.
+/// Opens one file for a device that is added, and gives up after [`PATIENCE`].
 pub(crate) fn open_alone(file: StoreSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
     let (sender, receiver) = channel();
     let name = file.name.clone();
     let thread = std::thread::Builder::new().name(format!("open-{name}"));
-    // When the patience has ended the receiver is gone, and the file is closed again.
+    // After that time the receiver is dropped, and so is the file when it is open.
     thread.spawn(move || drop(sender.send(open_file(&file)))).map_err(AssemblyError::Threads)?;
     receiver.recv_timeout(PATIENCE).unwrap_or(Err(AssemblyError::NoAnswer { name }))
 }
 
-/// Serves the devices that were created. Functions first get the state that they had under another
-/// process, which locks the graph for each of them: it must not be locked here.
+/// Serves the created devices, after functions have got the state that they had under another
+/// process. The graph is locked for each function and each device, so the caller must not have
+/// locked it.
 ///
 /// # Errors
-/// The first failure, unless the occasion tolerates it. Its device is gone.
+/// The first failure, unless the occasion tolerates it. The failed device is removed.
 pub(crate) fn serve_created(graph: &Mutex<Graph>, occasion: Occasion) -> Result<(), AssemblyError> {
     let (created, services, states, subsystems) = {
         let mut graph = lock(graph);
@@ -521,11 +522,11 @@ pub(crate) fn serve_created(graph: &Mutex<Graph>, occasion: Occasion) -> Result<
     };
     services.iter().for_each(|service| restore(service, &states));
     subsystems.refresh();
-    // Physical functions last: requests of their hosts may be about other functions, whose clients
-    // are to be connected then.
+    // Physical functions come last: requests of their hosts may concern other functions, whose
+    // clients must be connected by then.
     let (last, first): (Vec<_>, Vec<_>) = created.into_iter().partition(|disk| disk.manages());
     for disk in first.into_iter().chain(last) {
-        // The name service may not answer for a while.
+        // Resolved before the graph is locked: the name service may take a while to answer.
         let access = disk.spec.access.resolve();
         let mut graph = lock(graph);
         if graph.ends {
@@ -536,7 +537,7 @@ pub(crate) fn serve_created(graph: &Mutex<Graph>, occasion: Occasion) -> Result<
         let at = graph.left.iter().position(|left| left.name == *name);
         let served = access.map_err(account).and_then(|access| disk.serve(access, at.map(|at| graph.left.remove(at))));
         match served {
-            Ok(()) if occasion == Occasion::Late => tracing::info!(device = name, "its store is open: served"),
+            Ok(()) if occasion == Occasion::Late => tracing::info!(device = name, "served, its store is open now"),
             Ok(()) => {}
             Err(error) => {
                 graph.forget(&disk);
@@ -550,7 +551,7 @@ pub(crate) fn serve_created(graph: &Mutex<Graph>, occasion: Occasion) -> Result<
     Ok(())
 }
 
-/// Whether the contents of a store are there after this process: not if they are in memory.
+/// Whether the contents of a store survive this process: not those of a RAM store.
 fn outlives(bottom: &StoreSpec, next: &Spec) -> bool {
     let controller = bottom.kind.controller();
     let controller = controller.and_then(|name| next.controllers.iter().find(|spec| spec.name == name));
@@ -558,8 +559,8 @@ fn outlives(bottom: &StoreSpec, next: &Spec) -> bool {
     !matches!(below.unwrap_or(bottom).kind, StoreKind::Ram { .. })
 }
 
-/// Whether both are the same file or volume. In memory nothing is lost that the end would not take
-/// as well.
+/// Whether both are the same file or volume. Stores in memory are exempt, because their contents
+/// end with the daemon anyway.
 pub(crate) fn both_write(one: Option<&StoreSpec>, other: Option<&StoreSpec>) -> bool {
     let (Some(one), Some(other)) = (one, other) else { return false };
     match (&one.kind, &other.kind) {

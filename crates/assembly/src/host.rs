@@ -1,4 +1,5 @@
-//! A file of the host's filesystem as the controller wants to see it: in blocks instead of bytes.
+//! A file of the host's filesystem as the controller's host function needs it: in blocks, not
+//! bytes.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,7 +11,7 @@ use sidecore_extent::{BlockRange, Extent};
 use sidecore_linux::{HostExtent, HostFile, HostFileError};
 use sidecore_units::{Plba, Vlba};
 
-/// A file, its mapping and its lease.
+/// A file with its mapping and its lease.
 pub(crate) struct MappedFile(HostFile);
 
 impl MappedFile {
@@ -18,7 +19,7 @@ impl MappedFile {
         Self(file)
     }
 
-    /// A range in bytes: where it starts, and its size.
+    /// The offset and length of a range in bytes.
     fn bytes(&self, range: BlockRange) -> io::Result<(u64, u64)> {
         let block_bytes = u64::from(self.0.block_bytes());
         let offset_bytes = range.first.0.checked_mul(block_bytes);
@@ -27,7 +28,7 @@ impl MappedFile {
     }
 
     fn extent(&self, found: &HostExtent) -> Extent {
-        // The filesystem's extents are whole blocks, or the linux side would have refused them.
+        // The filesystem's extents are whole blocks: [`HostFile`] refuses others.
         let shift = self.0.block_bytes().trailing_zeros();
         Extent {
             first: Vlba(found.logical_bytes >> shift),
@@ -85,7 +86,7 @@ impl HostMap for MappedFile {
     }
 
     fn retake(&self, settle: &mut dyn FnMut()) -> io::Result<()> {
-        // The event of the break that is over; the next one is of the new lease.
+        // Discards the event of the last lease; the next event belongs to the new lease.
         self.0.drain_lease_events();
         self.0.try_lease_again(settle).map_err(into_io)
     }

@@ -1,4 +1,4 @@
-//! What a device leaves to the next process, which serves it to the VMM that is connected.
+//! Devices whose clients are exported for the next process.
 
 use std::os::fd::OwnedFd;
 
@@ -8,59 +8,59 @@ use sidecore_nvme_subsystem::SubsystemState;
 use sidecore_peer::{Snapshot, SocketState, close_aside};
 use sidecore_vfio_user::with_doorbells_last;
 
-/// Of what is written here. A process that knows another one does not go on.
+/// The version of the state. A process refuses the state of any version that it does not know.
 const VERSION: u32 = 2;
 
-/// The doorbells were not in the socket's state, but behind its descriptors.
+/// An earlier version, with the doorbells behind the socket's descriptors and not in its state.
 const VERSION_WITH_DOORBELLS_LAST: u32 = 1;
 
-/// A device as it was left: data, and descriptors that it names by their places.
+/// A device with its exported client: data, and descriptors that the data names by their positions.
 #[derive(Debug)]
 pub struct LeftDevice {
-    /// Its name in the configuration.
+    /// The device's name in the configuration.
     pub name: String,
-    /// In JSON. It is for a daemon of the same version, or a later one that still knows it.
+    /// The state in JSON, for a daemon of the same version, or of a later one that still knows it.
     pub state: Vec<u8>,
-    /// The descriptors that it is about.
+    /// The client's connection and memory; the connection comes first.
     pub fds: Vec<OwnedFd>,
 }
 
-/// Why a device cannot be gone on with.
+/// Why the client of a device cannot be resumed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LeftError {
-    #[error("its state cannot be read: {0}")]
+pub(crate) enum ResumeError {
+    #[error("the state cannot be read: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("its state is of version {0}, and this daemon reads up to {VERSION}")]
+    #[error("the state has version {0}, and this daemon reads versions up to {VERSION}")]
     Version(u32),
 }
 
-/// A device with its client.
+/// The JSON of a device with its client.
 #[derive(Serialize, Deserialize)]
 struct ExportedDevice {
     version: u32,
     socket: SocketState,
-    /// Empty unless it is an NVMe function.
+    /// Empty unless the device is an NVMe function.
     known: SubsystemState,
 }
 
 impl LeftDevice {
-    /// The client of a device, and the state of its subsystem if it is an NVMe function. `None`,
-    /// with a line in the log, if the state cannot be written.
+    /// Packs the client of a device, with its subsystem's state if the device is an NVMe function.
+    /// `None`, and a line in the log, if the state cannot be written.
     pub(crate) fn pack(name: &str, socket: Snapshot, known: SubsystemState) -> Option<Self> {
         let Snapshot { state, fds } = socket;
         match serde_json::to_vec(&ExportedDevice { version: VERSION, socket: state, known }) {
             Ok(state) => Some(Self { name: name.to_owned(), state, fds }),
             Err(error) => {
-                tracing::error!(device = name, %error, "cannot hand the VMM over");
+                tracing::error!(device = name, %error, "the connected VMM cannot be exported");
                 close_aside(fds);
                 None
             }
         }
     }
 
-    /// The state of its subsystem; empty if it cannot be read.
+    /// The subsystem's state; empty if it cannot be read.
     pub(crate) fn subsystem(&self) -> SubsystemState {
-        /// The part that this is about.
+        /// The field of [`ExportedDevice`] that is read.
         #[derive(Deserialize)]
         struct Part {
             known: SubsystemState,
@@ -68,7 +68,8 @@ impl LeftDevice {
         serde_json::from_slice(&self.state).map(|part: Part| part.known).unwrap_or_default()
     }
 
-    /// The client. If its state cannot be read it is disconnected, and the log says why.
+    /// Unpacks the client. A client whose state cannot be read is disconnected, and the log has the
+    /// reason.
     pub(crate) fn unpack_or_disconnect(self) -> Option<Snapshot> {
         match self.read() {
             Ok(ExportedDevice { version, socket, .. }) => {
@@ -77,28 +78,30 @@ impl LeftDevice {
             }
             Err(error) => {
                 let device = &self.name;
-                tracing::error!(device, %error, "cannot go on with the VMM that was connected, its guest has lost the device");
+                tracing::error!(device, %error, "the connected VMM cannot be resumed, so its guest loses the device");
                 self.disconnect();
                 None
             }
         }
     }
 
-    fn read(&self) -> Result<ExportedDevice, LeftError> {
-        /// The part that all versions have.
+    fn read(&self) -> Result<ExportedDevice, ResumeError> {
+        /// The field that all versions have.
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
         }
         match serde_json::from_slice(&self.state)? {
             Versioned { version: VERSION_WITH_DOORBELLS_LAST | VERSION } => Ok(serde_json::from_slice(&self.state)?),
-            Versioned { version } => Err(LeftError::Version(version)),
+            Versioned { version } => Err(ResumeError::Version(version)),
         }
     }
 
-    /// Ends what nobody goes on with. Nobody waits for that: the VMM may have sent what takes for ever to be closed.
+    /// Disconnects the client. Its descriptors are closed on a thread of their own, because the
+    /// close of a descriptor that a VMM has sent may wait for ever.
     pub(crate) fn disconnect(self) {
-        // The first is the connection, if any is: then its VMM sees the end at once.
+        // The first descriptor is the connection, if the device has one: its VMM notices the
+        // shutdown at once.
         if let Some(connection) = self.fds.first() {
             let _ = shutdown(connection, Shutdown::Both);
         }

@@ -1,37 +1,41 @@
-//! From a checked spec to a running graph: stores opened, sidecores polling, devices served.
+//! From a checked specification to a running graph of stores, sidecores and devices.
 //!
 //! # Architecture
 //!
-//! [`Assembly::start`] takes a [`Spec`](spec::Spec), plain data, and makes what it names: a store for each name that a
-//! device leads to, a pinned thread with a reactor for each sidecore, and for each device a front end (virtio-blk or NVMe)
-//! with its transport (vhost-user or vfio-user) on its socket. A device's queues are spread over the sidecores that it
-//! names; a queue is started when the guest's driver starts it, and until then costs nothing but its counters.
+//! [`Assembly::start`] takes a [`Spec`](spec::Spec), which is plain data, and starts its parts:
+//! each store that a device leads to, a pinned thread with a reactor for each sidecore, and for
+//! each device a front end (virtio-blk or NVMe) with its transport (vhost-user or vfio-user) on a
+//! socket. The device's queues are spread over its sidecores. The guest's driver starts a queue;
+//! before that the queue costs its counters only.
 //!
-//! A store may be owned by a controller, which divides it into volumes; a virtual function of it is a store like any
-//! other. Devices come and go while the assembly runs ([`Assembly::add_device`], [`Assembly::remove_device`]), and volumes
-//! are managed through a [`ControllerHandle`], or by the host of an NVMe function in front of the controller's physical
-//! function, with NVMe's commands.
+//! A controller owns a store and divides it into volumes. A device uses a virtual function of the
+//! controller like any other store. Devices are added and removed while the assembly runs
+//! ([`Assembly::add_device`], [`Assembly::remove_device`]). Volumes are managed through a
+//! [`ControllerHandle`], or with NVMe's commands by the host of an NVMe function in front of the
+//! controller's physical function.
 //!
-//! Each of these changes is planned before it is applied: the plan is a pure function of the parts
-//! that run and of the specification that is wanted.
+//! Each change is planned before it is applied: the plan is a pure function of the running parts
+//! and of the specification that is wanted.
 //!
 //! # Threads
 //!
-//! The sidecores' threads do I/O and nothing else. The servers' threads follow their VMMs; starting and stopping a
-//! queue crosses from them to a sidecore by mail and waits for the acknowledgement. Whoever asks for a
-//! [`report`] reads counters and crosses over nowhere. Controllers have threads of their own, for what their functions
-//! miss and for commits; whoever manages volumes waits for those. One that an NVMe host manages has a thread that waits
-//! for it.
+//! Sidecores' threads do I/O only. The socket service's threads serve the VMMs; to start or stop a
+//! queue they send mail to its sidecore and wait for the acknowledgement. A [`report`] is read from
+//! counters and sends no mail. Controllers have threads of their own for misses and commits, and
+//! every method that manages volumes waits for them. A controller that an NVMe host manages has one
+//! more thread, which waits in the host's place.
 //!
 //! # The next process
 //!
-//! A VMM that speaks vfio-user connects once. [`Assembly::hand_over`] ends in order but leaves such connections open, each a
-//! [`LeftDevice`], and [`Assembly::take_over`] in another process goes on with them: the guest notices a pause.
+//! Some VMMs cannot connect again. So [`Assembly::hand_over`] ends an assembly in order and exports
+//! the VMMs' connections, each as a [`LeftDevice`]. [`Assembly::take_over`] resumes them in another
+//! process: the guest notices a pause.
 //!
 //! # Errors
 //!
-//! Starting is all or nothing, and so is each change afterwards ([`AssemblyError`], [`OperationError`]). A device that its
-//! guest or its store breaks stops alone, and its report says why.
+//! A start succeeds whole or leaves nothing behind, and so does each later change
+//! ([`AssemblyError`], [`OperationError`]). A device that its guest or its store breaks stops
+//! alone, and its report has the reason.
 #![forbid(unsafe_code)]
 
 mod access;

@@ -1,4 +1,4 @@
-//! What this machine has: looked at before anything is started.
+//! Checks of this machine's CPUs, memory and files, for a configuration that has not been started.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,16 +15,16 @@ use sidecore_volume::Content;
 /// The CPUs that this process may use.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn allowed_cpus() -> io::Result<Vec<CoreId>> {
     cpu::allowed_cores()
 }
 
-/// Files that a thread of [`in_time`] is looking at: it may hold their locks.
+/// Files that threads of [`in_time`] look at, whose locks these threads may hold.
 static LOOKED_AT: (Mutex<Vec<PathBuf>>, Condvar) = (Mutex::new(Vec::new()), Condvar::new());
 
-/// Does something with each of these files, side by side; `None` for those that take longer than `patience`. They go on:
-/// the opening of a store on such a file waits for them.
+/// Runs a job for each of these files, side by side. `None` stands for a job that takes longer than
+/// `patience`. Such a job continues, and a store that is opened on its file waits for the job.
 #[must_use]
 pub fn in_time<T, F>(patience: Duration, jobs: Vec<(PathBuf, F)>) -> Vec<Option<T>>
 where
@@ -40,7 +40,7 @@ where
         let thread = std::thread::Builder::new().name("look-at-file".to_owned()).spawn(move || {
             let result = job();
             drop(look);
-            // Nobody may wait for it any more.
+            // The receiver is dropped when the patience has ended.
             let _ = sender.send((index, result));
         });
         in_flight = in_flight.saturating_add(usize::from(thread.is_ok()));
@@ -65,7 +65,7 @@ pub(crate) fn until_looked_at(path: &Path) {
     }
 }
 
-/// That a file is being looked at, until it is dropped.
+/// An entry of [`LOOKED_AT`] until its drop.
 struct Look(PathBuf);
 
 impl Look {
@@ -85,11 +85,11 @@ impl Drop for Look {
     }
 }
 
-/// Opens and locks a file as a store would, and lets go of it again. Requests of a dead daemon are no reason against it:
-/// they end.
+/// Opens and locks a file as a store would, and closes it. Requests in flight of a dead daemon are
+/// no error, because they end.
 ///
 /// # Errors
-/// Why it cannot be served.
+/// The reason for which a store cannot be opened on the file.
 pub fn try_file(options: &FileOptions) -> Result<(), FileError> {
     match FileStore::open(&FileOptions { predecessor_timeout: Duration::ZERO, ..options.clone() }) {
         Err(FileError::Predecessor { .. }) => Ok(()),
@@ -97,20 +97,21 @@ pub fn try_file(options: &FileOptions) -> Result<(), FileError> {
     }
 }
 
-/// Why a controller cannot own a file.
+/// The reason for which a controller cannot own a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfit {
-    /// Why, and what to do.
+    /// The reason and the remedy.
     pub message: String,
-    /// It holds volumes, and cannot be read or is damaged: the right file, which only its controller lacks.
+    /// Whether the file holds volumes but is unreadable or damaged. Such a file is the right one,
+    /// so only its own controller stays closed.
     pub is_damaged: bool,
 }
 
-/// The same for a file that a controller is to own: whether it has volumes, or is blank if it may be formatted.
-/// Writes nothing.
+/// Checks a file that a controller is to own: the file has volumes, or is blank and may be
+/// formatted. Writes nothing.
 ///
 /// # Errors
-/// Why it cannot be served, and what to do.
+/// The reason for which the controller cannot own the file, and the remedy.
 pub fn try_controller(options: &FileOptions, may_format: bool) -> Result<(), Unfit> {
     let path = options.path.display();
     let wrong = |message: String| Err(Unfit { message, is_damaged: false });
@@ -130,16 +131,17 @@ pub fn try_controller(options: &FileOptions, may_format: bool) -> Result<(), Unf
             wrong(format!("{path} is blank; format it with {format}, or set `format = \"blank\"` in its controller"))
         }
         Content::Foreign(what) => wrong(format!(
-            "{path} holds {what}; choose another file, or use `--force` with {format} if that is not needed any more"
+            "{path} holds {what}; choose another file, or overwrite this one with {format} and `--force`"
         )),
         Content::Unknown => wrong(format!(
-            "{path} holds something that is no volumes; choose another file, or use `--force` with {format} if that is \
-             not needed any more"
+            "{path} holds data that Sidecore does not know; choose another file, or overwrite this one with {format} \
+             and `--force`"
         )),
     }
 }
 
-/// Memory that can be had without taking it from anybody, free huge pages included; `None` if the kernel does not say.
+/// The memory that can be used without reclaim from other programs, free huge pages included.
+/// `None` if the kernel does not report it.
 #[must_use]
 pub fn available_memory_bytes() -> Option<u64> {
     let table = std::fs::read_to_string("/proc/meminfo").ok()?;

@@ -1,5 +1,5 @@
-//! What is done to a controller's store while no daemon has it: on the file or block device itself, claimed as a store
-//! claims it, so that nothing else can use it meanwhile.
+//! Work on a controller's store without a daemon: on the file or block device itself, with the same
+//! claim as a store's, so that no other program uses it meanwhile.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,72 +15,71 @@ use crate::report::{CheckReport, RepairReport};
 
 pub use crate::spec::FormatSpec;
 
-/// Why it could not be done.
+/// Why a store could not be formatted, checked or repaired.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OfflineError {
-    /// The file cannot be had.
+    /// The file cannot be opened or claimed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("{}: {error}", path.display())]
     Disk {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What the kernel says.
+        /// The error of the kernel.
         error: std::io::Error,
     },
-    /// It cannot be formatted.
+    /// The file cannot be formatted.
     #[error("{}: {error}{}", path.display(), remedy(error))]
     Format {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The reason for the refusal.
         error: FormatError,
     },
-    /// It cannot be repaired.
+    /// The store cannot be repaired.
     #[error("{}: {error}", path.display())]
     Repair {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The reason for the refusal.
         error: sidecore_volume::RepairError,
     },
-    /// A repair would lose what only the log of a dead daemon has.
+    /// A repair would lose changes that only the log of a dead daemon has.
     #[error(
-        "{}: its daemon has not ended in order, and what it answered last may be in its log alone, which a repair makes \
-         useless: start the daemon, which replays the log if that can be done, end it in order, and repair then; or give \
-         it up with --accept-loss",
+        "{}: its daemon has not ended in order, so its last answered changes may be in its log alone, which a repair \
+         invalidates: start the daemon, which replays the log if possible, end it in order, and repair then; or give \
+         these changes up with --accept-loss",
         path.display()
     )]
     Unreplayed {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// Formatting would lose what only the log of a dead daemon has.
+    /// Formatting would lose changes that only the log of a dead daemon has.
     #[error(
-        "{}: its daemon has not ended in order, and formatting it gives up what the daemon answered last, which may be in \
-         its log alone: start the daemon, which replays the log, and end it in order; or give that up too with \
-         --accept-loss",
+        "{}: its daemon has not ended in order, so its last answered changes may be in its log alone: start the \
+         daemon, which replays the log, and end it in order; or give these changes up too with --accept-loss",
         path.display()
     )]
     UnreplayedFormat {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// There are no volumes that could be checked.
+    /// The file holds no volumes that could be checked.
     #[error("{}: {error}", path.display())]
     Open {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The reason for the refusal.
         error: OpenError,
     },
 }
 
 fn remedy(error: &FormatError) -> &'static str {
     match error {
-        FormatError::NotBlank(_) => " (--force, if nothing on it is needed any more)",
+        FormatError::NotBlank(_) => " (--force overwrites its contents)",
         _ => "",
     }
 }
@@ -88,19 +87,21 @@ fn remedy(error: &FormatError) -> &'static str {
 /// Losses that the operator accepts when formatting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GiveUp {
-    /// Nothing: only a blank store is formatted.
+    /// None: only a blank store is formatted.
     #[default]
     Nothing,
-    /// What is on the store, unless a daemon of this boot has died and its log has not been replayed.
+    /// The store's contents, unless a daemon of this boot has died and its log has not been
+    /// replayed.
     Contents,
-    /// That as well.
+    /// The store's contents and a log that has not been replayed.
     Unreplayed,
 }
 
-/// Makes an empty controller's store of a file or block device.
+/// Formats a file or block device as an empty controller's store.
 ///
 /// # Errors
-/// It is in use, holds something that is not given up, or cannot be formatted like that.
+/// The file is in use, holds contents that are not given up, or cannot be formatted with these
+/// settings.
 pub fn format(path: &Path, spec: &FormatSpec, give_up: GiveUp) -> Result<(), OfflineError> {
     let mut disk = claim(path, false)?;
     if give_up == GiveUp::Contents {
@@ -117,7 +118,7 @@ pub fn format(path: &Path, spec: &FormatSpec, give_up: GiveUp) -> Result<(), Off
 /// Reads all metadata in a controller's store and accounts for every block. Writes nothing.
 ///
 /// # Errors
-/// It is in use, or no controller's store.
+/// The file is in use, or is no controller's store.
 pub fn check(path: &Path) -> Result<CheckReport, OfflineError> {
     let mut disk = claim(path, true)?;
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
@@ -125,7 +126,7 @@ pub fn check(path: &Path) -> Result<CheckReport, OfflineError> {
         Volumes::open_with(&mut disk, &options).map_err(|error| OfflineError::Open { path: path.to_owned(), error })?;
     let mut report = convert::check(volumes.check(&mut disk));
     let known: Vec<String> = volumes.damage().iter().map(ToString::to_string).collect();
-    // A superblock's copy that is damaged is worth a word, though all is whole without it.
+    // A damaged copy of the superblock is reported, though no contents are lost.
     for damage in known {
         if !report.problems.contains(&damage) {
             report.problems.push(damage);
@@ -135,22 +136,22 @@ pub fn check(path: &Path) -> Result<CheckReport, OfflineError> {
     Ok(report)
 }
 
-/// What a repair may do.
+/// The permissions of a repair.
 #[derive(Clone, Debug, Default)]
 pub struct RepairOptions {
-    /// Volumes that give up what others claim too.
+    /// Volumes that lose blocks which other volumes claim too.
     pub losers: Vec<String>,
-    /// Write it, if no two volumes claim the same blocks.
+    /// Write the repair, if each block is claimed by one volume at most.
     pub carry_out: bool,
-    /// Also if a daemon of this boot has died, and its log has not been replayed.
+    /// Write the repair also if a daemon of this boot has died and its log has not been replayed.
     pub accept_loss: bool,
 }
 
-/// Works out how to repair a controller's store, and carries that out if `options` say so.
+/// Plans the repair of a controller's store, and carries the plan out if `options` permit.
 ///
 /// # Errors
-/// It is in use, no controller's store, cannot be repaired, or has a log to be replayed; then nothing was written,
-/// unless writing failed.
+/// The file is in use, is no controller's store, cannot be repaired, or has a log to be replayed.
+/// Then the file is unchanged, unless writing failed.
 pub fn repair(path: &Path, options: &RepairOptions) -> Result<RepairReport, OfflineError> {
     let mut disk = claim(path, !options.carry_out)?;
     let repair = sidecore_volume::plan_repair(&mut disk, &options.losers)
@@ -167,7 +168,8 @@ pub fn repair(path: &Path, options: &RepairOptions) -> Result<RepairReport, Offl
     Ok(report)
 }
 
-/// Whether there may be a log of the daemon that had a store in use `under` this boot. A boot without a name keeps none.
+/// Whether the daemon that used the store `under` this boot may have kept a log. A boot whose id
+/// cannot be read has none.
 fn has_log(under: Option<[u8; 16]>) -> bool {
     under.is_some_and(|boot| sidecore_linux::boot_id().is_ok_and(|id| id == boot))
 }

@@ -1,39 +1,39 @@
-//! Why an operation on a controller's volumes was refused.
+//! The errors of operations on a controller's volumes.
 
 use std::fmt;
 
 use sidecore_controller::ControllerError;
 use sidecore_volume::{FormatError, OpenError, VolumeError};
 
-/// What kind of refusal it is: what a control API makes a status of.
+/// The kind of a refusal, from which an API derives its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// What is named is not there.
+    /// A part that was named does not exist.
     NotFound,
-    /// It cannot be done as things are: a name is taken, a volume is in use.
+    /// The present state does not permit the operation: a name is taken, a volume is in use.
     Conflict,
-    /// It can never be done: a size or a name that is none.
+    /// The operation is never possible: its size or name is invalid.
     Invalid,
-    /// There is no room.
+    /// The store or the volume's quota is full.
     NoSpace,
-    /// The disk failed, or the metadata on it is damaged.
+    /// The disk has failed, or its metadata is damaged.
     Failed,
-    /// The daemon is coming to its end.
+    /// The daemon is being drained.
     Ending,
 }
 
-/// Why an operation was refused. The message says what to do.
+/// Why an operation was refused, with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperationError {
-    /// What kind of refusal it is.
+    /// The kind of the refusal.
     pub kind: ErrorKind,
-    /// For people.
+    /// The reason and the remedy, in one sentence.
     pub message: String,
 }
 
 impl OperationError {
-    /// A refusal of this kind.
+    /// Creates a refusal of this kind.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }

@@ -1,9 +1,9 @@
 //! The difference between the state of an assembly and a specification, as a list of actions.
 //!
 //! [`plan`] is pure: it does no I/O and starts no threads. It assumes that each action succeeds,
-//! with one exception: a file or a controller that is opened is [`Phase::Opening`] until it answers,
-//! and nothing that needs it is in the plan. When it has answered, the next plan has the rest. The
-//! plan for a state that has nothing left to do is empty.
+//! with one exception: a file or controller is [`Phase::Opening`] until it answers, and the plan
+//! has no action that needs it. The next plan, after the answer, has the other actions. A plan is
+//! empty when no action is possible.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,18 +11,19 @@ use std::fmt;
 use crate::AssemblyError;
 use crate::spec::{ControllerSpec, DeviceSpec, QUEUES_MAX, SidecoreSpec, Spec, StoreKind, StoreSpec};
 
-/// The progress of a part that can fail to open.
+/// The progress of a part whose opening can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// On a thread of its own, which has not ended.
+    /// A thread is opening the part.
     Opening,
-    /// Or, of a device, served.
+    /// The part is open, or the device is served.
     Open,
-    /// Not tried again before it is stopped or closed. A refused device does not need its store.
+    /// The part could not be opened, and is not tried again before it is closed. A refused device
+    /// does not need its store.
     Refused,
 }
 
-/// A part of an assembly: its specification, and how far it has come.
+/// The specification of a part, and its progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Part<S> {
     pub(crate) spec: S,
@@ -37,11 +38,11 @@ pub(crate) struct State {
     pub(crate) controllers: BTreeMap<String, Part<ControllerSpec>>,
     /// Never in [`Phase::Opening`]: a device is absent until its store is open.
     pub(crate) devices: BTreeMap<String, Part<DeviceSpec>>,
-    /// Devices that do not use the store of their specification at present.
+    /// Devices that serve another store than their specification names, or none.
     pub(crate) detached: BTreeSet<String>,
 }
 
-/// One step from a state to another.
+/// A step from one state to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Action {
     pub(crate) verb: Verb,
@@ -76,16 +77,16 @@ pub(crate) enum Verb {
     StartSidecore,
     OpenStore,
     OpenController,
-    /// Its store was refused.
+    /// The controller's store was refused.
     RefuseController,
     StartDevice,
-    /// Its store or controller was refused.
+    /// The device's store or controller was refused.
     RefuseDevice,
 }
 
-/// The actions that lead from `now` towards `next`, in the order in which they are to be applied:
-/// parts that are in the way are stopped first, those above before those below, and started last,
-/// those below before those above. A part whose specification has changed is stopped and started.
+/// Returns the actions that lead from `now` towards `next`, in the order in which they are applied.
+/// Stops come first, each part before those below it, and starts come last, each part after those
+/// below it. A part whose specification has changed is stopped and started.
 pub(crate) fn plan(now: &State, next: &Spec) -> Vec<Action> {
     let mut planner = Planner { state: now.clone(), next, stale: Stale::of(now, next), actions: Vec::new() };
     planner.stop();
@@ -94,8 +95,8 @@ pub(crate) fn plan(now: &State, next: &Spec) -> Vec<Action> {
     planner.actions
 }
 
-/// The actions of a start, in words and in their order, if every file and controller that is opened
-/// answers before the next part is tried. Nothing is opened or started.
+/// Lists the actions of a start in their order, without opening or starting a part. Every file and
+/// controller is assumed to answer before the next part is tried.
 ///
 /// # Errors
 /// The parts of the specification do not fit together.
@@ -115,10 +116,10 @@ pub fn dry_run(spec: &Spec) -> Result<Vec<String>, AssemblyError> {
     }
 }
 
-/// The store at the bottom of those that the one of this name is put in front of.
+/// Finds the store at the bottom of the one with this name.
 pub(crate) fn bottom<'a>(spec: &'a Spec, name: &str) -> Option<&'a StoreSpec> {
     let mut store = find_store(spec, name)?;
-    // Each step may come to a store that was not seen yet; a cycle has no bottom.
+    // Each step reaches a new store, unless the stores form a cycle, which has no bottom.
     for _ in 0..spec.stores.len() {
         match store.kind.inner() {
             Some(inner) => store = find_store(spec, inner)?,
@@ -138,7 +139,7 @@ pub(crate) fn find_store<'a>(spec: &'a Spec, name: &str) -> Option<&'a StoreSpec
 }
 
 impl State {
-    /// The state after an action that succeeds.
+    /// Changes the state as the action does if it succeeds.
     pub(crate) fn apply(&mut self, action: &Action, next: &Spec) {
         let Action { verb, name } = action;
         let named = || name.clone();
@@ -172,14 +173,14 @@ impl State {
         }
     }
 
-    /// The state after everything that is being opened has answered.
+    /// Lets every store and controller answer that is being opened.
     fn settle(&mut self) {
         let stores = self.stores.values_mut().map(|part| &mut part.phase);
         let phases = stores.chain(self.controllers.values_mut().map(|part| &mut part.phase));
         phases.filter(|phase| **phase == Phase::Opening).for_each(|phase| *phase = Phase::Open);
     }
 
-    /// The stores that are to be open: a device that is refused or detached needs none.
+    /// The stores that must be open. A refused or detached device needs none.
     fn needed<'a>(&self, next: &'a Spec) -> BTreeSet<&'a str> {
         let is_refused = |name: &str| self.devices.get(name).is_some_and(|part| part.phase == Phase::Refused);
         needed(next, |device| !is_refused(device) && !self.detached.contains(device))
@@ -200,7 +201,7 @@ impl State {
     }
 }
 
-/// The stores that controllers, and the devices that count, lead to.
+/// The stores below the controllers, and below the devices that count.
 pub(crate) fn needed(next: &Spec, counts: impl Fn(&str) -> bool) -> BTreeSet<&str> {
     let devices = next.devices.iter().filter(|device| counts(&device.name));
     let tops = devices.map(|device| device.store.as_str());
@@ -217,7 +218,7 @@ pub(crate) fn needed(next: &Spec, counts: impl Fn(&str) -> bool) -> BTreeSet<&st
 struct Planner<'a> {
     state: State,
     next: &'a Spec,
-    /// Parts that are stopped, if they can be, and that nothing is started on.
+    /// Parts that are stopped when their users allow it. The plan starts no part above them.
     stale: Stale,
     actions: Vec<Action>,
 }
@@ -232,7 +233,7 @@ impl Planner<'_> {
     fn stop(&mut self) {
         let stale = std::mem::take(&mut self.stale);
         stale.devices.iter().for_each(|name| self.act(Verb::StopDevice, name));
-        // A store or controller that is being opened cannot be closed before it has answered.
+        // A store or controller cannot be closed while a thread opens it.
         loop {
             let can_close = |phase: Phase| phase != Phase::Opening;
             let is_unused = |name: &&String| {
@@ -266,10 +267,11 @@ impl Planner<'_> {
         Some(if self.stale.controllers.contains(name) { Phase::Opening } else { part.phase })
     }
 
-    /// The phase of a store, also if it was not opened because something below it was refused.
+    /// The phase of a store, or `Refused` if the store was not opened because a part below it was
+    /// refused.
     fn phase(&self, store: &str) -> Phase {
         let mut name = store;
-        // Each step may come to a store that was not seen yet.
+        // Each step reaches a new store, unless the stores form a cycle.
         for _ in 0..=self.next.stores.len() {
             match self.store_phase(name) {
                 Some(phase) if name == store || phase == Phase::Refused => return phase,
@@ -295,7 +297,7 @@ impl Planner<'_> {
     fn open(&mut self) {
         let needed = self.state.needed(self.next);
         let mut planned = None;
-        // A store may wait for a store or controller that is further down in the list.
+        // A store may need a store or controller that is further down in the list.
         while planned != Some(self.actions.len()) {
             planned = Some(self.actions.len());
             for store in self.next.stores.iter().filter(|store| needed.contains(&*store.name)) {
@@ -336,7 +338,7 @@ impl Planner<'_> {
     }
 }
 
-/// The parts that are not as the next specification has them, or stand on such parts.
+/// The parts to be stopped: parts that have changed or are not needed, and the parts above them.
 #[derive(Default)]
 struct Stale {
     sidecores: BTreeSet<String>,
@@ -389,8 +391,8 @@ impl Stale {
     }
 }
 
-/// Refuses a specification whose parts do not fit together: names and sockets that are used twice,
-/// names that lead nowhere, stores in front of themselves, and impossible numbers of queues.
+/// Refuses a specification whose parts do not fit together: duplicate names and sockets, names of
+/// missing parts, stores that lead to themselves, and impossible numbers of queues.
 pub(crate) fn check(next: &Spec) -> Result<(), AssemblyError> {
     for (index, device) in next.devices.iter().enumerate() {
         for other in next.devices.iter().take(index) {
@@ -411,7 +413,7 @@ pub(crate) fn check(next: &Spec) -> Result<(), AssemblyError> {
     devices.chain(controllers).try_for_each(|(user, store)| check_below(next, user, store))
 }
 
-/// The name of a device in messages.
+/// The name of a device in error messages.
 pub(crate) fn subject(device: &DeviceSpec) -> String {
     format!("device \"{}\"", device.name)
 }
@@ -428,7 +430,7 @@ fn check_queues(next: &Spec, device: &DeviceSpec) -> Result<(), AssemblyError> {
     if device.sidecores.is_empty() { wrong("it has no sidecore") } else { Ok(()) }
 }
 
-/// Follows a store down to its end, through the controllers that it is a function of.
+/// Follows a store to its bottom, through the controllers whose functions lie on the way.
 fn check_below(next: &Spec, mut user: String, store: &str) -> Result<(), AssemblyError> {
     let mut name = store;
     let mut above = BTreeSet::new();

@@ -1,7 +1,7 @@
-//! What a running assembly says about itself. These types are also the JSON of the control API, so a field that is
-//! renamed here is renamed for every script out there.
+//! Reports of a running assembly. The types are the JSON of the control API: scripts depend on the
+//! names of the fields.
 //!
-//! Counters start at zero with the daemon and never go back, whatever guests come and go.
+//! Counters start at zero with the daemon and only grow, also over guests' reconnects.
 
 mod closed;
 mod controller;
@@ -27,22 +27,24 @@ pub use sidecore_extent::TranslationCounts;
 pub use sidecore_reactor::ReactorCounts;
 pub use sidecore_telemetry::{Counts, Latency, LatencyCounts};
 
-/// All counters, read without stopping anything: two of them may be a few requests apart.
+/// All counters. They are read while sidecores run: two counters may be a few requests apart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
     /// Nanoseconds since the assembly was started.
     pub uptime_ns: u64,
-    /// If latencies and utilisation are not since the start but of an interval: its length.
+    /// The length of the interval that latencies and utilisation cover; `None` if they cover the
+    /// time since the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval_ns: Option<u64>,
     /// The polling threads, in the order of the configuration.
     pub sidecores: Vec<SidecoreReport>,
-    /// The disks, in the order of the configuration.
+    /// The devices, in the order of the configuration.
     pub devices: Vec<DeviceStats>,
 }
 
 impl Stats {
-    /// The same with latencies and utilisation of the time since `earlier`, an answer of the same daemon.
+    /// Returns these counters with latencies and utilisation of the time since `earlier`, a report
+    /// of the same daemon.
     #[must_use]
     pub fn of_interval(mut self, earlier: &Self) -> Self {
         let interval_ns = self.uptime_ns.saturating_sub(earlier.uptime_ns);
@@ -65,25 +67,26 @@ impl Stats {
     }
 }
 
-/// What a sidecore does with its time.
+/// The use of a sidecore's time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SidecoreReport {
-    /// Its name.
+    /// The sidecore's name in the configuration.
     pub name: String,
-    /// The CPU that it is pinned to, if it is.
+    /// The CPU that the sidecore is pinned to.
     pub cpu: Option<u32>,
     /// The counters of its loop.
     #[serde(flatten)]
     pub counts: ReactorCounts,
-    /// The share of the time, 0 to 1, that rounds took in which something was done.
+    /// The share of the time, 0 to 1, that was taken by turns with work.
     pub utilisation: f64,
-    /// Its core is lost to other work: how much of it, and the remedy.
+    /// How much of the sidecore's core other work takes, and the remedy; `None` while the core is
+    /// the sidecore's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
 
 impl SidecoreReport {
-    /// A sidecore's counters as of `now`.
+    /// Reads a sidecore's counters at the time `now`.
     pub(crate) fn of(sidecore: &Sidecore, now: Nanos) -> Self {
         let mut report = Self {
             name: sidecore.name().to_owned(),
@@ -96,28 +99,28 @@ impl SidecoreReport {
         report
     }
 
-    /// The share of the last `elapsed_ns`, 0 to 1, in which it worked. `earlier` is its report from before that, if
-    /// there was one.
+    /// The share of the last `elapsed_ns`, 0 to 1, that was taken by turns with work. `earlier` is
+    /// the sidecore's report from the beginning of that time; `None` if the sidecore is younger.
     #[must_use]
     pub fn utilisation_since(&self, earlier: Option<&Self>, elapsed_ns: u64) -> f64 {
         let before_ns = earlier.map_or(0, |earlier| earlier.busy_ns);
         let busy_ns = self.busy_ns.saturating_sub(before_ns);
-        // The time is counted when a round ends, which may have begun before the interval.
+        // The time of a turn is counted at its end; the turn may have begun before the interval.
         if elapsed_ns == 0 { 0.0 } else { (busy_ns as f64 / elapsed_ns as f64).min(1.0) }
     }
 }
 
-/// The counters of a disk.
+/// The counters of a device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceStats {
-    /// Its name.
+    /// The device's name in the configuration.
     pub name: String,
-    /// Its request queues, but for those that the guest has never used.
+    /// The request queues that guests have used.
     pub queues: Vec<QueueCounters>,
 }
 
 impl DeviceStats {
-    /// The counters of all queues together.
+    /// Adds the counters of all queues.
     #[must_use]
     pub fn total(&self) -> QueueCounters {
         let mut total = QueueCounters::default();
@@ -131,37 +134,37 @@ impl DeviceStats {
 /// The counters of a request queue.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct QueueCounters {
-    /// Its number.
+    /// The queue's number on its device.
     pub index: u16,
-    /// The counters.
+    /// The counters of requests and notifications.
     #[serde(flatten)]
     pub counts: QueueCounts,
-    /// Bytes that guests read and wrote.
+    /// Bytes read and written by guests.
     pub bytes: u64,
 }
 
 impl QueueCounters {
-    /// The counters of a queue with this number as of now.
+    /// Reads the counters of the queue with this number.
     pub(crate) fn of(index: u16, stats: &QueueStats) -> Self {
         let mut counters = Self { index, ..Self::default() };
         counters.add(&stats.counts());
         counters
     }
 
-    /// Whether the guest has ever used the queue.
+    /// Whether a guest has ever used the queue.
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.counts != QueueCounts::default()
     }
 
-    /// Adds another queue's counters.
+    /// Adds the counters of another queue.
     pub fn add(&mut self, counts: &QueueCounts) {
         self.counts.add(counts);
         self.bytes = self.bytes_read.saturating_add(self.bytes_written);
     }
 }
 
-/// A report shows its counters as if they were its own, as its JSON does.
+/// Derefs a report to its counters, because its JSON has them as fields of the report itself.
 macro_rules! show_counts {
     ($($Report:ident: $field:ident of $Counts:ty,)+) => {$(
         impl Deref for $Report {
@@ -181,89 +184,89 @@ show_counts! {
     FunctionReport: stats of FunctionStats,
 }
 
-/// What a disk is and how it fares.
+/// The settings and the state of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReport {
-    /// Its name.
+    /// The device's name in the configuration.
     pub name: String,
-    /// What its guest sees: `virtio-blk` or `nvme`.
+    /// The guest's view: `virtio-blk` or `nvme`.
     pub front_end: String,
-    /// The store behind it.
+    /// The name of the device's store.
     pub store: String,
-    /// That store's type.
+    /// The type of that store.
     #[serde(rename = "type")]
     pub store_type: String,
-    /// The controller whose virtual or physical function that store is, or is put in front of.
+    /// The controller, if a virtual or physical function is at the bottom of the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub controller: Option<String>,
-    /// The volume that its virtual function shows.
+    /// The volume, if the function is a virtual one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
-    /// The socket that it is served on.
+    /// The path of the socket.
     pub socket: String,
-    /// Size in bytes.
+    /// The size in bytes.
     pub capacity_bytes: u64,
-    /// Unit of reads and writes in bytes.
+    /// The unit of reads and writes in bytes.
     pub block_bytes: u32,
     /// Whether the guest may only read.
     pub read_only: bool,
-    /// How many request queues it has.
+    /// The number of request queues.
     pub queues: u16,
-    /// How many of them the guest has started.
+    /// The number of queues that the guest has started.
     pub queues_running: u16,
-    /// The sidecores that serve it.
+    /// The names of the sidecores that serve the queues.
     pub sidecores: Vec<String>,
-    /// How it spends idle time: `poll`, `adaptive` or `interrupt`.
+    /// The idle mode: `poll`, `adaptive` or `interrupt`.
     pub idle: String,
-    /// Where it stands.
+    /// The device's state.
     pub state: DeviceState,
-    /// Why it is broken or not served, if it is.
+    /// Why the device is broken or not served.
     pub reason: Option<String>,
-    /// What keeps its store from doing all that it should, though it is served.
+    /// Conditions that restrict the device while it is served.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// Whether it serves nothing until the driver resets it.
+    /// Whether the device is broken until the guest's driver resets it.
     pub needs_reset: bool,
-    /// The last client, if it was disconnected for what it did and no queue has been started since.
+    /// The last client that was disconnected for its errors, if no queue has been started since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disconnect: Option<DisconnectReport>,
-    /// The counters of its queues together.
+    /// The sum of its queues' counters, without the histogram's buckets.
     pub counters: QueueCounters,
 }
 
-/// A client that was disconnected for what it did.
+/// The disconnect of a client for its errors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DisconnectReport {
-    /// What it did.
+    /// The client's error.
     pub reason: String,
-    /// When, in seconds since the beginning of 1970.
+    /// The time in seconds since 1970.
     pub at_unix_s: u64,
 }
 
-/// Where a disk stands.
+/// The state of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceState {
     /// No VMM is connected.
     Waiting,
-    /// A VMM is connected, the guest's driver has started no queue.
+    /// A VMM is connected, and the guest's driver has started no queue.
     Connected,
-    /// The guest is being served.
+    /// At least one queue is running.
     Running,
-    /// The guest did what no driver does, or the store went away; other disks go on.
+    /// The guest broke the protocol, or the store failed. Other devices are served.
     Broken,
-    /// The store is being opened, and has not answered yet; then the disk is served.
+    /// The store has not answered yet. The device is served when it does.
     Opening,
-    /// The store could not be opened; remove the disk, or restart the daemon.
+    /// The store could not be opened: remove the device, or restart the daemon.
     Refused,
 }
 
 impl DeviceState {
-    /// Every state there is.
+    /// All states, in the order of their declaration.
     pub const ALL: [Self; 6] =
         [Self::Waiting, Self::Connected, Self::Running, Self::Broken, Self::Opening, Self::Refused];
 
-    /// The word for it in reports.
+    /// The word for the state in reports.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -309,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_interval_are_latencies_and_utilisation_and_not_counters() {
+    fn an_interval_covers_latencies_and_utilisation_but_no_counters() {
         let before = stats(1_000, 900, vec![queue(0, &[(1_000_000, 5_000)])]);
         let now = stats(2_000, 1_100, vec![queue(0, &[(50, 10), (1_000_000, 5_000)]), queue(1, &[(60, 1)])]);
         let interval = now.of_interval(&before);
@@ -317,7 +320,7 @@ mod tests {
         assert!((interval.sidecores[0].utilisation - 0.2).abs() < 1e-9);
         let queues = &interval.devices[0].queues;
         assert_eq!((queues[0].requests, queues[0].latency_ns.count, queues[0].latency_ns.p99), (5_010, 10, 50));
-        assert_eq!((queues[1].requests, queues[1].latency_ns.max), (1, 60), "a queue that is new");
+        assert_eq!((queues[1].requests, queues[1].latency_ns.max), (1, 60), "a new queue");
     }
 
     #[test]

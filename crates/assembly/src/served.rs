@@ -1,5 +1,5 @@
-//! A disk as its transport sees it, with its queues on sidecores: each call crosses over by mail and waits for the
-//! acknowledgement.
+//! A virtio disk as its transport sees it, with its queues on sidecores. Each call sends mail to a
+//! sidecore and waits for the acknowledgement.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,40 +17,40 @@ use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
 
 use crate::front_end::LastStart;
 
-/// Requests in flight that take longer than this are worth a line in the log.
+/// The time between two warnings of a stop that waits for requests in flight.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A disk that is being served.
+/// A virtio disk that is served.
 pub(crate) struct ServedBlk {
     device: Arc<BlkDevice>,
-    /// `None` once it is closed.
+    /// `None` after the disk was closed.
     store: Mutex<Option<Arc<dyn BlockDevice>>>,
     idle: IdleMode,
     queue_size_max: u16,
     queues: Vec<Queue>,
-    /// How many of them run: counted apart, because a queue is locked for as long as it takes to stop it.
+    /// The number of running queues, which is readable while a queue is locked by its stop.
     running_count: AtomicU16,
     pub(crate) last_start: LastStart,
-    /// Its operator has said that answered writes which are missing are to be done without.
+    /// Whether the operator accepts the loss of answered writes.
     loss_accepted: AtomicBool,
 }
 
-/// A request queue: where it is served, and whether it is.
+/// A request queue and its sidecore.
 struct Queue {
     sidecore: Sidecore,
-    /// The queue there; `None` while it is stopped.
+    /// The running queue; `None` while it is stopped.
     running: Mutex<Option<Handle<BlkQueue>>>,
 }
 
 impl Queue {
     fn running(&self) -> MutexGuard<'_, Option<Handle<BlkQueue>>> {
-        // An id is whole whoever panicked.
+        // A handle stays valid if another thread has panicked.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ServedBlk {
-    /// A disk with no queue running; `sidecores` has one for each queue.
+    /// Creates a disk without a running queue; `sidecores` has one for each queue.
     pub(crate) fn new(
         device: BlkDevice,
         store: Arc<dyn BlockDevice>,
@@ -72,15 +72,15 @@ impl ServedBlk {
         }
     }
 
-    /// Whoever has used it with an earlier process is served again, although answered writes may be missing. False if
-    /// none are.
+    /// Serves clients that an earlier process served, although answered writes may be missing.
+    /// False if none are missing.
     pub(crate) fn accept_loss(&self) -> bool {
         let is_missed = self.store().as_ref().is_some_and(|store| store.loss().is_some());
         self.loss_accepted.fetch_or(is_missed, Ordering::Relaxed);
         is_missed
     }
 
-    /// Lets go of the store: no queue can be started any more.
+    /// Drops the store. No queue can be started afterwards.
     pub(crate) fn close(&self) {
         *self.store() = None;
     }
@@ -89,28 +89,28 @@ impl ServedBlk {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The store may have another size: takes it over. Whether the driver has to be told.
+    /// Adopts the store's size. True if the driver must be notified.
     pub(crate) fn refresh(&self) -> bool {
         let capacity_bytes = self.store().as_ref().map(|store| store.geometry().capacity_bytes);
         capacity_bytes.is_some_and(|capacity_bytes| self.device.set_capacity_bytes(capacity_bytes))
     }
 
-    /// What all its queues share.
+    /// The state that all queues share.
     pub(crate) fn device(&self) -> &BlkDevice {
         &self.device
     }
 
-    /// How many of its queues are running.
+    /// The number of running queues.
     pub(crate) fn running_count(&self) -> u16 {
         self.running_count.load(Ordering::Relaxed)
     }
 
-    /// How many queues the sidecore of this name was given.
+    /// The number of queues that the sidecore of this name serves.
     pub(crate) fn queues_on(&self, sidecore: &str) -> usize {
         self.queues.iter().filter(|queue| queue.sidecore.name() == sidecore).count()
     }
 
-    /// A sidecore of its queues that has ended by itself.
+    /// The name of a sidecore of the disk's queues that has ended by itself.
     pub(crate) fn lost_sidecore(&self) -> Option<String> {
         crate::front_end::lost(self.queues.iter().map(|queue| &queue.sidecore))
     }
@@ -156,9 +156,9 @@ impl VirtioDevice for ServedBlk {
         }
         let mut running = queue.running();
         if running.is_some() {
-            return refuse("it is running already".to_owned());
+            return refuse("the queue is running already".to_owned());
         }
-        let Some(store) = self.store().clone() else { return refuse("the device is gone".to_owned()) };
+        let Some(store) = self.store().clone() else { return refuse("the device is closed".to_owned()) };
         let (device, idle) = (Arc::clone(&self.device), self.idle);
         let io_error = move |error| StartError::Io { index, error };
         let started = queue.sidecore.start(move |core| {
@@ -178,14 +178,15 @@ impl VirtioDevice for ServedBlk {
 
     fn stop_queue(&self, index: u16) -> Option<RingState> {
         let queue = self.queue(index).ok()?;
-        // Held until the queue has stopped: a start that comes meanwhile waits.
+        // Locked until the queue has stopped, so that a start that comes meanwhile waits.
         let mut running = queue.running();
         let stopping = running.take()?.stop();
         let state = loop {
             match stopping.wait(STOP_PATIENCE) {
                 Stopped::Stopped(state) => break Some(state),
                 Stopped::Gone => break None,
-                // The store owes answers, and it alone knows when the guest's memory may be unmapped.
+                // The wait has no limit: only the store knows when the guest's memory may be
+                // unmapped.
                 Stopped::StillInFlight => {
                     tracing::warn!(device = self.name(), queue = index, "stopping: requests are still in flight");
                 }
@@ -205,7 +206,7 @@ impl VirtioDevice for ServedBlk {
         let Some(running) = &*running else { return };
         match call.map(|call| peer_event(call.as_fd())).transpose() {
             Ok(call) => {
-                // What was there before is dropped here.
+                // The sidecore drops the previous descriptor.
                 let _ = running.ask(move |queue| queue.set_call(call));
             }
             Err(error) => self.device.break_with(&format!("queue {index}: the call descriptor is unusable: {error}")),

@@ -1,4 +1,5 @@
-//! A controller's volumes and the NVMe functions in front of them, as its subsystem manages them.
+//! The volumes of a controller and the NVMe functions in front of them, as the controller's
+//! subsystem manages them.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -12,7 +13,7 @@ use crate::operation::{ErrorKind, OperationError};
 use crate::report::VolumeReport;
 use crate::spec::{StoreKind, StoreSpec, VOLUME_MAX_BYTES, VolumeSpec};
 
-/// The volumes of one controller, and the devices of its assembly. Does not keep them.
+/// The volumes of one controller and the devices of its assembly, by weak references.
 pub(crate) struct Volumes {
     controller: Weak<ControllerHandle>,
     graph: Weak<Mutex<Graph>>,
@@ -36,7 +37,7 @@ impl Volumes {
         self.disks.upgrade().map(|disks| lock(&disks).clone()).unwrap_or_default()
     }
 
-    /// Changes a device that is an NVMe function. Waits for other changes of the graph.
+    /// Changes a device that is an NVMe function. Waits for the end of other changes of the graph.
     fn change<T>(
         &self,
         device: &str,
@@ -44,7 +45,7 @@ impl Volumes {
     ) -> Result<T, ManageError> {
         let graph = self.graph.upgrade().ok_or(ManageError::Denied)?;
         let mut graph = lock(&graph);
-        // The device may be handed over to the next daemon just now, in the state that it has.
+        // The device may have been exported already, with the state that it has now.
         if graph.ends {
             return Err(ManageError::Denied);
         }
@@ -58,7 +59,7 @@ impl VolumeService for Volumes {
         let controller = self.controller.upgrade()?;
         let volumes = controller.volumes();
         let volumes = volumes.inspect_err(|error| {
-            tracing::warn!(controller = controller.name(), %error, "its volumes cannot be listed");
+            tracing::warn!(controller = controller.name(), %error, "the volumes cannot be listed");
         });
         let served: Vec<VolumeSpec> = self.disks().iter().filter_map(|disk| disk.volume()).collect();
         let is_served =
@@ -159,14 +160,14 @@ impl VolumeService for Volumes {
     }
 }
 
-/// The volume that a function was configured to serve directly, without a stage in between.
+/// The configured volume of a function, if no stage lies in between.
 fn configured_volume(disk: &Disk) -> Option<VolumeSpec> {
     let configured = disk.configured();
     let is_direct = configured.name == disk.spec.store && configured.stages.is_empty();
     configured.kind.volume().filter(|_| is_direct && disk.nvme().is_some()).cloned()
 }
 
-/// The refusal of a controller in NVMe's terms.
+/// Translates a controller's error to NVMe's.
 fn refusal(error: &OperationError) -> ManageError {
     tracing::info!(%error, "a host's management of namespaces is refused");
     match error.kind {

@@ -1,4 +1,4 @@
-//! The specification that an assembly is to come up to, and the devices of it that are not served.
+//! The wanted specification of an assembly, and the refused devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,13 +8,14 @@ use crate::plan::{bottom, find_store, needed};
 use crate::report::{DeviceReport, DeviceState, QueueCounters};
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
 
-/// Locked for as long as it takes to read or replace it.
+/// Locked only while it is read or replaced.
 #[derive(Default)]
 pub(crate) struct Wanted {
     pub(crate) spec: Spec,
-    /// Stores that came with a device: each is forgotten with the last device that leads to it.
+    /// Names of stores that were added with a device. Each is forgotten with the last device that
+    /// leads to it.
     passing: BTreeSet<String>,
-    /// Devices that cannot be served, with the reason.
+    /// The reasons of devices that cannot be served, by name.
     pub(crate) refused: BTreeMap<String, String>,
 }
 
@@ -23,7 +24,7 @@ impl Wanted {
         Self { spec: spec.clone(), ..Self::default() }
     }
 
-    /// The specification with one more device, and with the store that comes with it.
+    /// Returns the specification with one more device and the device's store.
     pub(crate) fn with(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Spec {
         let mut spec = self.spec.clone();
         spec.devices.push(device.clone());
@@ -31,7 +32,7 @@ impl Wanted {
         spec
     }
 
-    /// The specification without a device; `None` if there is no such device.
+    /// Returns the specification without a device; `None` if there is no such device.
     pub(crate) fn without(&self, name: &str) -> Option<Spec> {
         let mut spec = self.spec.clone();
         spec.devices.retain(|device| device.name != name);
@@ -43,7 +44,8 @@ impl Wanted {
         Some(spec)
     }
 
-    /// Takes a specification that the assembly has come up to. A new store came with a device.
+    /// Replaces the specification after the assembly has been changed to it. New stores belong to
+    /// the added device.
     pub(crate) fn set(&mut self, spec: Spec) {
         let is_new = |store: &&StoreSpec| find_store(&self.spec, &store.name).is_none();
         self.passing.extend(spec.stores.iter().filter(is_new).map(|store| store.name.clone()));
@@ -52,12 +54,12 @@ impl Wanted {
         self.spec = spec;
     }
 
-    /// The place of a device in the specification. A device that was added comes last.
+    /// The position of a device in the specification. An unknown device comes last.
     pub(crate) fn place(&self, name: &str) -> usize {
         self.spec.devices.iter().position(|device| device.name == name).unwrap_or(usize::MAX)
     }
 
-    /// The devices that are not `served`.
+    /// Reports the devices that are not in `served`.
     pub(crate) fn unserved(&self, served: &[DeviceReport], controllers: &Controllers) -> Vec<DeviceReport> {
         let is_served = |device: &DeviceSpec| served.iter().any(|served| served.name == device.name);
         let unserved = self.spec.devices.iter().filter(|device| !is_served(device));
@@ -68,7 +70,8 @@ impl Wanted {
         let kind = bottom(&self.spec, &device.store).map(|bottom| &bottom.kind);
         let controller = kind.and_then(|kind| kind.controller());
         let closed = controller.and_then(|name| controllers.closed_one(name));
-        // The store of an open controller is broken; other stores may be opened by the next daemon.
+        // A refused device on an open controller is broken. On another store, the next daemon may
+        // serve the device.
         let controller = controller.filter(|_| closed.is_none()).map(str::to_owned);
         let refusal = self.refused.get(&device.name).cloned();
         let state = match (&refusal, &controller) {

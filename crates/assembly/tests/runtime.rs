@@ -95,7 +95,7 @@ fn a_store_that_comes_with_a_device_goes_with_the_last_one() {
     assert_eq!(read(&mut connect(&two.socket), 8), 3);
     assembly.remove_device("two").unwrap();
     let error = assembly.add_device(&one, None).unwrap_err();
-    assert_eq!(error.to_string(), "device \"one\" names store \"new\", which there is not");
+    assert_eq!(error.to_string(), "device \"one\" names store \"new\", which does not exist");
     assembly.add_device(&one, Some(&ram("new"))).unwrap();
     assert_eq!(read(&mut connect(&one.socket), 8), 0);
 }
@@ -121,7 +121,7 @@ fn what_cannot_be_added_is_said_and_leaves_everything_as_it_was() {
     assert!(message(&nowhere, None).starts_with("device \"new\": "));
     let circle = StoreSpec::in_front_of("new", "new", StageSpec::Delay(Nanos::ZERO));
     assert!(matches!(assembly.add_device(&new, Some(&circle)), Err(AssemblyError::Cycle { .. })));
-    assert_eq!(message(&new, None), "device \"new\" names store \"new\", which there is not");
+    assert_eq!(message(&new, None), "device \"new\" names store \"new\", which does not exist");
     // A second guest that writes to the file, also through something in front of it.
     assembly.add_device(&device(path, "file"), None).unwrap();
     let slow = StoreSpec::in_front_of("slow", "file", StageSpec::Delay(Nanos::ZERO));

@@ -273,10 +273,10 @@ fn what_cannot_be_started_is_said_and_leaves_nothing_behind() {
 
     let mut spec = good();
     spec.devices[0].store = "no".to_owned();
-    assert_eq!(message(&spec), "device \"mem\" names store \"no\", which there is not");
+    assert_eq!(message(&spec), "device \"mem\" names store \"no\", which does not exist");
     let mut spec = good();
     spec.devices[0].sidecores = vec!["no".to_owned()];
-    assert_eq!(message(&spec), "device \"mem\" names sidecore \"no\", which there is not");
+    assert_eq!(message(&spec), "device \"mem\" names sidecore \"no\", which does not exist");
     spec.devices[0].sidecores.clear();
     assert_eq!(message(&spec), "device \"mem\": it has no sidecore");
     let mut spec = good();

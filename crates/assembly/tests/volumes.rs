@@ -250,7 +250,7 @@ fn refusals_have_a_kind_and_change_nothing() {
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.to_string().contains("sidecore volume create x SIZE"), "{error}");
     let error = refused(kind(VolumeSpec::new("lake", "root")));
-    assert_eq!(error.to_string(), "store \"new\" names controller \"lake\", which there is not");
+    assert_eq!(error.to_string(), "store \"new\" names controller \"lake\", which does not exist");
     let error = refused(kind(VolumeSpec { weight: 0, ..VolumeSpec::new("pool", "root") }));
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     let error = refused(kind(VolumeSpec::new("pool", "root")));

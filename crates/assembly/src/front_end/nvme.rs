@@ -43,12 +43,12 @@ impl NvmeThreads {
     }
 }
 
-/// What a function is made with, besides its store.
+/// The parts of a function besides its store.
 pub(crate) struct NvmeParts {
     pub(crate) threads: Arc<NvmeThreads>,
     /// The subsystem of the controller, if the function is a primary controller.
     pub(crate) manager: Option<Arc<Subsystem>>,
-    /// The volume that the function serves, if any, by the controller's number.
+    /// The number of the volume that the function serves, if its store is a volume.
     pub(crate) volume: Option<u64>,
     pub(crate) ids: NamespaceIds,
 }
@@ -57,35 +57,35 @@ pub(crate) struct NvmeParts {
 pub(crate) struct Nvme {
     spec: DeviceSpec,
     own: NvmeSpec,
-    /// If it is a virtual function: the volume that it was configured to serve, by the controller's number.
+    /// The number of the configured volume, if the function is a virtual one.
     configured: Option<u64>,
     function: Arc<NvmeFunction>,
     queues: Arc<QueueSet>,
     sidecores: Vec<Sidecore>,
     threads: Arc<NvmeThreads>,
-    /// As in [`NvmeParts`].
+    /// The managed subsystem, if the function is a primary controller.
     manager: Option<Arc<Subsystem>>,
     socket: DeviceSocket,
     last_start: Arc<LastStart>,
-    /// What is served, and how large the guest was told that it is.
+    /// The present namespace, and the geometry as last announced to the guest.
     served: Mutex<Served>,
-    /// Locked for as long as it takes to serve something else.
+    /// Locked while the namespace is replaced.
     changing: Mutex<()>,
 }
 
 struct Served {
     namespace: Option<Arc<Namespace>>,
     geometry: Geometry,
-    /// Nothing is served any more.
+    /// Whether the store was dropped for good.
     is_closed: bool,
-    /// Whether it can be enabled: its physical function says so.
+    /// Whether the controller can be enabled, as set by the host of the physical function.
     is_online: bool,
-    /// If it is a virtual function: the volume that it serves, by the controller's number.
+    /// The number of the attached volume, if the function is a virtual one.
     volume: Option<u64>,
 }
 
 impl Nvme {
-    /// A function that nobody can connect to yet; `sidecores` has one for each queue pair.
+    /// Creates a function without a socket; `sidecores` has one for each queue pair.
     pub(crate) fn new(
         (spec, own): (&DeviceSpec, &NvmeSpec),
         store: Arc<dyn BlockDevice>,
@@ -108,7 +108,7 @@ impl Nvme {
         };
         let last_start = Arc::new(LastStart::default());
         let runners = sidecores.iter().map(|sidecore| Runner::boxed(sidecore, &last_start)).collect();
-        // The queues report to the function, which is made of them.
+        // The queues report to the function, which is created with them.
         let function: Arc<OnceLock<Weak<NvmeFunction>>> = Arc::default();
         let reporter = Arc::clone(&function);
         let report = Box::new(move |event| {
@@ -163,7 +163,7 @@ impl Nvme {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves this store, which shows a volume, as its namespace from now on. False if it serves nothing any more.
+    /// Serves this store, which is a volume's, as the namespace. False if the function is closed.
     pub(crate) fn attach(
         &self,
         store: Arc<dyn BlockDevice>,
@@ -184,7 +184,7 @@ impl Nvme {
         Ok(true)
     }
 
-    /// Serves nothing for now. Returns when nothing uses what was served.
+    /// Removes the namespace. Returns when no request uses the store.
     pub(crate) fn detach(&self) {
         let _one = self.change();
         self.replace(None);
@@ -193,7 +193,7 @@ impl Nvme {
         served.geometry.capacity_bytes = 0;
     }
 
-    /// Takes it online or offline, which resets it, and waits until nothing is in flight.
+    /// Takes the function online or offline, which resets it, and waits for the requests in flight.
     pub(crate) fn set_online(&self, is_online: bool) {
         let _one = self.change();
         let (reply, done) = mpsc::sync_channel::<()>(1);
@@ -202,27 +202,27 @@ impl Nvme {
         self.served().is_online = is_online;
     }
 
-    /// Whether its host manages other functions.
+    /// Whether the function's host manages other functions.
     pub(crate) const fn manages(&self) -> bool {
         self.manager.is_some()
     }
 
-    /// Its state as the host of its physical function has set it, if it serves volumes.
+    /// The state that the host of the physical function has set, if the function serves volumes.
     pub(crate) fn state(&self) -> Option<FunctionState> {
         let served = self.served();
         Some(FunctionState { configured: self.configured?, volume: served.volume, is_online: served.is_online })
     }
 
-    /// Whether its controller can be enabled.
+    /// Whether the controller can be enabled.
     fn is_online(&self) -> bool {
         self.served().is_online
     }
 
-    /// Serves something else, and waits until nothing uses what was served before.
+    /// Replaces the namespace, and waits until no request uses the old one.
     fn replace(&self, namespace: Option<Arc<Namespace>>) {
         let (reply, done) = mpsc::sync_channel::<()>(1);
         self.function.set_namespace(namespace, Done::new(move || drop(reply)));
-        // It ends when the reply is dropped.
+        // The reply is dropped when the replacement is done.
         let _ = done.recv();
     }
 }
@@ -309,7 +309,7 @@ impl FrontEnd for Nvme {
     }
 }
 
-/// What a function serves of a store.
+/// The namespace on a store, and the store's geometry.
 fn namespace(
     (spec, own): (&DeviceSpec, &NvmeSpec),
     store: Arc<dyn BlockDevice>,
@@ -323,12 +323,12 @@ fn namespace(
         return refuse("an NVMe namespace has blocks of 512 or 4096 bytes; set `block_size`");
     }
     if block_bytes < geometry.block_bytes {
-        return refuse("its store has larger blocks than that; set `block_size = 4096`");
+        return refuse("the blocks of its namespace are smaller than those of its store; set `block_size = 4096`");
     }
     Ok((Arc::new(Namespace { id: NAMESPACE, store, block_bytes, nguid, uuid }), geometry))
 }
 
-/// A store that says it cannot be written; the front end sees to it.
+/// A store that reports itself as read-only. The front end refuses writes.
 struct ReadOnly(Arc<dyn BlockDevice>);
 
 impl BlockDevice for ReadOnly {

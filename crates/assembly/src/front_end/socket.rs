@@ -9,8 +9,8 @@ use super::LastStart;
 use crate::AssemblyError;
 use crate::left::LeftDevice;
 
-/// The socket of a device: `None` until the device is served, and after it has stopped. Locked for
-/// as long as it takes to stop.
+/// The socket of a device: `None` before the device is served and after it has stopped. Locked
+/// while the device stops.
 #[derive(Default)]
 pub(super) struct DeviceSocket(Mutex<Option<Socket>>);
 
@@ -40,12 +40,12 @@ impl DeviceSocket {
         self.lock().take().map(drop).is_some()
     }
 
-    /// Stops it. Its client, if it can be exported.
+    /// Stops the device and exports its client, if the protocol allows that.
     pub(super) fn export(&self) -> Option<Snapshot> {
         self.lock().take()?.export()
     }
 
-    /// The answer of the socket; `None` if there is none, or if it is being stopped.
+    /// Asks the socket; `None` if there is none, or while the device stops.
     pub(super) fn ask<T>(&self, question: impl FnOnce(&Socket) -> T) -> Option<T> {
         let socket = match self.0.try_lock() {
             Ok(socket) => socket,

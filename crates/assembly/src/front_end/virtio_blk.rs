@@ -26,7 +26,7 @@ pub(crate) struct VirtioBlk {
 }
 
 impl VirtioBlk {
-    /// A disk that nobody can connect to yet; `sidecores` has one for each queue.
+    /// Creates a disk without a socket; `sidecores` has one for each queue.
     pub(crate) fn new(
         spec: &DeviceSpec,
         own: &VirtioBlkSpec,
@@ -109,7 +109,8 @@ impl FrontEnd for VirtioBlk {
 
 fn options(device: &DeviceSpec, own: &VirtioBlkSpec) -> BlkOptions {
     let usual = BlkOptions::default();
-    // A serial number longer than there is room for is cut: what differs is more often in front.
+    // A serial number that is too long is cut at its end, because serial numbers mostly differ at
+    // the front.
     let serial = device.serial.as_ref().unwrap_or(&device.name);
     BlkOptions {
         queues: device.queues,

@@ -1,4 +1,4 @@
-//! Plans between tables of specifications, and between arbitrary ones.
+//! Plans between chosen specifications, and between arbitrary ones.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -56,7 +56,7 @@ fn pool() -> Spec {
     }
 }
 
-/// Applies a plan, and returns it in words.
+/// Applies a plan and returns its actions as text.
 fn step(state: &mut State, next: &Spec) -> Vec<String> {
     let actions = plan(state, next);
     actions.iter().for_each(|action| state.apply(action, next));
@@ -72,7 +72,7 @@ fn running(spec: &Spec) -> State {
 }
 
 #[test]
-fn a_start_waits_for_files_and_controllers_alone() {
+fn a_start_waits_only_for_files_and_controllers() {
     let (mut state, spec) = (State::default(), pool());
     let first = ["OpenStore mem", "OpenStore disk", "OpenStore slow", "StartSidecore sc0", "StartDevice two"];
     assert_eq!(step(&mut state, &spec), first);
@@ -130,21 +130,21 @@ fn a_store_that_is_being_opened_is_closed_when_it_has_answered() {
 }
 
 #[test]
-fn a_refusal_reaches_all_that_stands_on_it_once() {
+fn a_refusal_reaches_each_part_above_once() {
     let (mut state, spec) = (State::default(), pool());
     step(&mut state, &spec);
     state.stores.get_mut("disk").unwrap().phase = Phase::Refused;
     assert_eq!(step(&mut state, &spec), ["RefuseController pool", "RefuseDevice one"]);
     assert!(step(&mut state, &spec).is_empty());
     assert_eq!(state.devices["one"].phase, Phase::Refused);
-    // The device goes, and comes on a store that is open.
+    // The device is stopped, and started on a store that is open.
     let mut other = spec.clone();
     other.devices[0].store = "mem".to_owned();
     assert_eq!(step(&mut state, &other), ["StopDevice one", "StartDevice one"]);
 }
 
 #[test]
-fn a_part_that_changes_restarts_those_above_and_no_others() {
+fn a_changed_part_restarts_the_parts_above_and_no_others() {
     let mut state = running(&pool());
     let mut next = pool();
     next.stores[2].kind = file("/mem");
@@ -165,7 +165,7 @@ fn a_detached_device_keeps_its_place_and_not_its_store() {
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
-/// Specifications with unique names, some of whose parts lead nowhere or to themselves.
+/// Specifications with unique names. Some of their parts lead to missing stores, or to themselves.
 fn specs() -> impl Strategy<Value = Spec> {
     let kind = (0..5, 0..4_usize).prop_map(|(kind, name)| match kind {
         0 => ram(),
@@ -194,7 +194,8 @@ fn specs() -> impl Strategy<Value = Spec> {
     )
 }
 
-/// All that an action needs is there before it, and all that needs a part is gone before the part.
+/// Checks that every part that an action needs is open, and that no user is left of a part that is
+/// stopped.
 fn check_order(state: &State, action: &Action, next: &Spec) {
     let Action { verb, name } = action;
     match verb {
@@ -229,8 +230,8 @@ fn check_order(state: &State, action: &Action, next: &Spec) {
     }
 }
 
-/// Plans, applies and settles until nothing is left to do; checks the order of each plan. Stores of
-/// one name are refused.
+/// Plans, applies and settles until no action is left, and checks the order of each plan. Stores
+/// with the name `refused` are refused.
 fn come_to(state: &mut State, next: &Spec, refused: Option<&str>) {
     for _ in 0..20 {
         let actions = plan(state, next);
@@ -244,7 +245,7 @@ fn come_to(state: &mut State, next: &Spec, refused: Option<&str>) {
             }
         }
         if refused.is_none() {
-            assert!(plan(state, next).is_empty(), "a plan leaves nothing that it could have done");
+            assert!(plan(state, next).is_empty(), "a plan contains every possible action");
         }
         state.settle();
         if actions.is_empty() && plan(state, next).is_empty() {
@@ -260,7 +261,7 @@ proptest! {
     #[test]
     fn plans_lead_from_any_specification_to_any_other(one in specs(), two in specs(), pause in 0..3_usize) {
         let mut state = State::default();
-        // Some files of the first are still being opened when the second one comes.
+        // Some files of the first specification are still being opened when the second one comes.
         for _ in 0..pause {
             plan(&state, &one).iter().for_each(|action| state.apply(action, &one));
             state.settle();

@@ -1,19 +1,19 @@
-//! What is said of a controller that is not open.
+//! Reports of controllers that are not open.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A controller that is not open: none of its volumes is served.
+/// A controller that is not open. None of its volumes is served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClosedControllerReport {
-    /// The controller.
+    /// The controller's name in the configuration.
     pub name: String,
-    /// The store that it is to own.
+    /// The name of the controller's store.
     pub store: String,
-    /// Whether it may still be opened.
+    /// Whether the controller may still be opened.
     pub state: ControllerState,
-    /// Why it is not open.
+    /// Why the controller is not open.
     pub reason: String,
 }
 
@@ -23,18 +23,18 @@ impl fmt::Display for ClosedControllerReport {
     }
 }
 
-/// Where a controller that is not open stands.
+/// The state of a controller that is not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ControllerState {
-    /// It is opened when its store answers.
+    /// The controller is opened when its store answers.
     Opening,
-    /// It could not be opened; the next start of the daemon tries again.
+    /// The controller could not be opened. The next start of the daemon tries again.
     Refused,
 }
 
 impl ControllerState {
-    /// The word for it in reports.
+    /// The word for the state in reports.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {

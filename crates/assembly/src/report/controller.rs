@@ -1,234 +1,235 @@
-//! What controllers and their volumes say about themselves.
+//! Reports of controllers, their virtual functions and their volumes.
 
 use serde::{Deserialize, Serialize};
 use sidecore_controller::{FunctionStats, HypervisorCounts};
 use sidecore_extent::TranslationCounts;
 
-/// What a controller is and how it fares.
+/// The state of a controller.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ControllerReport {
-    /// Its name.
+    /// The controller's name in the configuration.
     pub name: String,
-    /// The store that it owns.
+    /// The name of the controller's store.
     pub store: String,
-    /// What people called that store when they formatted it.
+    /// The label that the store got when it was formatted.
     pub label: String,
     /// The unit of translation in bytes.
     pub block_bytes: u32,
-    /// Size of the store in bytes.
+    /// The size of the store in bytes.
     pub capacity_bytes: u64,
-    /// Whether nothing may be changed any more: metadata is damaged, or could not be written.
+    /// Whether volumes cannot be changed: metadata is damaged, or could not be written.
     pub read_only: bool,
-    /// Why, if so.
+    /// Why volumes cannot be changed.
     pub reason: Option<String>,
-    /// What the store said when it had no space for the last commit: what was changed is kept until it has.
+    /// The store's error if it had no space for the last commit. The changes are kept until it has
+    /// space.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full: Option<String>,
-    /// The share of its store that is in use, in percent, if that is more than `warn_used_percent`.
+    /// The used share of the store in percent, if it is more than `warn_used_percent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nearly_full_percent: Option<u8>,
-    /// The sizes of its volumes together, without snapshots: what guests may write at most, in bytes.
+    /// The sum of the volumes' sizes without snapshots, in bytes: the most that guests may write.
     #[serde(default)]
     pub promised_bytes: u64,
-    /// What was found damaged, in words.
+    /// Descriptions of damaged metadata.
     pub damage: Vec<String>,
-    /// What is used for what.
+    /// The store's bytes by their use.
     pub space: SpaceReport,
-    /// How many volumes there are, snapshots included.
+    /// The number of volumes and snapshots.
     pub volumes: u64,
-    /// How many extents map their blocks.
+    /// The number of extents of all volumes.
     pub extents: u64,
     /// The memory of the extent trees.
     pub tree_memory: TreeMemoryReport,
-    /// The sum of the counters of all sidecores' translation units.
+    /// The counters of all sidecores' translation units together.
     pub translation: TranslationCounts,
     /// The counters of the hypervisor side.
     #[serde(flatten)]
     pub counts: HypervisorCounts,
-    /// The virtual functions that are open.
+    /// The open virtual functions, by number.
     pub functions: Vec<FunctionReport>,
-    /// What happened to it lately, the oldest first.
+    /// The latest events, oldest first.
     pub events: Vec<EventReport>,
 }
 
-/// Where a store's bytes are. The parts add up to `total_bytes`.
+/// The bytes of a store by their use. The other fields add up to `total_bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpaceReport {
-    /// All of them.
+    /// The size of the store.
     pub total_bytes: u64,
-    /// Those that volumes can be given.
+    /// Bytes that volumes can allocate.
     pub free_bytes: u64,
-    /// Those that hold guests' data, however many volumes refer to them.
+    /// Bytes of guests' data, each counted once even if several volumes refer to it.
     pub data_bytes: u64,
-    /// Superblocks and the nodes of the trees on disk.
+    /// Bytes of superblocks and of trees' nodes.
     pub metadata_bytes: u64,
-    /// Kept for metadata, so that deleting works on a full store.
+    /// Bytes kept for metadata, so that volumes can be deleted on a full store.
     pub reserved_bytes: u64,
-    /// Given to writes that are under way.
+    /// Bytes granted to writes in flight.
     pub granted_bytes: u64,
-    /// Freed, and not to be used again yet.
+    /// Freed bytes that may not be reused yet.
     pub pending_bytes: u64,
 }
 
 /// The memory of a controller's extent trees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeMemoryReport {
-    /// In use.
+    /// Bytes of nodes in memory.
     pub used_bytes: u64,
-    /// The most that it may be.
+    /// The limit of `used_bytes`.
     pub max_bytes: u64,
 }
 
 /// A virtual function.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionReport {
-    /// Its number.
+    /// The function's number on its controller.
     pub id: u32,
-    /// The volume that it shows.
+    /// The name of the function's volume.
     pub volume: String,
-    /// Its share among those that want to be served.
+    /// The function's weight among all functions.
     pub weight: u32,
     /// Whether the guest may only read.
     pub read_only: bool,
-    /// Reads a second that it is limited to.
+    /// The limit of reads a second; `None` for no limit.
     pub read_iops: Option<u64>,
-    /// Writes a second that it is limited to.
+    /// The limit of writes a second; `None` for no limit.
     pub write_iops: Option<u64>,
-    /// Bytes read a second that it is limited to.
+    /// The limit of bytes read a second; `None` for no limit.
     pub read_bps: Option<u64>,
-    /// Bytes written a second that it is limited to.
+    /// The limit of bytes written a second; `None` for no limit.
     pub write_bps: Option<u64>,
-    /// Queues that are open.
+    /// The number of open queues.
     pub channels: u64,
-    /// Its extent tree.
+    /// The shape of the volume's extent tree.
     pub tree: TreeReport,
-    /// The counters of all its queues, past and present.
+    /// The counters of all queues, past and present.
     #[serde(flatten)]
     pub stats: FunctionStats,
-    /// The first block of its last miss (MissAddress).
+    /// The first block of the last miss (NeSC's register MissAddress).
     pub miss_address: u64,
-    /// The blocks of its last miss (MissSize).
+    /// The number of blocks of the last miss (NeSC's register MissSize).
     pub miss_size: u64,
 }
 
 /// The shape of an extent tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeReport {
-    /// Levels from root to leaf.
+    /// The number of levels from root to leaf.
     pub depth: u32,
-    /// Nodes of 4 KiB.
+    /// The number of nodes, of 4 KiB each.
     pub nodes: u64,
-    /// Extents in its leaves.
+    /// The number of extents in the leaves.
     pub extents: u64,
-    /// Bytes of the volume that they map.
+    /// Bytes of the volume that the extents map.
     pub mapped_bytes: u64,
-    /// Parts that were pruned and are read again when they are needed.
+    /// The number of pruned ranges. The next requests to them read their nodes again.
     pub pruned_ranges: u64,
-    /// Bytes of the volume in them.
+    /// Bytes of the volume in pruned ranges.
     pub pruned_bytes: u64,
 }
 
-/// Something that happened.
+/// An event of a controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventReport {
-    /// When, in seconds since 1970; the last time, if it happened several times in a row.
+    /// The time in seconds since 1970; of several equal events in a row, the time of the last one.
     pub at_unix_s: u64,
-    /// What.
+    /// The event in words.
     pub what: String,
-    /// How many times in a row.
+    /// The number of equal events in a row.
     pub times: u64,
 }
 
 /// A volume or a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeReport {
-    /// Its number, which no other ever has.
+    /// The volume's number, which is never given to another volume.
     pub id: u64,
-    /// Its name.
+    /// The volume's name on its controller.
     pub name: String,
-    /// The controller that it belongs to.
+    /// The name of the controller.
     pub controller: String,
-    /// Its size as guests see it, in bytes.
+    /// The size in bytes that guests see.
     pub size_bytes: u64,
     /// The unit of translation in bytes.
     pub block_bytes: u32,
-    /// The most that it may refer to, in bytes.
+    /// The limit of `allocated_bytes`; `None` for no limit.
     pub quota_bytes: Option<u64>,
-    /// What it refers to, shared or not, in bytes.
+    /// The bytes that the volume refers to, shared or not.
     pub allocated_bytes: u64,
-    /// What only it refers to, its metadata included: what deleting it frees, in bytes. Of the last commit; none if
-    /// that is not known.
+    /// The bytes that only this volume refers to, metadata included: a delete frees as many. As of
+    /// the last commit; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclusive_bytes: Option<u64>,
-    /// The part of `allocated_bytes` that other volumes or snapshots refer to as well. Of the last commit; none if
-    /// that is not known.
+    /// The part of `allocated_bytes` that other volumes refer to as well. As of the last commit;
+    /// `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_bytes: Option<u64>,
-    /// The extents that map it.
+    /// The number of extents that map the volume.
     pub extents: u64,
-    /// Whether nothing may be written to it, as with snapshots.
+    /// Whether writes are refused, as for snapshots.
     pub read_only: bool,
-    /// The number of the volume that it was made from.
+    /// The number of the volume that this one is a copy of.
     pub origin: Option<u64>,
-    /// That volume's name, if it is still there.
+    /// The name of that volume, if it still exists.
     pub origin_name: Option<String>,
-    /// When it was made, in seconds since 1970.
+    /// The time of the creation in seconds since 1970.
     pub created_at_unix_s: u64,
-    /// Whether some of its metadata is damaged: then it is neither read nor written.
+    /// Whether some metadata is damaged. Then the volume is neither read nor written.
     pub damaged: bool,
 }
 
-/// Part of a volume's mapping.
+/// A part of a volume's mapping.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtentsReport {
-    /// The unit of the numbers below, in bytes.
+    /// The unit of all block numbers, in bytes.
     pub block_bytes: u32,
-    /// In the volume's order; what lies between them is not mapped and reads as zeros.
+    /// The extents in the volume's order. Blocks between them are not mapped and read as zeros.
     pub extents: Vec<ExtentReport>,
-    /// The block to go on from; none when this was all.
+    /// The first block of the next part; `None` after the last part.
     pub next: Option<u64>,
 }
 
-/// Blocks of a volume that follow each other on the store, too. Numbers are in blocks.
+/// Blocks of a volume that are consecutive on the store, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtentReport {
-    /// The first block in the volume.
+    /// The number of the first block in the volume.
     pub first: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub count: u64,
-    /// The first block on the store.
+    /// The number of the first block on the store.
     pub physical: u64,
-    /// Whether another volume or snapshot refers to them as well.
+    /// Whether another volume or snapshot refers to these blocks as well.
     pub shared: bool,
 }
 
-/// What a full check found. Numbers are in blocks unless they say otherwise.
+/// The result of a check of all metadata.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckReport {
-    /// Whether nothing is wrong.
+    /// Whether the check found no problem.
     pub clean: bool,
     /// The last durable generation of the metadata.
     pub generation: u64,
-    /// How many volumes, snapshots included.
+    /// The number of volumes and snapshots.
     pub volumes: u64,
-    /// How many metadata nodes.
+    /// The number of metadata nodes.
     pub nodes: u64,
-    /// How many extents.
+    /// The number of extents of all volumes.
     pub extents: u64,
-    /// Blocks of the store.
+    /// The number of blocks on the store.
     pub total_blocks: u64,
-    /// Those that hold guests' data.
+    /// The number of blocks with guests' data.
     pub data_blocks: u64,
-    /// Those of them that more than one volume refers to, or one of them several times.
+    /// The number of data blocks that are referred to more than once.
     pub shared_data_blocks: u64,
-    /// Those that hold metadata, the superblocks included.
+    /// The number of blocks with metadata, superblocks included.
     pub metadata_blocks: u64,
-    /// Those that are free, what is kept for metadata included.
+    /// The number of free blocks, those kept for metadata included.
     pub free_blocks: u64,
-    /// Those given to writes under way, and those freed but not to be used again yet.
+    /// The number of blocks that are granted to writes in flight, or freed and not reusable yet.
     pub transient_blocks: u64,
-    /// What is wrong, with its place.
+    /// The problems, with their places; the first ones if there are many.
     pub problems: Vec<String>,
-    /// How many more problems there are.
+    /// The number of problems that are not in `problems`.
     pub more_problems: u64,
 }

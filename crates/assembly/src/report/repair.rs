@@ -1,56 +1,58 @@
-//! What a repair of a controller's store is about.
+//! Reports of repairs of a controller's store.
 
 use serde::{Deserialize, Serialize};
 
-/// A repair that was worked out, and perhaps carried out.
+/// A planned repair, and whether it was carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepairReport {
     /// Whether anything is damaged.
     pub needed: bool,
-    /// Whether it can be carried out: no block is claimed by two, or it was said who loses it.
+    /// Whether the repair can be carried out: each block is claimed by one volume, or the operator
+    /// has named the volume that loses it.
     pub decided: bool,
-    /// Whether it was carried out.
+    /// Whether the repair was carried out.
     pub done: bool,
-    /// The generation of the metadata: the new one, if it was carried out.
+    /// The generation of the metadata; the new one if the repair was carried out.
     pub generation: u64,
-    /// The unit of all numbers of blocks, in bytes.
+    /// The unit of all block numbers, in bytes.
     pub block_bytes: u32,
-    /// What is damaged, with its place.
+    /// The damaged metadata, with its places.
     pub damage: Vec<String>,
-    /// Volumes whose records cannot be read, and whose names are unknown.
+    /// The number of volumes whose records, and so whose names, cannot be read.
     pub lost_volumes: u64,
-    /// Their numbers are in these ranges: first, and how many.
+    /// The ranges that contain the numbers of those volumes: first number and count.
     pub lost_numbers: Vec<(u64, u64)>,
-    /// Parts of volumes whose mapping cannot be read; they become holes, which read as zeros.
+    /// Parts of volumes whose mapping cannot be read. The repair turns them into holes, which read
+    /// as zeros.
     pub losses: Vec<LossReport>,
-    /// What is put right and loses nothing.
+    /// Repairs without a loss.
     pub notes: Vec<String>,
     /// Blocks that more than one volume claims.
     pub rivals: Vec<RivalsReport>,
 }
 
-/// A part of a volume.
+/// A part of a volume that a repair loses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossReport {
-    /// The volume.
+    /// The name of the volume.
     pub volume: String,
-    /// Where the part begins, in bytes of the volume.
+    /// The offset of the part in the volume.
     pub offset_bytes: u64,
-    /// How long it is, in bytes. Not all of it need have been written.
+    /// The length of the part. Some of it may never have been written.
     pub size_bytes: u64,
-    /// Why its mapping is unknown.
+    /// Why the mapping is unknown.
     pub why: String,
 }
 
-/// Blocks that only one of these can have.
+/// Blocks that several volumes claim, and that only one can keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RivalsReport {
-    /// The first block, on the store.
+    /// The number of the first block on the store.
     pub first: u64,
-    /// How many.
+    /// The number of blocks.
     pub count: u64,
-    /// The volumes that claim them.
+    /// The names of the volumes that claim the blocks.
     pub volumes: Vec<String>,
-    /// Whether the list of volumes lies there, which then keeps them.
+    /// Whether the blocks hold the catalogue of volumes, which then keeps them.
     pub catalogue: bool,
 }

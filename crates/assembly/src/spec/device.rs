@@ -26,9 +26,10 @@ keys! {
             front_end: FrontEndSpec = FrontEndSpec::VirtioBlk(VirtioBlkSpec::default());
             /// The store behind it.
             store: String = String::new();
-            /// The socket that it is served on: of vhost-user for virtio-blk, of vfio-user for NVMe.
+            /// The socket that it is served on: of vhost-user for virtio-blk, of vfio-user for
+            /// NVMe.
             socket: PathBuf = PathBuf::new();
-            /// Who may connect to it.
+            /// Owner and permissions of the socket.
             access: SocketAccess = SocketAccess::default();
             /// Request queues; for NVMe, I/O queue pairs that the driver may create.
             queues: u16 = 1;

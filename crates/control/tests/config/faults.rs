@@ -450,7 +450,7 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "a file with something on it",
         "[[controller]]\nname = \"x\"\nstore = \"b\"\nformat = \"blank\"\n[[store]]\nname = \"b\"\ntype = \"file\"\npath = \"used.img\"\n",
         "8:8",
-        &["used.img holds something", "`--force`"],
+        &["used.img holds data that Sidecore does not know", "`--force`"],
     ),
     (
         "memory that may not be formatted",
