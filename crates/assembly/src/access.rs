@@ -80,10 +80,10 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_named() {
+    fn an_unknown_account_is_named() {
         for (access, words) in [
-            (access(Some("nobody-at-all"), None, None), "no user \"nobody-at-all\""),
-            (access(None, Some("nobody-at-all"), None), "no group \"nobody-at-all\""),
+            (access(Some("no-such-account"), None, None), "no user \"no-such-account\""),
+            (access(None, Some("no-such-account"), None), "no group \"no-such-account\""),
             (access(Some("4294967295"), None, None), "no user \"4294967295\""),
             (access(Some("1x"), None, None), "no user \"1x\""),
             (access(Some(""), None, None), "no user \"\""),

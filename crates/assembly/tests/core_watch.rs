@@ -1,5 +1,5 @@
-//! A sidecore that loses its CPU to other work notices, says so, pauses between looks, and polls again when the CPU is
-//! free.
+//! A sidecore that loses its CPU to other work reports that, pauses between looks, and polls again
+//! when the CPU is free.
 
 #[allow(dead_code)]
 mod common;
@@ -26,17 +26,18 @@ const NAME: &str = "sc0";
 /// Far longer than a change of state takes. The test waits for the state, not for the time.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The CPU may be in use by other work of the machine for ever: then the way back cannot be tested.
+/// The CPU may be in use by other work of the machine for ever. Then the return cannot be tested.
 const BUSY_LIMIT: Duration = Duration::from_secs(40);
 
-/// More seconds than a free CPU has to be free for before the sidecore polls again.
+/// The longest time in seconds that a free CPU may go unnoticed: more than the sidecore's rule
+/// demands.
 const FREE_SECONDS: u32 = 10;
 
 fn report(assembly: &Assembly) -> SidecoreReport {
     assembly.stats().sidecores[0].clone()
 }
 
-/// Reads and writes until the sidecore's report is as wanted; `None` after the limit.
+/// Reads and writes until the sidecore's report is as wanted; `None` after [`LIMIT`].
 fn until(
     assembly: &Assembly,
     guest: &mut BlkClient,
@@ -56,7 +57,7 @@ fn until(
     None
 }
 
-/// Reads, second by second, how much of a CPU other work takes.
+/// The use of a CPU by other work, read once a second.
 struct Neighbours {
     core: CoreId,
     times: CoreTimes,
@@ -72,8 +73,8 @@ impl Neighbours {
         Self { core, times: CoreTimes::open().unwrap(), schedstat: task.join("schedstat") }
     }
 
-    /// The time used by other work, and the time that the sidecore was kept from running, also by the hypervisor below this
-    /// machine, so far.
+    /// The time that other work has used, and the time that the sidecore has waited to run, time
+    /// stolen by the hypervisor below this machine included.
     fn read(&mut self) -> [u64; 2] {
         self.times.refresh().unwrap();
         let text = std::fs::read_to_string(&self.schedstat).unwrap();
@@ -82,8 +83,8 @@ impl Neighbours {
         [core.used.0.saturating_sub(fields[0]), fields[1].saturating_add(core.stolen.0)]
     }
 
-    /// Whether the CPU was free in the next second, with a margin to the sidecore's own rule.
-    fn let_it_be_for_a_second(&mut self) -> bool {
+    /// Whether the CPU was free for the next second, with a margin to the sidecore's own rule.
+    fn was_free_for_a_second(&mut self) -> bool {
         let before = self.read();
         std::thread::sleep(Duration::from_secs(1));
         let now = self.read();
@@ -91,7 +92,7 @@ impl Neighbours {
     }
 }
 
-/// Waits until the sidecore has its CPU again, or until the CPU was never free for long enough; says which.
+/// Waits until the sidecore has its CPU again. False if the CPU was never free for long enough.
 fn is_regained(assembly: &Assembly, core: CoreId) -> bool {
     let mut neighbours = Neighbours::of(core);
     let (begin, mut free) = (Instant::now(), 0);
@@ -99,7 +100,7 @@ fn is_regained(assembly: &Assembly, core: CoreId) -> bool {
         if report(assembly).warning.is_none() {
             return true;
         }
-        free = if neighbours.let_it_be_for_a_second() { free + 1 } else { 0 };
+        free = if neighbours.was_free_for_a_second() { free + 1 } else { 0 };
         assert!(free < FREE_SECONDS, "the CPU is free, and the sidecore does not notice: {:?}", report(assembly));
     }
     false
@@ -126,7 +127,7 @@ fn a_busy_neighbour_is_noticed_and_so_is_its_end() {
     };
     let assembly = Assembly::start(&spec).unwrap();
     let mut guest = connect(&spec.devices[0].socket);
-    // Before its queue is served, a guest is asked to kick.
+    // The first request is kicked, because the queue may not be polled yet.
     assert_eq!(write(&mut guest, 8, 1), Status::Ok);
     let kicks = guest.queue(0).unwrap().counters().kicks;
     let stop = AtomicBool::new(false);
@@ -148,16 +149,16 @@ fn a_busy_neighbour_is_noticed_and_so_is_its_end() {
     let warning = noticed.and_then(|sidecore| sidecore.warning).expect("the lost CPU is noticed");
     assert!(warning.contains(&format!("sidecore \"{NAME}\" does not have CPU {} for itself", core.0)), "{warning}");
     assert!(warning.contains("cpuset") && warning.contains("adaptive"), "no remedy: {warning}");
-    assert!(paused.is_some(), "it goes on polling: {:?}", report(&assembly));
+    assert!(paused.is_some(), "the sidecore still polls without a pause: {:?}", report(&assembly));
     if is_regained(&assembly, core) {
         assert_eq!(write(&mut guest, 8, 9), Status::Ok);
         let asleep_ns = report(&assembly).asleep_ns;
         assert_eq!(read(&mut guest, 8), 9);
-        // It may have lost the CPU again meanwhile.
+        // The sidecore may have lost the CPU again meanwhile.
         let now = report(&assembly);
-        assert!(now.asleep_ns == asleep_ns || now.warning.is_some(), "it polls: {now:?}");
+        assert!(now.asleep_ns == asleep_ns || now.warning.is_some(), "the sidecore does not poll: {now:?}");
     } else {
-        sidecore_skip::skip("the way back, because other work of this machine used the CPU all the time");
+        sidecore_skip::skip("the return to polling, because other work of this machine used the CPU all the time");
     }
     assert_eq!(guest.queue(0).unwrap().counters().kicks, kicks, "the guest of a polled disk never kicks");
 }

@@ -1,5 +1,5 @@
-//! Damaged metadata under a running assembly: one volume of a pool is lost, the others are served, and a repair gives
-//! back what is left.
+//! Damaged metadata under a running assembly: one volume of a pool is lost, the other volumes are
+//! served, and a repair gives back the rest.
 
 mod common;
 #[path = "common/guest.rs"]
@@ -28,7 +28,8 @@ fn image(directory: &Path) -> PathBuf {
     directory.join("pool.img")
 }
 
-/// A pool on a file, and a device in front of each of these volumes, which are made with it.
+/// A pool on a file, and a device in front of each of these volumes, which are created with the
+/// pool.
 fn spec(directory: &Path, volumes: &[&str]) -> Spec {
     let path = image(directory);
     if !path.exists() {
@@ -70,7 +71,7 @@ fn carry_out() -> RepairOptions {
     RepairOptions { carry_out: true, ..RepairOptions::default() }
 }
 
-/// A pool with volumes of these names, numbered from 1 on, with something in each.
+/// A pool with volumes of these names, numbered from 1 on, each with one page written.
 fn pool(directory: &Path, names: &[&str]) -> Spec {
     let spec = spec(directory, names);
     let assembly = Assembly::start(&spec).unwrap();
@@ -104,7 +105,8 @@ fn one_damaged_volume_keeps_no_other_from_being_served_and_is_repaired() {
     let report = controller.report();
     assert!(report.read_only && report.reason.unwrap().contains("checksum"));
 
-    // The others are read, and written where they have blocks of their own; they get no others.
+    // The other volumes are read, and written where they have blocks of their own. They get no new
+    // blocks.
     let mut good = connect(&spec.devices[0].socket);
     assert_eq!(read(&mut good, 8), 1);
     assert_eq!(write(&mut good, 8, 9), Status::Ok);
@@ -119,7 +121,7 @@ fn one_damaged_volume_keeps_no_other_from_being_served_and_is_repaired() {
     drop((good, controller));
     drop(assembly);
 
-    // Without a word nothing is written.
+    // Without `carry_out` the file is unchanged.
     let before = std::fs::read(image(path)).unwrap();
     let plan = offline::repair(&image(path), &RepairOptions::default()).unwrap();
     assert!(plan.needed && plan.decided && !plan.done);
@@ -144,12 +146,12 @@ fn one_damaged_volume_keeps_no_other_from_being_served_and_is_repaired() {
 }
 
 #[test]
-fn a_damaged_catalogue_is_served_as_far_as_it_goes_and_never_written() {
+fn a_damaged_catalogue_breaks_all_devices_and_is_never_written() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     let spec = pool(path, &["one", "two"]);
     damage(path, 1, 0);
-    // The volumes would be made anew, were it not known that some are hidden.
+    // The start creates missing volumes, unless damage may hide some.
     let assembly = Assembly::start(&spec).unwrap();
     for report in assembly.devices() {
         assert_eq!(report.state, DeviceState::Broken);
@@ -161,7 +163,7 @@ fn a_damaged_catalogue_is_served_as_far_as_it_goes_and_never_written() {
 }
 
 #[test]
-fn a_repair_does_not_give_up_by_itself_what_only_the_log_of_a_dead_daemon_has() {
+fn a_repair_after_a_killed_daemon_needs_accept_loss() {
     let (directory, log) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
     let killed = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path(), &["good", "bad"]);
@@ -170,7 +172,7 @@ fn a_repair_does_not_give_up_by_itself_what_only_the_log_of_a_dead_daemon_has() 
     let mut guest = connect(&spec.devices[1].socket);
     assert_eq!(write(&mut guest, 8, 1), Status::Ok);
     flush(&mut guest);
-    // What a SIGKILL leaves of it.
+    // The copy is as after a SIGKILL.
     let path = killed.path();
     std::fs::copy(image(directory.path()), image(path)).unwrap();
     drop(assembly);
@@ -188,7 +190,7 @@ fn a_repair_does_not_give_up_by_itself_what_only_the_log_of_a_dead_daemon_has() 
     assert!(error.contains("its daemon has not ended in order") && error.contains("--accept-loss"), "{error}");
     assert!(std::fs::read(image(path)).unwrap() == before);
     offline::format(&image(path), &FormatSpec::default(), GiveUp::Unreplayed).unwrap();
-    // After an orderly end nothing has to be said.
+    // After an orderly end no loss has to be accepted.
     damage(directory.path(), 2, 2);
     assert!(offline::repair(&image(directory.path()), &carry_out()).unwrap().done);
     offline::format(&image(directory.path()), &FormatSpec::default(), GiveUp::Contents).unwrap();

@@ -1,4 +1,4 @@
-//! A pool with holes on a filesystem that is really full: a tmpfs of the test's own, which takes root.
+//! A sparse pool on a full filesystem: a tmpfs of the test's own, which takes root.
 
 mod common;
 #[path = "common/guest.rs"]
@@ -24,11 +24,11 @@ const FILESYSTEM_BYTES: u64 = 16 << 20;
 const STORE_BYTES: u64 = 256 << 20;
 const VOLUME_BYTES: u64 = 64 << 20;
 
-/// A mounted tmpfs, gone at the end.
+/// A small mounted tmpfs, which is unmounted by `drop`.
 struct Small(tempfile::TempDir);
 
 impl Small {
-    /// `None`, and a word about it, if nothing may be mounted.
+    /// `None`, with a skip in the log, if the machine permits no mounts.
     fn mount() -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let options = format!("size={FILESYSTEM_BYTES}");
@@ -40,7 +40,7 @@ impl Small {
         self.0.path()
     }
 
-    /// Takes all the space that is left, but for so many pages.
+    /// Takes all free space but `left` pages.
     fn fill(&self, left: usize) -> PathBuf {
         let ballast = self.path().join("ballast");
         let mut file = std::fs::File::create(&ballast).unwrap();
@@ -83,7 +83,7 @@ fn spec(pool: &Path, sockets: &Path) -> Spec {
 }
 
 #[test]
-fn a_full_filesystem_stops_fresh_writes_and_nothing_else_and_all_goes_on_when_it_has_space() {
+fn a_full_filesystem_stops_fresh_writes_alone_until_it_has_space() {
     let Some(small) = Small::mount() else { return };
     let sockets = tempfile::tempdir().unwrap();
     let pool = small.path().join("pool.img");
@@ -99,7 +99,7 @@ fn a_full_filesystem_stops_fresh_writes_and_nothing_else_and_all_goes_on_when_it
     flush(&mut other);
 
     let ballast = small.fill(0);
-    // What has no blocks yet finds no space, sooner or later: some pages are there still.
+    // Writes to fresh blocks fail sooner or later: the pool still has some free pages.
     let mut refused = None;
     for index in 0..4096 {
         if write(&mut root, 8192 + index * 8, 3) != Status::Ok {
@@ -108,7 +108,8 @@ fn a_full_filesystem_stops_fresh_writes_and_nothing_else_and_all_goes_on_when_it
         }
     }
     let refused = refused.unwrap();
-    // The metadata has its own space: what was answered becomes durable, blocks are given back, volumes made and deleted.
+    // The metadata has space of its own: answered writes become durable, and volumes are created
+    // and deleted.
     flush(&mut root);
     assert_eq!(write(&mut root, 8, 4), Status::Ok);
     flush(&mut root);
@@ -116,11 +117,11 @@ fn a_full_filesystem_stops_fresh_writes_and_nothing_else_and_all_goes_on_when_it
     controller.delete_volume("s").unwrap();
     assert!(controller.report().reason.is_none(), "{:?}", controller.report());
 
-    // Deleting gives space back to the filesystem, and writes go on: nobody has started anything anew.
+    // Deleting returns space to the filesystem, and writes succeed again without a restart.
     drop(other);
     assembly.remove_device("other").unwrap();
     controller.delete_volume("other").unwrap();
-    // The blocks are given back after a grace period, by the thread that commits.
+    // The commit thread returns the blocks to the filesystem after an epoch.
     let mut rounds = 0;
     while write(&mut root, 8192 + refused * 8, 5) != Status::Ok {
         rounds += 1;

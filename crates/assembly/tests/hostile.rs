@@ -1,5 +1,6 @@
-//! Guests and VMMs that lie, stall or vanish, against a whole assembly: their device stops with a reason that an
-//! operator can read, the neighbour on the same sidecore goes on, and a reset brings the device back.
+//! Guests and VMMs that lie, stall or vanish, against a whole assembly. Their device stops with a
+//! reason for the operator, the neighbour on the same sidecore is served, and a reset brings the
+//! device back.
 
 mod common;
 
@@ -28,7 +29,7 @@ const SLOW: usize = 2;
 /// DEVICE_NEEDS_RESET (virtio 1.2, 2.1).
 const NEEDS_RESET: u8 = 0x40;
 
-/// Three disks on one sidecore; the third takes a millisecond for each request.
+/// Three disks on one sidecore; the third delays each request by a millisecond.
 fn spec(directory: &Path) -> Spec {
     let own = VirtioBlkSpec { queue_size_max: 256, packed: true, seg_max: Some(16), ..VirtioBlkSpec::default() };
     let front_end = FrontEndSpec::VirtioBlk(own);
@@ -85,7 +86,8 @@ fn round_trip(queue: &mut BlkQueue, sector: u64, byte: u8) {
     assert_eq!(page, [byte; 4096]);
 }
 
-/// Runs `test` while the neighbour's guest works, and checks that it was never disturbed.
+/// Runs `test` while the neighbour's guest works, and checks that the neighbour was never
+/// disturbed.
 fn beside_a_neighbour(test: impl FnOnce(&Spec, &Assembly)) {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec(directory.path());
@@ -121,10 +123,10 @@ fn send(queue: &mut BlkQueue, kind: u32, sector: u64, data: &[Buffer]) {
     queue.kick().unwrap();
 }
 
-/// The lie's name, a part of the reason that is reported, and how it is told.
+/// The name of the lie, a part of the reported reason, and the lie itself.
 type Lie = (&'static str, &'static str, fn(&mut BlkQueue));
 
-/// The guest address of some buffer of the queue's.
+/// The guest address of one of the queue's buffers.
 fn data(queue: &mut BlkQueue) -> u64 {
     let slot = queue.take_slot().unwrap();
     queue.release_slot(slot);
@@ -189,7 +191,7 @@ const LIES: &[Lie] = &[
 ];
 
 #[test]
-fn lies_are_named_and_a_reset_brings_the_device_back() {
+fn each_lie_is_reported_and_a_reset_brings_the_device_back() {
     beside_a_neighbour(|spec, assembly| {
         for packed in [false, true] {
             let lies = LIES.iter().chain(if packed { &[] } else { SPLIT_LIES });
@@ -214,7 +216,7 @@ fn lies_are_named_and_a_reset_brings_the_device_back() {
     });
 }
 
-/// Fills a queue of the slow disk with writes that will take a while.
+/// Fills a queue of the slow disk with writes, which stay in flight for a while.
 fn in_flight(queue: &mut BlkQueue) -> usize {
     let mut count = 0;
     while let Some(slot) = queue.take_slot() {
@@ -267,20 +269,20 @@ fn a_reset_and_a_disconnect_in_mid_flight_leave_a_whole_device() {
     });
 }
 
-/// What the sidecore's turns have come to once it has gone to sleep.
+/// The turns that a sidecore takes in 200 ms without work.
 fn turns_while_idle(assembly: &Assembly) -> u64 {
     let before = assembly.stats().sidecores[0].turns;
-    // Not to wait for anything: this is the time over which nothing should happen.
+    // The sleep waits for no event: it is the time in which no turn should happen.
     std::thread::sleep(Duration::from_millis(200));
     assembly.stats().sidecores[0].turns - before
 }
 
 #[test]
-fn a_vmm_that_stalls_or_starts_some_queues_only_makes_nothing_spin() {
+fn a_vmm_that_stalls_or_starts_some_queues_only_makes_no_sidecore_spin() {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec(directory.path());
     let assembly = Assembly::start(&spec).unwrap();
-    // Half a header, and then nothing.
+    // The first half of a header, and no second half.
     let mut stalled = UnixStream::connect(&spec.devices[VICTIM].socket).unwrap();
     stalled.write_all(&[1, 0, 0, 0, 1]).unwrap();
     until(&assembly, VICTIM, |report| report.state != DeviceState::Waiting);
@@ -295,12 +297,12 @@ fn a_vmm_that_stalls_or_starts_some_queues_only_makes_nothing_spin() {
     round_trip(firmware.queue(1).unwrap(), 0, 2);
     let begin = Instant::now();
     assembly.drain();
-    assert!(begin.elapsed() < PATIENCE, "a stalled peer does not hold up the end");
+    assert!(begin.elapsed() < PATIENCE, "a stalled peer delays no drain");
 }
 
-/// Whoever asks why a guest has no disk finds it where the disks are listed, and not only in the log.
+/// Operators look for the reason in the list of devices, not in the log.
 #[test]
-fn why_a_client_was_disconnected_is_reported_until_one_has_worked_again() {
+fn a_disconnect_is_reported_with_its_reason_until_a_client_works_again() {
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path());
     let nvme = DeviceSpec { front_end: FrontEndSpec::from_word("nvme"), ..spec.devices[NEIGHBOUR].clone() };

@@ -1,5 +1,5 @@
-//! A thousand devices are served by as many threads as a few. A process of its own: it counts all of its
-//! threads.
+//! A thousand devices are served by as many threads as a few devices. The test has a process of its
+//! own because it counts all threads.
 
 #[allow(dead_code, reason = "it uses a part")]
 mod common;
@@ -22,10 +22,10 @@ use common::{PATIENCE, device};
 use host::{ADAPTIVE, function};
 
 const DEVICES: usize = 1024;
-/// Every so many devices is an NVMe function.
+/// One device of as many is an NVMe function.
 const NVME: usize = 16;
-/// Threads that carry out what may wait for a client, at most: there are four, and one more for each call
-/// that takes long, as on a busy machine.
+/// The most threads of the pool: four, and one more for each call that takes long, as on a busy
+/// machine.
 const POOL: usize = 64;
 
 fn spec(directory: &Path, count: usize) -> Spec {
@@ -51,7 +51,7 @@ fn threads() -> Vec<String> {
     tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok()).collect()
 }
 
-/// Threads that are not the pool's, of which there are more or less as there is work.
+/// The number of threads without those of the pool, which grows and shrinks with the work.
 fn fixed_threads() -> usize {
     let threads = threads();
     let pool = threads.iter().filter(|name| name.trim() == "peer-job").count();
@@ -59,8 +59,8 @@ fn fixed_threads() -> usize {
     threads.len() - pool
 }
 
-/// Connects to a device and has something of it: of a function its version, of a disk that its features
-/// are set, which a thread of the pool does.
+/// Connects to a device and waits for an answer: a function's version, or a disk's features, which
+/// a thread of the pool sets.
 fn connect(device: &DeviceSpec, is_function: bool) -> UnixStream {
     let mut stream = UnixStream::connect(&device.socket).unwrap();
     if is_function {
@@ -106,7 +106,7 @@ fn a_thousand_sockets_take_the_threads_of_a_few() {
     drop(clients);
     wait_until(&assembly, DeviceState::Waiting);
     assert_eq!(fixed_threads(), expected, "{:?}", threads());
-    // Each of them takes its next client.
+    // Each device accepts its next client.
     for number in [0, 1, DEVICES - 1] {
         connect(&spec.devices[number], number % NVME == 0);
     }

@@ -1,4 +1,5 @@
-//! A VMM that dies with much memory holds no other one up. A process of its own: it holds the reaper up.
+//! A VMM that dies with much memory delays no other VMM. The test has a process of its own because
+//! it delays the reaper.
 
 #[allow(dead_code, reason = "it uses a part")]
 mod common;
@@ -35,7 +36,7 @@ fn is_mapped(name: &str) -> bool {
 }
 
 #[test]
-fn neighbours_are_served_while_the_memory_of_one_that_has_died_is_still_there() {
+fn neighbours_are_served_while_a_dead_guests_memory_is_still_mapped() {
     for idle in [IdleMode::Poll, ADAPTIVE] {
         let directory = tempfile::tempdir().unwrap();
         // One sidecore, and one thread for both sockets.
@@ -47,10 +48,10 @@ fn neighbours_are_served_while_the_memory_of_one_that_has_died_is_still_there() 
         let file = populated(&name);
         client.transport().dma_map(ADDRESS, BYTES, file.as_fd(), 0).unwrap();
         drop(file);
-        // The sidecore holds all of it, and is the last to let go.
+        // The sidecore has used all of the memory, and is the last to release it.
         assert_eq!(write(queue(&mut client), 8, 1), NvmeStatus::OK);
 
-        let (let_go, held) = channel::<()>();
+        let (release, held) = channel::<()>();
         let (begun, begins) = channel();
         when_reaped(move || {
             begun.send(()).unwrap();
@@ -63,14 +64,14 @@ fn neighbours_are_served_while_the_memory_of_one_that_has_died_is_still_there() 
         for byte in 0..100 {
             assert_eq!(write(queue(&mut neighbour), 8, byte), NvmeStatus::OK);
         }
-        // The sockets are served as well, and the function's next client.
+        // The sockets are served as well, and the function accepts its next client.
         neighbour.read_namespace().unwrap();
         let mut next = connect(&spec.devices[0].socket);
         assert_eq!((read(queue(&mut next), 8), read(queue(&mut neighbour), 8)), (1, 99));
         assert!(is_mapped(&name));
-        drop(let_go);
+        drop(release);
         wait_until_reaped();
-        assert!(!is_mapped(&name), "somebody holds it");
+        assert!(!is_mapped(&name), "the memory is still mapped");
         drop((next, neighbour));
         assembly.drain();
     }

@@ -1,4 +1,4 @@
-//! NVMe functions of a running assembly, driven by a host's driver.
+//! NVMe functions of a running assembly, with a real driver.
 
 mod common;
 #[path = "common/graph.rs"]
@@ -27,7 +27,7 @@ use host::{ADAPTIVE, PAGE, complete, connect, connect_as, flush, read, write};
 /// Asynchronous Event Configuration, and its bit for namespaces.
 const EVENT_CONFIGURATION: u32 = 0x0B;
 const NAMESPACE_NOTICES: u32 = 1 << 8;
-/// What the completion of an event says: a notice, namespace attribute changed, log page 04h.
+/// The result of the event's completion: a notice, namespace attribute changed, log page 04h.
 const NAMESPACE_CHANGED: u32 = 0x0004_0002;
 const CHANGED_NAMESPACES: u32 = 0x04;
 
@@ -36,7 +36,7 @@ fn pool(assembly: &Assembly) -> Arc<ControllerHandle> {
 }
 
 #[test]
-fn what_is_written_is_read_from_every_store_and_however_the_sidecore_waits() {
+fn written_data_is_read_from_every_store_in_every_idle_mode() {
     for idle in [IdleMode::Poll, ADAPTIVE, IdleMode::Interrupt] {
         let directory = tempfile::tempdir().unwrap();
         let spec = spec(directory.path(), idle, &["mem", "file", "one"]);
@@ -54,7 +54,7 @@ fn what_is_written_is_read_from_every_store_and_however_the_sidecore_waits() {
                 for sector in [0, 8, DISK_BYTES / 512 - 8] {
                     assert_eq!(read(queue, sector), byte, "{} at {sector}", device.name);
                 }
-                assert_eq!(read(queue, 512), 0, "what was never written is zeros");
+                assert_eq!(read(queue, 512), 0, "a block that was never written reads as zeros");
                 until(&assembly, index, |report| report.state == DeviceState::Running);
             }
         }
@@ -64,7 +64,7 @@ fn what_is_written_is_read_from_every_store_and_however_the_sidecore_waits() {
 }
 
 #[test]
-fn reports_and_counters_tell_what_a_function_does() {
+fn reports_and_counters_follow_a_function() {
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path(), ADAPTIVE, &["one", "mem"]);
     let wide = &mut spec.devices[1];
@@ -101,13 +101,14 @@ fn reports_and_counters_tell_what_a_function_does() {
     assert!(counted.latency_ns.count >= 21, "{counted:?}");
     assert!(counted.kicks > 0 && counted.kicks <= kicks, "{counted:?}, {kicks} sent");
 
-    // As many queue pairs as the driver creates, on the sidecores in turn.
+    // The driver creates as many queue pairs as it likes; they are spread over the sidecores in
+    // turn.
     let options = NvmeOptions { queues: 3, ..NvmeOptions::default() };
     let mut wide = connect_as(&spec.devices[1].socket, &options);
     let report = until(&assembly, 1, |report| report.queues_running == 3);
     assert_eq!((report.queues, report.block_bytes, report.read_only), (4, 512, true));
     assert_eq!(wide.namespace().block_bytes, 4096);
-    assert!(stats.devices[1].queues.is_empty(), "queues that nobody has used are left out");
+    assert!(stats.devices[1].queues.is_empty(), "unused queues are left out");
     let refused = write(wide.queue(2).unwrap(), 0, 1);
     assert_eq!(refused.name(), "Namespace is Write Protected", "{refused:?}");
     assert_eq!(read(wide.queue(2).unwrap(), 0), 0);
@@ -120,7 +121,7 @@ fn reports_and_counters_tell_what_a_function_does() {
 }
 
 #[test]
-fn a_volume_grows_under_its_host_which_is_told() {
+fn a_volume_grows_and_its_guest_is_notified() {
     for idle in [IdleMode::Poll, ADAPTIVE] {
         let directory = tempfile::tempdir().unwrap();
         let spec = spec(directory.path(), idle, &["one"]);
@@ -133,8 +134,8 @@ fn a_volume_grows_under_its_host_which_is_told() {
         assert_eq!(write(queue(&mut client), beyond, 1).name(), "LBA Out of Range");
 
         pool(&assembly).resize_volume("one", 2 * DISK_BYTES).unwrap();
-        let told = client.admin().wait(event).unwrap();
-        assert_eq!((told.result, told.status), (NAMESPACE_CHANGED, NvmeStatus::OK));
+        let completion = client.admin().wait(event).unwrap();
+        assert_eq!((completion.result, completion.status), (NAMESPACE_CHANGED, NvmeStatus::OK));
         let mut changed = [0; 4096];
         let get = NvmeCommand::new(admin_opcode::GET_LOG_PAGE, u32::MAX);
         let get = get.dword(10, CHANGED_NAMESPACES | (4096 / 4 - 1) << 16);
@@ -145,7 +146,7 @@ fn a_volume_grows_under_its_host_which_is_told() {
         assert_eq!((read(queue(&mut client), beyond), read(queue(&mut client), 0)), (1, 0));
         assert_eq!(assembly.devices()[0].capacity_bytes, 2 * DISK_BYTES);
 
-        // Under load as well, and nothing fails.
+        // The same under load, without a failed command.
         let mut busy = client.take_queue(0).unwrap();
         let ends = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -158,19 +159,19 @@ fn a_volume_grows_under_its_host_which_is_told() {
                 rounds
             });
             let steps: Vec<u64> = (3..10).map(|step| step * DISK_BYTES).collect();
-            let told = steps.iter().map(|size_bytes| {
+            let sizes = steps.iter().map(|size_bytes| {
                 let resized = pool(&assembly).resize_volume("one", *size_bytes).is_ok();
                 client.read_namespace().ok().filter(|_| resized).map(|namespace| namespace.len_bytes())
             });
-            let told: Vec<_> = told.collect();
+            let sizes: Vec<_> = sizes.collect();
             ends.store(true, Ordering::Relaxed);
             assert!(writer.join().unwrap() > 0);
-            assert_eq!(told, steps.into_iter().map(Some).collect::<Vec<_>>());
+            assert_eq!(sizes, steps.into_iter().map(Some).collect::<Vec<_>>());
         });
     }
 }
 
-/// Writes pages until the function is gone, and counts those that were acknowledged.
+/// Writes pages until the function is removed, and counts the acknowledged writes.
 fn write_until_gone(client: &mut NvmeClient, acknowledged: &AtomicU64) {
     let mut queue = client.take_queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
@@ -185,7 +186,7 @@ fn write_until_gone(client: &mut NvmeClient, acknowledged: &AtomicU64) {
             if queue.poll_completions(&mut completions).unwrap() > 0 {
                 break;
             }
-            // Mapped doorbells do not tell that nobody looks at them any more.
+            // With mapped doorbells the client does not notice that they are polled no longer.
             if looks.is_multiple_of(1000) && client.read_register32(register::CSTS).is_err() {
                 break 'busy;
             }
@@ -197,7 +198,7 @@ fn write_until_gone(client: &mut NvmeClient, acknowledged: &AtomicU64) {
     client.put_queue(queue);
 }
 
-/// Waits until there are so many; false if that takes too long.
+/// Waits until the count has reached `least`; false after [`PATIENCE`].
 fn reaches(count: &AtomicU64, least: u64) -> bool {
     let deadline = Instant::now() + PATIENCE;
     while count.load(Ordering::Relaxed) < least && Instant::now() < deadline {
@@ -226,7 +227,7 @@ fn a_busy_function_is_removed_and_comes_back() {
             assembly.add_device(device, None).unwrap();
             client.reconnect().unwrap();
             let queue = queue(&mut client);
-            // What was in flight when it went.
+            // The command that was in flight at the removal.
             assert_eq!(complete(queue, 1)[0].status, NvmeStatus::ABORTED_BY_HOST);
             assert_ne!(read(queue, 0), 0);
             assert_eq!(write(queue, 0, 7), NvmeStatus::OK);
@@ -257,7 +258,7 @@ fn a_drain_ends_busy_functions_and_keeps_what_was_written() {
         for (device, count) in spec.devices.iter().zip(counts).take(2) {
             let mut client = connect(&device.socket);
             let last = count.into_inner() - 1;
-            // The next one may have been written as well, elsewhere.
+            // The next page may have been written as well.
             assert_eq!(read(queue(&mut client), last % 64 * 8), last as u8 | 1, "{}", device.name);
         }
     }
@@ -331,7 +332,7 @@ fn a_shutdown_flushes_and_errors_are_logged() {
         client.shut_down().unwrap();
         client.reset_controller().unwrap();
         let log = error_log(&mut client);
-        // No command's, and a write fault.
+        // No queue's command, with the status Write Fault.
         let expected = if is_bad { [1, 0xFF, 0xFF, 0x00, 0x05] } else { [0; 5] };
         assert_eq!([log[0], log[8], log[9], log[12], log[13]], expected, "{}", device.name);
 
@@ -373,7 +374,8 @@ fn names_stay_the_same_and_belong_to_volumes() {
             assert!(name.0 != other.0 && name.1 != other.1 && name.2 != other.2, "{name:?} and {other:?}");
         }
     }
-    // Another device, the same volume, and that under another name; the one that has its name now is another.
+    // The device has another name and serves the same volume, which is renamed. A new volume has
+    // the old name.
     spec.devices[0].name = "other".to_owned();
     spec.devices[0].serial = Some("S123".to_owned());
     let assembly = Assembly::start(&spec).unwrap();

@@ -1,4 +1,4 @@
-//! Hosts that vanish, fail and misbehave, and what NVMe functions make of it.
+//! Drivers and VMMs that vanish, fail and misbehave, and the NVMe functions that they use.
 
 mod common;
 #[path = "common/graph.rs"]
@@ -17,7 +17,7 @@ use common::until;
 use graph::{queue, spec};
 use host::{ADAPTIVE, PAGE, connect, connect_as, read, write};
 
-/// Random numbers that are the same each time.
+/// Pseudo-random numbers that are the same in each run.
 struct Random(u64);
 
 impl Random {
@@ -49,7 +49,8 @@ fn a_client_vanishes_with_commands_in_flight_and_nothing_is_torn() {
             until(&assembly, 0, |report| report.counters.batches > before);
             assert_eq!(queue.in_flight(), 16);
             drop(client);
-            // It is served when what was in flight is done: each page is as it was, or new, and not in between.
+            // The function is served when the commands in flight are done. Each page is old or new,
+            // and never a mixture.
             let mut client = connect(socket);
             let queue = graph::queue(&mut client);
             for page in 0..16 {
@@ -62,16 +63,16 @@ fn a_client_vanishes_with_commands_in_flight_and_nothing_is_torn() {
     }
 }
 
-/// A host that does what it must not, for a while.
+/// Breaks the rules of driver and VMM at random for a while.
 fn misbehave(device: &DeviceSpec, random: &mut Random) {
-    // Whatever it did the last time: it can always begin anew.
+    // A new connection works, whatever the last one has done.
     let mut client = connect_as(&device.socket, &NvmeOptions { queues: 2, ..NvmeOptions::default() });
     for id in 0..100_u16 {
         let queue = client.queue(id % 2).unwrap();
         let mut entry = [0; 64];
         entry.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
         if random.next().is_multiple_of(2) {
-            // A command that exists, for its namespace, with data anywhere.
+            // An existing command, for the function's namespace, with data at any address.
             entry[0] = [0, 1, 2, 5, 8, 9, 0xC][random.next() as usize % 7];
             entry[4..8].copy_from_slice(&[1, 0, 0, 0]);
             entry[40..48].copy_from_slice(&(random.next() % 1000).to_le_bytes());
@@ -126,20 +127,20 @@ fn a_hostile_host_harms_itself_alone() {
                     rounds += 1;
                 }
             });
-            let bullies = [(bad, 1), (also_bad, 2)].map(|(device, seed)| {
+            let hostile_hosts = [(bad, 1), (also_bad, 2)].map(|(device, seed)| {
                 scope.spawn(move || {
                     let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ seed);
                     (0..50).for_each(|_| misbehave(device, &mut random));
                 })
             });
-            let bullied = bullies.map(|bully| bully.join());
+            let results = hostile_hosts.map(|host| host.join());
             ends.store(true, Ordering::Relaxed);
             neighbour.join().unwrap();
-            bullied.into_iter().for_each(Result::unwrap);
+            results.into_iter().for_each(Result::unwrap);
         });
         assert_eq!(assembly.devices()[0].state, DeviceState::Running);
         assert!(assembly.devices()[1..].iter().all(|device| device.counters.rejected > 0));
-        // A host that behaves is served where one did not.
+        // A driver that behaves is served on the same functions.
         for device in [bad, also_bad] {
             let mut client = connect(&device.socket);
             assert_eq!(write(queue(&mut client), 8, 5), NvmeStatus::OK);
@@ -157,13 +158,13 @@ fn a_fatal_state_is_reported_and_ends_with_a_reset() {
     let assembly = Assembly::start(&spec).unwrap();
     let mut client = connect(&spec.devices[0].socket);
     client.write_register32(register::CC, 0).unwrap();
-    // An admin queue that is nowhere.
+    // The admin queue is outside of guest memory.
     client.write_register64(register::ASQ, 0xffff_0000_0000).unwrap();
     client.write_register32(register::CC, 0x0046_0001).unwrap();
     let broken = until(&assembly, 0, |report| report.state == DeviceState::Broken);
     assert!(broken.needs_reset && broken.reason.unwrap().contains("fatal"));
     client.reset_controller().unwrap();
     until(&assembly, 0, |report| report.state == DeviceState::Running && !report.needs_reset);
-    // What was in flight at the reset is none.
+    // No command was in flight at the reset.
     assert_eq!(write(queue(&mut client), 8, 5), NvmeStatus::OK);
 }

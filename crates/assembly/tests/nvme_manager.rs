@@ -1,4 +1,5 @@
-//! A controller's physical function as an NVMe function: its host manages the volumes, and who serves them.
+//! A controller's physical function as an NVMe function: its host manages volumes and the functions
+//! that serve them.
 
 mod common;
 #[path = "common/host.rs"]
@@ -25,11 +26,11 @@ use host::{ADAPTIVE, connect, function, read, write};
 const STORE_BYTES: u64 = 64 << 20;
 const VOLUME_BYTES: u64 = 8 << 20;
 
-/// Where the devices are in the list.
+/// The positions of the devices in the list.
 const ONE: usize = 1;
 const TWO: usize = 2;
 
-/// Statuses, type and code.
+/// Statuses: type and code.
 const OK: u16 = 0;
 const INVALID_FIELD: u16 = 0x002;
 const INVALID_NAMESPACE: u16 = 0x00B;
@@ -49,7 +50,7 @@ fn volume(name: &str) -> StoreSpec {
     StoreSpec::new(name, StoreKind::Volume(spec))
 }
 
-/// The physical function, and two virtual ones.
+/// The physical function and two virtual functions.
 fn spec(directory: &Path, idle: IdleMode) -> Spec {
     let path = directory.join("pool.img");
     if !path.exists() {
@@ -73,7 +74,8 @@ fn spec(directory: &Path, idle: IdleMode) -> Spec {
     }
 }
 
-/// All of it, and the physical function's host. What is named first goes last.
+/// An assembly and a client of its physical function. Callers bind the elements in this order, and
+/// drop them from the last to the first.
 fn start(idle: IdleMode) -> (TempDir, Spec, Assembly, NvmeClient) {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec(directory.path(), idle);
@@ -82,7 +84,7 @@ fn start(idle: IdleMode) -> (TempDir, Spec, Assembly, NvmeClient) {
     (directory, spec, assembly, pf)
 }
 
-/// A store that shows a volume which is there.
+/// A store on an existing volume.
 fn showing(volume: &str) -> StoreSpec {
     StoreSpec::new("other", StoreKind::Volume(VolumeSpec::new("pool", volume)))
 }
@@ -100,7 +102,7 @@ fn run(pf: &mut NvmeClient, command: NvmeCommand, data: &[u8]) -> (u16, u32) {
     (completion.status.0 & 0x7FF, completion.result)
 }
 
-/// Namespace Management, Create: so many blocks, in that LBA format.
+/// Namespace Management, Create: size in blocks and LBA format.
 fn create(pf: &mut NvmeClient, blocks: u64, format: u8) -> (u16, u32) {
     let mut data = [0; 4096];
     data[..8].copy_from_slice(&blocks.to_le_bytes());
@@ -175,27 +177,27 @@ fn the_primary_controller_knows_volumes_and_functions() {
     let both = 1 << 3 | 1 << 7;
     assert_eq!(pf.controller().optional_admin_commands & both, both);
     assert_eq!(pf.controller().model, "Sidecore physical function");
-    assert_eq!(pf.active_namespaces().unwrap(), [1], "its own is the whole store");
+    assert_eq!(pf.active_namespaces().unwrap(), [1], "the namespace of the physical function is the whole store");
     assert_eq!(pf.namespace().len_bytes(), STORE_BYTES);
     assert_eq!(allocated(&mut pf), [1, 2, 3]);
     assert_eq!((attached(&mut pf, 1), attached(&mut pf, 2), attached(&mut pf, 3)), (vec![0], vec![1], vec![2]));
     assert_eq!(secondary(&mut pf), [(1, true), (2, true)]);
     let controllers = pf.identify(0x13, 0).unwrap();
     assert_eq!(controllers[..8], [3, 0, 0, 0, 1, 0, 2, 0]);
-    // What it is told of a volume is what the volume's own host is told.
+    // Both hosts see the same namespace.
     let two = connect(&spec.devices[TWO].socket);
-    let told = pf.identify(0x11, 3).unwrap();
-    assert_eq!(told[..8], two.namespace().blocks.to_le_bytes());
-    assert_eq!(told[104..120], two.namespace().nguid);
+    let identified = pf.identify(0x11, 3).unwrap();
+    assert_eq!(identified[..8], two.namespace().blocks.to_le_bytes());
+    assert_eq!(identified[104..120], two.namespace().nguid);
     let capabilities = pf.identify(0x14, 0).unwrap();
-    assert_eq!(capabilities[4], 0, "nothing that could be assigned");
+    assert_eq!(capabilities[4], 0, "no resources that could be assigned");
     let capacity = u128::from_le_bytes(pf.identify(1, 0).unwrap()[280..296].try_into().unwrap());
     assert!(capacity > 0 && capacity <= STORE_BYTES.into(), "{capacity}");
 
-    // Whoever makes a volume or a device.
+    // Changes by the API are seen as well.
     pool(&assembly).snapshot_volume("one", "before").unwrap();
     assert_eq!(allocated(&mut pf), [1, 2, 3, 4]);
-    assert_eq!(pf.identify(0x11, 4).unwrap()[99] & 1, 1, "it is write protected");
+    assert_eq!(pf.identify(0x11, 4).unwrap()[99] & 1, 1, "a snapshot is write protected");
     pool(&assembly).delete_volume("before").unwrap();
     assert_eq!(allocated(&mut pf), [1, 2, 3]);
     pool(&assembly).resize_volume("two", 2 * VOLUME_BYTES).unwrap();
@@ -205,7 +207,7 @@ fn the_primary_controller_knows_volumes_and_functions() {
     assert!(attached(&mut pf, 2).is_empty());
     assembly.add_device(&spec.devices[ONE], None).unwrap();
     assert_eq!(secondary(&mut pf), [(1, true), (2, true)]);
-    // One that is only read manages nothing.
+    // A read-only physical function manages nothing.
     let own = NvmeSpec { model: Some("Acme 9000".to_owned()), ..NvmeSpec::default() };
     let reader = DeviceSpec {
         front_end: FrontEndSpec::Nvme(own),
@@ -230,11 +232,11 @@ fn namespaces_are_created_and_deleted() {
         assert_eq!(allocated(&mut pf), [1, 2, 3, 4, 5]);
         assert_eq!((attached(&mut pf, 4), delete(&mut pf, 4)), (vec![], OK));
         assert_eq!(allocated(&mut pf), [1, 2, 3, 5]);
-        // The number is free again, but somebody has taken the name that goes with it.
+        // The number is free again, but another volume has the name that goes with it.
         pool(&assembly).rename_volume("ns-5", "ns-4").unwrap();
         assert_eq!(create(&mut pf, 2048, 0), (OK, 6));
         assert_eq!(volumes(&assembly), ["one", "two", "ns-4", "ns-6"]);
-        // What cannot be.
+        // Requests that must fail.
         assert_eq!(create(&mut pf, 8192, 1).0, INVALID_FORMAT, "the store has blocks of 512 bytes");
         assert_eq!(create(&mut pf, 3, 0).0, INVALID_FORMAT, "the controller has blocks of 1 KiB");
         assert_eq!(create(&mut pf, 0, 0).0, INVALID_FIELD);
@@ -243,7 +245,7 @@ fn namespaces_are_created_and_deleted() {
         assert_eq!((delete(&mut pf, 2), delete(&mut pf, u32::MAX)), (OPERATION_DENIED, OPERATION_DENIED));
         assert_eq!((delete(&mut pf, 77), delete(&mut pf, 0)), (INVALID_FIELD, INVALID_NAMESPACE));
         assert_eq!(volumes(&assembly).len(), 4);
-        // All of them, when none is attached.
+        // All namespaces are deleted when none is attached.
         assert_eq!((detach(&mut pf, 2, 1), detach(&mut pf, 3, 2)), (OK, OK));
         assert_eq!((delete(&mut pf, u32::MAX), volumes(&assembly).len()), (OK, 0));
         assert_eq!(allocated(&mut pf), [1]);
@@ -252,7 +254,7 @@ fn namespaces_are_created_and_deleted() {
 }
 
 #[test]
-fn a_function_serves_what_is_attached_to_it() {
+fn a_function_serves_the_attached_volume() {
     for idle in [IdleMode::Poll, ADAPTIVE] {
         let (_directory, spec, assembly, mut pf) = start(idle);
         let mut one = connect(&spec.devices[ONE].socket);
@@ -262,7 +264,7 @@ fn a_function_serves_what_is_attached_to_it() {
         assert!(one.admin().run(set).unwrap().status.is_ok());
         let event = one.admin().submit(NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0)).unwrap();
 
-        // Its host sees it go.
+        // The function's host sees the namespace go.
         assert_eq!(detach(&mut pf, 2, 1), OK);
         assert!(one.admin().wait(event).unwrap().status.is_ok());
         assert!(one.active_namespaces().unwrap().is_empty());
@@ -272,7 +274,7 @@ fn a_function_serves_what_is_attached_to_it() {
         assert!(attached(&mut pf, 2).is_empty());
         assert_eq!((detach(&mut pf, 2, 1), detach(&mut pf, 3, 1)), (NOT_ATTACHED, NOT_ATTACHED));
 
-        // And another one come.
+        // And it sees another one come.
         assert_eq!(create(&mut pf, 4096, 0), (OK, 4));
         assert_eq!(attachment(&mut pf, 0, 4, &[1, 2]), IS_PRIVATE);
         assert_eq!((attach(&mut pf, 4, 2), attach(&mut pf, 3, 1)), (ATTACHMENT_LIMIT, IS_PRIVATE));
@@ -287,16 +289,16 @@ fn a_function_serves_what_is_attached_to_it() {
         let report = assembly.devices().swap_remove(ONE);
         assert_eq!((report.volume.as_deref(), report.capacity_bytes), (Some("ns-4"), 4096 * 512));
         assert_eq!(delete(&mut pf, 4), OPERATION_DENIED);
-        // It grows as any other does.
+        // The attached volume grows like any other.
         pool(&assembly).resize_volume("ns-4", 4 << 20).unwrap();
         assert_eq!(one.read_namespace().unwrap().len_bytes(), 4 << 20);
 
-        // Back again: what was written is there, and nothing of the other one.
+        // The first volume again: its data are there, and no data of the other volume.
         assert_eq!((detach(&mut pf, 4, 1), attach(&mut pf, 2, 1)), (OK, OK));
         assert_eq!(one.read_namespace().unwrap().nguid, nguid);
         assert_eq!(read(one.queue(0).unwrap(), 8), 1);
         assert_eq!(delete(&mut pf, 4), OK);
-        // A client that comes later sees the same.
+        // A client that comes later sees the same namespace.
         assert_eq!((detach(&mut pf, 3, 2), detach(&mut pf, 2, 1), attach(&mut pf, 2, 2)), (OK, OK, OK));
         let mut two = connect(&spec.devices[TWO].socket);
         assert_eq!(read(two.queue(0).unwrap(), 8), 1);
@@ -307,29 +309,29 @@ fn a_function_serves_what_is_attached_to_it() {
 }
 
 #[test]
-fn nothing_is_written_to_by_two_or_deleted_under_anybody() {
+fn no_volume_has_two_writers_or_is_deleted_while_it_is_served() {
     let (directory, spec, assembly, mut pf) = start(ADAPTIVE);
     assert_eq!((create(&mut pf, 4096, 0), create(&mut pf, 4096, 0)), ((OK, 4), (OK, 5)));
-    // A disk of another kind writes to one of them.
+    // A disk with another front end writes to one of the volumes.
     let other = DeviceSpec { store: "other".to_owned(), ..device(directory.path(), "blk") };
     assembly.add_device(&other, Some(&showing("ns-4"))).unwrap();
     assert_eq!(detach(&mut pf, 2, 1), OK);
     assert_eq!((attach(&mut pf, 4, 1), delete(&mut pf, 4)), (IS_PRIVATE, OPERATION_DENIED));
-    // Not under another name either.
+    // The volume is found under another name, too.
     pool(&assembly).rename_volume("ns-4", "renamed").unwrap();
     assert_eq!((attach(&mut pf, 4, 1), delete(&mut pf, 4)), (IS_PRIVATE, OPERATION_DENIED));
     assert_eq!(assembly.devices()[3].volume.as_deref(), Some("renamed"));
     assembly.remove_device("blk").unwrap();
     assert_eq!(attach(&mut pf, 4, 1), OK);
-    // And the other way round.
+    // In the other direction: the volume is attached before the disk is added.
     assert!(assembly.add_device(&other, Some(&showing("renamed"))).is_err());
     assert_eq!(pool(&assembly).delete_volume("renamed").unwrap_err().kind, ErrorKind::Conflict);
-    // What was detached can be had by others, and deleted.
+    // A detached volume can be served by another device, and deleted.
     assembly.add_device(&other, Some(&showing("one"))).unwrap();
     assert_eq!(attach(&mut pf, 2, 1), ATTACHMENT_LIMIT);
     assembly.remove_device("blk").unwrap();
     assert_eq!(delete(&mut pf, 2), OK);
-    // A device goes with what is attached to it, and comes back with what it was configured with.
+    // A removed device loses its attachment. Added again, it serves its configured volume.
     let mut one = connect(&spec.devices[ONE].socket);
     assert_eq!(status(&mut one, 8), NvmeStatus::OK);
     assembly.remove_device("one").unwrap();
@@ -353,12 +355,12 @@ fn secondary_controllers_are_taken_offline_and_online() {
         one.write_register32(register::CC, 0x0046_0001).unwrap();
         one.transport().reset().unwrap();
         one.write_register32(register::CC, 0x0046_0001).unwrap();
-        assert_eq!(one.read_register32(register::CSTS).unwrap(), 2, "it cannot be enabled");
+        assert_eq!(one.read_register32(register::CSTS).unwrap(), 2, "the controller cannot be enabled");
         drop(one);
-        // Its neighbour does not mind.
+        // The neighbour is not disturbed.
         let mut two = connect(&spec.devices[TWO].socket);
         assert_eq!(status(&mut two, 8), NvmeStatus::OK);
-        // It can be given another volume meanwhile.
+        // A function that is offline can get another volume.
         assert_eq!((detach(&mut pf, 2, 1), create(&mut pf, 4096, 0), attach(&mut pf, 4, 1)), (OK, (OK, 4), OK));
         assert_eq!(virtualization(&mut pf, 1, 9), OK);
         assert_eq!(secondary(&mut pf), [(1, true), (2, true)]);
@@ -370,14 +372,14 @@ fn secondary_controllers_are_taken_offline_and_online() {
             (virtualization(&mut pf, 9, 7), virtualization(&mut pf, 0, 7)),
             (INVALID_CONTROLLER, INVALID_CONTROLLER)
         );
-        // Queues and vectors are as they were configured.
+        // Queues and vectors cannot be assigned.
         assert_eq!(virtualization(&mut pf, 0, 1), INVALID_RESOURCE);
         assert_eq!((virtualization(&mut pf, 1, 7), virtualization(&mut pf, 1, 8)), (OK, INVALID_RESOURCE));
     }
 }
 
 #[test]
-fn it_is_managed_under_load_and_drained_in_the_middle() {
+fn a_subsystem_is_managed_under_load_and_drained_in_the_middle() {
     for idle in [IdleMode::Poll, ADAPTIVE] {
         let (_directory, spec, assembly, mut pf) = start(idle);
         let mut one = connect(&spec.devices[ONE].socket);
@@ -385,7 +387,7 @@ fn it_is_managed_under_load_and_drained_in_the_middle() {
         assert_eq!(create(&mut pf, 4096, 0), (OK, 4));
         let deadline = Instant::now() + PATIENCE;
         std::thread::scope(|scope| {
-            // One has its volume taken away and given back, and fails only in the meantime.
+            // The function loses its volume and gets it back, and fails only in between.
             let swapped = scope.spawn(|| {
                 let (mut done, mut refused) = (0, 0);
                 while (done < 100 || refused < 10) && Instant::now() < deadline {
@@ -397,7 +399,7 @@ fn it_is_managed_under_load_and_drained_in_the_middle() {
                 }
                 assert!(done >= 100 && refused >= 10, "{done} done, {refused} refused");
             });
-            // Two has all the time what it has.
+            // The second function keeps its volume all the time.
             let steady = scope.spawn(|| {
                 for round in 0..200_u64 {
                     let sector = round % 64 * 8;
@@ -413,7 +415,7 @@ fn it_is_managed_under_load_and_drained_in_the_middle() {
             }
         });
         assert!(pool(&assembly).check().unwrap().clean);
-        // Nobody waits for the answers to these.
+        // These commands are in flight when the assembly ends.
         for namespace in [2, 4] {
             let command = NvmeCommand::new(admin_opcode::NAMESPACE_MANAGEMENT, namespace).dword(10, 1);
             pf.admin().submit(command).unwrap();
@@ -430,14 +432,14 @@ fn it_is_managed_under_load_and_drained_in_the_middle() {
     }
 }
 
-/// A physical function's host goes on with the numbers that it knows, or it would delete another volume than it means to.
+/// The host uses the numbers that it knows: new numbers would let it delete the wrong volume.
 #[test]
 fn numbers_outlive_the_daemon_that_gave_them() {
     let (_directory, spec, assembly, mut pf) = start(IdleMode::Poll);
     let mut one = connect(&spec.devices[ONE].socket);
     assert_eq!(write(one.queue(0).unwrap(), 8, 1), NvmeStatus::OK);
     assert_eq!((create(&mut pf, 4096, 0), create(&mut pf, 2048, 0)), ((OK, 4), (OK, 5)));
-    // Names that say nothing of numbers, and a gap: whoever counts anew counts otherwise.
+    // A rename and a gap, so that names and a new count give other numbers.
     pool(&assembly).rename_volume("ns-5", "a").unwrap();
     assert_eq!(delete(&mut pf, 4), OK);
     let nguid = pf.identify(0x11, 5).unwrap()[104..120].to_vec();
@@ -445,7 +447,7 @@ fn numbers_outlive_the_daemon_that_gave_them() {
     let mut left = assembly.hand_over();
     drop(assembly);
     assert_eq!(left.len(), 2);
-    // Devices are numbered in their order, too.
+    // Functions are numbered in the order of the devices, too.
     let mut changed = spec.clone();
     changed.devices.swap(ONE, TWO);
     let assembly = Assembly::take_over(&changed, &mut left).unwrap();
@@ -457,7 +459,7 @@ fn numbers_outlive_the_daemon_that_gave_them() {
     assert_eq!(read(one.queue(0).unwrap(), 8), 1);
 }
 
-/// The numbers are the subsystem's, whichever of its physical functions had a host.
+/// The numbers belong to the subsystem: any of its physical functions exports them.
 #[test]
 fn numbers_are_known_to_a_second_physical_function() {
     let directory = tempfile::tempdir().unwrap();
@@ -476,7 +478,8 @@ fn numbers_are_known_to_a_second_physical_function() {
     assert_eq!(allocated(&mut pf), [1, 2, 3, 5]);
 }
 
-/// What a host has asked for may need what the end of a daemon takes away: neither waits for the other.
+/// A host's command may need the graph that the end of a daemon has locked. Neither waits for the
+/// other.
 #[test]
 fn daemons_end_while_a_host_manages() {
     let (_directory, spec, mut assembly, mut pf) = start(IdleMode::Poll);
@@ -484,7 +487,7 @@ fn daemons_end_while_a_host_manages() {
     let assembly = std::thread::scope(|scope| {
         let managing = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                // Whether it can be done depends on who is there; that there is an answer does not.
+                // The result depends on the moment; the command is answered in any case.
                 detach(&mut pf, 3, 2);
                 attach(&mut pf, 3, 2);
                 let (status, namespace) = create(&mut pf, 64, 0);
@@ -508,14 +511,16 @@ fn daemons_end_while_a_host_manages() {
     assert!(pool(&assembly).check().unwrap().clean);
 }
 
-/// What was acknowledged and could not be made durable is not there for the next daemon: a guest that went on would not know.
+/// Acknowledged writes that could not be made durable are missing under the next daemon. A guest
+/// that was resumed would not notice.
 #[test]
-fn a_store_that_loses_writes_at_the_end_is_not_gone_on_with() {
+fn a_client_is_not_exported_if_its_store_loses_writes_at_the_end() {
     let (directory, mut spec, assembly, pf) = start(IdleMode::Poll);
     let log = tempfile::tempdir_in("/dev/shm").unwrap();
     drop((pf, assembly));
-    // The next generation can be written, which says that the store is in use, and the one after it cannot
-    // (docs/volume-format.md, "Superblock": a slot is four KiB, and has its generation at byte 32).
+    // The next generation can be written, which marks the store as in use, and the one after it
+    // cannot (docs/volume-format.md, "Superblock": a slot has four KiB and its generation at byte
+    // 32).
     let bytes = std::fs::read(directory.path().join("pool.img")).unwrap();
     let slots = bytes.chunks_exact(4096).take(4);
     let generation = slots.map(|slot| u64::from_le_bytes(slot[32..40].try_into().unwrap())).max().unwrap();
@@ -539,16 +544,16 @@ fn a_store_that_loses_writes_at_the_end_is_not_gone_on_with() {
         }
         let left = assembly.hand_over();
         drop(assembly);
-        assert_eq!(left.len(), usize::from(!is_written), "what has lost nothing can be gone on with");
+        assert_eq!(left.len(), usize::from(!is_written), "a client is exported if no write is lost");
         drop(left);
         assert!(!one.is_connected());
     }
     drop(directory);
 }
 
-/// What a host has attached, and taken offline, is so under the next daemon, whoever was connected.
+/// Attachments and offline states outlive the daemon, with or without connected clients.
 #[test]
-fn functions_serve_what_they_were_given() {
+fn attachments_outlive_the_daemon() {
     let (_directory, spec, assembly, mut pf) = start(IdleMode::Poll);
     let mut one = connect(&spec.devices[ONE].socket);
     assert_eq!((detach(&mut pf, 2, 1), detach(&mut pf, 3, 2)), (OK, OK));
@@ -562,7 +567,7 @@ fn functions_serve_what_they_were_given() {
     assert_eq!(read(one.queue(0).unwrap(), 8), 9);
     assert_eq!(connect(&spec.devices[TWO].socket).namespace().nguid, pf.identify(0x11, 2).unwrap()[104..120]);
 
-    // Nothing at all, and offline.
+    // A function that is detached and offline.
     assert_eq!((detach(&mut pf, 2, 2), virtualization(&mut pf, 2, 7)), (OK, OK));
     let mut left = assembly.hand_over();
     drop(assembly);
@@ -571,7 +576,8 @@ fn functions_serve_what_they_were_given() {
     assert_eq!(secondary(&mut pf), [(1, true), (2, false)]);
     assert_eq!((virtualization(&mut pf, 2, 9), attach(&mut pf, 2, 2)), (OK, OK));
 
-    // Unless the device is configured to serve something else by now: its client is not gone on with.
+    // A device that is configured with another volume by now serves that one, and its client is
+    // disconnected.
     let mut left = assembly.hand_over();
     drop(assembly);
     let mut changed = spec.clone();
@@ -583,10 +589,10 @@ fn functions_serve_what_they_were_given() {
     assert_eq!((attached(&mut pf, 2), attached(&mut pf, 3)), (vec![2], vec![]));
 }
 
-/// The same on a pool that answers only after the next daemon has started. To restore the functions
-/// changes the graph of the assembly, which the thread that serves late devices changes as well.
+/// The same on a pool that answers only after the next daemon has started. Restoring the functions
+/// changes the graph, as the thread that serves late devices does.
 #[test]
-fn functions_on_a_late_pool_serve_what_they_were_given() {
+fn attachments_are_restored_on_a_late_pool() {
     let Some(disk) = SlowDisk::mount(STORE_BYTES as usize) else { return };
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path(), IdleMode::Poll);
@@ -600,7 +606,7 @@ fn functions_on_a_late_pool_serve_what_they_were_given() {
     drop(assembly);
 
     disk.hold(|request| request.operation() != Operation::Init);
-    // Released also if an assertion fails, before the assembly's end waits for the disk.
+    // Released also if an assertion fails, because the end of the assembly waits for the disk.
     let _releaser = disk.releaser();
     let assembly = Arc::new(Assembly::take_over(&spec, &mut left).unwrap());
     assert_eq!(assembly.devices()[ONE].state, DeviceState::Opening);
@@ -614,9 +620,10 @@ fn functions_on_a_late_pool_serve_what_they_were_given() {
     assert_eq!(one.read_namespace().unwrap().id, 1);
 }
 
-/// What a host has asked for while no daemon ran is done when all others are there again: they notice what is done to them.
+/// A command of the host that comes while no daemon runs is carried out when the other clients are
+/// resumed, so that they notice its effect.
 #[test]
-fn a_host_goes_on_when_the_others_do() {
+fn a_hosts_command_waits_until_the_other_clients_are_resumed() {
     let (_directory, spec, mut assembly, mut pf) = start(IdleMode::Poll);
     let mut one = connect(&spec.devices[ONE].socket);
     for _ in 0..10 {
@@ -637,7 +644,7 @@ fn a_host_goes_on_when_the_others_do() {
     }
 }
 
-/// A function may be taken offline, and reset, in the middle of being left: its VMM stays connected.
+/// A function may be taken offline, and reset, while it is exported: its VMM stays connected.
 #[test]
 fn functions_are_taken_offline_while_daemons_end() {
     let (_directory, spec, mut assembly, mut pf) = start(IdleMode::Poll);

@@ -1,4 +1,4 @@
-//! Devices that come and go while an assembly runs.
+//! Devices that are added and removed while an assembly runs.
 
 mod common;
 #[path = "common/guest.rs"]
@@ -26,7 +26,7 @@ fn ram(name: &str) -> StoreSpec {
     store(name, StoreKind::Ram { size_bytes: DISK_BYTES, block_bytes: 512 })
 }
 
-/// One disk in memory, and a file that nothing leads to.
+/// A disk in memory, and a file without a device.
 fn spec(directory: &Path) -> Spec {
     let path = directory.join("disk.img");
     std::fs::File::create(&path).unwrap().set_len(DISK_BYTES).unwrap();
@@ -54,7 +54,7 @@ fn names(assembly: &Assembly) -> Vec<String> {
 }
 
 #[test]
-fn a_device_comes_is_served_and_goes_while_its_neighbour_works() {
+fn a_device_is_added_served_and_removed_while_its_neighbour_works() {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec(directory.path());
     let assembly = Assembly::start(&spec).unwrap();
@@ -64,7 +64,7 @@ fn a_device_comes_is_served_and_goes_while_its_neighbour_works() {
     let file = DeviceSpec { sidecores: Vec::new(), ..device(directory.path(), "file") };
     assembly.add_device(&file, None).unwrap();
     assert_eq!(names(&assembly), ["mem", "file"]);
-    // Where the fewest queues are.
+    // On the sidecore with the fewest queues.
     assert_eq!(assembly.devices()[1].sidecores, ["sc1"]);
     assert_eq!(assembly.stats().devices[1].name, "file");
     let mut client = connect(&file.socket);
@@ -76,7 +76,7 @@ fn a_device_comes_is_served_and_goes_while_its_neighbour_works() {
     assert!(!file.socket.exists());
     assert_eq!(names(&assembly), ["mem"]);
     assert_eq!(read(&mut neighbour, 8), 1);
-    // The file was flushed and let go of: it can be had again, by the name that the spec has for it.
+    // The file was flushed and closed: it can be opened again by the name of its store.
     assembly.add_device(&file, None).unwrap();
     assert_eq!(read(&mut connect(&file.socket), 8), 2);
     assert_eq!(std::fs::read(directory.path().join("disk.img")).unwrap()[4096], 2);
@@ -101,7 +101,7 @@ fn a_store_that_comes_with_a_device_goes_with_the_last_one() {
 }
 
 #[test]
-fn what_cannot_be_added_is_said_and_leaves_everything_as_it_was() {
+fn a_refused_addition_has_a_reason_and_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     let assembly = Assembly::start(&spec(path)).unwrap();
@@ -122,7 +122,7 @@ fn what_cannot_be_added_is_said_and_leaves_everything_as_it_was() {
     let circle = StoreSpec::in_front_of("new", "new", StageSpec::Delay(Nanos::ZERO));
     assert!(matches!(assembly.add_device(&new, Some(&circle)), Err(AssemblyError::Cycle { .. })));
     assert_eq!(message(&new, None), "device \"new\" names store \"new\", which does not exist");
-    // A second guest that writes to the file, also through something in front of it.
+    // A second writer to the file is refused, also through a stage in front of it.
     assembly.add_device(&device(path, "file"), None).unwrap();
     let slow = StoreSpec::in_front_of("slow", "file", StageSpec::Delay(Nanos::ZERO));
     assert!(message(&named("slow"), Some(&slow)).contains("device \"file\" writes to store \"slow\" too"));
@@ -136,7 +136,7 @@ fn what_cannot_be_added_is_said_and_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn removing_waits_for_what_is_in_flight_and_several_may_remove_at_once() {
+fn a_removal_waits_for_requests_in_flight_and_succeeds_once() {
     let directory = tempfile::tempdir().unwrap();
     let assembly = Assembly::start(&spec(directory.path())).unwrap();
     let slow = StoreSpec::in_front_of("slow", "mem", StageSpec::Delay(Nanos::from_millis(50)));

@@ -1,4 +1,4 @@
-//! An assembly served to guest drivers in this process.
+//! An assembly with guest drivers in the same process.
 
 mod common;
 
@@ -81,7 +81,7 @@ fn a_disk_waits_runs_and_waits_again_and_keeps_its_contents_and_counters() {
     let mut client = connect(&spec, 0);
     assert_eq!(read(client.queue(0).unwrap(), 8), (Status::Ok, 7));
 
-    // What a request counts as is shown to others a moment later.
+    // Counters are published a moment after the completion.
     let counters = until(&assembly, 0, |report| report.counters.latency_ns.count == 3).counters;
     assert_eq!((counters.requests, counters.reads, counters.writes), (3, 2, 1));
     assert_eq!((counters.bytes_read, counters.bytes_written, counters.bytes), (8192, 4096, 12288));
@@ -105,7 +105,7 @@ fn a_disk_of_sixty_four_queues_serves_each_of_them() {
 }
 
 #[test]
-fn queues_go_round_the_sidecores() {
+fn queues_are_spread_over_the_sidecores() {
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path(), vec![ram("mem", 1 << 20)]);
     spec.devices[0].queues = 3;
@@ -134,7 +134,7 @@ fn stores_are_stacked_and_fail_as_planned() {
     let (mut mem, mut slow) = (connect(&spec, 0), connect(&spec, 2));
     let before = Instant::now();
     assert_eq!(write(slow.queue(0).unwrap(), 0, 3), Status::Ok);
-    // The delay counts from the start of the sidecore's turn, which may have been held up.
+    // The delay counts from the start of the sidecore's turn, which may have been late.
     assert!(before.elapsed() >= Duration::from_millis(10));
     assert_eq!(read(mem.queue(0).unwrap(), 0), (Status::Ok, 3));
     assert_eq!(read(slow.queue(0).unwrap(), 8).0, Status::IoError);
@@ -178,7 +178,7 @@ fn requests_pass_the_stages_of_a_store_in_their_order() {
 }
 
 #[test]
-fn draining_finishes_what_is_in_flight_and_flushes_files() {
+fn a_drain_finishes_requests_in_flight_and_flushes_files() {
     let directory = tempfile::tempdir().unwrap();
     let image = directory.path().join("disk.img");
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
@@ -195,7 +195,7 @@ fn draining_finishes_what_is_in_flight_and_flushes_files() {
     queue.write_data(slot, 0, &[9; 4096]);
     queue.submit_write(slot, Sector(0), 4096).unwrap();
     queue.publish().unwrap();
-    // Taken, and in the store for a while yet.
+    // The request is in flight in the store for a while.
     until(&assembly, 0, |report| report.counters.batches == 1);
     assembly.drain();
     let mut completions = Vec::new();
@@ -203,7 +203,7 @@ fn draining_finishes_what_is_in_flight_and_flushes_files() {
     assert_eq!(completions[0].status, Status::Ok);
     assert_eq!(std::fs::read(&image).unwrap()[..4096], [9; 4096]);
     assert!(!spec.devices[0].socket.exists());
-    // Reports outlive it, and a second time does nothing.
+    // Reports outlive the drain, and a second drain does nothing.
     assert_eq!(assembly.devices()[0].state, DeviceState::Waiting);
     assembly.drain();
     assert_eq!(assembly.stats().devices[0].queues[0].writes, 1);
@@ -225,7 +225,7 @@ fn a_guest_that_breaks_its_disk_harms_no_other() {
     assert!(report.reason.unwrap().starts_with("queue 0: "));
     assert_eq!(write(two.queue(0).unwrap(), 0, 2), Status::Ok);
     assert_eq!(assembly.devices()[1].state, DeviceState::Running);
-    // The next guest finds it whole.
+    // The next guest finds the disk intact.
     drop(one);
     until(&assembly, 0, |report| report.state == DeviceState::Waiting);
     assert_eq!(read(connect(&spec, 0).queue(0).unwrap(), 0), (Status::Ok, 1));
@@ -239,7 +239,7 @@ fn a_ring_larger_than_allowed_is_not_started() {
     let options = ClientOptions { queue_size: 512, huge_pages: false, ..ClientOptions::default() };
     let refused = match BlkClient::connect(&spec.devices[0].socket, &options) {
         Err(_) => true,
-        // Starting a queue is not answered; the connection ends.
+        // The start of a queue is not answered; the connection ends.
         Ok(mut client) => client.read_config().is_err(),
     };
     assert!(refused);
@@ -249,7 +249,7 @@ fn a_ring_larger_than_allowed_is_not_started() {
 }
 
 #[test]
-fn a_read_only_disk_is_one_whatever_its_store_is() {
+fn a_read_only_disk_is_read_only_on_a_writable_store() {
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path(), vec![ram("mem", 1 << 20)]);
     spec.devices[0].read_only = true;
@@ -261,7 +261,7 @@ fn a_read_only_disk_is_one_whatever_its_store_is() {
 }
 
 #[test]
-fn what_cannot_be_started_is_said_and_leaves_nothing_behind() {
+fn a_refused_start_has_a_reason_and_leaves_nothing_behind() {
     let directory = tempfile::tempdir().unwrap();
     let good = || spec(directory.path(), vec![ram("mem", 1 << 20)]);
     let message = |spec: &Spec| -> String {
@@ -288,7 +288,7 @@ fn what_cannot_be_started_is_said_and_leaves_nothing_behind() {
     let mut spec = good();
     spec.devices[0].queues = 65;
     assert!(message(&spec).contains("1 to 64 queues"));
-    // The second device's socket fails when the first is being served already.
+    // The second device's socket fails after the first device has been served.
     let mut spec = self::spec(directory.path(), vec![ram("one", 1 << 20), ram("two", 1 << 20)]);
     spec.devices[1].socket = directory.path().join("no/such/new.sock");
     assert!(message(&spec).starts_with("device \"two\": "));

@@ -1,4 +1,4 @@
-//! Guests of virtio disks go on over a restart of the daemon, on the connection that they have.
+//! Guests of virtio disks are served over a restart of the daemon, on the same connection.
 
 #[allow(dead_code, reason = "it uses a part")]
 mod common;
@@ -31,7 +31,7 @@ fn spec(directory: &Path) -> Spec {
     }
 }
 
-/// The next daemon, which is told no more than what would be kept.
+/// Starts the next daemon with no more than a service manager keeps.
 fn restart(assembly: Assembly, spec: &Spec) -> Assembly {
     let mut left = assembly.hand_over();
     drop(assembly);
@@ -57,7 +57,7 @@ fn complete(queue: &mut BlkQueue) {
     assert_eq!(completions[0].status, Status::Ok);
 }
 
-/// Writes pages and reads them back, each time with other contents, until it is told to stop.
+/// Writes pages with new contents and reads them back, until `stop` is set.
 fn verify(queue: &mut BlkQueue, seed: u64, stop: &AtomicBool, rounds: &AtomicU64) {
     let mut written = [None::<u8>; PAGES as usize];
     let mut number = seed;
@@ -83,7 +83,7 @@ fn verify(queue: &mut BlkQueue, seed: u64, stop: &AtomicBool, rounds: &AtomicU64
 }
 
 #[test]
-fn a_guest_reads_what_it_has_written_over_restarts() {
+fn a_guest_reads_its_writes_over_restarts() {
     for kind in 0..4 {
         let (packed, notify) = (kind % 2 == 1, if kind < 2 { Notify::Polled } else { Notify::Interrupt });
         let directory = tempfile::tempdir().unwrap();
@@ -96,7 +96,7 @@ fn a_guest_reads_what_it_has_written_over_restarts() {
         std::thread::scope(|scope| {
             let guest = scope.spawn(|| verify(&mut queue, 1 + u64::from(packed), &stop, &rounds));
             for _ in 0..5 {
-                // In the middle of its work, whatever it is doing.
+                // At an arbitrary moment of the guest's work.
                 let (before, deadline) = (rounds.load(Ordering::Relaxed), Instant::now() + PATIENCE);
                 while rounds.load(Ordering::Relaxed) < before + 200 && !guest.is_finished() {
                     assert!(Instant::now() < deadline, "the guest is not served");
@@ -109,7 +109,7 @@ fn a_guest_reads_what_it_has_written_over_restarts() {
             stop.store(true, Ordering::Relaxed);
             guest.join().unwrap();
         });
-        // The connection is the one that was made at the beginning, and what is asked on it is served.
+        // The connection is the first one still, and its messages are answered.
         assert_eq!(client.status().unwrap() & 4, 4, "DRIVER_OK");
         client.share_memory_again().unwrap();
         verify(&mut queue, 7, &AtomicBool::new(true), &rounds);
@@ -121,9 +121,10 @@ fn a_guest_reads_what_it_has_written_over_restarts() {
     }
 }
 
-/// The guest would go on with another device: its client is disconnected, and may connect again.
+/// The guest would see a device with other properties: its client is disconnected, and may connect
+/// again.
 #[test]
-fn a_disk_that_is_another_one_is_not_gone_on_with() {
+fn a_client_of_a_changed_disk_is_disconnected() {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec(directory.path());
     let assembly = Assembly::start(&spec).unwrap();
@@ -134,14 +135,14 @@ fn a_disk_that_is_another_one_is_not_gone_on_with() {
     let mut other = spec.clone();
     other.devices[0].read_only = true;
     let assembly = Assembly::take_over(&other, &mut left).unwrap();
-    assert!(client.status().is_err(), "it is disconnected");
+    assert!(client.status().is_err(), "the client is disconnected");
     until(&assembly, 0, |report| report.state == DeviceState::Waiting);
     BlkClient::connect(&spec.devices[0].socket, &options).unwrap();
 }
 
-/// A snapshot that somebody has changed, or cut, starts nothing that is not the client's.
+/// A snapshot that was changed or cut starts no queue with state that is not the client's.
 #[test]
-fn a_state_that_makes_no_sense_costs_the_client_its_connection_and_no_more() {
+fn a_client_with_an_invalid_state_is_disconnected() {
     for (from, to) in [
         (r#""size":"#, r#""size":7"#),
         (r#""len_bytes":"#, r#""len_bytes":9"#),
@@ -160,7 +161,7 @@ fn a_state_that_makes_no_sense_costs_the_client_its_connection_and_no_more() {
         assert!(state.contains(from), "{from} in {state}");
         left[0].state = state.replace(from, to).into_bytes();
         let assembly = Assembly::take_over(&spec, &mut left).unwrap();
-        assert!(client.status().is_err(), "{to}: it is disconnected");
+        assert!(client.status().is_err(), "{to}: the client is disconnected");
         until(&assembly, 0, |report| report.state == DeviceState::Waiting);
         BlkClient::connect(&spec.devices[0].socket, &options).unwrap();
     }

@@ -1,5 +1,5 @@
-//! Controllers in a running assembly: volumes made, served, copied and deleted under their guests, and still there
-//! after a restart.
+//! Controllers in a running assembly: volumes are created, served, copied and deleted while their
+//! guests run, and outlive a restart.
 
 mod common;
 #[path = "common/guest.rs"]
@@ -24,7 +24,7 @@ use guest::{connect, flush, read, write};
 const STORE_BYTES: u64 = 64 << 20;
 const VOLUME_BYTES: u64 = 8 << 20;
 
-/// The kinds of stores that controllers are tried on.
+/// The kinds of stores that controllers are tested on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum On {
     Ram,
@@ -35,7 +35,7 @@ fn image(directory: &Path) -> PathBuf {
     directory.join("pool.img")
 }
 
-/// A controller, and a device in front of a volume that is made with it.
+/// A controller, and a device in front of a volume that is created with it.
 fn spec(directory: &Path, on: On) -> Spec {
     let kind = match on {
         On::Ram => StoreKind::Ram { size_bytes: STORE_BYTES, block_bytes: 512 },
@@ -77,7 +77,7 @@ fn names(controller: &ControllerHandle) -> Vec<String> {
 }
 
 #[test]
-fn volumes_are_made_served_copied_and_deleted_under_their_guests() {
+fn volumes_are_created_served_copied_and_deleted_under_their_guests() {
     for on in [On::Ram, On::File] {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
@@ -87,12 +87,13 @@ fn volumes_are_made_served_copied_and_deleted_under_their_guests() {
         assert_eq!(names(&pool), ["root"]);
         let mut root = connect(&spec.devices[0].socket);
         assert_eq!(root.config().capacity_sectors, VOLUME_BYTES / 512);
-        assert_eq!(read(&mut root, 800), 0, "what was never written is zeros");
+        assert_eq!(read(&mut root, 800), 0, "a block that was never written reads as zeros");
         assert_eq!(write(&mut root, 8, 1), Status::Ok);
         assert_eq!(write(&mut root, 800, 1), Status::Ok);
         until(&assembly, 0, |report| report.state == DeviceState::Running);
 
-        // A snapshot stays as it was, a clone starts from there, and neither sees what the others write.
+        // A snapshot stays as it was, a clone starts from the snapshot, and neither sees later
+        // writes of the others.
         let snapshot = pool.snapshot_volume("root", "before").unwrap();
         assert!(snapshot.read_only);
         assert_eq!(snapshot.origin_name.as_deref(), Some("root"));
@@ -106,7 +107,7 @@ fn volumes_are_made_served_copied_and_deleted_under_their_guests() {
         assert_eq!((read(&mut root, 800), read(&mut before, 800), read(&mut copied, 800)), (1, 1, 3));
         flush(&mut copied);
 
-        // Reports know whose is what.
+        // Reports name the volume of each function.
         let report = pool.report();
         let shown: Vec<&str> = report.functions.iter().map(|function| function.volume.as_str()).collect();
         assert_eq!(shown, ["root", "before", "copy"]);
@@ -127,7 +128,7 @@ fn volumes_are_made_served_copied_and_deleted_under_their_guests() {
         assert_eq!((device.controller.as_deref(), device.volume.as_deref()), (Some("pool"), Some("copy")));
         assert!(pool.check().unwrap().clean);
 
-        // What is served is not deleted.
+        // A served volume is not deleted.
         let error = pool.delete_volume("copy").unwrap_err();
         assert_eq!(error.kind, ErrorKind::Conflict, "{error}");
         drop((before, copied));
@@ -143,7 +144,7 @@ fn volumes_are_made_served_copied_and_deleted_under_their_guests() {
 }
 
 #[test]
-fn a_restart_keeps_everything_and_nobody_else_gets_the_file_meanwhile() {
+fn a_restart_keeps_volumes_and_a_running_daemon_claims_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     let spec = spec(path, On::File);
@@ -158,7 +159,7 @@ fn a_restart_keeps_everything_and_nobody_else_gets_the_file_meanwhile() {
         assert_eq!(write(&mut root, 0, 99), Status::Ok);
         pool.set_quota("root", Some(4 << 20)).unwrap();
 
-        // A second daemon, a check and a format find it in use.
+        // A second daemon, a check and a format find the file in use.
         let second = Spec { devices: Vec::new(), ..spec.clone() };
         let Err(error) = Assembly::start(&second) else { panic!("two daemons on one file") };
         assert!(error.to_string().contains("in use"), "{error}");
@@ -166,7 +167,7 @@ fn a_restart_keeps_everything_and_nobody_else_gets_the_file_meanwhile() {
         assert!(error.to_string().contains("in use"), "{error}");
         let error = offline::format(&image(path), &FormatSpec::default(), GiveUp::Contents).unwrap_err();
         assert!(error.to_string().contains("in use"), "{error}");
-        // Without a flush by the guest: the end makes durable what completed.
+        // Without a flush by the guest: the drain makes completed writes durable.
     }
     let report = offline::check(&image(path)).unwrap();
     assert!(report.clean, "{report:?}");
@@ -185,7 +186,7 @@ fn a_restart_keeps_everything_and_nobody_else_gets_the_file_meanwhile() {
 }
 
 #[test]
-fn what_is_on_a_store_is_not_formatted_away() {
+fn the_contents_of_a_store_are_not_formatted_away() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     let mut spec = spec(path, On::File);
@@ -198,7 +199,7 @@ fn what_is_on_a_store_is_not_formatted_away() {
     assert!(said.starts_with("controller \"pool\": the disk is not formatted"), "{said}");
     assert!(said.contains("`sidecore controller format PATH`") && said.contains("`format = \"blank\"`"), "{said}");
 
-    // An ext4 superblock's magic number, where it is on an ext4.
+    // An ext4 superblock's magic number, at its place.
     let mut bytes = vec![0; 4096];
     bytes[1024 + 56..1024 + 58].copy_from_slice(&[0x53, 0xef]);
     std::os::unix::fs::FileExt::write_all_at(
@@ -260,7 +261,7 @@ fn refusals_have_a_kind_and_change_nothing() {
     assert!(error.to_string().contains("`physical_function = false`"), "{error}");
     assert_eq!(pool.report().functions.len(), 1);
     assert_eq!(names(&pool), ["root"]);
-    // After the end it can still be asked, and does nothing any more.
+    // After the drain the controller still answers, and changes nothing.
     assembly.drain();
     assert_eq!(pool.report().functions.len(), 0);
     assert_eq!(pool.create_volume("late", 4096, None).unwrap_err().kind, ErrorKind::Ending);
@@ -281,7 +282,7 @@ fn a_volume_grows_is_renamed_and_mapped_as_it_was_written() {
     assert_eq!((all.block_bytes, all.next), (1024, None));
     let mapped: u64 = all.extents.iter().map(|extent| extent.count).sum();
     assert_eq!(mapped, 16, "{all:?}");
-    // The same in small portions.
+    // The same extents in small portions.
     let (mut pieces, mut next) = (Vec::new(), Some(0));
     while let Some(from) = next {
         let answer = pool.extents("root", from, 1).unwrap();
@@ -290,7 +291,7 @@ fn a_volume_grows_is_renamed_and_mapped_as_it_was_written() {
     }
     assert_eq!(pieces, all.extents);
 
-    // Blocks that are equal become the same blocks; others are left alone.
+    // Equal blocks become shared; other blocks are left alone.
     let (one, two) =
         (BlocksOf { volume: "root", first: 0, count: 4 }, BlocksOf { volume: "root", first: 2048, count: 4 });
     pool.share(one, two).unwrap();
@@ -317,7 +318,7 @@ fn a_volume_grows_is_renamed_and_mapped_as_it_was_written() {
 }
 
 #[test]
-fn a_running_virtio_guest_learns_of_its_volumes_new_size() {
+fn a_running_virtio_guest_is_notified_of_its_volumes_new_size() {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec(directory.path(), On::Ram);
     let assembly = Assembly::start(&spec).unwrap();
@@ -331,7 +332,7 @@ fn a_running_virtio_guest_learns_of_its_volumes_new_size() {
     assert_eq!(write(&mut client, behind, 7), Status::Ok);
     assert_eq!(read(&mut client, behind), 7);
 
-    // A change that the VMM was not connected for reaches it when it can be told.
+    // A change without a channel to the VMM is announced when the channel is there.
     pool(&assembly).resize_volume("root", 3 * VOLUME_BYTES).unwrap();
     client.watch_config().unwrap().wait(common::PATIENCE).unwrap();
 }
@@ -347,10 +348,11 @@ fn without_a_write_cache_a_write_is_durable_when_it_completes() {
         let mut client = connect(&spec.devices[0].socket);
         assert_eq!(client.config().write_back, write_cache);
         assert_eq!(write(&mut client, 8, 1), Status::Ok);
-        // The first write to a block changes the volume's metadata: to be durable it takes a commit.
+        // The first write to a block changes the volume's metadata, so its durability takes a
+        // commit.
         let commits = pool(&assembly).report().commits;
         assert_eq!(write(&mut client, 800, 1), Status::Ok);
-        // With a cache nobody knows when it will be committed.
+        // With a cache the time of the commit is unknown.
         assert!(write_cache || pool(&assembly).report().commits > commits);
     }
 }
@@ -414,10 +416,10 @@ fn copies_come_and_go_while_the_original_is_written() {
         let pool = pool(&assembly);
         let stop = AtomicBool::new(false);
         let mut root = connect(&spec.devices[0].socket);
-        // The first pass is there before anything is copied.
+        // The first pass is complete before the first copy.
         (0..PAGES).for_each(|page| assert_eq!(write(&mut root, page * 8, 1), Status::Ok));
         std::thread::scope(|scope| {
-            // Writes pass after pass, each with another byte, and reads what it wrote.
+            // Writes one pass after the other, each with another byte, and reads each page back.
             let writer = scope.spawn(|| {
                 for pass in (1..=250_u8).cycle() {
                     for page in 0..PAGES {
@@ -436,7 +438,7 @@ fn copies_come_and_go_while_the_original_is_written() {
                     let (snap, copy) = (serve(&assembly, path, "snap"), serve(&assembly, path, "copy"));
                     let (mut before, mut copied) = (connect(&snap.socket), connect(&copy.socket));
                     let pages: Vec<u8> = (0..PAGES).map(|page| read(&mut before, page * 8)).collect();
-                    // Of one moment: from some page on, one pass earlier.
+                    // The pages are of one moment: from some page on, one pass older.
                     let passes = pages.windows(2).filter(|pair| pair[0] != pair[1]).count();
                     assert!(passes <= 1, "round {round}: {pages:?}");
                     for page in (0..PAGES).step_by(3) {
@@ -505,7 +507,7 @@ fn a_nearly_full_pool_says_so_and_clones_show_what_they_share() {
     assert_eq!(write(&mut root, 0, 2), Status::Ok);
     flush(&mut root);
     assert_eq!((exclusive("root"), exclusive("copy")), (8192, 8192));
-    // The block that was written is shared again, with the snapshot.
+    // The written block is shared again, with the snapshot.
     pool.snapshot_volume("copy", "monday").unwrap();
     assert_eq!((shared("root"), shared("copy"), shared("monday")), ((4 << 20) - 4096, 4 << 20, 4 << 20));
     pool.delete_volume("monday").unwrap();

@@ -1,4 +1,4 @@
-//! Nothing is allocated for a request, anywhere on the data path: reactor, queue, store, and completion.
+//! The data path allocates nothing for a request: reactor, queue, store and completion.
 
 mod common;
 #[path = "common/no_allocations.rs"]
@@ -27,7 +27,7 @@ fn a_hundred_thousand_requests_allocate_nothing() {
             let mut client = BlkClient::connect(&device.socket, &options).unwrap();
             assert_none(client.queue(0).unwrap(), &format!("store {}, packed {packed}", device.name));
             drop(client);
-            // Ending a connection allocates, and must not be counted against the next one.
+            // The end of a connection allocates, and must not be counted for the next connection.
             until(&assembly, index, |report| report.state == DeviceState::Waiting);
         }
     }

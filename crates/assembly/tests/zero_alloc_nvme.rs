@@ -1,4 +1,5 @@
-//! Nothing is allocated for a command of an NVMe function, anywhere on the data path: reactor, queue, store, and completion.
+//! The data path allocates nothing for a command of an NVMe function: reactor, queue, store and
+//! completion.
 
 mod common;
 #[path = "common/host.rs"]
@@ -21,7 +22,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 #[test]
 fn a_hundred_thousand_commands_allocate_nothing() {
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-    // With doorbells that are mapped, and with doorbells that are messages.
+    // Mapped doorbells, and doorbells that are messages.
     for idle in [IdleMode::Poll, ADAPTIVE] {
         let functions = ["ram", "file", "volume"].map(|store| function(directory.path(), store, idle));
         let spec = spec(directory.path(), functions.into());
@@ -30,7 +31,7 @@ fn a_hundred_thousand_commands_allocate_nothing() {
             let mut client = connect(&device.socket);
             assert_none(client.queue(0).unwrap(), &format!("store {}, {idle:?}", device.name));
             drop(client);
-            // Ending a connection allocates, and must not be counted against the next one.
+            // The end of a connection allocates, and must not be counted for the next connection.
             until(&assembly, index, |report| report.state == DeviceState::Waiting);
         }
         assembly.drain();

@@ -1,4 +1,4 @@
-//! What NVMe functions are tried in front of.
+//! Specifications for the tests of NVMe functions.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use sidecore_driver::{NvmeClient, NvmeQueue};
 
 use crate::host::function;
 
-/// The size of each disk.
+/// The size of each device's store.
 pub const DISK_BYTES: u64 = 8 << 20;
 const POOL_BYTES: u64 = 64 << 20;
 
@@ -31,7 +31,8 @@ fn volume(name: &str) -> StoreSpec {
     store(name, StoreKind::Volume(volume))
 }
 
-/// Functions in front of a store in memory, a file, and two volumes of one controller, which is on a file as well.
+/// Functions in front of a store in memory, a file, and two volumes of one controller, whose store
+/// is a file as well.
 pub fn spec(directory: &Path, idle: IdleMode, served: &[&str]) -> Spec {
     let file = |name: &str, len: u64| {
         let path = directory.join(format!("{name}.img"));
@@ -58,7 +59,7 @@ pub fn spec(directory: &Path, idle: IdleMode, served: &[&str]) -> Spec {
     }
 }
 
-/// The first queue.
+/// The client's first queue.
 pub fn queue(client: &mut NvmeClient) -> &mut NvmeQueue {
     client.queue(0).unwrap()
 }

@@ -1,4 +1,4 @@
-//! A guest's driver, one request at a time.
+//! A guest's driver with one request at a time.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use sidecore_driver::{BlkClient, ClientOptions, Slot, Status};
 use crate::common::PATIENCE;
 use sidecore_assembly::spec::Sector;
 
-/// What the tests read and write at a time.
+/// The size of each request in bytes.
 pub const PAGE: usize = 4096;
 
 /// Connects to a disk.
@@ -15,7 +15,7 @@ pub fn connect(socket: &Path) -> BlkClient {
     BlkClient::connect(socket, &ClientOptions { huge_pages: false, ..ClientOptions::default() }).unwrap()
 }
 
-/// Writes a page full of one byte.
+/// Writes one page of equal bytes.
 pub fn write(client: &mut BlkClient, sector: u64, byte: u8) -> Status {
     run(client, |client, slot| {
         let queue = client.queue(0).unwrap();
@@ -25,7 +25,7 @@ pub fn write(client: &mut BlkClient, sector: u64, byte: u8) -> Status {
     .1
 }
 
-/// Reads a page that is full of one byte.
+/// Reads one page of equal bytes.
 pub fn read(client: &mut BlkClient, sector: u64) -> u8 {
     let (data, status) =
         run(client, |client, slot| client.queue(0).unwrap().submit_read(slot, Sector(sector), PAGE as u32).unwrap());
@@ -34,13 +34,13 @@ pub fn read(client: &mut BlkClient, sector: u64) -> u8 {
     data[0]
 }
 
-/// Makes what was written durable.
+/// Flushes the disk.
 #[allow(dead_code)]
 pub fn flush(client: &mut BlkClient) {
     assert_eq!(run(client, |client, slot| client.queue(0).unwrap().submit_flush(slot).unwrap()).1, Status::Ok);
 }
 
-/// Forgets a page.
+/// Discards one page.
 #[allow(dead_code)]
 pub fn discard(client: &mut BlkClient, sector: u64) {
     let discard = |client: &mut BlkClient, slot| {

@@ -1,4 +1,4 @@
-//! A host's NVMe driver, and functions for it.
+//! An NVMe driver, and specifications of functions for it.
 
 use std::path::Path;
 use std::time::Instant;
@@ -8,15 +8,16 @@ use sidecore_driver::{Notify, NvmeClient, NvmeCompletion, NvmeOptions, NvmeQueue
 
 use crate::common::{PATIENCE, device};
 
-/// What the tests read and write at a time.
+/// The size of each request in bytes.
 #[allow(dead_code)]
 pub const PAGE: usize = 4096;
 
-/// Sidecores that spin for a while, and then sleep.
+/// Spins for a while without work, then sleeps.
 #[allow(dead_code)]
 pub const ADAPTIVE: IdleMode = IdleMode::Adaptive { spin: Nanos::from_micros(50) };
 
-/// An NVMe function in front of the store of the same name, with its socket in `directory`, on the sidecore `sc0`.
+/// An NVMe function in front of the store of the same name, with its socket in `directory`, on the
+/// sidecore `sc0`.
 #[allow(dead_code)]
 pub fn function(directory: &Path, name: &str, idle: IdleMode) -> DeviceSpec {
     DeviceSpec { front_end: FrontEndSpec::from_word("nvme"), idle, ..device(directory, name) }
@@ -28,13 +29,13 @@ pub fn connect(socket: &Path) -> NvmeClient {
     connect_as(socket, &NvmeOptions::default())
 }
 
-/// Connects to a function; on ordinary pages, which there are always enough of.
+/// Connects to a function, with memory on ordinary pages because huge pages may be scarce.
 #[allow(dead_code)]
 pub fn connect_as(socket: &Path, options: &NvmeOptions) -> NvmeClient {
     NvmeClient::connect(socket, &NvmeOptions { huge_pages: false, ..options.clone() }).unwrap()
 }
 
-/// Shows what was submitted, and waits for so many completions.
+/// Publishes the submitted commands and waits for `count` completions.
 #[allow(dead_code)]
 pub fn complete(queue: &mut NvmeQueue, count: usize) -> Vec<NvmeCompletion> {
     queue.publish().unwrap();
@@ -45,7 +46,7 @@ pub fn complete(queue: &mut NvmeQueue, count: usize) -> Vec<NvmeCompletion> {
         if queue.notify() == Notify::Interrupt {
             queue.wait(PATIENCE).unwrap();
         } else {
-            // The sidecore may need this core.
+            // The sidecore may need this CPU.
             std::thread::yield_now();
         }
         queue.poll_completions(&mut completions).unwrap();
@@ -53,7 +54,7 @@ pub fn complete(queue: &mut NvmeQueue, count: usize) -> Vec<NvmeCompletion> {
     completions
 }
 
-/// Writes a page full of one byte.
+/// Writes one page of equal bytes.
 #[allow(dead_code)]
 pub fn write(queue: &mut NvmeQueue, sector: u64, byte: u8) -> NvmeStatus {
     let slot = queue.take_slot().unwrap();
@@ -64,7 +65,7 @@ pub fn write(queue: &mut NvmeQueue, sector: u64, byte: u8) -> NvmeStatus {
     status
 }
 
-/// Reads a page that is full of one byte.
+/// Reads one page of equal bytes.
 #[allow(dead_code)]
 pub fn read(queue: &mut NvmeQueue, sector: u64) -> u8 {
     let slot = queue.take_slot().unwrap();
@@ -77,7 +78,7 @@ pub fn read(queue: &mut NvmeQueue, sector: u64) -> u8 {
     data[0]
 }
 
-/// Makes what was written durable.
+/// Flushes the function.
 #[allow(dead_code)]
 pub fn flush(queue: &mut NvmeQueue) {
     let slot = queue.take_slot().unwrap();

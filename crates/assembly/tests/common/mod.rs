@@ -1,4 +1,4 @@
-//! What the tests of a whole assembly share.
+//! Helpers for the tests of whole assemblies.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,10 +7,11 @@ use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceReport;
 use sidecore_assembly::spec::{DeviceSpec, FrontEndSpec, VirtioBlkSpec};
 
-/// How long anything may take before a test gives up.
+/// The limit of every wait, after which a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A disk in front of the store of the same name, with its socket in `directory`, on the sidecore `sc0`.
+/// A disk in front of the store of the same name, with its socket in `directory`, on the sidecore
+/// `sc0`.
 pub fn device(directory: &Path, name: &str) -> DeviceSpec {
     let virtio = VirtioBlkSpec { queue_size_max: 256, packed: true, ..VirtioBlkSpec::default() };
     DeviceSpec {
@@ -23,7 +24,7 @@ pub fn device(directory: &Path, name: &str) -> DeviceSpec {
     }
 }
 
-/// Waits until the device's report is like this; it follows the socket's thread.
+/// Waits for a condition of the device's report, which changes after the socket's events.
 #[allow(dead_code)]
 pub fn until(assembly: &Assembly, device: usize, like: impl Fn(&DeviceReport) -> bool) -> DeviceReport {
     let deadline = Instant::now() + PATIENCE;

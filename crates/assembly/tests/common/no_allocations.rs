@@ -1,8 +1,9 @@
-//! A load on a disk of every kind, under which no thread on the data path may allocate anything: neither the sidecore nor,
-//! where doorbells are messages, the threads that read them. What others do meanwhile, a commit that comes late for
-//! instance, is not counted.
+//! A load on devices with stores of every kind. Threads on the data path must not allocate for it:
+//! neither the sidecore nor, where doorbells are messages, the socket service's workers.
+//! Allocations of other threads, such as those of a late commit, are not counted.
 //!
-//! Threads are found by their names, so a test binary has one test only, and installs the allocator that counts.
+//! Threads are found by their names, so a test binary has one test only. It installs the counting
+//! allocator.
 
 use std::path::Path;
 
@@ -18,7 +19,7 @@ const PAGES: u64 = DISK_BYTES / 4096;
 const SIDECORE: &str = "sc0";
 const REQUESTS: u64 = 100_000;
 
-/// A store of each kind, and these devices in front of the stores of the same names.
+/// A store of each kind, with these devices in front of the stores of the same names.
 pub fn spec(directory: &Path, devices: Vec<DeviceSpec>) -> Spec {
     let file = directory.join("disk.img");
     std::fs::File::create(&file).unwrap().set_len(DISK_BYTES).unwrap();
@@ -51,7 +52,7 @@ fn data_path() -> Vec<u32> {
     let mut threads = Vec::new();
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
         let task = task.unwrap();
-        // A thread may end meanwhile; none of these does.
+        // Other threads may end meanwhile; those on the data path do not.
         let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
         let is_sidecore = name.trim() == SIDECORE;
         if is_sidecore || (name.starts_with("peer-") && name.trim() != "peer-job") {
@@ -68,7 +69,8 @@ fn allocate_elsewhere() {
     std::thread::spawn(|| drop(std::hint::black_box(vec![0_u8; 4096]))).join().unwrap();
 }
 
-/// Drives a fresh queue until everything has settled, and then counts; `what` is being driven.
+/// Loads a queue until allocations have settled, then counts them under further load. `what` names
+/// the queue in failures.
 pub fn assert_none<Q: Queue>(queue: &mut Q, what: &str) {
     let mut completions: Vec<Q::Completion> = Vec::with_capacity(64);
     let mut sent = 0_u64;
@@ -81,7 +83,8 @@ pub fn assert_none<Q: Queue>(queue: &mut Q, what: &str) {
             {
                 let sector = Sector(sent * 8 % (DISK_BYTES / 512));
                 match sent % 8 {
-                    // Every page is there once before it counts: giving a volume blocks takes memory.
+                    // The first pass writes every page, because the allocation of a volume's blocks
+                    // takes memory.
                     _ if sent < PAGES => queue.submit_write(slot, sector, 4096),
                     0 => queue.submit_flush(slot),
                     1..4 => queue.submit_write(slot, sector, 4096),
@@ -92,7 +95,7 @@ pub fn assert_none<Q: Queue>(queue: &mut Q, what: &str) {
             }
             queue.publish().unwrap();
             if queue.poll_completions(&mut completions).unwrap() == 0 {
-                // The sidecore may need this core.
+                // The sidecore may need this CPU.
                 std::thread::yield_now();
             }
             for completion in completions.drain(..) {

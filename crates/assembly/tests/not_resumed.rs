@@ -1,4 +1,4 @@
-//! What one daemon leaves, and the next one cannot go on with.
+//! Exported clients that the next daemon cannot resume.
 
 #[allow(dead_code, reason = "it uses a part")]
 mod common;
@@ -22,7 +22,7 @@ use sidecore_vfio_user::{Body, Command, Data, Message, RegionAccess, Version};
 use common::PATIENCE;
 use host::{connect, function, read, write};
 
-/// Longer than any of this lasts.
+/// Longer than any test here takes.
 const LINGER: Duration = Duration::from_secs(60);
 
 /// Functions in front of files.
@@ -43,7 +43,7 @@ fn spec(directory: &Path, names: &[&str]) -> Spec {
     }
 }
 
-/// A socket whose last close waits, and the end of it that ends the wait by being dropped.
+/// A socket whose last close waits until the other end, which is returned too, is dropped.
 fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -60,8 +60,9 @@ fn post(stream: &mut UnixStream, command: Command, body: Body) {
     stream.write_all(&bytes).unwrap();
 }
 
-/// A client whose messages are not received any more, because it does not read its answers; the last of them has such a socket.
-fn one_that_does_not_read(path: &Path) -> (UnixStream, TcpStream) {
+/// A client that reads no answers, so that its messages are no longer received. The last message
+/// carries a lingering socket.
+fn client_that_does_not_read(path: &Path) -> (UnixStream, TcpStream) {
     let mut stream = UnixStream::connect(path).unwrap();
     post(&mut stream, Command::Version, Body::Version(Version { major: 0, minor: 1, data: Vec::new() }));
     let mut header = [0; 16];
@@ -79,21 +80,21 @@ fn one_that_does_not_read(path: &Path) -> (UnixStream, TcpStream) {
     (stream, end)
 }
 
-/// Does something on a thread of its own, which is to be soon over.
-fn soon<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
+/// Runs `action` on a thread of its own, and fails if it takes long.
+fn soon<T: Send + 'static>(action: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, wait) = channel();
-    std::thread::spawn(move || done.send(what()));
-    wait.recv_timeout(PATIENCE).expect("it is not over")
+    std::thread::spawn(move || done.send(action()));
+    wait.recv_timeout(PATIENCE).expect("the action takes too long")
 }
 
 #[test]
-fn nobody_waits_for_what_a_lost_client_has_sent() {
-    // Its device is gone, or something else, or its state cannot be read.
+fn a_lost_clients_descriptors_delay_no_daemon() {
+    // Three reasons: the device is removed, has another front end, or its state cannot be read.
     for case in 0..3 {
         let directory = tempfile::tempdir().unwrap();
         let both = spec(directory.path(), &["one", "two"]);
         let assembly = Assembly::start(&both).unwrap();
-        let (client, end) = one_that_does_not_read(&both.devices[0].socket);
+        let (client, end) = client_that_does_not_read(&both.devices[0].socket);
         let mut other = connect(&both.devices[1].socket);
         let mut left = soon(move || assembly.hand_over());
         assert_eq!(left.len(), 2);
@@ -118,9 +119,10 @@ fn nobody_waits_for_what_a_lost_client_has_sent() {
     }
 }
 
-/// A client has mapped its doorbells: with others, nobody would hear of its commands any more.
+/// The client has mapped the old doorbells. A device that polls new doorbells would never see its
+/// commands.
 #[test]
-fn a_client_is_not_gone_on_with_without_its_doorbells() {
+fn a_client_without_its_doorbells_is_disconnected() {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec(directory.path(), &["one"]);
     let assembly = Assembly::start(&spec).unwrap();
@@ -135,9 +137,9 @@ fn a_client_is_not_gone_on_with_without_its_doorbells() {
     drop(assembly);
 }
 
-/// A controller that does not run has no queues, whatever is said of it.
+/// A disabled controller has no queues, whatever the state contains.
 #[test]
-fn no_queues_are_started_for_a_controller_that_rests() {
+fn a_disabled_controller_starts_no_queues() {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec(directory.path(), &["one"]);
     let assembly = Assembly::start(&spec).unwrap();
