@@ -1,5 +1,6 @@
-//! A file of the host's filesystem as a disk: reached on the device below, and through the filesystem from the moment
-//! that another program opens it until that has closed it, with nothing lost in between.
+//! A file of the host's filesystem as a disk: its blocks are reached on the device below the
+//! filesystem, and through the filesystem while another program has the file open. No data is lost
+//! in between.
 
 #[allow(dead_code)]
 mod common;
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use sidecore_assembly::spec::{HostFileOptions, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use sidecore_assembly::{Assembly, AssemblyError};
-use sidecore_driver::Status;
+use sidecore_driver::{BlkClient, Status};
 
 use common::{device, until};
 use guest::{PAGE, connect, discard, flush, read, write};
@@ -39,48 +40,48 @@ fn named(directory: &Path, name: &str, file: &Path) -> Spec {
     }
 }
 
-/// What page `page` holds after round `round`.
+/// The contents of page `page` after round `round`.
 fn byte(page: u64, round: u64) -> u8 {
     (page.wrapping_mul(31) ^ round.wrapping_mul(7)) as u8 | 1
 }
 
-fn check(recipe: Recipe) {
-    let Some(rig) = Rig::new(recipe) else { return };
-    // Half of it has blocks, the other half is hole.
-    let path = rig.file("disk.img", &vec![0xee; PAGES as usize / 2 * PAGE]);
-    std::fs::File::options().write(true).open(&path).unwrap().set_len(PAGES * PAGE as u64).unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let spec = spec(directory.path(), &path);
-    let assembly = Assembly::start(&spec).unwrap();
-    let mut guest = connect(&spec.devices[0].socket);
-    let mut model: Vec<u8> = (0..PAGES).map(|page| if page < PAGES / 2 { 0xee } else { 0 }).collect();
-    for page in (0..PAGES).step_by(37) {
-        assert_eq!(read(&mut guest, page * SECTORS), model[page as usize], "page {page}");
-    }
-    let mut round = 0;
-    let mut step = |guest: &mut sidecore_driver::BlkClient, model: &mut Vec<u8>| {
-        round += 1;
-        let page = round * 97 % PAGES;
-        assert_eq!(write(guest, page * SECTORS, byte(page, round)), Status::Ok, "round {round}");
-        model[page as usize] = byte(page, round);
-        let other = round * 61 % PAGES;
-        assert_eq!(read(guest, other * SECTORS), model[other as usize], "round {round}, page {other}");
-    };
-    for _ in 0..300 {
-        step(&mut guest, &mut model);
-    }
-    flush(&mut guest);
-    let before = model.clone();
+/// A guest at work, and the contents that its disk must have.
+struct Worker {
+    guest: BlkClient,
+    /// The byte that each page is full of.
+    model: Vec<u8>,
+    round: u64,
+}
 
-    assert_eq!(assembly.devices()[0].warnings, [""; 0]);
+impl Worker {
+    /// Writes a page, and reads another.
+    fn step(&mut self) {
+        self.round += 1;
+        let (round, page) = (self.round, self.round * 97 % PAGES);
+        assert_eq!(write(&mut self.guest, page * SECTORS, byte(page, round)), Status::Ok, "round {round}");
+        self.model[page as usize] = byte(page, round);
+        self.check(round * 61 % PAGES);
+    }
 
-    // Another program opens it while the guest works: it waits until the file is its
-    // own as well, and finds everything in it.
+    fn steps(&mut self, count: usize) {
+        (0..count).for_each(|_| self.step());
+    }
+
+    fn check(&mut self, page: u64) {
+        let found = read(&mut self.guest, page * SECTORS);
+        assert_eq!(found, self.model[page as usize], "round {}, page {page}", self.round);
+    }
+}
+
+/// Another program opens the file while the guest works. It waits for the release of the lease, and
+/// finds all of the guest's data.
+fn open_elsewhere(path: &Path, assembly: &Assembly, worker: &mut Worker) {
+    let before = worker.model.clone();
     let opened = AtomicBool::new(false);
     let (close, may_close) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        // A thread made here sees this thread's mounts.
-        let (path, opened) = (&path, &opened);
+        // A thread that is started here sees this thread's mounts.
+        let opened = &opened;
         let other = scope.spawn(move || {
             let mut file = std::fs::File::open(path).unwrap();
             let mut bytes = Vec::new();
@@ -90,34 +91,47 @@ fn check(recipe: Recipe) {
             bytes
         });
         while !opened.load(Ordering::Acquire) {
-            step(&mut guest, &mut model);
+            worker.step();
         }
-        for _ in 0..100 {
-            step(&mut guest, &mut model);
-        }
-        let report = until(&assembly, 0, |report| !report.warnings.is_empty());
+        worker.steps(100);
+        let report = until(assembly, 0, |report| !report.warnings.is_empty());
         let why = "\"disk\" is reached through its filesystem: another program has opened it";
         assert_eq!(report.warnings, [why]);
         close.send(()).unwrap();
         let seen = other.join().unwrap();
         for (page, bytes) in seen.chunks(PAGE).enumerate() {
             assert!(bytes.iter().all(|byte| *byte == bytes[0]), "page {page} is torn");
-            // Written since then, or as it was when the program opened it.
-            let written_since = before[page] != model[page];
-            assert!(written_since || bytes[0] == model[page], "page {page} of what the other program read");
+            // Written since then, or as it was when the program opened the file.
+            let written_since = before[page] != worker.model[page];
+            assert!(written_since || bytes[0] == worker.model[page], "page {page} of the other program");
         }
     });
-    // It is closed again, and the blocks are reached directly as before.
+}
+
+fn check(recipe: Recipe) {
+    let Some(rig) = Rig::new(recipe) else { return };
+    // The first half has blocks, the second half is a hole.
+    let path = rig.file("disk.img", &vec![0xee; PAGES as usize / 2 * PAGE]);
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(PAGES * PAGE as u64).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path(), &path);
+    let assembly = Assembly::start(&spec).unwrap();
+    let model = (0..PAGES).map(|page| if page < PAGES / 2 { 0xee } else { 0 }).collect();
+    let mut worker = Worker { guest: connect(&spec.devices[0].socket), model, round: 0 };
+    (0..PAGES).step_by(37).for_each(|page| worker.check(page));
+    worker.steps(300);
+    flush(&mut worker.guest);
+    assert_eq!(assembly.devices()[0].warnings, [""; 0]);
+
+    open_elsewhere(&path, &assembly, &mut worker);
+    // The program has closed the file, so the blocks are reached directly again.
     while !assembly.devices()[0].warnings.is_empty() {
-        step(&mut guest, &mut model);
+        worker.step();
     }
-    for _ in 0..300 {
-        step(&mut guest, &mut model);
-    }
-    for page in 0..PAGES {
-        assert_eq!(read(&mut guest, page * SECTORS), model[page as usize], "page {page}");
-    }
-    flush(&mut guest);
+    worker.steps(300);
+    (0..PAGES).for_each(|page| worker.check(page));
+    flush(&mut worker.guest);
+    let Worker { guest, model, .. } = worker;
     drop(guest);
     assembly.drain();
     let after = std::fs::read(&path).unwrap();
@@ -159,13 +173,13 @@ fn a_discard_is_answered_while_another_program_has_the_file_and_after() {
     discard(&mut guest, 3 * SECTORS);
     let pages: Vec<u8> = (0..5).map(|page| read(&mut guest, page * SECTORS)).collect();
     assert_eq!(pages, [0, 0, 7, 0, 0xee]);
-    // The lease is held again: whoever opens the file has to wait, and is noticed.
+    // The lease is held again: the next program that opens the file waits for its release.
     drop(std::fs::File::open(&path).unwrap());
     until(&assembly, 0, |report| !report.warnings.is_empty());
     assert_eq!(read(&mut guest, 2 * SECTORS), 7);
 }
 
-/// All that is logged by this program's tests.
+/// The log of this program's tests.
 static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
 struct Log;
@@ -200,7 +214,7 @@ fn an_orderly_end_warns_of_nothing() {
 }
 
 #[test]
-fn what_is_not_safe_is_refused_with_the_reason() {
+fn an_unsafe_filesystem_is_refused_with_the_reason() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path().join("disk.img");
     std::fs::write(&path, vec![1; 1 << 20]).unwrap();

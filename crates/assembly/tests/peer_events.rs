@@ -1,4 +1,4 @@
-//! VMMs whose eventfds are full and block whoever writes to them: nobody waits.
+//! VMMs whose eventfds are full and block writers: no thread of the daemon waits for them.
 
 #[allow(dead_code, reason = "it uses a part")]
 mod common;
@@ -13,13 +13,14 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::OFlags;
 use sidecore_assembly::Assembly;
 use sidecore_assembly::spec::{IdleMode, Sector};
-use sidecore_driver::{BlkClient, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeStatus, vfio};
+use sidecore_driver::{BlkClient, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeStatus, Queue, Slot, vfio};
 
 use common::{PATIENCE, device};
 use graph::{queue, spec};
 use host::{ADAPTIVE, PAGE, connect, connect_as, read, write};
 
-/// A full eventfd that blocks; emptied in the end, so that whoever waits for it fails and does not hang.
+/// A full eventfd that blocks writers. `drop` empties it, so that a thread which waits for it fails
+/// the test instead of hanging.
 struct Full(OwnedFd);
 
 impl Full {
@@ -41,7 +42,7 @@ impl Full {
         rustix::fs::fcntl_setfl(&self.0, OFlags::empty()).unwrap();
     }
 
-    /// Empties it. Whether it was not empty.
+    /// Empties the eventfd; false if it was empty.
     fn empty(&self) -> bool {
         rustix::fs::fcntl_setfl(&self.0, OFlags::NONBLOCK).unwrap();
         let was = rustix::io::read(&self.0, &mut [0; 8]).is_ok();
@@ -66,6 +67,26 @@ fn interrupts() -> NvmeOptions {
     NvmeOptions { notify: Notify::Interrupt, ..NvmeOptions::default() }
 }
 
+fn submit_read<Q: Queue>(queue: &mut Q) -> Slot {
+    let slot = queue.take_slot().unwrap();
+    queue.submit_read(slot, Sector(0), PAGE as u32).unwrap();
+    queue.publish().unwrap();
+    slot
+}
+
+/// Reads from a queue whose interrupt is full, while the neighbour is served.
+fn read_beside<Q: Queue>(silenced: &mut Q, neighbour: &mut NvmeClient) {
+    for byte in 0..100 {
+        let slot = submit_read(silenced);
+        let mut completions = Vec::new();
+        while completions.is_empty() {
+            assert_eq!(write(queue(neighbour), 8, byte), NvmeStatus::OK);
+            silenced.poll_completions(&mut completions).unwrap();
+        }
+        silenced.release_slot(slot);
+    }
+}
+
 #[test]
 fn a_full_interrupt_of_an_io_queue_holds_up_no_neighbour() {
     for idle in [IdleMode::Poll, ADAPTIVE] {
@@ -77,30 +98,18 @@ fn a_full_interrupt_of_an_io_queue_holds_up_no_neighbour() {
         let full = Full::new();
         client.transport().set_vectors(vfio::PCI_MSIX_IRQ_INDEX, 1, &[full.0.as_fd()]).unwrap();
         full.fill();
-        let bully = queue(&mut client);
-        for byte in 0..100 {
-            let slot = bully.take_slot().unwrap();
-            bully.submit_read(slot, Sector(0), PAGE as u32).unwrap();
-            bully.publish().unwrap();
-            let mut completions = Vec::new();
-            while completions.is_empty() {
-                assert_eq!(write(queue(&mut neighbour), 8, byte), NvmeStatus::OK);
-                bully.poll_completions(&mut completions).unwrap();
-            }
-            bully.release_slot(slot);
-        }
+        let silenced = queue(&mut client);
+        read_beside(silenced, &mut neighbour);
         assert_eq!(read(queue(&mut neighbour), 8), 99);
-        // Whoever empties it is signalled as before.
+        // A VMM that empties its eventfd is signalled as before.
         for _ in 0..3 {
             assert!(full.empty());
-            let slot = bully.take_slot().unwrap();
-            bully.submit_read(slot, Sector(0), PAGE as u32).unwrap();
-            bully.publish().unwrap();
+            let slot = submit_read(silenced);
             full.wait();
-            while bully.poll_completions(&mut Vec::new()).unwrap() == 0 {
+            while silenced.poll_completions(&mut Vec::new()).unwrap() == 0 {
                 std::thread::yield_now();
             }
-            bully.release_slot(slot);
+            silenced.release_slot(slot);
         }
         drop(client);
         assembly.drain();
@@ -163,28 +172,16 @@ fn a_full_call_of_a_virtqueue_holds_up_no_neighbour() {
     let options = ClientOptions { huge_pages: false, notify: Notify::Interrupt, event_idx: false, ..usual };
     let mut client = BlkClient::connect(&spec.devices[0].socket, &options).unwrap();
     let mut neighbour = connect(&spec.devices[1].socket);
-    let bully = client.queue(0).unwrap();
-    let full = Full::of(bully.call());
+    let silenced = client.queue(0).unwrap();
+    let full = Full::of(silenced.call());
     full.fill();
-    // A call for each completion (VIRTQ_AVAIL_F_NO_INTERRUPT is not set).
-    bully.raw_ring().set_available_flags(0);
-    for byte in 0..100 {
-        let slot = bully.take_slot().unwrap();
-        bully.submit_read(slot, Sector(0), PAGE as u32).unwrap();
-        bully.publish().unwrap();
-        let mut completions = Vec::new();
-        while completions.is_empty() {
-            assert_eq!(write(queue(&mut neighbour), 8, byte), NvmeStatus::OK);
-            bully.poll_completions(&mut completions).unwrap();
-        }
-        bully.release_slot(slot);
-    }
+    // An interrupt for each completion (VIRTQ_AVAIL_F_NO_INTERRUPT is not set).
+    silenced.raw_ring().set_available_flags(0);
+    read_beside(silenced, &mut neighbour);
     assert!(full.empty());
-    let slot = bully.take_slot().unwrap();
-    bully.submit_read(slot, Sector(0), PAGE as u32).unwrap();
-    bully.publish().unwrap();
+    submit_read(silenced);
     full.wait();
-    // It is called once more when the queue starts again.
+    // The queue signals once more when it starts again.
     full.fill();
     client.share_memory_again().unwrap();
     assert_eq!(write(queue(&mut neighbour), 8, 1), NvmeStatus::OK);
