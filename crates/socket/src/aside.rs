@@ -1,25 +1,26 @@
-//! Closing what nobody should wait for.
+//! Closing descriptors in the background.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// Drops something that holds a peer's descriptors, or a connection with messages that nobody has received, on a thread of
-/// its own: the peer can make that take for ever (see [`Descriptor`](crate::Descriptor)).
+/// Drops `value`, which holds a peer's descriptors or a connection with unreceived messages, on a
+/// thread of its own: the peer can make the close take for ever (see
+/// [`Descriptor`](crate::Descriptor)).
 ///
-/// Without a thread it stays open until the process ends.
-pub fn close_aside<T: Send + 'static>(what: T) {
-    // A thread that does not start drops what it was given.
-    let held = Arc::new(Mutex::new(Some(what)));
-    let theirs = Arc::clone(&held);
-    let close = move || drop(take(&theirs));
+/// If no thread can be started, `value` stays open until the process ends.
+pub fn close_aside<T: Send + 'static>(value: T) {
+    // If the thread does not start, `spawn` drops the closure, and with it only its reference.
+    let shared = Arc::new(Mutex::new(Some(value)));
+    let for_thread = Arc::clone(&shared);
+    let close = move || drop(take(&for_thread));
     if let Err(error) = thread::Builder::new().name("close".to_owned()).spawn(close) {
         tracing::error!(%error, "no thread to close a connection on");
-        std::mem::forget(take(&held));
+        std::mem::forget(take(&shared));
     }
 }
 
-fn take<T>(held: &Mutex<Option<T>>) -> Option<T> {
-    held.lock().unwrap_or_else(PoisonError::into_inner).take()
+fn take<T>(shared: &Mutex<Option<T>>) -> Option<T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 #[cfg(test)]
@@ -29,7 +30,7 @@ mod tests {
 
     use super::*;
 
-    /// Its drop waits until the test lets it go.
+    /// Blocks in its drop until the test allows it to end.
     struct Slow(Receiver<()>);
 
     impl Drop for Slow {
@@ -39,12 +40,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_it() {
-        let (let_go, held) = channel();
-        let (over, wait) = channel();
-        close_aside((Slow(held), over));
+    fn the_caller_does_not_wait_for_the_close() {
+        let (release, blocked) = channel();
+        let (closed, wait) = channel();
+        close_aside((Slow(blocked), closed));
         assert!(wait.try_recv().is_err_and(|error| error == std::sync::mpsc::TryRecvError::Empty));
-        drop(let_go);
+        drop(release);
         let _: Result<(), _> = wait.recv();
     }
 }

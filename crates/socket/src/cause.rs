@@ -5,12 +5,13 @@ use std::fmt::{self, Write as _};
 /// Longer than any chain of names.
 const MAX_BYTES: usize = 96;
 
-/// The kind of an error: the names of its variants, outermost first, for instance `Message.Oversized`. Numbers and text
-/// are left out, so a peer cannot make as many kinds as it likes.
+/// Returns the kind of an error: the names of its variants, outermost first, for instance
+/// `Message.Oversized`. Numbers and text are left out, so that a peer cannot create an unlimited
+/// number of kinds.
 #[must_use]
 pub fn cause(error: &impl fmt::Debug) -> String {
     let mut names = Names(String::new());
-    // Fails where the names end.
+    // The first character that is not part of a name ends the output with an error.
     let _ = write!(names, "{error:?}");
     names.0.truncate(names.0.trim_end_matches('.').len());
     names.0

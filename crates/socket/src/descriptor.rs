@@ -1,35 +1,37 @@
-//! What a descriptor is that a peer has sent, asked so that no peer can keep us waiting for the answer.
+//! The kind of a descriptor that a peer has sent, found without a call that the peer could delay.
 //!
-//! The last close of a file may wait: on a filesystem that the peer serves itself (FUSE) for the peer's answer to the flush,
-//! of a TCP socket with SO_LINGER for its unsent data. To look at one may wait as well: fstat(2) asks the filesystem.
+//! The last close of a file may wait: on a filesystem that the peer serves (FUSE) for the peer's
+//! answer to the flush, of a TCP socket with SO_LINGER for its unsent data. fstat(2) may wait as
+//! well, because it asks the filesystem.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// What is behind a descriptor.
+/// The kind of file behind a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Descriptor {
     /// A file in memory: a memfd, or one on tmpfs or hugetlbfs.
     Memory,
     /// An eventfd.
     Event,
-    /// One end of a connected Unix stream socket. A close may wait for the descriptors in messages that it has not
-    /// received.
+    /// One end of a connected Unix stream socket. Its close may wait for the close of descriptors
+    /// in unreceived messages.
     UnixStream,
-    /// Something else, by the name that the kernel has for it.
+    /// Another kind, by the kernel's name for the file.
     Other(String),
 }
 
 impl Descriptor {
-    /// What this one is. No filesystem is asked for that.
+    /// Finds the kind of `fd`, without a request to a filesystem.
     #[must_use]
     pub fn of(fd: impl AsFd) -> Self {
         let fd = fd.as_fd();
-        // Only files in memory have seals, if none is set (fcntl(2)); the kernel knows by what kind of file it is.
+        // Only files in memory have seals, even if no seal is set (fcntl(2)); the kernel decides by
+        // the kind of the file.
         if rustix::fs::fcntl_get_seals(fd).is_ok() {
             return Self::Memory;
         }
         match std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) {
-            // Compared whole: a file's name is the peer's choice, but starts with a slash.
+            // Compared whole: a peer chooses its files' names, but these start with a slash.
             Ok(name) if name.as_os_str() == "anon_inode:[eventfd]" => Self::Event,
             Ok(name) if name.as_os_str().as_encoded_bytes().starts_with(b"socket:[") && is_unix_stream(fd) => {
                 Self::UnixStream
@@ -39,14 +41,14 @@ impl Descriptor {
         }
     }
 
-    /// Whether its last close waits for nobody.
+    /// Whether the last close returns without waiting for a peer.
     #[must_use]
     pub const fn closes_at_once(&self) -> bool {
         matches!(self, Self::Memory | Self::Event)
     }
 }
 
-/// Whether a socket is a connected Unix stream socket.
+/// Whether `socket` is a connected Unix stream socket.
 fn is_unix_stream(socket: BorrowedFd<'_>) -> bool {
     use rustix::net::{AddressFamily, SocketType, getpeername, sockopt};
 

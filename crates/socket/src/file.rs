@@ -1,4 +1,4 @@
-//! The socket's file: made for those who may connect, and removed by no other.
+//! The socket's file: its creation, its access rights, and its removal.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,88 +13,88 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chmod, chownat, fstat, open};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 
-/// Why a socket cannot be served.
+/// The reason why a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// Someone answers on the socket already.
+    /// Another process answers on the socket.
     #[error("{} is served by another process", path.display())]
     InUse {
-        /// The socket.
+        /// The socket's path, as configured.
         path: PathBuf,
     },
     /// This process answers on the socket already.
     #[error("{} is another socket of this daemon; give each its own", path.display())]
     Ours {
-        /// The socket.
+        /// The socket's path, as configured.
         path: PathBuf,
     },
-    /// There is something else at the path, which is left alone.
+    /// The path names another kind of file, which is left alone.
     #[error("{} exists and is not a socket", path.display())]
     NotASocket {
-        /// The path.
+        /// The socket's path, as configured.
         path: PathBuf,
     },
-    /// It cannot be given to those who are to connect.
+    /// The owner, group or mode of the socket cannot be set.
     #[error(
         "{} cannot be given to {access}: {error}; to give a socket to another user takes root, or CAP_CHOWN, and to give it \
          to a group takes a member of the group",
         path.display()
     )]
     Access {
-        /// The socket.
+        /// The socket's path, as configured.
         path: PathBuf,
-        /// Whom it was to be given to.
+        /// The owner, group and mode that were to be set.
         access: Access,
-        /// What the system says.
+        /// The error of the system call.
         error: io::Error,
     },
-    /// There is no directory for it, and none can be made.
+    /// The socket's directory is missing and cannot be made.
     #[error("the directory {} of a socket cannot be made: {error}; make it, or choose another path", path.display())]
     Directory {
-        /// The directory.
+        /// The path of the directory.
         path: PathBuf,
-        /// The system's error.
+        /// The error of the system call.
         error: io::Error,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("{}: {error}", path.display())]
     Io {
-        /// The socket.
+        /// The socket's path, as configured.
         path: PathBuf,
-        /// What it says.
+        /// The error of the system call.
         error: io::Error,
     },
 }
 
 impl ServerError {
-    /// What the system says of the socket at `path`.
+    /// An error of a system call for the socket at `path`.
     #[must_use]
     pub fn io(path: &Path, error: impl Into<io::Error>) -> Self {
         Self::Io { path: path.to_owned(), error: error.into() }
     }
 }
 
-/// Whose a socket file is, and its permissions: to connect takes the permission to write.
+/// The owner, group and mode of a socket file. Connecting takes the permission to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Its user, this process's unless given.
+    /// The user id; `None` for this process's.
     pub owner: Option<u32>,
-    /// Its group, this process's unless given.
+    /// The group id; `None` for this process's.
     pub group: Option<u32>,
-    /// Its permissions.
+    /// The permission bits of the file.
     pub mode: u32,
 }
 
 impl Access {
-    /// The permissions unless told otherwise: for the owner only.
+    /// The default mode: for the owner only.
     pub const OWNER_ONLY: u32 = 0o600;
-    /// The permissions of a socket that is given to a group, unless told otherwise.
+    /// The default mode of a socket with a group.
     pub const WITH_GROUP: u32 = 0o660;
 }
 
 impl Default for Access {
-    /// This user's, and for no other.
+    /// This process's user only.
     fn default() -> Self {
         Self { owner: None, group: None, mode: Self::OWNER_ONLY }
     }
@@ -112,20 +112,20 @@ impl fmt::Display for Access {
     }
 }
 
-/// The socket files that this process has made, by device and inode: to tell its own sockets from
-/// others'.
+/// The socket files that this process has made, by device and inode: tells its own sockets from
+/// those of other processes.
 static OURS: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 
 fn ours() -> MutexGuard<'static, BTreeSet<(u64, u64)>> {
-    // A set of numbers is whole whoever panicked.
+    // A panic cannot leave a set of numbers half changed.
     OURS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A socket file of ours.
+/// A socket file that this process has made.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Device and inode, so as to remove no other's.
+    /// Device and inode, so that another process's file is never removed.
     inode: (u64, u64),
 }
 
@@ -134,8 +134,8 @@ impl SocketFile {
     /// accepted. A file that a dead process left behind is replaced. A missing directory is made
     /// (0755), if its parent exists.
     ///
-    /// Nobody but those that `access` names can connect at any time: the file is there for its
-    /// maker only, and nothing listens, until it is as it is to be.
+    /// Only the users in `access` can connect, at any time: until owner, group and mode are set,
+    /// the file is accessible to its maker only, and the socket does not listen.
     ///
     /// # Errors
     /// See [`ServerError`].
@@ -155,34 +155,34 @@ impl SocketFile {
         }
     }
 
-    /// Where it is.
+    /// The path as given to [`listen`](Self::listen).
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives the file to those who are to connect. Not by its name: who may write to the directory
-    /// could have put there, by now, another file that is worth having.
+    /// Sets owner, group and mode. Not by the file's name: any user who may write to the directory
+    /// could have replaced the file meanwhile by another one that is worth stealing.
     fn give(&self, access: Access) -> io::Result<()> {
         let fd = open(&self.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let stat = fstat(&fd)?;
         if (stat.st_dev, stat.st_ino) != self.inode || stat.st_nlink != 1 {
-            return Err(io::Error::other("another program has changed it"));
+            return Err(io::Error::other("another program has replaced the file"));
         }
         let (owner, group) = (access.owner.map(Uid::from_raw), access.group.map(Gid::from_raw));
         if owner.is_some() || group.is_some() {
             chownat(&fd, "", owner, group, AtFlags::EMPTY_PATH)?;
         }
-        // There is no fchmod of a descriptor of this kind.
+        // A descriptor with O_PATH has no fchmod.
         Ok(chmod(format!("/proc/self/fd/{}", fd.as_raw_fd()), Mode::from_raw_mode(access.mode))?)
     }
 
-    /// Removes the file. To be done while it is still listened on: then nobody takes it for a dead
-    /// process's and puts another in its place that would be removed.
+    /// Removes the file. Call it while the socket still listens: until then no process takes the
+    /// file for a dead process's, and replaces it by a file that would be removed here.
     pub fn remove(&self) {
         let removed = match fs::symlink_metadata(&self.path) {
             Ok(metadata) if (metadata.dev(), metadata.ino()) == self.inode => fs::remove_file(&self.path),
-            Ok(_) => Err(io::Error::other("it is another's by now")),
+            Ok(_) => Err(io::Error::other("the file is another program's by now")),
             Err(error) => Err(error),
         };
         if let Err(error) = removed {
@@ -197,7 +197,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Why a path at which somebody answers cannot be had.
+/// The error for a path at which another socket answers.
 fn in_use(path: &Path) -> ServerError {
     let path = path.to_owned();
     match fs::symlink_metadata(&path) {
@@ -206,8 +206,8 @@ fn in_use(path: &Path) -> ServerError {
     }
 }
 
-/// Makes the directory of the socket at `path`, but not the directories above it: a mistyped path
-/// is an error.
+/// Makes the directory of the socket at `path`, but not the directories above it, so that a
+/// mistyped path is an error.
 fn make_directory(path: &Path) -> Result<(), ServerError> {
     let Some(directory) = path.parent() else { return Ok(()) };
     match fs::DirBuilder::new().mode(0o755).create(directory) {
@@ -223,8 +223,8 @@ fn make_directory(path: &Path) -> Result<(), ServerError> {
     }
 }
 
-/// A non-blocking socket at `path`, whoever was there before. Only this user may connect to it,
-/// once it listens.
+/// Binds a non-blocking socket at `path`, in place of a dead process's socket if there is one. Only
+/// this user may connect, once the socket listens.
 fn bind_at(path: &Path) -> Result<OwnedFd, ServerError> {
     let io_error = |error: Errno| ServerError::io(path, error);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -232,8 +232,8 @@ fn bind_at(path: &Path) -> Result<OwnedFd, ServerError> {
     let address = SocketAddrUnix::new(path).map_err(io_error)?;
 
     let socket = new_socket()?;
-    // The file inherits the socket's mode (less the umask), so that at no time it is there with
-    // another one.
+    // The file inherits the socket's mode (less the umask), so that the file never has another
+    // mode.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(io_error)?;
     let mut bound = bind(&socket, &address);
     if bound == Err(Errno::NOENT) {
@@ -248,7 +248,7 @@ fn bind_at(path: &Path) -> Result<OwnedFd, ServerError> {
         match connect(new_socket()?, &address) {
             Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(|error| ServerError::io(path, error))?,
             Err(Errno::NOENT) => {}
-            // EAGAIN: it listens, and its backlog is full.
+            // EAGAIN: the socket listens, and its backlog is full.
             Ok(()) | Err(Errno::AGAIN) => return Err(in_use(path)),
             Err(error) => return Err(io_error(error)),
         }
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_whose_and_as_it_was_asked_for() {
+    fn the_file_has_the_owner_group_and_mode_that_were_given() {
         let (_directory, path) = directory();
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         // Only root may give a file away.
@@ -308,7 +308,7 @@ mod tests {
         // Closing a listener leaves its file behind, as a crash does.
         drop(UnixListener::bind(&path).unwrap());
         let (_file, _listener) = SocketFile::listen(&path, Access::default(), 8).unwrap();
-        // It is said of this process's own that they are.
+        // The error names this process's own sockets.
         let error = SocketFile::listen(&path, Access::default(), 8).unwrap_err();
         assert!(matches!(error, ServerError::Ours { .. }), "{error}");
         UnixStream::connect(&path).unwrap();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_directory_is_made_and_one_above_it_is_not() {
+    fn a_missing_directory_is_made_but_not_the_directories_above() {
         let (directory, _) = directory();
         let path = directory.path().join("run/disk.sock");
         let (_file, _listener) = SocketFile::listen(&path, Access::default(), 8).unwrap();
@@ -347,14 +347,14 @@ mod tests {
         let error = SocketFile::listen(&above.join("run/disk.sock"), Access::default(), 8).unwrap_err();
         assert!(matches!(&error, ServerError::Directory { path, .. } if *path == above.join("run")), "{error}");
         assert!(!above.exists());
-        // A link that leads nowhere is no directory either.
+        // A link without a target is no directory either.
         std::os::unix::fs::symlink(&above, directory.path().join("link")).unwrap();
         let error = SocketFile::listen(&directory.path().join("link/disk.sock"), Access::default(), 8).unwrap_err();
         assert!(matches!(error, ServerError::Io { .. }), "{error}");
     }
 
     #[test]
-    fn a_socket_that_someone_else_put_there_is_not_removed() {
+    fn the_socket_of_another_program_is_not_removed() {
         let (_directory, path) = directory();
         let (file, _listener) = SocketFile::listen(&path, Access::default(), 8).unwrap();
         fs::remove_file(&path).unwrap();

@@ -1,11 +1,13 @@
-//! Unix sockets as the servers of this project use them: vhost-user, vfio-user and the control API.
+//! Unix sockets for the servers of this project: vhost-user, vfio-user and the control API.
 //!
-//! * [`SocketFile`] is the file that a client connects to: for those whom [`Access`] names, and removed by no other.
-//! * [`LastDisconnect`] is why the last client was disconnected, for reports; [`cause`] is the kind of such a reason.
-//! * [`parcel`] is bytes and descriptors behind one descriptor, to be kept by somebody else.
-//! * [`send`] and [`receive`] move bytes and the file descriptors beside them, and know no messages.
-//! * [`Descriptor`] tells what such a descriptor is, and so whether somebody waits who closes it; [`close_aside`] is for
-//!   whoever must not.
+//! * [`SocketFile`] is the file that a client connects to, with the rights that [`Access`] names.
+//!   It is removed only by its maker.
+//! * [`LastDisconnect`] keeps the reason of the last disconnect, for reports; [`cause`] is the kind
+//!   of such a reason.
+//! * [`parcel`] packs bytes and descriptors behind one descriptor, for a service manager to keep.
+//! * [`send`] and [`receive`] move bytes and file descriptors, without knowledge of messages.
+//! * [`Descriptor`] is the kind of a received descriptor, and says whether its close may wait;
+//!   [`close_aside`] closes without making its caller wait.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

@@ -1,9 +1,9 @@
-//! Bytes and any number of descriptors behind a single descriptor, for whoever keeps descriptors and knows nothing of them:
-//! a service manager's store (`sd_notify(3)`, `FDSTORE=1`) gives them back in no certain order, and keeps one of two that are
-//! for the same open file.
+//! Bytes and any number of descriptors behind a single descriptor, for a service manager's store
+//! (`sd_notify(3)`, `FDSTORE=1`). Such a store returns descriptors in no defined order, and keeps
+//! only one of two descriptors of the same open file.
 //!
-//! A parcel is the receiving end of a pair of sockets whose other end is closed: what is in it waits in the kernel. It is
-//! opened once.
+//! A parcel is the receiving end of a socket pair whose other end is closed: its contents wait in
+//! the kernel. A parcel can be opened once.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -15,19 +15,20 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use crate::close_aside;
 use crate::stream::{Blocking, MAX_FDS, StreamError, receive, send};
 
-/// Most bytes of a parcel that is opened.
+/// The largest content of a parcel that [`unpack`] reads, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Most descriptors of a parcel that is opened.
+/// The largest number of descriptors that [`unpack`] accepts.
 const MAX_PARCEL_FDS: usize = 4096;
 
-/// What every message says: the descriptors are what it is about.
+/// The text of every message in a parcel. The content is in the descriptors.
 const MESSAGE: &[u8] = b"fds";
 
-/// Puts both into a parcel.
+/// Packs `bytes` and `fds` into a parcel.
 ///
 /// # Errors
-/// The kernel has no memory, or refuses to hold so many descriptors (`ETOOMANYREFS`, see `unix(7)`).
+/// The kernel has no memory, or refuses to hold so many descriptors (`ETOOMANYREFS`, see
+/// `unix(7)`).
 pub fn pack(bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<OwnedFd> {
     let (inside, outside, contents) = match empty(bytes) {
         Ok(empty) => empty,
@@ -40,7 +41,7 @@ pub fn pack(bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<OwnedFd> {
     let sent = all
         .chunks(MAX_FDS)
         .try_for_each(|some| send(&inside, MESSAGE, some, MAX_FDS, Blocking::Never).map(|_| ()).map_err(into_io));
-    // The parcel has them too: unless it has failed, none of these is the last that closes an open file.
+    // The parcel has duplicates: unless packing failed, none of these closes is a last close.
     match sent {
         Ok(()) => Ok(outside),
         Err(error) => {
@@ -50,7 +51,8 @@ pub fn pack(bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<OwnedFd> {
     }
 }
 
-/// Both ends of a parcel, and the file with the bytes that is to be the first thing in it.
+/// Makes a parcel without descriptors: its inner end, its outer end, and the file with `bytes`,
+/// which has to be sent first.
 fn empty(bytes: &[u8]) -> io::Result<(OwnedFd, OwnedFd, OwnedFd)> {
     let mut contents = File::from(memfd_create("sidecore-parcel", MemfdFlags::CLOEXEC)?);
     contents.write_all(bytes)?;
@@ -59,10 +61,10 @@ fn empty(bytes: &[u8]) -> io::Result<(OwnedFd, OwnedFd, OwnedFd)> {
     Ok((inside, outside, contents.into()))
 }
 
-/// Opens a parcel: what was put in, in its order.
+/// Opens a parcel. Returns the bytes and the descriptors in their order.
 ///
 /// # Errors
-/// It is none, or has been opened before, or is larger than any that is made here.
+/// The descriptor is no parcel, has been opened before, or is larger than [`pack`] makes one.
 pub fn unpack(parcel: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let damaged = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
     let mut fds = Vec::new();
@@ -94,7 +96,7 @@ pub fn unpack(parcel: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     }
 }
 
-/// What is in the file that is the first thing in a parcel.
+/// Reads the file that is the first descriptor of a parcel.
 fn read(contents: OwnedFd) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     seek(&contents, SeekFrom::Start(0))?;
@@ -128,19 +130,19 @@ mod tests {
     }
 
     #[test]
-    fn what_was_put_in_comes_out_once_in_its_order() {
+    fn contents_are_unpacked_once_in_their_order() {
         for count in [0, 1, 15, 16, 17, 300] {
             let bytes: Vec<u8> = (0..count * 1000).map(|at| at as u8).collect();
             let parcel = pack(&bytes, (1..=count).map(numbered).collect()).unwrap();
-            let (back, fds) = unpack(&parcel).unwrap();
-            assert!(back == bytes);
+            let (unpacked, fds) = unpack(&parcel).unwrap();
+            assert!(unpacked == bytes);
             assert!(fds.iter().map(number).eq(1..=count));
             assert_eq!(unpack(&parcel).unwrap_err().kind(), io::ErrorKind::InvalidData);
         }
     }
 
     #[test]
-    fn what_is_no_parcel_is_an_error() {
+    fn a_descriptor_that_is_no_parcel_is_an_error() {
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         assert_eq!(unpack(&other).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         rustix::io::write(&one, b"hello").unwrap();

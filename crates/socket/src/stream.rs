@@ -1,4 +1,4 @@
-//! Bytes over a stream socket, with file descriptors beside them.
+//! Bytes and file descriptors over a stream socket.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -11,48 +11,48 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-/// Descriptors that one call may move, whatever the protocol: a protocol may allow fewer.
+/// The largest number of descriptors that one call moves. A protocol may allow fewer.
 pub const MAX_FDS: usize = 16;
-/// Descriptors that the kernel moves with one call at most (SCM_MAX_FD, unix(7)). It delivers no more with one call either,
-/// however many calls sent them: a receive ends where descriptors do.
+/// The largest number of descriptors that the kernel moves in one call (SCM_MAX_FD, unix(7)). One
+/// receive never returns more, because it ends at the next message with descriptors.
 const KERNEL_MAX_FDS: usize = 253;
 
-/// What a call does when there is nothing to receive, or no room for what is to be sent.
+/// The behaviour of a call that has nothing to receive, or no space to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocking {
-    /// It waits, unless the socket is in non-blocking mode.
+    /// The call waits, unless the socket is in non-blocking mode.
     Wait,
-    /// It fails with [`io::ErrorKind::WouldBlock`].
+    /// The call fails with [`io::ErrorKind::WouldBlock`].
     Never,
 }
 
-/// Why bytes cannot be moved.
+/// The reason why bytes cannot be moved.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The socket failed.
+    /// A system call for the socket failed.
     #[error("socket: {0}")]
     Io(#[from] io::Error),
-    /// There are more file descriptors than any message has.
+    /// The message has more file descriptors than the protocol allows.
     #[error("more than {max} file descriptors with one message")]
     TooManyFds {
-        /// What a message may have.
+        /// The limit of the protocol.
         max: usize,
     },
 }
 
 impl StreamError {
-    /// Whether it is only that the call would have to wait.
+    /// Whether the call failed only because it would have to wait.
     #[must_use]
     pub fn would_block(&self) -> bool {
         matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
-/// Sends some of `bytes`, and all of `fds` with the first of them. How many bytes went.
+/// Sends a part of `bytes`, and all of `fds` with the first byte. Returns the number of bytes sent.
 ///
 /// # Errors
-/// The socket's; more than `max_fds` descriptors. A peer that is gone is an error and no signal.
+/// The socket's error; more than `max_fds` descriptors. A closed peer is an error and no signal.
 pub fn send(
     stream: impl AsFd,
     bytes: &[u8],
@@ -65,7 +65,7 @@ pub fn send(
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-    // The space may have room for more, by its alignment.
+    // The buffer may have space for more than MAX_FDS, because of its alignment.
     let fits = fds.len() <= max_fds && (fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
     if !fits {
         return Err(StreamError::TooManyFds { max: max_fds });
@@ -78,15 +78,15 @@ pub fn send(
     }
 }
 
-/// Receives up to `bytes.len()` bytes, and adds the descriptors that come with them to `fds`, closed on exec. How many
-/// bytes there were; none at the end of the stream.
+/// Receives up to `bytes.len()` bytes, and appends the descriptors that come with them to `fds`,
+/// close-on-exec. Returns the number of bytes; zero at the end of the stream.
 ///
-/// All that come are in `fds`, also if they are too many: to close one may take as long as the peer likes (see
-/// [`Descriptor`](crate::Descriptor)), so when and where that is done is up to the caller. Those that the process has no
-/// number left for the kernel closes by itself, here.
+/// All descriptors are in `fds`, even if there are too many: a close may take as long as the peer
+/// likes (see [`Descriptor`](crate::Descriptor)), so the caller decides when and where to close.
+/// Only descriptors for which the process has no number left are closed here, by the kernel.
 ///
 /// # Errors
-/// The socket's; more than `max_fds` descriptors in all.
+/// The socket's error; more than `max_fds` descriptors in all.
 pub fn receive(
     stream: impl AsFd,
     bytes: &mut [u8],
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_protocol_may_allow_fewer_and_counts_those_that_came_before() {
+    fn a_protocol_may_allow_fewer_descriptors_and_counts_earlier_ones() {
         let (one, other) = UnixStream::pair().unwrap();
         assert!(matches!(send(&one, &[0], &events(3), 2, Blocking::Never), Err(StreamError::TooManyFds { max: 2 })));
         for _ in 0..2 {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_are_all_handed_over() {
+    fn too_many_descriptors_are_all_handed_over() {
         let (one, other) = UnixStream::pair().unwrap();
         let most = events(KERNEL_MAX_FDS);
         let borrowed: Vec<_> = most.iter().map(AsFd::as_fd).collect();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_block_says_so_and_an_end_is_no_bytes() {
+    fn a_call_that_would_block_says_so_and_an_end_is_no_bytes() {
         let (one, other) = UnixStream::pair().unwrap();
         let error = receive(&other, &mut [0], &mut Vec::new(), 0, Blocking::Never).unwrap_err();
         assert!(error.would_block());
