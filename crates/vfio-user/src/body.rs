@@ -1,4 +1,4 @@
-//! Payloads: fixed structures in the machine's own byte order, some with data behind them.
+//! Payloads: fixed structures in the machine's byte order, some of them followed by data.
 
 use sidecore_spec_nvme::vfio;
 use sidecore_spec_nvme::vfio_user::{
@@ -9,47 +9,47 @@ pub use sidecore_spec_nvme::vfio_user::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, S
 use crate::data::Data;
 use crate::message::MAX_AREAS;
 
-/// Bytes of a region's info, without capabilities.
+/// The size of a region's info without capabilities.
 pub(crate) const REGION_INFO_BYTES: u32 = RegionInfoHeader::BYTES as u32;
-/// Bytes of a SET_IRQS before its data.
+/// The size of a SET_IRQS before its data.
 pub(crate) const IRQ_SET_BYTES: u32 = IrqSetHeader::BYTES as u32;
-/// Bytes of a DMA_MAP.
+/// The size of a DMA_MAP.
 pub(crate) const DMA_MAP_BYTES: u32 = DmaMap::BYTES as u32;
-/// Bytes of a DMA_UNMAP, and of its reply.
+/// The size of a DMA_UNMAP, and of its reply.
 pub(crate) const DMA_UNMAP_BYTES: u32 = DmaUnmap::BYTES as u32;
-/// Bytes of a DEVICE_GET_INFO and of a DEVICE_GET_IRQ_INFO, and of their replies.
+/// The size of a DEVICE_GET_INFO and of a DEVICE_GET_IRQ_INFO, and of their replies.
 pub(crate) const INFO_BYTES: u32 = DeviceInfo::BYTES as u32;
 
-/// A version and what its sender says of itself, as JSON with a final NUL.
+/// A version and its sender's capabilities, as JSON with a final NUL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Has to be the same at both ends.
+    /// Both ends need the same major version.
     pub major: u16,
-    /// The smaller one counts.
+    /// Both ends use the smaller minor version.
     pub minor: u16,
     /// The JSON, its NUL included; may be empty.
     pub data: Vec<u8>,
 }
 
-/// What a region is.
+/// The payload of DEVICE_GET_REGION_INFO.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// Room for the reply; in the reply, what all of it needs.
+    /// In a command, the space for the reply; in a reply, the size that the complete reply needs.
     pub argsz: u32,
     /// `vfio::REGION_INFO_FLAG_*`.
     pub flags: u32,
-    /// Which region.
+    /// The region's number, `vfio::PCI_*_REGION_INDEX`.
     pub index: u32,
-    /// Its size.
+    /// The region's size; zero if the device does not have the region.
     pub len_bytes: u64,
-    /// Where in the file the region would begin.
+    /// The file's offset that belongs to the region's first byte.
     pub offset_bytes: u64,
-    /// What can be mapped: the sparse-mmap capability, if it is not empty.
+    /// The mappable areas (the sparse-mmap capability); empty without the capability.
     pub areas: Vec<SparseArea>,
 }
 
 impl RegionInfo {
-    /// Bytes of the structure with this many areas.
+    /// The size of the structure with `areas` areas.
     pub(crate) fn bytes_with(areas: usize) -> u32 {
         let capability = match areas {
             0 => 0,
@@ -59,67 +59,68 @@ impl RegionInfo {
     }
 }
 
-/// What becomes of interrupts; their eventfds come beside the message.
+/// The payload of DEVICE_SET_IRQS. Its eventfds come beside the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IrqSet {
-    /// Size of the payload.
+    /// The size of the payload.
     pub argsz: u32,
     /// One of `vfio::IRQ_SET_DATA_*` and one of `vfio::IRQ_SET_ACTION_*`.
     pub flags: u32,
-    /// Which kind.
+    /// The kind of interrupts, `vfio::PCI_*_IRQ_INDEX`.
     pub index: u32,
-    /// The first of them.
+    /// The first interrupt of the range.
     pub start: u32,
-    /// How many.
+    /// The number of interrupts in the range.
     pub count: u32,
-    /// A truth value for each, with `IRQ_SET_DATA_BOOL`; there may be more behind it.
+    /// A truth value for each, with `IRQ_SET_DATA_BOOL`; more bytes may follow.
     pub data: Vec<u8>,
 }
 
-/// An access to a region.
+/// The payload of REGION_READ and REGION_WRITE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionAccess {
-    /// First byte.
+    /// The first byte, from the region's start.
     pub offset_bytes: u64,
-    /// Which region.
+    /// The region's number, `vfio::PCI_*_REGION_INDEX`.
     pub region: u32,
-    /// How many bytes.
+    /// The number of bytes.
     pub count: u32,
-    /// What is written, or was read.
+    /// The bytes to write, or the bytes read; otherwise empty.
     pub data: Data,
 }
 
 /// A message's payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// None.
+    /// No payload, as of DEVICE_RESET.
     Empty,
-    /// VERSION.
+    /// The payload of VERSION.
     Version(Version),
-    /// DMA_MAP.
+    /// The payload of DMA_MAP.
     DmaMap(DmaMap),
-    /// DMA_UNMAP.
+    /// The payload of DMA_UNMAP.
     DmaUnmap(DmaUnmap),
-    /// DEVICE_GET_INFO.
+    /// The payload of DEVICE_GET_INFO.
     DeviceInfo(DeviceInfo),
-    /// DEVICE_GET_REGION_INFO.
+    /// The payload of DEVICE_GET_REGION_INFO.
     RegionInfo(RegionInfo),
-    /// DEVICE_GET_IRQ_INFO.
+    /// The payload of DEVICE_GET_IRQ_INFO.
     IrqInfo(IrqInfo),
-    /// DEVICE_SET_IRQS.
+    /// The payload of DEVICE_SET_IRQS.
     IrqSet(IrqSet),
-    /// REGION_READ and REGION_WRITE.
+    /// The payload of REGION_READ and REGION_WRITE.
     RegionAccess(RegionAccess),
     /// The uninterpreted payload of a command that is not served.
     Other(Vec<u8>),
-    /// A payload that is not of its command's shape: so many bytes.
+    /// A payload without its command's structure, by its size in bytes.
     Malformed(usize),
 }
 
 impl Body {
-    /// Reads a payload. One that is not of the command's shape is [`Body::Malformed`]: the stream is in step, and the
-    /// command can be refused. A command's structure may have anything behind it: a client that reuses its buffer for the
-    /// reply sends all of it, as `argsz` says.
+    /// Reads a payload. A payload without its command's structure is [`Body::Malformed`]: the
+    /// stream is still in step, so the command can be refused. Any bytes may follow a command's
+    /// structure: a client that reuses its buffer for the reply sends all of the buffer, as `argsz`
+    /// says.
     pub(crate) fn parse(command: Command, reply: bool, payload: &[u8]) -> Self {
         let mut reader = Reader(payload);
         let body = reader.body(command, reply).filter(|_| !reply || reader.0.is_empty());
@@ -154,7 +155,7 @@ impl Body {
         }
     }
 
-    /// A payload's size, so that nobody writes it twice to know.
+    /// The payload's size, known before the payload is written.
     pub(crate) fn len_bytes(&self) -> usize {
         match self {
             Self::Empty | Self::Malformed(_) => 0,
@@ -189,7 +190,7 @@ fn write_region_info(info: &RegionInfo, to: &mut Vec<u8>) {
     areas.iter().for_each(|area| to.extend_from_slice(&area.encode()));
 }
 
-/// Takes a payload apart from its front; `None` when it ends too soon.
+/// Takes structures from the front of a payload; `None` at a premature end.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -215,7 +216,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The data is all that is left, and as much as the count says.
+    /// Reads an access. The data is the rest of the payload, and has the length in `count`.
     fn access(&mut self, with_data: bool) -> Option<Body> {
         let AccessHeader { offset_bytes, region, count } = AccessHeader::decode(self.take()?);
         let data = if with_data { Data::from(self.rest()) } else { Data::empty() };
@@ -230,7 +231,7 @@ impl Reader<'_> {
         Some(RegionInfo { argsz, flags, index, len_bytes, offset_bytes, areas })
     }
 
-    /// The one capability that there is, right behind the structure.
+    /// Reads the only known capability, directly behind the structure.
     fn areas(&mut self) -> Option<Vec<SparseArea>> {
         let SparseHeader { id, version, next, areas } = SparseHeader::decode(self.take()?);
         let known = id == vfio::REGION_INFO_CAP_SPARSE_MMAP && version == 1 && next == 0;

@@ -1,4 +1,4 @@
-//! The messages as the socket service reads and writes them.
+//! The messages of vfio-user for the socket service.
 
 use std::os::fd::OwnedFd;
 
@@ -7,12 +7,12 @@ use sidecore_spec_nvme::vfio_user::Command;
 
 /// One end of a vfio-user socket.
 pub type Connection = sidecore_peer::Connection<Codec>;
-/// Why a connection ends.
+/// The reason why a connection ends.
 pub type ConnectionError = sidecore_peer::ErrorOf<Codec>;
 /// The result of a read.
 pub type Received = sidecore_peer::Received<Message>;
 
-/// vfio-user's messages.
+/// The codec of vfio-user's messages.
 #[derive(Debug)]
 pub struct Codec;
 

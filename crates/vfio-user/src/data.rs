@@ -2,52 +2,52 @@
 
 use std::fmt;
 
-/// A register's size, and a doorbell's.
+/// The largest register and doorbell.
 const SHORT_BYTES: usize = 8;
 
-/// Bytes that are read from or written to a region. A register's are kept in place: a doorbell that is not mapped costs
-/// no allocation.
+/// The bytes that an access reads from a region or writes to one. A register's bytes are stored
+/// inline: a doorbell that is not mapped costs no allocation.
 #[derive(Clone)]
-pub struct Data(Kept);
+pub struct Data(Storage);
 
 #[derive(Clone)]
-enum Kept {
+enum Storage {
     Short([u8; SHORT_BYTES], usize),
     Long(Vec<u8>),
 }
 
 impl Data {
-    /// None.
+    /// Makes data of zero bytes.
     #[must_use]
     pub const fn empty() -> Self {
-        Self(Kept::Short([0; SHORT_BYTES], 0))
+        Self(Storage::Short([0; SHORT_BYTES], 0))
     }
 
-    /// As many zeros. The caller has bounded `len_bytes`.
+    /// Makes data of `len_bytes` zeros. The caller has bounded `len_bytes`.
     #[must_use]
     pub fn zeros(len_bytes: usize) -> Self {
         if len_bytes <= SHORT_BYTES {
-            Self(Kept::Short([0; SHORT_BYTES], len_bytes))
+            Self(Storage::Short([0; SHORT_BYTES], len_bytes))
         } else {
-            Self(Kept::Long(vec![0; len_bytes]))
+            Self(Storage::Long(vec![0; len_bytes]))
         }
     }
 
-    /// All of them.
+    /// The bytes of the access.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         match &self.0 {
-            Kept::Short(bytes, len) => bytes.get(..*len).unwrap_or_default(),
-            Kept::Long(bytes) => bytes,
+            Storage::Short(bytes, len) => bytes.get(..*len).unwrap_or_default(),
+            Storage::Long(bytes) => bytes,
         }
     }
 
-    /// All of them, to be filled.
+    /// All bytes, to be filled.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         match &mut self.0 {
-            Kept::Short(bytes, len) => bytes.get_mut(..*len).unwrap_or_default(),
-            Kept::Long(bytes) => bytes,
+            Storage::Short(bytes, len) => bytes.get_mut(..*len).unwrap_or_default(),
+            Storage::Long(bytes) => bytes,
         }
     }
 }
@@ -71,8 +71,8 @@ impl Eq for Data {}
 impl fmt::Debug for Data {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kept::Short(..) => write!(formatter, "{:02x?}", self.as_slice()),
-            Kept::Long(bytes) => write!(formatter, "{} bytes", bytes.len()),
+            Storage::Short(..) => write!(formatter, "{:02x?}", self.as_slice()),
+            Storage::Long(bytes) => write!(formatter, "{} bytes", bytes.len()),
         }
     }
 }

@@ -7,8 +7,9 @@ use sidecore_socket::Descriptor;
 
 use crate::refusal::Refusal;
 
-/// What came with a command. What nobody takes is closed, and not by whoever drops this: a file in memory may be nobody
-/// else's any more, and its last close frees its pages.
+/// The descriptors that came with a command. Descriptors that the command does not take are closed
+/// by the reaper of `sidecore_memory`: the descriptor of a file in memory may be its last one, and
+/// the last close frees the file's pages.
 #[derive(Debug)]
 pub(crate) struct Descriptors(Vec<OwnedFd>);
 
@@ -21,12 +22,12 @@ impl Descriptors {
         self.0.len()
     }
 
-    /// The last one, if there is any.
+    /// The last descriptor, if there is any.
     pub(crate) fn into_file(mut self) -> Option<MemoryFile> {
         self.0.pop().map(MemoryFile::new)
     }
 
-    /// All, as what whoever drops them can close at once.
+    /// All descriptors, refused if one could be slow to close.
     pub(crate) fn into_events(mut self) -> Result<Vec<OwnedFd>, Refusal> {
         if self.0.iter().any(|fd| Descriptor::of(fd) == Descriptor::Memory) {
             return Err(Refusal::NotEvent);

@@ -1,4 +1,4 @@
-//! What the client has mapped for DMA.
+//! The client's DMA maps.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -12,20 +12,20 @@ use crate::message::{DmaMap, DmaUnmap};
 use crate::refusal::Refusal;
 use sidecore_spec_nvme::vfio;
 
-/// Most maps at once (`max_dma_maps`).
+/// The largest number of maps (`max_dma_maps`).
 pub(crate) const MAX_MAPS: usize = MAX_REGIONS;
-/// Maps are whole pages of this size (`pgsizes`).
+/// The page size of maps (`pgsizes`).
 pub(crate) const PAGE_BYTES: u64 = sidecore_units::PAGE_BYTES;
 
-/// The maps of one client: those that are in its memory, and those that are only remembered, so that they can be taken
-/// back.
+/// The maps of one client: those in its memory, and those that are only recorded so that they can
+/// be unmapped.
 ///
-/// There is one address space: guest address, user address and the map's own are the same.
+/// There is one address space: guest address, user address and the map's address are the same.
 ///
-/// Only what the device may both read and write and what comes with a file is memory. Of the rest, QEMU maps ROMs, which
-/// have no file; what shadows them, which is read-only; and our own mapped doorbells, as the guest sees those as memory.
-/// None is a place for a driver's data. To map what is read-only so that a guest cannot have it written would need another kind
-/// of region.
+/// A map is memory only if it has a file, and the device may read and write it. QEMU sends other
+/// maps too: ROMs, which have no file; their shadows, which are read-only; and this server's own
+/// mapped doorbells, which are memory for the guest. None of these is a place for a driver's data.
+/// Read-only memory, which a guest could not have written, would need another kind of region.
 #[derive(Debug)]
 pub(crate) struct DmaTable {
     maps: BTreeMap<u64, Map>,
@@ -35,11 +35,11 @@ pub(crate) struct DmaTable {
 #[derive(Debug)]
 struct Map {
     len_bytes: u64,
-    /// What it is mapped from, and where in that it begins, if it is memory: for whoever goes on with this client.
+    /// The map's file and the offset in it, if the map is memory: for an export.
     file: Option<(MemoryFile, u64)>,
 }
 
-/// A map in a snapshot, with its file if it is memory.
+/// A map in a snapshot. Its file is there if the map is memory.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct MapState {
     address: u64,
@@ -52,10 +52,10 @@ impl DmaTable {
         Self { maps: BTreeMap::new(), memory: GuestMemory::empty() }
     }
 
-    /// Adds a map. The new memory, if it has changed.
+    /// Adds a map. Returns the new memory, if it has changed.
     ///
-    /// The file may be nobody else's any more, and large. So it is kept while it is looked at and mapped: whatever comes of
-    /// that, its last descriptor is not closed here.
+    /// The given descriptor may be the last one of a large file. So the table keeps it during the
+    /// checks and the mapping: on success and on error, the last close is not made here.
     pub(crate) fn map(&mut self, map: &DmaMap, file: Option<MemoryFile>) -> Result<Option<GuestMemory>, Refusal> {
         let DmaMap { argsz, flags, offset_bytes, address, len_bytes } = *map;
         if argsz < DMA_MAP_BYTES {
@@ -78,14 +78,14 @@ impl DmaTable {
             let spec = RegionSpec { guest_address, user_address, len_bytes, file, file_offset_bytes };
             self.memory = self.memory.with_region(spec)?;
         } else {
-            tracing::debug!(address, len_bytes, flags, "a map that is not memory");
+            tracing::debug!(address, len_bytes, flags, "recorded a map that is not memory");
         }
         let is_memory = kept.is_some();
         self.maps.insert(address, Map { len_bytes, file: kept });
         Ok(is_memory.then(|| self.memory.clone()))
     }
 
-    /// Exports all maps. Nothing is mapped then.
+    /// Exports all maps, and leaves the table empty.
     pub(crate) fn export(&mut self, fds: &mut ExportFds) -> Vec<MapState> {
         self.memory = GuestMemory::empty();
         let export = |(address, map): (u64, Map)| {
@@ -95,7 +95,7 @@ impl DmaTable {
         std::mem::take(&mut self.maps).into_iter().map(export).collect()
     }
 
-    /// The maps that another process has exported, mapped here.
+    /// Maps the ranges again that another process has exported.
     pub(crate) fn resume(maps: &[MapState], fds: &mut ResumeFds) -> Result<Self, ResumeError> {
         let mut table = Self::new();
         for MapState { address, len_bytes, file } in maps {
@@ -122,12 +122,11 @@ impl DmaTable {
         Ok(table)
     }
 
-    /// The client's memory.
     pub(crate) fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
-    /// Whole pages that end within the address space and overlap with none that are mapped.
+    /// Checks that the range is whole pages that end within the address space and overlap no map.
     fn check_place(&self, address: u64, len_bytes: u64) -> Result<(), Refusal> {
         if !address.is_multiple_of(PAGE_BYTES) || !len_bytes.is_multiple_of(PAGE_BYTES) {
             return Err(Refusal::Misaligned { address, len_bytes });
@@ -144,7 +143,7 @@ impl DmaTable {
         }
     }
 
-    /// Takes a map back, or all. The new memory, if it has changed.
+    /// Removes one map, or all. Returns the new memory, if it has changed.
     pub(crate) fn unmap(&mut self, unmap: &DmaUnmap) -> Result<Option<GuestMemory>, Refusal> {
         let DmaUnmap { argsz, flags, address, len_bytes } = *unmap;
         if argsz < DMA_UNMAP_BYTES {
@@ -158,7 +157,8 @@ impl DmaTable {
         }
     }
 
-    /// "The address and size of the DMA region being unmapped must match exactly a previous mapping."
+    /// "The address and size of the DMA region being unmapped must match exactly a previous
+    /// mapping."
     fn unmap_one(&mut self, address: u64, len_bytes: u64) -> Result<Option<GuestMemory>, Refusal> {
         let Some(map) = self.maps.get(&address).filter(|map| map.len_bytes == len_bytes) else {
             return Err(Refusal::NotMapped { address, len_bytes });
@@ -171,7 +171,7 @@ impl DmaTable {
         Ok(is_memory.then(|| self.memory.clone()))
     }
 
-    /// The empty memory, if it was not so before.
+    /// Removes all maps. Returns the empty memory, if it was not empty before.
     pub(crate) fn unmap_all(&mut self) -> Option<GuestMemory> {
         self.maps.clear();
         if self.memory.region_count() == 0 {

@@ -13,7 +13,7 @@ use crate::message::Message;
 use crate::session::{ProtocolError, Session};
 use sidecore_spec_nvme::vfio_user::Command;
 
-/// A PCI function that clients of a socket are served, one after the other.
+/// A PCI function that a socket serves to its clients, one after the other.
 pub struct PciEndpoint(pub Arc<dyn PciFunction>);
 
 /// A session and its function, in a snapshot.
@@ -21,7 +21,7 @@ pub struct PciEndpoint(pub Arc<dyn PciFunction>);
 struct ExportedSession {
     session: Negotiated,
     function: FunctionState,
-    /// By vector.
+    /// The eventfds, by vector.
     events: Vec<(u16, FdPlace)>,
     /// The file of the doorbells.
     doorbells: Option<FdPlace>,
@@ -30,7 +30,7 @@ struct ExportedSession {
 /// The state of a session.
 #[derive(Serialize, Deserialize)]
 struct Negotiated {
-    /// Whether the version is settled.
+    /// Whether the version is negotiated.
     is_serving: bool,
     maps: Vec<MapState>,
 }
@@ -51,8 +51,8 @@ impl sidecore_peer::Session for Session {
     type Codec = Codec;
     type Error = ProtocolError;
 
-    /// The commands that map and unmap memory, or make and close what signals a vector. Accesses to
-    /// registers never wait, and must not: a doorbell may be one.
+    /// True for commands that map and unmap memory, or that assign and close eventfds. Accesses to
+    /// registers never wait, and must not: an access may be a doorbell.
     fn may_wait(&self, message: &Message) -> bool {
         matches!(
             message.command,
@@ -98,7 +98,8 @@ pub(crate) fn not_resumed(error: TakeOverError) -> ResumeError {
     ResumeError::Session(Box::new(error))
 }
 
-/// A snapshot of a process whose state does not name the doorbells: they are the last of its descriptors.
+/// Converts a snapshot of an older process, whose state does not name the doorbells: they are the
+/// last of its descriptors.
 #[must_use]
 pub fn with_doorbells_last(mut snapshot: Snapshot) -> Snapshot {
     let last = snapshot.fds.len().checked_sub(1);

@@ -1,4 +1,4 @@
-//! Interrupts: the function's vectors, of MSI-X or MSI, and two that are there for QEMU.
+//! Interrupts: the function's vectors, of MSI-X or MSI, and two kinds that QEMU expects.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use sidecore_spec_nvme::vfio;
 const DATA_MASK: u32 = vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_DATA_BOOL | vfio::IRQ_SET_DATA_EVENTFD;
 const ACTION_MASK: u32 = vfio::IRQ_SET_ACTION_MASK | vfio::IRQ_SET_ACTION_UNMASK | vfio::IRQ_SET_ACTION_TRIGGER;
 
-/// Which kind of interrupts the function's vectors are.
+/// The index of the kind that the function's vectors are.
 fn vectors_index(function: &dyn PciFunction) -> u32 {
     match function.interrupts() {
         Interrupts::MsiX => vfio::PCI_MSIX_IRQ_INDEX,
@@ -22,10 +22,10 @@ fn vectors_index(function: &dyn PciFunction) -> u32 {
     }
 }
 
-/// How many interrupts there are of a kind.
+/// Returns the number of interrupts of a kind.
 ///
-/// Of ERR there is one, because QEMU warns of a device without it; and of REQ, for symmetry. Neither is ever signalled:
-/// the first stops the whole VM, the second unplugs the device.
+/// ERR has one, because QEMU warns of a device without it; and so has REQ, for symmetry. The server
+/// signals neither: ERR stops the whole VM, REQ unplugs the device.
 fn count(function: &dyn PciFunction, index: u32) -> Result<u32, Refusal> {
     match index {
         _ if index == vectors_index(function) => Ok(function.vectors().into()),
@@ -35,29 +35,31 @@ fn count(function: &dyn PciFunction, index: u32) -> Result<u32, Refusal> {
     }
 }
 
-/// What a kind of interrupts is. They cannot be masked by message: a vector that is masked is one without an eventfd.
+/// Answers DEVICE_GET_IRQ_INFO. No kind can be masked by message: a masked vector is a vector
+/// without an eventfd.
 pub(crate) fn info(function: &dyn PciFunction, request: &IrqInfo) -> Result<IrqInfo, Refusal> {
     check_argsz(request.argsz, INFO_BYTES)?;
     let index = request.index;
     Ok(IrqInfo { argsz: INFO_BYTES, flags: vfio::IRQ_INFO_EVENTFD, index, count: count(function, index)? })
 }
 
-/// What a SET_IRQS is to do.
+/// The effect of a SET_IRQS.
 #[derive(Debug)]
 enum Change {
-    /// These signal nothing any longer.
+    /// Vectors lose their eventfds.
     Release(Range<u32>),
-    /// These, from the first on, signal what came with the message.
+    /// Vectors, from this one on, get the eventfds of the message.
     Assign(u32),
-    /// These are signalled now, or those of them whose byte in the message is not 0.
+    /// Vectors are signalled now; with `IRQ_SET_DATA_BOOL`, those whose byte in the message is not
+    /// 0.
     Signal(Range<u32>),
 }
 
-/// Carries out a SET_IRQS, or nothing of it.
+/// Carries out a SET_IRQS, completely or not at all.
 pub(crate) fn set(function: &dyn PciFunction, set: &IrqSet, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
     let change = change(function, set, fds.len())?;
     if set.index != vectors_index(function) {
-        // ERR and REQ: there is nothing to keep the descriptor for.
+        // ERR and REQ are never signalled, so their eventfds are closed.
         return Ok(());
     }
     match change {
@@ -84,7 +86,7 @@ pub(crate) fn set(function: &dyn PciFunction, set: &IrqSet, fds: Vec<OwnedFd>) -
     }
 }
 
-/// Takes the eventfds away from these vectors.
+/// Takes the eventfds from `vectors`.
 pub(crate) fn release(function: &dyn PciFunction, vectors: Range<u32>) -> Result<(), Refusal> {
     for vector in vectors {
         function.set_vector(number(vector)?, None)?;
@@ -96,11 +98,11 @@ fn number(vector: u32) -> Result<u16, Refusal> {
     u16::try_from(vector).map_err(|_| Refusal::NoSuchIndex { index: vector })
 }
 
-/// What the message asks for, which is checked whole first.
+/// Parses and checks the whole message before any change is made.
 ///
-/// A client may have a vector signalled for a test of its own (DATA_NONE or DATA_BOOL with ACTION_TRIGGER): one that has no
-/// eventfd is left out, as Linux' vfio does. ERR and REQ keep none, and nothing can be masked (VFIO_IRQ_INFO_MASKABLE is not
-/// set), so these are refused.
+/// A client may have a vector signalled as a test (DATA_NONE or DATA_BOOL with ACTION_TRIGGER): a
+/// vector without an eventfd is skipped, as in Linux' vfio. ERR and REQ keep no eventfd, and no
+/// kind can be masked (VFIO_IRQ_INFO_MASKABLE is not set), so such messages are refused.
 fn change(function: &dyn PciFunction, set: &IrqSet, fds: usize) -> Result<Change, Refusal> {
     check_argsz(set.argsz, IRQ_SET_BYTES)?;
     let IrqSet { flags, index, start, count: named, .. } = *set;
@@ -119,8 +121,8 @@ fn change(function: &dyn PciFunction, set: &IrqSet, fds: usize) -> Result<Change
     }
     let disable = vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_ACTION_TRIGGER;
     if named == 0 {
-        // "As a special case, a count (and start) of 0, with data flags of VFIO_IRQ_SET_DATA_NONE disables all": also of
-        // a kind that has none.
+        // "As a special case, a count (and start) of 0, with data flags of VFIO_IRQ_SET_DATA_NONE
+        // disables all": also for a kind without interrupts.
         return if start == 0 && flags == disable { Ok(Change::Release(0..available)) } else { Err(bad_range(set)) };
     }
     let end = start.checked_add(named).filter(|end| *end <= available).ok_or_else(|| bad_range(set))?;

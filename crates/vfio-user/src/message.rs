@@ -1,5 +1,6 @@
-//! The wire format: a header of sixteen bytes, a payload whose shape the command decides, and file descriptors beside
-//! it. Everything is in the machine's own byte order (specification, "Protocol Specification").
+//! The wire format: a header of sixteen bytes, a payload with the command's structure, and file
+//! descriptors beside the message. All numbers are in the machine's byte order (specification,
+//! "Protocol Specification").
 
 use std::os::fd::OwnedFd;
 
@@ -11,49 +12,50 @@ pub use crate::body::{
     Body, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet, RegionAccess, RegionInfo, SparseArea, Version,
 };
 
-/// Bytes in a message's header.
+/// The size of a message's header.
 pub const HEADER_BYTES: usize = MessageHeader::BYTES;
-/// Most bytes that one REGION_READ or REGION_WRITE moves; we say so in the version data (`max_data_xfer_size`). QEMU
-/// reads the configuration space at once, and registers otherwise.
+/// The largest number of bytes that one REGION_READ or REGION_WRITE moves, announced in the version
+/// data (`max_data_xfer_size`). QEMU reads the configuration space with one message, and registers
+/// otherwise.
 pub const MAX_TRANSFER_BYTES: usize = 64 << 10;
-/// Bytes of a REGION_READ or REGION_WRITE before the data.
+/// The size of a REGION_READ or REGION_WRITE before the data.
 pub const ACCESS_BYTES: usize = AccessHeader::BYTES;
-/// The largest payload that is read at all, with a command or its reply. One of a command that is not served is read as
-/// well, so that the stream stays in step when it is refused; and one that is larger than its structure, because clients
-/// pad structures to the room that they have for the reply.
+/// The largest payload that is read, of a command or a reply. The payload of a command that is not
+/// served is read as well, so that the stream stays in step; a payload may also be larger than its
+/// structure, because clients pad structures to the size of their reply buffer.
 pub const MAX_PAYLOAD_BYTES: usize = ACCESS_BYTES + MAX_TRANSFER_BYTES;
-/// Most file descriptors with one message (`max_msg_fds`). QEMU sends the eventfds of so many vectors at once, and takes
-/// no larger number than this.
+/// The largest number of file descriptors with one message (`max_msg_fds`). QEMU sends the eventfds
+/// of so many vectors at once, and accepts no larger limit.
 pub const MAX_FDS: usize = 16;
-/// Most areas of a region that can be mapped.
+/// The largest number of mappable areas of a region.
 pub const MAX_AREAS: usize = 8;
 
-/// Why bytes are not a message. The stream is out of step after it.
+/// The reason why bytes are no message. The stream is out of step afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// Smaller than its header.
+    /// The message is smaller than its header.
     #[error("{command} of {size_bytes} bytes, less than a header")]
     Undersized {
-        /// What was asked.
+        /// The command in the message's header.
         command: Command,
-        /// The size in its header.
+        /// The size in the header.
         size_bytes: u32,
     },
-    /// Larger than any such message.
-    #[error("{command} of {size_bytes} bytes, which none has")]
+    /// The message is larger than every valid message.
+    #[error("{command} of {size_bytes} bytes, more than the largest message")]
     Oversized {
-        /// What was asked.
+        /// The command in the message's header.
         command: Command,
-        /// The size in its header.
+        /// The size in the header.
         size_bytes: u32,
     },
-    /// Neither a command nor a reply.
+    /// The message is neither a command nor a reply.
     #[error("{command} of message type {kind}")]
     UnknownType {
-        /// What was asked.
+        /// The command in the message's header.
         command: Command,
-        /// The type in its header.
+        /// The type in the header.
         kind: u32,
     },
 }
@@ -61,26 +63,26 @@ pub enum MessageError {
 /// The header's flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// The message answers a command.
+    /// The message is the reply to a command.
     pub reply: bool,
-    /// The sender waits for no answer.
+    /// The sender expects no reply.
     pub no_reply: bool,
-    /// The command failed.
+    /// The command of this reply failed.
     pub error: bool,
 }
 
 /// A message's first sixteen bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The sender's own; the reply repeats it.
+    /// The sender's number; the reply repeats it.
     pub id: u16,
-    /// What is asked, or answered.
+    /// The command, also in its reply.
     pub command: Command,
-    /// Size of the payload that follows, at most [`MAX_PAYLOAD_BYTES`].
+    /// The size of the payload that follows, at most [`MAX_PAYLOAD_BYTES`].
     pub payload_bytes: usize,
-    /// Its flags.
+    /// The message's type and options.
     pub flags: Flags,
-    /// An errno value, in an error reply.
+    /// The errno value of an error reply.
     pub errno: u32,
 }
 
@@ -119,7 +121,7 @@ impl Header {
         if self.flags.error {
             flags |= FLAG_ERROR;
         }
-        // A size that does not fit is none that a peer accepts.
+        // A size above `u32::MAX` is one that every peer refuses.
         let size_bytes = u32::try_from(self.payload_bytes.saturating_add(HEADER_BYTES)).unwrap_or(u32::MAX);
         let header = MessageHeader { id: self.id, command: self.command.code(), size_bytes, flags, errno: self.errno };
         to.extend_from_slice(&header.encode());
@@ -129,51 +131,51 @@ impl Header {
 /// A command or a reply.
 #[derive(Debug)]
 pub struct Message {
-    /// The sender's own; the reply repeats it.
+    /// The sender's number; the reply repeats it.
     pub id: u16,
-    /// What is asked, or answered.
+    /// The command, also in its reply.
     pub command: Command,
-    /// The header's flags.
+    /// The message's type and options.
     pub flags: Flags,
-    /// An errno value, in an error reply.
+    /// The errno value of an error reply.
     pub errno: u32,
-    /// The payload.
+    /// The structure and the data behind the header.
     pub body: Body,
-    /// The file descriptors beside it.
+    /// The file descriptors beside the message.
     pub fds: Vec<OwnedFd>,
 }
 
 impl Message {
-    /// A command that is to be answered.
+    /// Makes a command that expects a reply.
     #[must_use]
     pub const fn command(id: u16, command: Command, body: Body, fds: Vec<OwnedFd>) -> Self {
         let flags = Flags { reply: false, no_reply: false, error: false };
         Self { id, command, flags, errno: 0, body, fds }
     }
 
-    /// The same, to be answered by nothing.
+    /// Makes the command one that expects no reply.
     #[must_use]
     pub const fn without_reply(mut self) -> Self {
         self.flags.no_reply = true;
         self
     }
 
-    /// A reply.
+    /// Makes a reply to a successful command.
     #[must_use]
     pub const fn reply(id: u16, command: Command, body: Body, fds: Vec<OwnedFd>) -> Self {
         let flags = Flags { reply: true, no_reply: false, error: false };
         Self { id, command, flags, errno: 0, body, fds }
     }
 
-    /// A reply that says that the command failed: "the reply message must only include the reply header".
+    /// Makes an error reply: "the reply message must only include the reply header".
     #[must_use]
     pub const fn refusal(id: u16, command: Command, errno: u32) -> Self {
         let flags = Flags { reply: true, no_reply: false, error: true };
         Self { id, command, flags, errno, body: Body::Empty, fds: Vec::new() }
     }
 
-    /// Puts a message together from what was read. A payload that is not of the command's shape is
-    /// [`Body::Malformed`].
+    /// Makes a message from a received header, payload and descriptors. A payload without its
+    /// command's structure is [`Body::Malformed`].
     #[must_use]
     pub fn parse(header: Header, payload: &[u8], fds: Vec<OwnedFd>) -> Self {
         let Header { id, command, flags, errno, .. } = header;

@@ -1,4 +1,4 @@
-//! Why a command fails, and with which errno.
+//! The reasons to refuse a command, and their errno.
 
 use std::io;
 
@@ -6,20 +6,20 @@ use rustix::io::Errno;
 use sidecore_memory::MemoryError;
 use sidecore_nvme::AccessError;
 
-/// Why a command is answered with an error. The connection goes on.
+/// The reason for an error reply. The connection stays open.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("a malformed payload of {len_bytes} bytes")]
     Malformed { len_bytes: usize },
     #[error("another command's payload")]
     UnexpectedBody,
-    #[error("{count} file descriptors")]
+    #[error("{count} file descriptors, not the number that the command takes")]
     FdCount { count: usize },
     #[error("a file in place of an eventfd")]
     NotEvent,
-    #[error("it is not offered")]
+    #[error("the command or its option is not offered")]
     NotOffered,
-    #[error("the version is settled")]
+    #[error("the version is negotiated already")]
     Settled,
     #[error("version data without a final NUL")]
     VersionData,
@@ -27,11 +27,11 @@ pub(crate) enum Refusal {
     ShortArgsz { argsz: u32, needed: u32 },
     #[error("there is no index {index}")]
     NoSuchIndex { index: u32 },
-    #[error("flags {flags:#x}")]
+    #[error("flags {flags:#x} are no valid combination")]
     BadFlags { flags: u32 },
-    #[error("{count} from {start}, which is not in range")]
+    #[error("{count} from {start} is out of range")]
     BadRange { start: u64, count: u64 },
-    #[error("{address:#x} or {len_bytes:#x} is no whole number of pages")]
+    #[error("{address:#x} or {len_bytes:#x} is not a whole number of pages")]
     Misaligned { address: u64, len_bytes: u64 },
     #[error("{len_bytes:#x} bytes at {address:#x} are mapped already, in part at least")]
     Mapped { address: u64, len_bytes: u64 },
@@ -50,7 +50,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// What the client is told, never 0: QEMU's takes an error reply with errno 0 for success.
+    /// The errno in the reply, never 0: QEMU takes an error reply with errno 0 for success.
     pub(crate) fn errno(&self) -> u32 {
         let errno = match self {
             Self::NotOffered => Errno::OPNOTSUPP,

@@ -10,7 +10,8 @@ use crate::message::{DeviceInfo, RegionInfo, SparseArea};
 use crate::refusal::Refusal;
 use sidecore_spec_nvme::vfio;
 
-/// What the device is. QEMU demands the PCI flag, regions up to the configuration space, and interrupts up to MSI-X.
+/// Answers DEVICE_GET_INFO. QEMU demands the PCI flag, regions up to the configuration space, and
+/// interrupts up to MSI-X.
 pub(crate) fn device_info(request: &DeviceInfo) -> Result<DeviceInfo, Refusal> {
     check_argsz(request.argsz, INFO_BYTES)?;
     Ok(DeviceInfo {
@@ -21,10 +22,11 @@ pub(crate) fn device_info(request: &DeviceInfo) -> Result<DeviceInfo, Refusal> {
     })
 }
 
-/// What a region is, with the file that it can be mapped from.
+/// Answers DEVICE_GET_REGION_INFO, with the file of the mappable area.
 ///
-/// Where there is too little room for its capability, the reply says how much it takes and has neither the capability
-/// nor its flag: QEMU gives up on that flag without a capability. The file comes with the capability only.
+/// If the client's buffer is too small for the capability, the reply has the needed size, and
+/// neither the capability nor its flag: QEMU fails on that flag without a capability. The file
+/// comes only with the capability.
 pub(crate) fn region_info(
     function: &dyn PciFunction,
     request: &RegionInfo,
@@ -55,8 +57,9 @@ pub(crate) fn region_info(
     Ok((info, file))
 }
 
-/// The area that can be mapped, and where in its file the region would begin. An area is where it is in the file by the
-/// region's offset plus its own; so no area can be nearer to the file's begin than to the region's.
+/// Returns the mappable area, and the file's offset that belongs to the region's first byte. An
+/// area's offset in the file is the region's offset plus its own; so an area cannot be nearer to
+/// the file's start than to the region's.
 fn mappable(name: &str, index: u32, bar: &BarInfo) -> Option<(MappableArea, u64)> {
     let area = bar.mappable?;
     let base_bytes = area.file_offset_bytes.checked_sub(area.offset_bytes);
@@ -67,13 +70,18 @@ fn mappable(name: &str, index: u32, bar: &BarInfo) -> Option<(MappableArea, u64)
     match base_bytes {
         Some(base_bytes) if whole_pages && inside && area.len_bytes > 0 => Some((area, base_bytes)),
         _ => {
-            tracing::error!(function = name, region = index, ?area, "what is to be mapped cannot be");
+            tracing::error!(
+                function = name,
+                region = index,
+                ?area,
+                "the mappable area is not whole pages inside of its register and its file"
+            );
             None
         }
     }
 }
 
-/// The region of this index; whether the function has such a register it knows itself.
+/// Returns the region with this index. Whether the register exists is for the function to check.
 pub(crate) fn region(index: u32) -> Result<Region, Refusal> {
     if index == vfio::PCI_CONFIG_REGION_INDEX {
         return Ok(Region::Config);

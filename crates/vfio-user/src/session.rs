@@ -19,94 +19,95 @@ use crate::refusal::Refusal;
 use crate::{interrupts, regions};
 use sidecore_spec_nvme::vfio_user::Command;
 
-/// The version that is spoken: 0.1 at most.
+/// The highest supported version is 0.1.
 const MAJOR: u16 = 0;
 const MINOR: u16 = 1;
-/// Refusals that a client gets a warning each in the log for; it could fill the disk otherwise.
+/// A session logs this many refusals as warnings, so that a client cannot fill the disk.
 const WARNINGS: u32 = 16;
 
-/// Why a connection ends.
+/// The reason to close a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// A reply came where a command belongs.
-    #[error("a reply to {command}, which was not asked")]
+    /// A reply came, but this server sends no commands.
+    #[error("a reply to {command}, but this server sends no commands")]
     UnexpectedReply {
-        /// What it answers.
+        /// The command in the reply's header.
         command: Command,
     },
-    /// A command came before the version was settled.
+    /// A command came before VERSION.
     #[error("{command} before VERSION")]
     NotNegotiated {
-        /// What was asked.
+        /// The command in the header.
         command: Command,
     },
-    /// The client speaks another version.
-    #[error("version {major}.{minor} is not spoken here")]
+    /// The client's major version is not supported.
+    #[error("version {major}.{minor} is not supported, only major version 0")]
     Version {
-        /// Its major number.
+        /// The client's major version.
         major: u16,
-        /// Its minor number.
+        /// The client's minor version.
         minor: u16,
     },
-    /// A command came while another one is being served, or after the end.
+    /// A command came after the end of the session.
     #[error("{command} out of turn")]
     OutOfTurn {
-        /// What was asked.
+        /// The command in the header.
         command: Command,
     },
 }
 
-/// The state of a session.
+/// The phase of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// No version yet.
+enum Phase {
+    /// VERSION has not come yet.
     New,
     Serving,
-    /// The client has gone, and the function is free.
-    Over,
+    /// The client is gone, and the function is free.
+    Ended,
 }
 
 /// The payload and the descriptors of a reply.
 type Reply = (Body, Vec<OwnedFd>);
 
-/// The state of one connection to a VMM: the version, what is mapped for DMA, and the one command that is waited for.
+/// The state of one connection to a VMM: the version, the DMA maps, and the hand-over.
 ///
-/// It knows no socket: messages go in, replies come out, in their order. What changes memory, and resets, waits for the
-/// function, until nothing uses the memory from before. A command that fails is answered with an errno, or with nothing if
-/// the client wants no reply; the connection goes on.
+/// The session has no socket: messages go in, replies come out, in their order. Changes of memory,
+/// and resets, wait for the function, until it uses the old memory no longer. A command that fails
+/// gets an errno, or no reply if the client wants none; the connection stays open.
 ///
-/// DEVICE_RESET resets the function and keeps the client's memory and eventfds: QEMU sends neither again.
+/// DEVICE_RESET resets the function and keeps the client's memory and eventfds: QEMU sends neither
+/// again.
 pub struct Session {
     function: Arc<dyn PciFunction>,
-    stage: Stage,
+    phase: Phase,
     dma: DmaTable,
     refused: u32,
-    /// The function as it was handed over.
+    /// The function's state after a hand-over, until the export takes it.
     handed_over: Option<Box<HandedOver>>,
 }
 
 impl Session {
-    /// A session that has negotiated nothing yet.
+    /// Makes a session that waits for VERSION.
     #[must_use]
     pub fn new(function: Arc<dyn PciFunction>) -> Self {
-        Self { function, stage: Stage::New, dma: DmaTable::new(), refused: 0, handed_over: None }
+        Self { function, phase: Phase::New, dma: DmaTable::new(), refused: 0, handed_over: None }
     }
 
-    /// Serves one command. The reply, if the client wants one.
+    /// Serves one command. Returns the reply, if the client wants one.
     ///
     /// # Errors
-    /// The connection is to be closed, and the session to be ended.
+    /// The caller has to close the connection and end the session.
     pub fn handle(&mut self, message: Message) -> Result<Option<Message>, ProtocolError> {
         let Message { id, command, flags, body, fds, .. } = message;
         let fds = Descriptors::new(fds);
         if flags.reply {
             return Err(ProtocolError::UnexpectedReply { command });
         }
-        let outcome = match self.stage {
-            Stage::New => self.negotiate(command, body, &fds)?,
-            Stage::Serving => self.serve(command, body, fds),
-            Stage::Over => return Err(ProtocolError::OutOfTurn { command }),
+        let outcome = match self.phase {
+            Phase::New => self.negotiate(command, body, &fds)?,
+            Phase::Serving => self.serve(command, body, fds),
+            Phase::Ended => return Err(ProtocolError::OutOfTurn { command }),
         };
         let reply = match outcome {
             Ok((body, fds)) => Message::reply(id, command, body, fds),
@@ -115,7 +116,8 @@ impl Session {
         Ok((!flags.no_reply).then_some(reply))
     }
 
-    /// Has the function complete what it has taken, and take nothing more. False if it cannot be handed over.
+    /// Makes the function complete its accepted commands and accept no more. False if the function
+    /// cannot be handed over.
     pub(crate) fn hand_over(&mut self) -> bool {
         let (reply, replied) = channel();
         self.function.hand_over(Box::new(move |function| {
@@ -125,23 +127,22 @@ impl Session {
         self.handed_over.is_some()
     }
 
-    /// The function, if it was handed over.
+    /// Takes the function's state, if the function was handed over.
     pub(crate) fn handed_over(&mut self) -> Option<HandedOver> {
         self.handed_over.take().map(|function| *function)
     }
 
-    /// Exports what the client has negotiated; the function has been handed over. This session is over
-    /// then.
+    /// Exports the session's state, after the function was handed over. Ends the session.
     pub(crate) fn export_maps(&mut self, fds: &mut ExportFds) -> (bool, Vec<MapState>) {
-        let is_serving = self.stage == Stage::Serving;
-        self.stage = Stage::Over;
+        let is_serving = self.phase == Phase::Serving;
+        self.phase = Phase::Ended;
         (is_serving, self.dma.export(fds))
     }
 
     /// Resumes the session and the function of another process.
     ///
     /// # Errors
-    /// See [`ResumeError`]. The session is to be ended then, and the function reset with it.
+    /// See [`ResumeError`]. The caller has to end the session then, which resets the function.
     pub(crate) fn resume_function(
         &mut self,
         is_serving: bool,
@@ -149,20 +150,20 @@ impl Session {
         from: HandedOver,
         fds: &mut ResumeFds,
     ) -> Result<(), ResumeError> {
-        // Whatever happens from here on, the function is used.
-        self.stage = Stage::Serving;
+        // From here on the function has a client, so that `end` resets it also after an error.
+        self.phase = Phase::Serving;
         self.dma = DmaTable::resume(maps, fds)?;
         self.function.take_over(from, self.dma.memory().clone()).map_err(not_resumed)?;
         if !is_serving {
-            self.stage = Stage::New;
+            self.phase = Phase::New;
         }
         Ok(())
     }
 
-    /// Ends the session: all eventfds are closed, the function is reset and lets go of the client's memory, one after the
-    /// other. The function is free for another client then.
+    /// Ends the session: closes all eventfds, resets the function, and then takes the client's
+    /// memory from it. The function is free for another client afterwards.
     pub fn end(&mut self) {
-        if std::mem::replace(&mut self.stage, Stage::Over) != Stage::Serving {
+        if std::mem::replace(&mut self.phase, Phase::Ended) != Phase::Serving {
             return;
         }
         let vectors = 0..self.function.vectors().into();
@@ -174,11 +175,11 @@ impl Session {
         self.wait(|function, done| function.set_memory(GuestMemory::empty(), done));
     }
 
-    /// Has the function do something that takes time, and waits until it is done.
+    /// Calls the function, and waits until the function has called back.
     fn wait(&self, call: impl FnOnce(&dyn PciFunction, Done)) {
         let (done, over) = channel::<()>();
         call(&*self.function, Done::new(move || drop(done)));
-        // Nothing is ever sent.
+        // The callback's drop closes the channel; no message is ever sent.
         let _ = over.recv();
     }
 
@@ -192,8 +193,9 @@ impl Session {
         Message::refusal(id, command, refusal.errno())
     }
 
-    /// VERSION, which has to be the first. What the client says of itself is of no use to us: we send no command, and one
-    /// descriptor at a time, which is the least that it may say.
+    /// Negotiates VERSION, which has to be the first command. The client's capabilities are
+    /// ignored: this server sends no commands, and one descriptor per reply, which every client
+    /// accepts.
     fn negotiate(
         &mut self,
         command: Command,
@@ -214,13 +216,14 @@ impl Session {
         if let Err(error) = self.function.connect() {
             return Ok(Err(Refusal::Connect(error)));
         }
-        self.stage = Stage::Serving;
+        self.phase = Phase::Serving;
         Ok(Ok((Body::Version(our_version(minor)), Vec::new())))
     }
 
     fn serve(&mut self, command: Command, body: Body, fds: Descriptors) -> Result<Reply, Refusal> {
         let most_fds = match command {
-            // SPDK sends the file with both. That of an unmap is of no use, and closed like any other.
+            // SPDK sends the file with both. The file of an unmap is unused, and closed like every
+            // other.
             Command::DmaMap | Command::DmaUnmap => 1,
             Command::DeviceSetIrqs => MAX_FDS,
             _ => 0,
@@ -263,8 +266,9 @@ impl Session {
         Ok((reply, Vec::new()))
     }
 
-    /// Returns when nothing uses the memory from before: what the client unmaps is out of everybody's reach then. The
-    /// kernel may take it out of our address space, and free it, later (the reaper of `sidecore_memory`).
+    /// Changes the function's memory. When this returns, the function uses the old memory no
+    /// longer: memory that the client unmapped is out of reach. The kernel may unmap and free it
+    /// later (the reaper of `sidecore_memory`).
     fn change_memory(&self, memory: Option<GuestMemory>) {
         if let Some(memory) = memory {
             self.wait(|function, done| function.set_memory(memory, done));
@@ -280,13 +284,14 @@ impl Drop for Session {
 
 impl fmt::Debug for Session {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { function, stage, dma, .. } = self;
+        let Self { function, phase, dma, .. } = self;
         let mut debug = formatter.debug_struct("Session");
-        debug.field("function", &function.name()).field("stage", stage).field("dma", dma).finish_non_exhaustive()
+        debug.field("function", &function.name()).field("phase", phase).field("dma", dma).finish_non_exhaustive()
     }
 }
 
-/// The smaller minor version, and our limits. QEMU has room for no more than it has sent, which is about 190 bytes.
+/// The smaller minor version, and this server's limits. QEMU's buffer is no larger than the command
+/// that it has sent, about 190 bytes.
 fn our_version(minor: u16) -> Version {
     let mut data = format!(
         r#"{{"capabilities":{{"max_msg_fds":{MAX_FDS},"max_data_xfer_size":{MAX_TRANSFER_BYTES},"max_dma_maps":{MAX_MAPS},"pgsizes":{PAGE_BYTES}}}}}"#,
@@ -303,7 +308,7 @@ fn wrong_body(body: &Body) -> Refusal {
     }
 }
 
-/// The size of an access, if one may be so large and ends within 64 bits.
+/// Returns the size of an access that is within the limit and ends within 64 bits.
 fn access_bytes(access: &RegionAccess) -> Result<usize, Refusal> {
     let bad_range = Refusal::BadRange { start: access.offset_bytes, count: access.count.into() };
     let fits = access.offset_bytes.checked_add(access.count.into()).is_some();

@@ -1,4 +1,5 @@
-//! No descriptor is left behind, whatever a client does. A process of its own: it counts them all.
+//! The server leaks no descriptor, in every course of a connection. A process of its own, because
+//! the test counts all descriptors.
 
 mod common;
 
@@ -16,7 +17,7 @@ fn open_descriptors() -> usize {
 }
 
 #[test]
-fn none_is_left_behind() {
+fn no_descriptor_leaks() {
     let directory = tempfile::tempdir().unwrap();
     let before = open_descriptors();
     let service = Service::start(NonZeroUsize::MIN).unwrap();
@@ -29,7 +30,7 @@ fn none_is_left_behind() {
     let eventfd = vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER;
     for round in 0..20 {
         let mut client = Client::start(socket.path());
-        // What is right.
+        // Valid commands.
         for page in 0..4 {
             let dma_map = (Command::DmaMap, Body::DmaMap(map(page * PAGE, PAGE)));
             assert_eq!(client.ask(dma_map, vec![memfd(PAGE)]).errno, 0);
@@ -41,9 +42,10 @@ fn none_is_left_behind() {
         let reply = client.ask((Command::DeviceGetRegionInfo, region_info(0, 64)), vec![]);
         assert_eq!(reply.fds.len(), 1);
         drop(reply);
-        // The client's end, ours, the vectors and the maps. The server may be about to close what it has just sent.
+        // The client's end, the server's, the vectors and the maps. The server may be about to
+        // close the descriptor that it has just sent.
         wait_until(|| open_descriptors() == serving + 2 + 8 + 4);
-        // What is wrong.
+        // Invalid commands.
         assert_ne!(client.ask(read(0, 0, 8), events(MAX_FDS)).errno, 0);
         assert_ne!(client.ask((Command::DmaMap, Body::DmaMap(map(0, PAGE))), vec![memfd(PAGE)]).errno, 0);
         assert_ne!(client.ask((Command::DmaMap, Body::DmaMap(map(1 << 30, PAGE))), events(1)).errno, 0);
@@ -52,7 +54,7 @@ fn none_is_left_behind() {
         assert_ne!(client.ask(set, vec![event(), event(), memfd(0)]).errno, 0);
         wait_until_reaped();
         assert_eq!(open_descriptors(), serving + 2 + 8 + 4);
-        // And an end in the middle of it, with descriptors under way.
+        // Ends of the connection, also within a message and with descriptors in flight.
         match round % 4 {
             0 => {}
             1 => drop(client.post((Command::DmaMap, Body::DmaMap(map(1 << 30, PAGE))), vec![memfd(PAGE)])),
@@ -80,6 +82,6 @@ fn none_is_left_behind() {
         assert_eq!(open_descriptors(), serving, "round {round}");
     }
     drop((socket, service, function));
-    // The listener is closed by a thread of its own, which nobody waits for.
+    // A background thread closes the listener; no caller waits for that.
     wait_until(|| open_descriptors() == before);
 }

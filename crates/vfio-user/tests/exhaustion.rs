@@ -1,5 +1,5 @@
-//! A process that has no descriptor left serves who is there, and the others when it has some again. A process of its
-//! own: the limit is the whole process's.
+//! A process without free descriptors serves the connected clients, and the others once it has
+//! descriptors again. A process of its own, because the limit is the whole process's.
 
 mod common;
 
@@ -23,13 +23,13 @@ fn a_client_that_cannot_be_accepted_is_accepted_later() {
     let stream = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
 
     let before = getrlimit(Resource::Nofile);
-    // All below this number are in use.
+    // All descriptors below this number are in use.
     setrlimit(Resource::Nofile, Rlimit { current: Some(8), ..before }).unwrap();
     connect(&stream, &SocketAddrUnix::new(second.path()).unwrap()).unwrap();
-    // The same thread has tried to accept the other one before it answers this one.
+    // The same thread has tried to accept the other client before it replies to this one.
     assert_eq!(served.ask(read(0, 0, 8), vec![]).errno, 0);
     assert!(!second.is_connected());
-    // What needs a descriptor fails alone.
+    // Only a command that needs a descriptor fails.
     let refused = served.ask((Command::DeviceGetRegionInfo, region_info(0, 64)), vec![]);
     assert_eq!((refused.errno, refused.body), (24, Body::Empty), "EMFILE");
     setrlimit(Resource::Nofile, before).unwrap();

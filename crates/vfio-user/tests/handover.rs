@@ -1,4 +1,4 @@
-//! A client is left by one service and gone on with by another, wherever in a message it is.
+//! One service exports a client and another resumes it, at every byte of a message.
 
 mod common;
 
@@ -19,10 +19,10 @@ use sidecore_reactor::EventFd;
 use sidecore_ring::nvme::Doorbells;
 use sidecore_vfio_user::{Access, Body, Command, Message, PciEndpoint, Service, Snapshot, SocketState, vfio};
 
-/// No queue is ever started here: what they leave is tested where they are.
+/// Queues that are never started: their export is tested in the crates that have queues.
 #[derive(Default)]
 struct NoQueues {
-    /// Whether vector 0 signals anything, and whether it did when queues were gone on with.
+    /// Whether vector 0 has an eventfd, and whether it had one when queues were resumed.
     signals: AtomicBool,
     signalled: AtomicBool,
 }
@@ -94,21 +94,21 @@ fn function_with(interrupts: Interrupts, host: Arc<NoQueues>) -> Arc<NvmeFunctio
     })
 }
 
-/// A service, as a process has it, and its socket.
+/// A service in the role of a process, with one socket.
 struct Process {
     service: Service,
     socket: sidecore_vfio_user::Socket,
 }
 
 impl Process {
-    fn start(directory: &tempfile::TempDir, left: Option<Snapshot>) -> Self {
+    fn start(directory: &tempfile::TempDir, exported: Option<Snapshot>) -> Self {
         let service = Service::start(NonZeroUsize::MIN).unwrap();
         let path = directory.path().join("socket");
-        let socket = service.serve(&path, Access::default(), PciEndpoint(function()), left);
+        let socket = service.serve(&path, Access::default(), PciEndpoint(function()), exported);
         Self { service, socket: socket.unwrap() }
     }
 
-    /// The next one, which is told no more than what would be kept.
+    /// Starts the successor, with the parts of the snapshot that a service manager would keep.
     fn succeed(self, directory: &tempfile::TempDir) -> Self {
         let Snapshot { state, fds } = self.socket.export().expect("there is a client");
         drop(self.service);
@@ -119,7 +119,7 @@ impl Process {
 }
 
 #[test]
-fn registers_maps_and_vectors_are_as_they_were() {
+fn registers_maps_and_vectors_survive_a_handover() {
     let directory = tempfile::tempdir().unwrap();
     let process = Process::start(&directory, None);
     let mut client = Client::start(process.socket.path());
@@ -127,7 +127,7 @@ fn registers_maps_and_vectors_are_as_they_were() {
     for page in 0..3 {
         assert_eq!(client.ask(dma_map(page), vec![memfd(PAGE)]).errno, 0);
     }
-    // One without a file: it is no memory, and to be taken back all the same.
+    // A map without a file: no memory, but the client may unmap it all the same.
     assert_eq!(client.ask(dma_map(7), vec![]).errno, 0);
     let eventfd = vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER;
     let interrupt = event();
@@ -152,7 +152,7 @@ fn registers_maps_and_vectors_are_as_they_were() {
     let mut count = [0; 8];
     rustix::io::read(&interrupt, &mut count).unwrap();
     assert_eq!(u64::from_ne_bytes(count), 1);
-    assert_ne!(client.ask(dma_map(1), vec![memfd(PAGE)]).errno, 0, "it is mapped already");
+    assert_ne!(client.ask(dma_map(1), vec![memfd(PAGE)]).errno, 0, "the range is mapped already");
     for page in [0, 1, 2, 7] {
         let unmapped = client.ask((Command::DmaUnmap, Body::DmaUnmap(unmap(page * PAGE, PAGE))), vec![]);
         assert_eq!(unmapped.errno, 0, "page {page}");
@@ -160,14 +160,14 @@ fn registers_maps_and_vectors_are_as_they_were() {
 }
 
 #[test]
-fn a_message_may_be_cut_anywhere() {
+fn a_handover_may_cut_a_message_at_every_byte() {
     let directory = tempfile::tempdir().unwrap();
     let mut process = Process::start(&directory, None);
     let mut client = Client::start(process.socket.path());
     let mut bytes = Vec::new();
     Message::command(77, Command::DmaMap, Body::DmaMap(map(0, PAGE)), vec![]).write(&mut bytes);
     for cut in 0..bytes.len() {
-        // The file goes with the first byte.
+        // The descriptor goes with the first byte.
         let (first, rest) = bytes.split_at(cut);
         if cut > 0 {
             let file = [memfd(PAGE)];
@@ -180,13 +180,13 @@ fn a_message_may_be_cut_anywhere() {
         let reply = client.answer();
         assert_eq!((reply.id, reply.errno), (77, 0), "cut after {cut} bytes");
         let unmapped = client.ask((Command::DmaUnmap, Body::DmaUnmap(unmap(0, PAGE))), vec![]);
-        assert_eq!(unmapped.errno, 0, "it was mapped");
+        assert_eq!(unmapped.errno, 0, "the range was mapped");
     }
 }
 
-/// A client that does not read gets the rest of its answer from the next process.
+/// A client that does not read gets the rest of its reply from the next process.
 #[test]
-fn an_answer_that_is_half_sent_is_sent() {
+fn the_rest_of_a_half_sent_reply_is_sent() {
     const READS: u16 = 60;
     let directory = tempfile::tempdir().unwrap();
     let mut process = Process::start(&directory, None);
@@ -215,7 +215,7 @@ fn an_answer_that_is_half_sent_is_sent() {
 }
 
 #[test]
-fn without_a_client_there_is_nothing_to_leave() {
+fn without_a_client_there_is_nothing_to_export() {
     let directory = tempfile::tempdir().unwrap();
     let process = Process::start(&directory, None);
     assert!(process.socket.export().is_none());
@@ -226,10 +226,10 @@ fn without_a_client_there_is_nothing_to_leave() {
 }
 
 #[test]
-fn a_client_that_is_being_served_is_left_when_it_has_its_answer() {
+fn a_client_with_a_command_in_progress_is_exported_after_its_reply() {
     let directory = tempfile::tempdir().unwrap();
     let service = Service::start(NonZeroUsize::MIN).unwrap();
-    // This function cannot be left: its client is lost, and the function reset as ever.
+    // This function refuses a hand-over: its client is lost, and the function is reset as usual.
     let function = Function::new();
     let socket = service
         .serve(&directory.path().join("socket"), Access::default(), PciEndpoint(function.clone()), None)
@@ -238,19 +238,19 @@ fn a_client_that_is_being_served_is_left_when_it_has_its_answer() {
     function.hold(true);
     client.post((Command::DmaMap, Body::DmaMap(map(0, PAGE))), vec![memfd(PAGE)]);
     wait_until(|| function.is_held());
-    let left = std::thread::spawn(move || socket.export().is_some());
+    let exported = std::thread::spawn(move || socket.export().is_some());
     assert!(client.is_quiet());
     function.hold(false);
     function.release();
     assert_eq!(client.answer().errno, 0);
     assert!(client.is_hung_up());
-    assert!(!left.join().unwrap());
+    assert!(!exported.join().unwrap());
     assert_eq!(function.events().last(), Some(&Event::Memory(0, 0)));
 }
 
-/// A descriptor whose close may wait is no part of any message: nobody is left such a thing.
+/// A descriptor whose close may wait is part of no message, and is never handed over.
 #[test]
-fn a_client_that_has_sent_what_may_wait_is_not_left() {
+fn a_client_that_has_sent_a_descriptor_whose_close_may_wait_is_not_exported() {
     let directory = tempfile::tempdir().unwrap();
     let process = Process::start(&directory, None);
     let client = Client::start(process.socket.path());
@@ -267,7 +267,7 @@ fn a_client_that_has_sent_what_may_wait_is_not_left() {
     let (socket, end) = lingering();
     let half = sidecore_socket::send(&client.connection, &[0; 4], &[socket], 16, sidecore_socket::Blocking::Wait);
     assert_eq!(half.unwrap(), 4);
-    // The same thread serves both: with the second answer it has seen what came before.
+    // The same thread serves both: with the second reply it has read all earlier messages.
     for _ in 0..2 {
         neighbour.ask((Command::DeviceGetInfo, device_info()), vec![]);
     }
@@ -278,19 +278,19 @@ fn a_client_that_has_sent_what_may_wait_is_not_left() {
     drop((end, client, service));
 }
 
-/// Queues are started with their vectors as they are: what is masked is not signalled for a moment.
+/// Queues start with the state of their vectors: a masked vector is never signalled, not even once.
 #[test]
-fn vectors_of_msi_that_are_masked_signal_nothing_when_queues_go_on() {
+fn masked_vectors_of_msi_are_not_signalled_when_queues_are_resumed() {
     for is_masked in [false, true] {
         let first = function_with(Interrupts::Msi, Arc::default());
         first.set_vector(0, Some(event())).unwrap();
         // INTMS.
         first.write(Region::Bar(0), 0x0C, &[u8::from(is_masked), 0, 0, 0]).unwrap();
-        let (reply, left) = std::sync::mpsc::channel();
-        first.hand_over(Box::new(move |left| reply.send(left).unwrap()));
+        let (reply, exported) = std::sync::mpsc::channel();
+        first.hand_over(Box::new(move |state| reply.send(state).unwrap()));
         let host = Arc::<NoQueues>::default();
         let next = function_with(Interrupts::Msi, host.clone());
-        next.take_over(left.recv_timeout(SOON).unwrap().unwrap(), GuestMemory::empty()).unwrap();
+        next.take_over(exported.recv_timeout(SOON).unwrap().unwrap(), GuestMemory::empty()).unwrap();
         assert_eq!(host.signalled.load(Ordering::Relaxed), !is_masked);
     }
 }

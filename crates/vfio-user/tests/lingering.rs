@@ -1,4 +1,4 @@
-//! Descriptors whose last close waits: whoever sends one waits for it, and nobody else.
+//! Descriptors whose last close waits: only the client that sends one waits for the close.
 
 mod common;
 
@@ -37,7 +37,7 @@ fn send_bytes(client: &Client, bytes: &[u8], fds: Vec<OwnedFd>) {
     sendmsg(&client.connection, &[IoSlice::new(bytes)], &mut control, SendFlags::DONTWAIT).unwrap();
 }
 
-fn surplus(client: &Client, socket: OwnedFd) {
+fn as_surplus(client: &Client, socket: OwnedFd) {
     send(client, (Command::DeviceGetInfo, device_info()), vec![event(), socket]);
 }
 
@@ -64,7 +64,8 @@ impl Two {
     }
 }
 
-/// Sends what is not received before all of it is sent, and closed at this end: the command before has to be done first.
+/// Sends messages that the service receives only after the last of them was sent and closed at this
+/// end, because the service is busy with the command before.
 fn send_all(client: &mut Client, function: &Function, sends: impl FnOnce(&mut Client)) {
     function.hold(true);
     client.post((Command::DmaMap, Body::DmaMap(map(1 << 20, PAGE))), vec![memfd(PAGE)]);
@@ -74,14 +75,16 @@ fn send_all(client: &mut Client, function: &Function, sends: impl FnOnce(&mut Cl
     function.release();
 }
 
-/// Asks the other function until this one's client has been hung up on.
+/// Sends commands to the other function until this function's client is disconnected.
 fn hang_up_beside(first: &mut Client, second: &mut Client) {
     let start = Instant::now();
     loop {
-        // It has to be answered, whatever becomes of the first one.
+        // The other function has to reply, in every state of the first.
         second.ask((Command::DeviceGetInfo, device_info()), Vec::new());
         match first.connection.receive() {
-            Ok(Received::Message(_) | Received::Nothing) => assert!(start.elapsed() < SOON, "it is not hung up on"),
+            Ok(Received::Message(_) | Received::Nothing) => {
+                assert!(start.elapsed() < SOON, "the client is not disconnected")
+            }
             Ok(Received::Closed) | Err(_) => break,
         }
     }
@@ -90,7 +93,7 @@ fn hang_up_beside(first: &mut Client, second: &mut Client) {
     }
 }
 
-/// A client that sends this waits, and nobody else does.
+/// Checks that only the client that sends such a descriptor waits.
 fn waits_alone(sends: impl FnOnce(&Client, OwnedFd)) {
     let two = Two::new();
     let function = Function::with_area("first", None);
@@ -99,7 +102,7 @@ fn waits_alone(sends: impl FnOnce(&Client, OwnedFd)) {
     let (socket, end) = lingering();
     send_all(&mut client, &function, |client| sends(client, socket));
     hang_up_beside(&mut client, &mut neighbour);
-    // The next client waits until it is closed.
+    // The next client waits until the descriptor is closed.
     let mut next = Client::connect(first.path());
     next.post((Command::Version, version()), Vec::new());
     assert!(next.is_quiet() && first.is_connected());
@@ -108,17 +111,17 @@ fn waits_alone(sends: impl FnOnce(&Client, OwnedFd)) {
 }
 
 #[test]
-fn a_descriptor_too_many() {
-    waits_alone(surplus);
+fn one_descriptor_too_many() {
+    waits_alone(as_surplus);
 }
 
 #[test]
-fn memory_that_is_none() {
+fn a_socket_in_place_of_memory() {
     waits_alone(as_memory);
 }
 
 #[test]
-fn an_interrupt_that_is_none() {
+fn a_socket_in_place_of_an_eventfd() {
     waits_alone(|client, socket| {
         let flags = vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER;
         let set = irqs(flags, vfio::PCI_MSIX_IRQ_INDEX, 0, 2);
@@ -127,16 +130,16 @@ fn an_interrupt_that_is_none() {
 }
 
 #[test]
-fn a_socket_with_what_nobody_has_received() {
+fn a_socket_with_unreceived_messages() {
     waits_alone(|client, socket| {
         let (sender, receiver) = UnixStream::pair().unwrap();
         sidecore_socket::send(&sender, &[0], &[socket], 1, sidecore_socket::Blocking::Never).unwrap();
-        surplus(client, receiver.into());
+        as_surplus(client, receiver.into());
     });
 }
 
 #[test]
-fn the_last_of_more_than_a_message_has() {
+fn the_last_of_too_many_descriptors() {
     for count in [20, 253] {
         waits_alone(|client, socket| {
             let fds = (1..count).map(|_| event()).chain([socket]).collect();
@@ -146,14 +149,14 @@ fn the_last_of_more_than_a_message_has() {
 }
 
 #[test]
-fn one_beside_what_is_no_command() {
+fn a_descriptor_beside_an_unknown_command() {
     waits_alone(|client, socket| {
         send_message(client, &Message::reply(1, Command::DeviceGetInfo, device_info(), Vec::new()), vec![socket]);
     });
 }
 
 #[test]
-fn one_beside_what_is_no_message() {
+fn a_descriptor_beside_bytes_that_are_no_message() {
     waits_alone(|client, socket| {
         let (command, body) = (Command::from_code(u16::MAX), Body::Other(vec![0; 1 << 20]));
         send_message(client, &Message::command(1, command, body, Vec::new()), vec![socket]);
@@ -161,13 +164,13 @@ fn one_beside_what_is_no_message() {
 }
 
 #[test]
-fn a_client_that_leaves_what_nobody_has_read_holds_up_its_function_only() {
+fn a_gone_client_with_unread_messages_delays_only_its_function() {
     let two = Two::new();
     let (first, second) = (two.serve("first"), two.serve("second"));
     let mut neighbour = Client::start(second.path());
     let client = Client::start(first.path());
     let (socket, end) = lingering();
-    // Half a message, so that a part of it is with the function, and then the end.
+    // Half a message, so that the service has read a part of it, and then the end.
     let mut bytes = Vec::new();
     Message::command(99, Command::DmaMap, Body::DmaMap(map(0, PAGE)), Vec::new()).write(&mut bytes);
     send_bytes(&client, &bytes[..20], vec![socket]);
@@ -183,13 +186,13 @@ fn a_client_that_leaves_what_nobody_has_read_holds_up_its_function_only() {
 }
 
 #[test]
-fn what_is_not_received_any_more_holds_up_its_function_only() {
+fn messages_that_are_never_received_delay_only_their_function() {
     let two = Two::new();
     let function = Function::with_area("first", None);
     let (first, second) = (two.serve_function("first", function.clone()), two.serve("second"));
     let (mut client, mut neighbour) = (Client::start(first.path()), Client::start(second.path()));
     let (socket, end) = lingering();
-    // When the command before can be answered there is nobody to answer to.
+    // The client is gone when its command can be answered.
     send_all(&mut client, &function, |client| {
         as_memory(client, socket);
         client.connection = Connection::new(UnixStream::pair().unwrap().0);
@@ -204,32 +207,32 @@ fn what_is_not_received_any_more_holds_up_its_function_only() {
     assert_eq!(next.answer().errno, 0);
 }
 
-/// Does something on a thread of its own, which is to be soon over.
-fn soon(what: impl FnOnce() + Send + 'static) {
+/// Runs `action` on a thread of its own, and checks that it ends soon.
+fn soon(action: impl FnOnce() + Send + 'static) {
     let (done, wait) = channel();
     thread::spawn(move || {
-        what();
+        action();
         done.send(()).unwrap();
     });
-    wait.recv_timeout(SOON).expect("it is not over");
+    wait.recv_timeout(SOON).expect("the action has not ended");
 }
 
 fn stuck(path: &Path, function: &Function, neighbour: &Socket) -> (Client, TcpStream) {
     let (mut client, mut neighbour) = (Client::start(path), Client::start(neighbour.path()));
     let (socket, end) = lingering();
-    send_all(&mut client, function, |client| surplus(client, socket));
+    send_all(&mut client, function, |client| as_surplus(client, socket));
     hang_up_beside(&mut client, &mut neighbour);
     (client, end)
 }
 
 #[test]
-fn nobody_waits_for_it_to_stop() {
+fn stopping_a_socket_does_not_wait_for_the_close() {
     let two = Two::new();
     let function = Function::with_area("first", None);
     let (first, second) = (two.serve_function("first", function.clone()), two.serve("second"));
     let (_client, end) = stuck(first.path(), &function, &second);
     soon(move || drop(first));
-    // It can be served again.
+    // The function can be served again.
     let again = two.serve_function("first", function.clone());
     let (_other, other_end) = stuck(again.path(), &function, &second);
     soon(move || drop((two, again, second)));
@@ -237,14 +240,14 @@ fn nobody_waits_for_it_to_stop() {
 }
 
 #[test]
-fn what_waits_in_the_backlog_holds_up_nobody_when_the_socket_goes() {
+fn connections_in_the_backlog_delay_nothing_when_the_socket_is_removed() {
     let two = Two::new();
     let (first, second) = (two.serve("first"), two.serve("second"));
     let mut neighbour = Client::start(second.path());
     let _served = Client::start(first.path());
     let waiting = Client::connect(first.path());
     let (socket, end) = lingering();
-    surplus(&waiting, socket);
+    as_surplus(&waiting, socket);
     soon(move || drop(first));
     for _ in 0..100 {
         neighbour.ask((Command::DeviceGetInfo, device_info()), Vec::new());

@@ -54,9 +54,9 @@ fn reset() -> (Command, Body) {
     (Command::DeviceReset, Body::Empty)
 }
 
-/// What QEMU does before the guest runs.
+/// The messages of QEMU before the guest runs.
 fn start_as_qemu(client: &mut Client) {
-    // All of memory at once, and only the last one is waited for.
+    // All memory at once; QEMU waits for the last reply only.
     let ram = client.post(dma_map(0, 64 * PAGE), vec![memfd(64 * PAGE)]);
     let high = client.post(dma_map(1 << 32, 64 * PAGE), vec![memfd(64 * PAGE)]);
     let rom = client.post(dma_map(0xfffc_0000, 64 * PAGE), Vec::new());
@@ -84,7 +84,7 @@ fn start_as_qemu(client: &mut Client) {
 }
 
 #[test]
-fn a_vmm_is_served_goes_and_comes_again() {
+fn a_vmm_connects_disconnects_and_connects_again() {
     let fixture = Fixture::new();
     let (function, socket) = fixture.serve("function");
     for _ in 0..3 {
@@ -123,7 +123,7 @@ fn a_second_vmm_waits_for_the_first_to_go() {
 }
 
 #[test]
-fn messages_are_served_in_their_order_whoever_waits() {
+fn messages_are_served_in_their_order_while_others_wait() {
     let fixture = Fixture::new();
     let (function, socket) = fixture.serve("function");
     let mut client = Client::start(socket.path());
@@ -151,10 +151,10 @@ fn messages_are_served_in_their_order_whoever_waits() {
 }
 
 #[test]
-fn one_who_waits_or_does_not_read_or_sends_half_a_message_holds_up_itself_only() {
+fn a_client_that_waits_or_does_not_read_or_sends_half_a_message_delays_only_itself() {
     let fixture = Fixture::new();
     let (slow_function, slow_socket) = fixture.serve("slow");
-    let (_deaf_function, deaf_socket) = fixture.serve("deaf");
+    let (_unread_function, unread_socket) = fixture.serve("unread");
     let (_half_function, half_socket) = fixture.serve("half");
     let (_good_function, good_socket) = fixture.serve("good");
 
@@ -163,16 +163,16 @@ fn one_who_waits_or_does_not_read_or_sends_half_a_message_holds_up_itself_only()
     slow.post(reset(), vec![]);
     wait_until(|| slow_function.is_held());
 
-    // It asks for more than the socket holds, and reads nothing.
-    let mut deaf = UnixStream::connect(deaf_socket.path()).unwrap();
+    // This client asks for more than the socket's buffer holds, and reads no reply.
+    let mut not_reading = UnixStream::connect(unread_socket.path()).unwrap();
     let mut bytes = Vec::new();
     Message::command(0, Command::Version, version(), vec![]).write(&mut bytes);
     let (command, body) = read(0, 0, MAX_TRANSFER_BYTES as u32);
     for id in 1..100 {
         Message::command(id, command, body.clone(), vec![]).write(&mut bytes);
     }
-    deaf.set_nonblocking(true).unwrap();
-    assert!(deaf.write(&bytes).unwrap() > 0);
+    not_reading.set_nonblocking(true).unwrap();
+    assert!(not_reading.write(&bytes).unwrap() > 0);
 
     let mut half = UnixStream::connect(half_socket.path()).unwrap();
     half.write_all(&bytes[..HEADER_BYTES + 3]).unwrap();
@@ -185,8 +185,8 @@ fn one_who_waits_or_does_not_read_or_sends_half_a_message_holds_up_itself_only()
     slow_function.release();
     assert_eq!(slow.answer().command, Command::DeviceReset);
     slow_function.hold(false);
-    // Each of them can be ended as it is.
-    drop((half_socket, deaf_socket, slow_socket));
+    // Each of the sockets can be removed in its state.
+    drop((half_socket, unread_socket, slow_socket));
     assert!(slow.is_hung_up());
     assert_eq!(good.ask(read(0, 0, 8), vec![]).errno, 0);
 }
@@ -205,7 +205,7 @@ fn a_peer_that_reads_late_gets_everything() {
 }
 
 #[test]
-fn nonsense_ends_its_connection_and_no_more() {
+fn bytes_that_are_no_message_end_only_their_connection() {
     let fixture = Fixture::new();
     let (_function, socket) = fixture.serve("function");
     let mut hello = Vec::new();
@@ -278,7 +278,7 @@ fn repeated_and_wrong_messages_are_refused_and_the_connection_goes_on() {
 }
 
 #[test]
-fn a_disconnect_while_something_is_outstanding_waits_for_it() {
+fn a_disconnect_waits_for_the_call_in_progress() {
     let fixture = Fixture::new();
     let (function, socket) = fixture.serve("function");
     let mut client = Client::start(socket.path());
@@ -303,13 +303,13 @@ fn a_disconnect_while_something_is_outstanding_waits_for_it() {
 #[test]
 fn a_socket_can_be_dropped_in_any_state() {
     let fixture = Fixture::new();
-    // Nobody has ever come.
+    // No client has ever connected.
     let (function, socket) = fixture.serve("idle");
     drop(socket);
     assert!(function.events().is_empty());
     assert!(!fixture.path("idle").exists());
 
-    // Someone is connected, and someone waits.
+    // One client is connected, and another one waits.
     let (function, socket) = fixture.serve("connected");
     let mut client = Client::start(socket.path());
     let mut waiting = Client::connect(socket.path());
@@ -317,7 +317,7 @@ fn a_socket_can_be_dropped_in_any_state() {
     assert!(client.is_hung_up() && waiting.is_hung_up());
     assert_eq!(function.events(), [Event::Reset, Event::Memory(0, 0)]);
 
-    // Something is outstanding: the drop waits for it.
+    // A call is in progress: the drop waits for it.
     for gone in [false, true] {
         let (function, socket) = fixture.serve("outstanding");
         let mut client = Client::start(socket.path());
@@ -375,7 +375,7 @@ fn one_thread_serves_64_sockets() {
         let writes = function.events().into_iter().filter(|event| matches!(event, Event::Write(..))).count();
         assert_eq!(writes, 20);
     }
-    // Every second one goes; the others do not notice.
+    // Every second client disconnects; the others do not notice.
     let mut number = 0;
     clients.retain(|_| {
         number += 1;
@@ -421,7 +421,7 @@ fn the_socket_file_is_this_users_and_no_others() {
     let error = fixture.service.serve(&path, Access::default(), PciEndpoint(Function::new()), None).unwrap_err();
     assert!(matches!(error, ServerError::Ours { .. }), "{error}");
 
-    // One that a dead process left behind is replaced, and only ours is removed.
+    // The socket of a dead process is replaced, and only this process's socket is removed.
     let dead = fixture.path("dead");
     drop(UnixListener::bind(&dead).unwrap());
     let socket = fixture.service.serve(&dead, Access::default(), PciEndpoint(Function::new()), None).unwrap();

@@ -49,14 +49,14 @@ fn receive(connection: &mut Connection) -> Message {
 }
 
 #[track_caller]
-fn nothing(connection: &mut Connection) {
+fn no_message(connection: &mut Connection) {
     assert!(matches!(connection.receive(), Ok(Received::Nothing)));
 }
 
 #[test]
 fn messages_keep_their_order_and_their_own_descriptors() {
     let (mut one, mut other) = pair();
-    nothing(&mut other);
+    no_message(&mut other);
     for count in [0, 1, 16, 0, 3] {
         assert!(one.send(reset(count, (0..count).map(|_| event()).collect())).unwrap());
     }
@@ -64,7 +64,7 @@ fn messages_keep_their_order_and_their_own_descriptors() {
         let message = receive(&mut other);
         assert_eq!((message.id, message.fds.len()), (count, count.into()));
     }
-    nothing(&mut other);
+    no_message(&mut other);
     drop(one);
     assert!(matches!(other.receive(), Ok(Received::Closed)));
 }
@@ -93,7 +93,7 @@ fn an_end_within_a_message_is_no_end_between_two() {
     for len in 1..bytes.len() {
         let (mut peer, mut connection) = raw();
         peer.write_all(&bytes[..len]).unwrap();
-        nothing(&mut connection);
+        no_message(&mut connection);
         peer.shutdown(Shutdown::Write).unwrap();
         assert!(matches!(connection.receive(), Err(ConnectionError::Truncated)), "after {len} bytes");
     }
@@ -121,7 +121,7 @@ fn too_many_descriptors_are_refused() {
     let bytes = bytes_of(&reset(0, Vec::new()));
     let fds: Vec<OwnedFd> = (0..10).map(|_| event()).collect();
     send(&peer, &bytes[..1], &fds, MAX_FDS, Blocking::Never).unwrap();
-    nothing(&mut connection);
+    no_message(&mut connection);
     send(&peer, &bytes[1..2], &fds, MAX_FDS, Blocking::Never).unwrap();
     assert!(matches!(connection.receive(), Err(ConnectionError::Stream(StreamError::TooManyFds { .. }))));
 }
@@ -148,7 +148,7 @@ fn a_descriptor_that_no_message_has_is_named_and_kept_until_the_connection_is_dr
 }
 
 #[test]
-fn what_a_peer_does_not_read_is_kept_and_goes_on_where_it_stopped() {
+fn an_unread_message_is_kept_and_continued_where_it_stopped() {
     let (mut peer, mut connection) = raw();
     let large = MAX_TRANSFER_BYTES;
     let mut sent = 0;

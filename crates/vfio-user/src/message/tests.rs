@@ -99,8 +99,8 @@ fn a_payload_that_is_too_short_is_malformed_and_no_more() {
                     body => {
                         let mut bytes = Vec::new();
                         body.write(&mut bytes);
-                        // A zeroed region info with something behind it has no known capability. A command may
-                        // have anything behind its structure.
+                        // A zeroed region info with bytes behind it has no known capability. Any
+                        // bytes may follow a command's structure.
                         assert!(bytes.len() == len || !reply && bytes.len() < len, "{command}, reply {reply}");
                     }
                 }
@@ -150,7 +150,7 @@ fn data_is_compared_by_its_bytes() {
     assert_ne!(Data::zeros(3), Data::zeros(4));
 }
 
-/// What can be written and is read again as it was.
+/// Messages that can be written and are read back unchanged.
 fn message() -> impl Strategy<Value = Message> {
     let data = || prop_oneof![vec(any::<u8>(), 0..20), vec(any::<u8>(), 0..5000)];
     let area = any::<(u64, u64)>().prop_map(|(offset_bytes, len_bytes)| SparseArea { offset_bytes, len_bytes });
@@ -211,7 +211,7 @@ fn message() -> impl Strategy<Value = Message> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_again(message in message()) {
+    fn a_written_message_is_read_back_unchanged(message in message()) {
         let read = read_back(&bytes_of(&message));
         prop_assert_eq!(&read.body, &message.body);
         prop_assert_eq!((read.id, read.command, read.flags), (message.id, message.command, message.flags));

@@ -1,4 +1,4 @@
-//! A function that remembers what was done to it, a client, and the messages that QEMU sends.
+//! A function that records its calls, a client, and the messages that QEMU sends.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::io::{self, Write};
@@ -19,18 +19,18 @@ use sidecore_vfio_user::{
     RegionInfo, Version, vfio,
 };
 
-/// A generous bound for what takes microseconds.
+/// A generous bound for actions that take microseconds.
 pub const SOON: Duration = Duration::from_secs(10);
 pub const PAGE: u64 = 4096;
 pub const BAR_BYTES: u64 = 0x1_0000;
 pub const CONFIG_BYTES: u64 = 4096;
 pub const VECTORS: u16 = 40;
-/// Where doorbells can be mapped, in the register and in its file.
+/// The mappable area's offset in the register, and in its file.
 pub const AREA: (u64, u64) = (0x2000, 0x4000);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// So many regions, and so many bytes.
+    /// The number of regions, and their bytes.
     Memory(usize, u64),
     Reset,
     Vector(u16, bool),
@@ -48,16 +48,16 @@ struct State {
     outstanding: bool,
 }
 
-/// A function of registers that are memory.
+/// A function whose registers are memory.
 pub struct Function {
     name: String,
     doorbells: OwnedFd,
     area: Option<(u64, u64)>,
     holds: AtomicBool,
     has_msi: AtomicBool,
-    /// Takes no client.
+    /// Whether the function refuses clients.
     pub refuses: AtomicBool,
-    /// How many clients it has taken.
+    /// The number of clients that have connected.
     pub connections: AtomicUsize,
     state: Mutex<State>,
     this: std::sync::Weak<Self>,
@@ -68,7 +68,8 @@ impl Function {
         Self::with_area("fake", Some((AREA.0, AREA.0)))
     }
 
-    /// One whose doorbells are at `area.0` of the register and at `area.1` of their file.
+    /// Makes a function whose doorbells are at `area.0` of the register and at `area.1` of their
+    /// file.
     pub fn with_area(name: &str, area: Option<(u64, u64)>) -> Arc<Self> {
         let doorbells = memfd_create("doorbells", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&doorbells, BAR_BYTES).unwrap();
@@ -98,24 +99,24 @@ impl Function {
         self.state.lock().unwrap()
     }
 
-    /// From now on nothing is done before [`Function::release`].
+    /// From now on no call completes before [`Function::release`].
     pub fn hold(&self, holds: bool) {
         self.holds.store(holds, Ordering::SeqCst);
     }
 
-    /// Its vectors are MSI's from now on, instead of MSI-X's.
+    /// From now on the vectors are MSI's, instead of MSI-X's.
     pub fn use_msi(&self) {
         self.has_msi.store(true, Ordering::SeqCst);
     }
 
-    /// Whether something waits to be released.
+    /// Whether a call waits for [`Function::release`].
     pub fn is_held(&self) -> bool {
         self.state().held.is_some()
     }
 
-    /// Has done what is waited for.
+    /// Completes the call that waits.
     pub fn release(&self) {
-        let held = self.state().held.take().expect("something is waited for");
+        let held = self.state().held.take().expect("a call waits");
         held.call();
     }
 
@@ -135,10 +136,10 @@ impl Function {
         (0..).zip(&self.state().vectors).filter_map(|(vector, event)| event.as_ref().map(|_| vector)).collect()
     }
 
-    /// The sessions never ask for two things at once.
+    /// Completes a call, or keeps it. The sessions never make two calls at once.
     fn later(&self, done: Done) {
         let mut state = self.state();
-        assert!(!state.outstanding, "two things at once");
+        assert!(!state.outstanding, "two calls at once");
         state.outstanding = true;
         let this = self.this.clone();
         let done = Done::new(move || {
@@ -269,10 +270,10 @@ impl PciFunction for Function {
     }
 }
 
-/// Longer than any of this lasts.
+/// Longer than every test takes.
 pub const LINGER: Duration = Duration::from_secs(60);
 
-/// A socket whose last close waits, and the end of it that ends the wait by being dropped.
+/// A socket whose last close waits, and the other end, whose drop ends the wait.
 pub fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -293,7 +294,7 @@ pub fn memfd(len_bytes: u64) -> OwnedFd {
     file
 }
 
-/// What QEMU says of itself.
+/// The version and capabilities that QEMU sends.
 pub fn version() -> Body {
     let data = br#"{"capabilities": {"migration": {"max_bitmap_size": 268435456, "pgsize": 4096}, "max_msg_fds": 16, "#;
     let rest = br#""max_data_xfer_size": 1048576, "max_dma_maps": 65535, "pgsizes": 4096, "write_multiple": true}}"#;
@@ -335,7 +336,7 @@ pub fn write(region: u32, offset_bytes: u64, data: &[u8]) -> (Command, Body) {
     (Command::RegionWrite, Body::RegionAccess(access))
 }
 
-/// A client's end of a socket, which waits.
+/// A client's end of a socket, with calls that wait.
 pub struct Client {
     pub connection: Connection,
     next: u16,
@@ -350,7 +351,7 @@ impl Client {
         Self { connection, next: 1 }
     }
 
-    /// Connects and settles the version.
+    /// Connects and negotiates the version.
     pub fn start(path: &Path) -> Self {
         let mut client = Self::connect(path);
         let reply = client.ask((Command::Version, version()), Vec::new());
@@ -363,7 +364,7 @@ impl Client {
         poll(&mut [PollFd::new(&self.connection, flags)], Some(&timeout)).unwrap() > 0
     }
 
-    /// Sends without waiting for an answer. Its number.
+    /// Sends without waiting for a reply. Returns the message's number.
     pub fn post(&mut self, (command, body): (Command, Body), fds: Vec<OwnedFd>) -> u16 {
         let id = self.next;
         self.next += 1;
@@ -379,7 +380,7 @@ impl Client {
         }
     }
 
-    /// The next answer.
+    /// Receives the next reply.
     pub fn answer(&mut self) -> Message {
         loop {
             match self.connection.receive().unwrap() {
@@ -390,7 +391,7 @@ impl Client {
         }
     }
 
-    /// Whether nothing comes for a while.
+    /// Whether no message comes for a while.
     pub fn is_quiet(&mut self) -> bool {
         let quiet = !self.wait(PollFlags::IN, Duration::from_millis(30));
         quiet && matches!(self.connection.receive(), Ok(Received::Nothing))
@@ -413,7 +414,7 @@ impl Client {
                 Ok(Received::Nothing) => drop(self.wait(PollFlags::IN, SOON)),
                 Ok(Received::Message(_)) => {}
                 Ok(Received::Closed) => return true,
-                // It resets the connection when it has not read all that was sent.
+                // The other end resets the connection if it has not read everything that was sent.
                 Err(_) => return true,
             }
         }
@@ -421,10 +422,10 @@ impl Client {
     }
 }
 
-pub fn wait_until(what: impl Fn() -> bool) {
+pub fn wait_until(condition: impl Fn() -> bool) {
     let start = Instant::now();
-    while !what() {
-        assert!(start.elapsed() < SOON, "it never happened");
+    while !condition() {
+        assert!(start.elapsed() < SOON, "the condition never held");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,4 +1,4 @@
-//! What the device is: its regions, and access to them.
+//! The device's information: its regions, and access to them.
 
 use sidecore_nvme::Region;
 use sidecore_vfio_user::{Body, Command, MAX_TRANSFER_BYTES, SparseArea, vfio};
@@ -36,11 +36,11 @@ fn each_region_has_its_size() {
 }
 
 #[test]
-fn what_can_be_mapped_comes_with_its_file_where_there_is_room_to_say_so() {
+fn a_mappable_area_and_its_file_need_space_in_the_clients_buffer() {
     let mut fixture = Fixture::new();
     let reply = fixture.ask((Command::DeviceGetRegionInfo, region_info(0, 32)), Vec::new());
     let Body::RegionInfo(info) = reply.body else { panic!() };
-    assert_eq!((info.argsz, info.flags), (64, 7), "mappable, and so much room is needed");
+    assert_eq!((info.argsz, info.flags), (64, 7), "mappable, and the needed size");
     assert!(info.areas.is_empty() && reply.fds.is_empty());
 
     let reply = fixture.ask((Command::DeviceGetRegionInfo, region_info(0, 64)), Vec::new());
@@ -52,7 +52,7 @@ fn what_can_be_mapped_comes_with_its_file_where_there_is_room_to_say_so() {
 }
 
 #[test]
-fn an_area_is_where_the_regions_offset_and_its_own_say() {
+fn an_area_is_at_the_sum_of_the_regions_offset_and_its_own() {
     for (area, base) in [((0x2000, 0x2000), Some(0)), ((0x2000, 0x5000), Some(0x3000)), ((0x2000, 0), None)] {
         let mut fixture = Fixture::with(Function::with_area("area", Some(area)));
         fixture.negotiate();

@@ -1,4 +1,4 @@
-//! A session with a function that remembers, and what it is asked.
+//! A session with a function that records its calls, and commands for it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,14 +16,13 @@ pub(crate) const EVENTFD: u32 = vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTIO
 pub(crate) const DISABLE: u32 = vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_ACTION_TRIGGER;
 pub(crate) const MSIX: u32 = vfio::PCI_MSIX_IRQ_INDEX;
 
-/// A session and its function.
 pub(crate) struct Fixture {
     pub(crate) function: Arc<Function>,
     pub(crate) session: Session,
 }
 
 impl Fixture {
-    /// Before VERSION.
+    /// A session before VERSION.
     pub(crate) fn fresh() -> Self {
         Self::with(Function::new())
     }

@@ -26,7 +26,7 @@ fn vectors_get_their_eventfds_and_lose_them() {
     fixture.succeeds(set_irqs(irqs(EVENTFD, MSIX, 2, 3)), events(3));
     assert_eq!(fixture.function.assigned(), [2, 3, 4]);
     fixture.succeeds(set_irqs(irqs(EVENTFD, MSIX, 24, 16)), events(16));
-    // QEMU enables MSI-X without a vector like this, and takes eventfds away.
+    // QEMU enables MSI-X without a vector by this message, and takes eventfds away by it.
     fixture.succeeds(set_irqs(irqs(EVENTFD, MSIX, 0, 1)), Vec::new());
     fixture.succeeds(set_irqs(irqs(EVENTFD, MSIX, 3, 30)), Vec::new());
     assert_eq!(fixture.function.assigned(), [2, 33, 34, 35, 36, 37, 38, 39]);
@@ -43,7 +43,7 @@ fn vectors_get_their_eventfds_and_lose_them() {
 }
 
 #[test]
-fn a_function_with_msi_has_its_vectors_there_and_none_of_msi_x() {
+fn a_function_with_msi_has_vectors_of_msi_and_none_of_msi_x() {
     const MSI: u32 = vfio::PCI_MSI_IRQ_INDEX;
     let mut fixture = Fixture::new();
     fixture.function.use_msi();
@@ -63,7 +63,7 @@ fn a_function_with_msi_has_its_vectors_there_and_none_of_msi_x() {
 }
 
 #[test]
-fn interrupts_without_sense_are_refused() {
+fn invalid_interrupts_are_refused() {
     let mut fixture = Fixture::new();
     let good = irqs(EVENTFD, MSIX, 0, 2);
     for bad in [
@@ -116,7 +116,7 @@ fn vectors_are_signalled_by_message() {
     ] {
         assert_eq!(fixture.fails(set_irqs(bad.clone()), Vec::new()), EINVAL, "{bad:?}");
     }
-    // Their eventfds are not kept.
+    // The server keeps no eventfds of these kinds.
     for index in [vfio::PCI_ERR_IRQ_INDEX, vfio::PCI_REQ_IRQ_INDEX] {
         assert_eq!(fixture.fails(set_irqs(irqs(DISABLE, index, 0, 1)), Vec::new()), ENOTSUP);
     }
@@ -124,7 +124,7 @@ fn vectors_are_signalled_by_message() {
 }
 
 #[test]
-fn nothing_is_masked_by_message() {
+fn no_vector_is_masked_by_message() {
     let mut fixture = Fixture::new();
     for action in [vfio::IRQ_SET_ACTION_MASK, vfio::IRQ_SET_ACTION_UNMASK] {
         let none = irqs(vfio::IRQ_SET_DATA_NONE | action, MSIX, 0, 2);
@@ -138,7 +138,7 @@ fn nothing_is_masked_by_message() {
 }
 
 #[test]
-fn a_vector_that_cannot_be_assigned_takes_the_others_of_its_message_back() {
+fn a_vector_that_cannot_be_assigned_undoes_the_others_of_its_message() {
     let mut fixture = Fixture::new();
     fixture.succeeds(set_irqs(irqs(EVENTFD, MSIX, 9, 1)), vec![event()]);
     assert_eq!(fixture.fails(set_irqs(irqs(EVENTFD, MSIX, 0, 3)), vec![event(), event(), memfd(0)]), EINVAL);

@@ -7,7 +7,7 @@ use sidecore_vfio_user::{Body, Command, Message, ProtocolError};
 use crate::common::*;
 use crate::fixture::*;
 
-/// Has a session do something that its function takes time for, on another thread.
+/// Runs a call of the session that takes time, on another thread.
 fn later<T: Send + 'static>(
     mut fixture: Fixture,
     call: impl FnOnce(&mut Fixture) -> T + Send + 'static,
@@ -23,7 +23,7 @@ fn later<T: Send + 'static>(
 }
 
 #[test]
-fn what_takes_time_is_answered_when_it_is_done() {
+fn a_command_that_takes_time_is_answered_when_the_function_is_done() {
     let mut fixture = Fixture::new();
     fixture.map(0, PAGE);
     fixture.function.hold(true);
@@ -46,7 +46,7 @@ fn what_takes_time_is_answered_when_it_is_done() {
 }
 
 #[test]
-fn who_wants_no_reply_gets_none_later_either() {
+fn a_client_that_wants_no_reply_gets_none_later_either() {
     let fixture = Fixture::new();
     fixture.function.hold(true);
     let function = fixture.function.clone();
@@ -69,7 +69,7 @@ fn a_reset_keeps_memory_and_eventfds() {
 }
 
 #[test]
-fn the_end_is_one_step_after_the_other() {
+fn a_session_ends_step_by_step() {
     let mut fixture = Fixture::new();
     fixture.map(0, PAGE);
     fixture.succeeds(set_irqs(irqs(EVENTFD, MSIX, 7, 1)), vec![event()]);
@@ -92,7 +92,7 @@ fn the_end_is_one_step_after_the_other() {
 }
 
 #[test]
-fn a_session_that_is_dropped_lets_go_of_everything() {
+fn a_dropped_session_releases_everything() {
     let mut fixture = Fixture::new();
     fixture.map(0, PAGE);
     fixture.succeeds(set_irqs(irqs(EVENTFD, MSIX, 7, 1)), vec![event()]);

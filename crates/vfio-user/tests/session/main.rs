@@ -1,4 +1,4 @@
-//! The session against a function that remembers, without a socket.
+//! The session against a function that records its calls, without a socket.
 
 #[path = "../common/mod.rs"]
 mod common;

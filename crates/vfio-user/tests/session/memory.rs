@@ -8,7 +8,7 @@ use crate::common::*;
 use crate::fixture::*;
 
 #[test]
-fn memory_is_what_is_mapped() {
+fn the_functions_memory_is_the_mapped_memory() {
     let mut fixture = Fixture::new();
     let file = memfd(4 * PAGE);
     rustix::io::pwrite(&file, b"hello", PAGE).unwrap();
@@ -29,7 +29,7 @@ fn memory_is_what_is_mapped() {
 }
 
 #[test]
-fn a_map_over_another_is_refused() {
+fn an_overlapping_map_is_refused() {
     let mut fixture = Fixture::new();
     fixture.map(8 * PAGE, 4 * PAGE);
     fixture.succeeds(dma_map(map(16 * PAGE, PAGE)), Vec::new());
@@ -44,7 +44,7 @@ fn a_map_over_another_is_refused() {
 }
 
 #[test]
-fn maps_without_sense_are_refused() {
+fn invalid_maps_are_refused() {
     let mut fixture = Fixture::new();
     let good = map(0, PAGE);
     for bad in [
@@ -63,7 +63,7 @@ fn maps_without_sense_are_refused() {
     ] {
         assert_eq!(fixture.fails(dma_map(bad), vec![memfd(PAGE)]), EINVAL, "{bad:?}");
     }
-    assert_eq!(fixture.fails(dma_map(DmaMap { flags: 4 | 3, ..good }), Vec::new()), EINVAL, "a file is asked for");
+    assert_eq!(fixture.fails(dma_map(DmaMap { flags: 4 | 3, ..good }), Vec::new()), EINVAL, "a file is needed");
     assert_eq!(fixture.fails((Command::DmaMap, Body::Malformed(31)), vec![memfd(PAGE)]), EINVAL);
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
     assert_ne!(fixture.fails(dma_map(good), vec![reader]), 0);
@@ -71,7 +71,8 @@ fn maps_without_sense_are_refused() {
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
     let read_only = std::fs::File::open(path).unwrap();
     assert_eq!(fixture.fails(dma_map(good), vec![read_only.into()]), 13, "EACCES");
-    // Who serves the filesystem of a file could make the thread wait, which serves others too.
+    // The program that serves the filesystem of a file could block the thread, which serves others
+    // too.
     for path in [concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"), "/dev/zero"] {
         let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
         assert_eq!(fixture.fails(dma_map(good), vec![file.into()]), EINVAL, "not in memory");
@@ -80,7 +81,7 @@ fn maps_without_sense_are_refused() {
 }
 
 #[test]
-fn a_map_that_is_not_memory_is_remembered_and_taken_back() {
+fn a_map_that_is_not_memory_is_recorded_and_can_be_unmapped() {
     let mut fixture = Fixture::new();
     let read_only = DmaMap { flags: vfio::DMA_MAP_FLAG_READ, ..map(0, PAGE) };
     let write_only = DmaMap { flags: vfio::DMA_MAP_FLAG_WRITE, ..map(4 * PAGE, PAGE) };
@@ -91,11 +92,11 @@ fn a_map_that_is_not_memory_is_remembered_and_taken_back() {
         fixture.succeeds(dma_unmap(unmap(address, PAGE)), Vec::new());
         assert_eq!(fixture.fails(dma_unmap(unmap(address, PAGE)), Vec::new()), ENOENT);
     }
-    assert_eq!(fixture.function.events(), [], "the function has seen nothing of them");
+    assert_eq!(fixture.function.events(), [], "the function has not seen these maps");
 }
 
 #[test]
-fn what_is_unmapped_was_mapped_just_so() {
+fn an_unmap_has_to_match_a_map_exactly() {
     let mut fixture = Fixture::new();
     fixture.map(0, 4 * PAGE);
     for bad in [unmap(0, PAGE), unmap(PAGE, PAGE), unmap(0, 8 * PAGE), unmap(0, 0), unmap(u64::MAX, u64::MAX)] {
@@ -114,7 +115,7 @@ fn what_is_unmapped_was_mapped_just_so() {
 }
 
 #[test]
-fn there_are_as_many_maps_as_we_say() {
+fn the_number_of_maps_is_limited_as_announced() {
     let mut fixture = Fixture::new();
     for number in 0..509 {
         fixture.succeeds(dma_map(map(number * PAGE, PAGE)), if number % 2 == 0 { vec![memfd(PAGE)] } else { vec![] });
@@ -136,7 +137,7 @@ enum Change {
         page: u64,
         pages: u64,
     },
-    /// One that is mapped, by its place in the row.
+    /// A map that exists, by its place in the order.
     UnmapSome(usize),
     All,
 }
@@ -153,7 +154,7 @@ fn change() -> impl Strategy<Value = Change> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
-    fn memory_is_what_a_model_says(changes in proptest::collection::vec(change(), 1..40)) {
+    fn memory_equals_a_model(changes in proptest::collection::vec(change(), 1..40)) {
         let mut fixture = Fixture::new();
         let mut model: Vec<(u64, u64, bool)> = Vec::new();
         for change in changes {

@@ -1,4 +1,4 @@
-//! The version, and which messages are commands that are answered.
+//! The version, and the kinds of messages that are answered.
 
 use std::sync::atomic::Ordering;
 
@@ -24,7 +24,7 @@ fn the_version_comes_first_and_once() {
 }
 
 #[test]
-fn the_smaller_minor_version_counts_and_our_limits_fit_where_qemus_were() {
+fn the_smaller_minor_version_counts_and_our_limits_fit_into_qemus_buffer() {
     for (theirs, ours) in [(0, 0), (1, 1), (2, 1), (u16::MAX, 1)] {
         let mut fixture = Fixture::fresh();
         let Body::Version(Version { data, .. }) = version() else { unreachable!() };
@@ -39,7 +39,7 @@ fn the_smaller_minor_version_counts_and_our_limits_fit_where_qemus_were() {
 }
 
 #[test]
-fn a_version_that_is_none_is_refused_and_another_one_ends_the_connection() {
+fn a_malformed_version_is_refused_and_an_unsupported_one_ends_the_connection() {
     let mut fixture = Fixture::fresh();
     let of = |major, data: &[u8]| (Command::Version, Body::Version(Version { major, minor: 0, data: data.into() }));
     assert_eq!(fixture.fails(of(0, b"{}"), Vec::new()), EINVAL);
@@ -48,7 +48,7 @@ fn a_version_that_is_none_is_refused_and_another_one_ends_the_connection() {
     let error = fixture.handle(of(1, b"{}\0"), Vec::new()).unwrap_err();
     assert_eq!(error, ProtocolError::Version { major: 1, minor: 0 });
     fixture.session.end();
-    assert_eq!(fixture.function.events(), [], "a client that was none changed nothing");
+    assert_eq!(fixture.function.events(), [], "a refused client changed nothing");
 
     let mut fixture = Fixture::fresh();
     fixture.succeeds(of(0, b""), Vec::new());
@@ -63,7 +63,7 @@ fn a_reply_is_no_command() {
 }
 
 #[test]
-fn what_is_not_offered_is_refused_as_such() {
+fn commands_that_are_not_offered_are_refused_as_such() {
     let mut fixture = Fixture::new();
     for command in [
         Command::DeviceGetRegionIoFds,
@@ -82,7 +82,7 @@ fn what_is_not_offered_is_refused_as_such() {
 }
 
 #[test]
-fn who_wants_no_reply_gets_none() {
+fn a_client_that_wants_no_reply_gets_none() {
     let mut fixture = Fixture::new();
     let mut post = |(command, body)| {
         let message = Message::command(1, command, body, Vec::new()).without_reply();
@@ -119,8 +119,8 @@ fn an_unmap_may_come_with_a_descriptor() {
     assert_eq!(fixture.fails(dma_unmap(unmap(0, PAGE)), vec![memfd(PAGE)]), ENOENT);
 }
 
-/// The payload of each command as clients send it that reuse the reply's buffer: the structure, with an `argsz` of all
-/// that follows the header, and anything behind it.
+/// The payload of each command as clients send it that reuse the reply's buffer: the structure,
+/// with an `argsz` of all bytes that follow the header, and then arbitrary bytes.
 #[test]
 fn payloads_may_be_longer_than_their_structures() {
     let signal = vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_ACTION_TRIGGER;
@@ -155,7 +155,7 @@ fn payloads_may_be_longer_than_their_structures() {
                 continue;
             }
             match fixture.session.handle(message).unwrap() {
-                Some(reply) => assert_eq!(reply.errno, 0, "{command} with {padding} bytes behind it"),
+                Some(reply) => assert_eq!(reply.errno, 0, "{command} with {padding} more bytes"),
                 other @ None => panic!("{other:?}"),
             }
         }
@@ -165,7 +165,8 @@ fn payloads_may_be_longer_than_their_structures() {
     }
 }
 
-/// A command as it is received with so many bytes behind its payload, which are not zero; and the payload's size.
+/// A received command with `padding` more bytes, which are not zero, behind its payload; and the
+/// payload's size.
 fn padded(command: Command, body: Body, padding: usize, fds: Vec<std::os::fd::OwnedFd>) -> (usize, Message) {
     let mut bytes = Vec::new();
     Message::command(42, command, body, Vec::new()).write(&mut bytes);
@@ -176,14 +177,15 @@ fn padded(command: Command, body: Body, padding: usize, fds: Vec<std::os::fd::Ow
     (payload.len(), Message::parse(header, &payload, fds))
 }
 
-/// Each session that is spoken with is a new client of the function, and one without memory for it is refused.
+/// Each session that gets a message is a new client of the function, and a client is refused if the
+/// function has no memory for it.
 #[test]
 fn a_function_knows_of_each_client() {
     let function = Function::new();
     let connections = || function.connections.load(Ordering::SeqCst);
     for client in 1..4 {
         let mut fixture = Fixture::with(function.clone());
-        assert_eq!(connections(), client - 1, "nothing was said yet");
+        assert_eq!(connections(), client - 1, "no message was sent yet");
         function.refuses.store(true, Ordering::SeqCst);
         assert_eq!(fixture.fails((Command::Version, version()), Vec::new()), 12);
         assert!(matches!(fixture.handle(read(0, 0, 4), Vec::new()), Err(ProtocolError::NotNegotiated { .. })));

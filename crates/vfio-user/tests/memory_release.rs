@@ -1,4 +1,5 @@
-//! The thread that serves all sockets gives no client's memory back itself. A process of its own: it holds the reaper up.
+//! The thread that serves all sockets never frees a client's memory itself. A process of its own,
+//! because the test blocks the reaper.
 
 mod common;
 
@@ -20,7 +21,7 @@ fn populated(name: &str) -> OwnedFd {
     file
 }
 
-/// Whether this process still has a descriptor of it.
+/// Whether this process still has a descriptor of the file `name`.
 fn is_open(name: &str) -> bool {
     let name = format!("/memfd:{name} ");
     let links = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| entry.unwrap().path().read_link().ok());
@@ -31,8 +32,8 @@ fn is_mapped(name: &str) -> bool {
     std::fs::read_to_string("/proc/self/maps").unwrap().contains(&format!("/memfd:{name} "))
 }
 
-/// The reaper waits until the sender has gone.
-fn hold(until: Receiver<()>) {
+/// Blocks the reaper until the sender is dropped.
+fn block_reaper(until: Receiver<()>) {
     let (begun, begins) = channel();
     when_reaped(move || {
         begun.send(()).unwrap();
@@ -46,7 +47,7 @@ fn dma_map(address: u64) -> (Command, Body) {
 }
 
 #[test]
-fn a_client_that_leaves_much_memory_behind_holds_nobody_up() {
+fn a_large_memory_of_a_gone_client_delays_no_other_client() {
     let directory = tempfile::tempdir().unwrap();
     let service = Service::start(NonZeroUsize::MIN).unwrap();
     let sockets = ["leaving", "neighbour"].map(|name| {
@@ -62,9 +63,9 @@ fn a_client_that_leaves_much_memory_behind_holds_nobody_up() {
     let mut neighbour = Client::start(neighbours.path());
     let mut client = Client::start(socket.path());
     let (let_go, until) = channel();
-    hold(until);
+    block_reaper(until);
 
-    // What is refused, in each of the ways there are, and what is no place for a driver's data.
+    // Refused commands, one of each kind, and a map that is no place for a driver's data.
     let set = irqs(vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER, vfio::PCI_MSIX_IRQ_INDEX, 0, 2);
     let unaligned = (Command::DmaMap, Body::DmaMap(map(1, BYTES)));
     let too_large = (Command::DmaMap, Body::DmaMap(map(0, 2 * BYTES)));
@@ -80,11 +81,11 @@ fn a_client_that_leaves_much_memory_behind_holds_nobody_up() {
     for (ask, fds, succeeds) in asks {
         assert_eq!(client.ask(ask, fds).errno == 0, succeeds);
     }
-    // What is unmapped, and what is still mapped when the client goes.
+    // Memory that the client unmaps, and memory that is still mapped when the client goes.
     for (at, name) in [(0, "unmapped"), (1, "left-behind")] {
         assert_eq!(client.ask(dma_map(at * BYTES), vec![populated(name)]).errno, 0);
     }
-    // With a descriptor, as some clients send it.
+    // With a descriptor, as SPDK sends an unmap.
     let unmap = (Command::DmaUnmap, Body::DmaUnmap(unmap(0, BYTES)));
     assert_eq!(client.ask(unmap, vec![populated("with-an-unmap")]).errno, 0);
     drop(client);
@@ -92,12 +93,12 @@ fn a_client_that_leaves_much_memory_behind_holds_nobody_up() {
 
     let refused = ["unaligned", "too-large", "no-event", "for-a-read", "for-nothing", "with-an-unmap"];
     for name in refused.into_iter().chain(["read-only", "unmapped", "left-behind"]) {
-        assert!(is_open(name), "{name}: closed by the thread that serves all");
+        assert!(is_open(name), "{name}: closed by the thread that serves all sockets");
     }
     for name in ["unmapped", "left-behind"] {
         assert!(is_mapped(name), "{name}");
     }
-    // Meanwhile all others are served, and so is the function's next client.
+    // Meanwhile the service serves all others, and the function's next client.
     for client in [&mut neighbour, &mut Client::start(socket.path())] {
         assert_eq!(client.ask(read(0, 0, 8), vec![]).errno, 0);
         assert_eq!(client.ask(dma_map(0), vec![populated("next")]).errno, 0);
