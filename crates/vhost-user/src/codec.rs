@@ -1,4 +1,4 @@
-//! The messages as the socket service reads and writes them.
+//! The messages of vhost-user for the socket service.
 
 use std::os::fd::OwnedFd;
 
@@ -6,12 +6,12 @@ use crate::message::{HEADER_BYTES, Header, MAX_FDS, Message, MessageError, Reque
 
 /// One end of a vhost-user socket.
 pub type Connection = sidecore_peer::Connection<Codec>;
-/// Why a connection ends.
+/// The reason why a connection ends.
 pub type ConnectionError = sidecore_peer::ErrorOf<Codec>;
 /// The result of a read.
 pub type Received = sidecore_peer::Received<Message>;
 
-/// vhost-user's messages.
+/// The codec of vhost-user's messages.
 #[derive(Debug)]
 pub struct Codec;
 
@@ -23,7 +23,7 @@ impl sidecore_peer::Codec for Codec {
     type Error = MessageError;
 
     const MAX_FDS: usize = MAX_FDS;
-    /// QEMU sends one for each connection.
+    /// QEMU sends one socket per connection.
     const MAX_SOCKETS: usize = 8;
 
     fn parse_header(bytes: &[u8; HEADER_BYTES]) -> Result<Header, MessageError> {

@@ -14,18 +14,18 @@ use crate::message::{MemoryRegion, Message, Request};
 use crate::ring::RingSnapshot;
 use crate::session::{ProtocolError, Session};
 
-/// How long the front end must have sent nothing before it is notified of a change of the configuration
-/// space. QEMU answers by reading the space, and 6.0 to 7.2 do so also in the middle of waiting for
-/// another request's reply, which they then take for the answer.
+/// The time without a message of the front end after which it is notified of a change of the
+/// configuration space. QEMU reads the space in reply, and 6.0 to 7.2 do so even while they wait
+/// for another request's reply, which they then take for the space.
 const QUIET: Duration = Duration::from_millis(200);
 
-/// A virtio device that VMMs are served on a socket, one after the other.
+/// A virtio device that a socket serves to VMMs, one after the other.
 pub struct VirtioEndpoint(pub Arc<dyn VirtioDevice>);
 
-/// A session in a snapshot; nothing of the guest's is in flight.
+/// A session in a snapshot. None of the guest's requests is in flight.
 #[derive(Serialize, Deserialize)]
 struct ExportedSession {
-    /// The features that the device offered: the guest may rely on any of them.
+    /// The features that the device offered: the guest may rely on all of them.
     offered: u64,
     protocol_features: u64,
     features: Option<u64>,
@@ -51,10 +51,11 @@ impl sidecore_peer::Session for Session {
     type Codec = Codec;
     type Error = ProtocolError;
 
-    /// A front end may use its rings and its memory otherwise when it is hung up on.
+    /// After the end of the connection a front end may use its rings and its memory for other
+    /// purposes.
     const HANGS_UP_LAST: bool = true;
 
-    /// All but questions: a queue may start or stop, or its call eventfd change.
+    /// True for all requests but queries: a queue may start or stop, or its call eventfd change.
     fn may_wait(&self, message: &Message) -> bool {
         !matches!(
             message.request,
@@ -104,8 +105,9 @@ impl sidecore_peer::Session for Session {
         sidecore_peer::session_state(&state)
     }
 
-    /// The device has to offer what it offered: otherwise the guest would go on with another one. Of a
-    /// configuration space that is not the same, such as of a larger disk, the guest is notified.
+    /// Resumes the session. The device has to offer the same features as before: otherwise the
+    /// guest would continue with another device. The guest is notified of a changed configuration
+    /// space, such as of a larger disk.
     fn resume_from(&mut self, state: SessionState, fds: &mut ResumeFds) -> Result<(), ResumeError> {
         let state: ExportedSession = serde_json::from_value(Value::Object(state))?;
         if state.offered != self.device.features() || state.rings.len() != self.rings.len() {

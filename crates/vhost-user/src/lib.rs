@@ -1,14 +1,14 @@
-//! vhost-user: how a VMM hands a guest's virtqueues to this process over a
-//! Unix socket (QEMU's docs/interop/vhost-user.rst, "the specification" below).
+//! vhost-user: the protocol by which a VMM hands a guest's virtqueues to this process, over a Unix
+//! socket (QEMU's docs/interop/vhost-user.rst, "the specification" below).
 //!
 //! * [`Message`] is the wire format, for both ends of the socket.
 //! * [`Connection`] carries messages and their file descriptors over a stream.
-//! * [`Session`] is the back end's state machine for one connection. It knows
-//!   no socket, so tests and the fuzzer drive it directly.
-//! * [`VirtioEndpoint`] is a [`VirtioDevice`](sidecore_virtio::VirtioDevice) that the [`Service`] of all
-//!   protocols serves to one VMM after the other.
+//! * [`Session`] is the back end's state machine for one connection. The session has no socket, so
+//!   tests and the fuzzer drive it directly.
+//! * [`VirtioEndpoint`] is a [`VirtioDevice`](sidecore_virtio::VirtioDevice) that the [`Service`]
+//!   of all protocols serves to one VMM after the other.
 //!
-//! Why not rust-vmm's `vhost`: docs/decisions/0003-own-vhost-user-server.md.
+//! The reasons against rust-vmm's `vhost` are in docs/decisions/0003-own-vhost-user-server.md.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

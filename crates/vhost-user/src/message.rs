@@ -1,6 +1,6 @@
-//! The wire format: a header of twelve bytes, a payload whose shape the request
-//! decides, and file descriptors beside it. Everything is in the machine's own
-//! byte order (specification, "Message Specification").
+//! The wire format: a header of twelve bytes, a payload with the request's structure, and file
+//! descriptors beside the message. All numbers are in the machine's byte order (specification,
+//! "Message Specification").
 
 use std::os::fd::OwnedFd;
 
@@ -12,52 +12,52 @@ pub use sidecore_spec_virtio::vhost_user::{
     MAX_CONFIG_BYTES, MAX_FDS, MemoryRegion, NO_FD, Request, VringAddress, VringState,
 };
 
-/// Bytes in a message's header.
+/// The size of a message's header.
 pub const HEADER_BYTES: usize = MessageHeader::BYTES;
-/// Largest payload that is read at all. The largest that we understand has 268.
+/// The largest payload that is read. The largest payload of a known request has 268 bytes.
 pub const MAX_PAYLOAD_BYTES: usize = 4096;
-/// Why bytes are not a message.
+/// The reason why bytes are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// A version of the protocol other than 1.
-    #[error("{request} of protocol version {version}")]
+    /// The version of the protocol is not 1.
+    #[error("{request} of protocol version {version}, only version 1 is supported")]
     Version {
-        /// What was asked.
+        /// The request in the message's header.
         request: Request,
-        /// The version in its header.
+        /// The version in the header.
         version: u32,
     },
-    /// A payload of more than [`MAX_PAYLOAD_BYTES`].
+    /// The payload has more than [`MAX_PAYLOAD_BYTES`].
     #[error("{request} with a payload of {size_bytes} bytes")]
     Oversized {
-        /// What was asked.
+        /// The request in the message's header.
         request: Request,
-        /// The size in its header.
+        /// The payload's size in the header.
         size_bytes: u32,
     },
-    /// A payload that is not of the request's shape.
+    /// The payload does not have the request's structure.
     #[error("{request} with a malformed payload of {size_bytes} bytes")]
     Malformed {
-        /// What was asked.
+        /// The request in the message's header.
         request: Request,
-        /// The payload's size.
+        /// The size of the payload.
         size_bytes: usize,
     },
-    /// More or fewer file descriptors than belong to the message.
+    /// The message has more or fewer file descriptors than its request takes.
     #[error("{request} with {count} file descriptors")]
     FdCount {
-        /// What was asked.
+        /// The request in the message's header.
         request: Request,
-        /// Descriptors there were.
+        /// The number of descriptors.
         count: usize,
     },
 }
 
-/// The header's flags, beside the version.
+/// The header's flags, without the version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// The message answers a request.
+    /// The message is the reply to a request.
     pub reply: bool,
     /// The sender waits for an acknowledgement (REPLY_ACK).
     pub need_reply: bool,
@@ -66,11 +66,11 @@ pub struct Flags {
 /// A message's first twelve bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What is asked, or answered.
+    /// The request, also in its reply.
     pub request: Request,
-    /// Its flags.
+    /// The message's type and options.
     pub flags: Flags,
-    /// Size of the payload that follows, at most [`MAX_PAYLOAD_BYTES`].
+    /// The size of the payload that follows, at most [`MAX_PAYLOAD_BYTES`].
     pub payload_bytes: usize,
 }
 
@@ -113,32 +113,32 @@ impl Header {
 /// An access to the device configuration space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigSpace {
-    /// First byte.
+    /// The first byte, from the start of the space.
     pub offset_bytes: u32,
     /// 0 for a driver's write, 1 in a live migration.
     pub flags: u32,
-    /// The bytes, as many as are read or written.
+    /// The bytes to write, or the bytes read.
     pub data: Vec<u8>,
 }
 
 /// A message's payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// None.
+    /// A payload of no bytes.
     Empty,
-    /// A number.
+    /// A number, for instance feature bits.
     U64(u64),
     /// A ring and a number.
     VringState(VringState),
-    /// A ring's addresses.
+    /// The addresses of one ring.
     VringAddress(VringAddress),
-    /// All of memory; one descriptor for each region.
+    /// All regions of the guest's memory; one descriptor for each.
     MemoryTable(Vec<MemoryRegion>),
-    /// One region.
+    /// One region of the guest's memory.
     MemoryRegion(MemoryRegion),
-    /// Configuration space.
+    /// A part of the configuration space.
     Config(ConfigSpace),
-    /// The uninterpreted payload of a request that we do not serve.
+    /// The uninterpreted payload of a request that is not served.
     Other(Vec<u8>),
 }
 
@@ -174,38 +174,38 @@ impl Body {
 /// A request or a reply.
 #[derive(Debug)]
 pub struct Message {
-    /// What is asked, or answered.
+    /// The request, also in its reply.
     pub request: Request,
-    /// The header's flags.
+    /// The message's type and options.
     pub flags: Flags,
-    /// The payload.
+    /// The structure and the data behind the header.
     pub body: Body,
-    /// The file descriptors beside it.
+    /// The file descriptors beside the message.
     pub fds: Vec<OwnedFd>,
 }
 
 impl Message {
-    /// A request that asks for no acknowledgement.
+    /// Makes a request that wants no acknowledgement.
     #[must_use]
     pub const fn request(request: Request, body: Body, fds: Vec<OwnedFd>) -> Self {
         Self { request, flags: Flags { reply: false, need_reply: false }, body, fds }
     }
 
-    /// The same, asking for an acknowledgement.
+    /// Makes the request one that wants an acknowledgement.
     #[must_use]
     pub fn needing_reply(mut self) -> Self {
         self.flags.need_reply = true;
         self
     }
 
-    /// A reply. QEMU wants no flag in it besides the one.
+    /// Makes a reply. QEMU accepts no flag in a reply except the reply flag.
     #[must_use]
     pub const fn reply(request: Request, body: Body) -> Self {
         Self { request, flags: Flags { reply: true, need_reply: false }, body, fds: Vec::new() }
     }
 
-    /// Puts a message together from what was read. The descriptors are closed
-    /// if it fails.
+    /// Makes a message from a received header, payload and descriptors. Closes the descriptors on
+    /// error.
     ///
     /// # Errors
     /// [`MessageError::Malformed`], [`MessageError::FdCount`].
@@ -217,7 +217,7 @@ impl Message {
         Ok(message)
     }
 
-    /// Whether the descriptors are as many as belong to the message.
+    /// Checks that the message has the number of descriptors that its request takes.
     ///
     /// # Errors
     /// [`MessageError::FdCount`].
@@ -230,17 +230,17 @@ impl Message {
             }
             (Request::SetMemTable, Body::MemoryTable(regions)) => count == regions.len(),
             (Request::AddMemReg | Request::SetBackendReqFd, _) => count == 1,
-            // "No file descriptors SHOULD be passed [...] the back-end MAY
-            // accept messages with one": older QEMUs send it.
+            // "No file descriptors SHOULD be passed [...] the back-end MAY accept messages with
+            // one": old versions of QEMU send it.
             (Request::RemMemReg, _) => count <= 1,
-            // Of a request that is going to be refused nothing is known.
+            // The number is unknown for a request that is going to be refused.
             (_, Body::Other(_)) => true,
             _ => count == 0,
         };
         if fits { Ok(()) } else { Err(MessageError::FdCount { request: self.request, count }) }
     }
 
-    /// The header and the payload.
+    /// Returns the header and the payload.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut payload = Vec::new();
@@ -252,7 +252,7 @@ impl Message {
     }
 }
 
-/// Takes a payload apart from its front; `None` when it ends too soon.
+/// Takes structures from the front of a payload; `None` at a premature end.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -286,7 +286,7 @@ impl Reader<'_> {
     fn reply(&mut self, request: Request) -> Option<Body> {
         match request {
             Request::GetVringBase => self.vring_state(),
-            // No payload at all says that the access failed.
+            // An empty payload says that the access failed.
             Request::GetConfig if self.0.is_empty() => Some(Body::Empty),
             Request::GetConfig => self.config(),
             // A value, or an acknowledgement.
@@ -320,8 +320,8 @@ impl Reader<'_> {
         regions.collect::<Option<Vec<_>>>().map(Body::MemoryTable)
     }
 
-    /// The payload may be longer than the size in it: SPDK always sends room
-    /// for [`MAX_CONFIG_BYTES`].
+    /// Reads an access to the configuration space. The payload may be longer than its size says:
+    /// SPDK always sends [`MAX_CONFIG_BYTES`] of data.
     fn config(&mut self) -> Option<Body> {
         let ConfigHeader { offset_bytes, size_bytes, flags } = ConfigHeader::decode(self.take()?);
         let size_bytes = usize::try_from(size_bytes).ok().filter(|size| *size <= MAX_CONFIG_BYTES)?;
@@ -331,7 +331,7 @@ impl Reader<'_> {
     }
 }
 
-/// A count that does not fit is none that a peer accepts.
+/// A count above `u32::MAX` becomes a value that every peer refuses.
 fn count_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! What the front end has said of one ring, and whether the device serves it.
+//! The front end's settings of one ring, and the ring's state at the device.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use sidecore_virtio::{QueueResources, StartError, VirtioDevice};
 
 use crate::message::VringAddress;
 
-/// Where a ring's areas lie, in the front end's addresses.
+/// The addresses of a ring's areas, in the front end's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Areas {
     descriptor: UserAddress,
@@ -32,15 +32,15 @@ impl From<VringAddress> for Areas {
     }
 }
 
-/// A ring in a snapshot; nothing of it is in flight.
+/// A ring in a snapshot. None of its requests is in flight.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RingSnapshot {
     size: Option<u16>,
-    /// Of descriptors, driver and device.
+    /// The addresses of the descriptor, driver and device areas.
     areas: Option<[u64; 3]>,
-    /// In the form of SET_VRING_BASE, unless the ring begins at the beginning.
+    /// The position in the form of SET_VRING_BASE; `None` for the first position.
     base: Option<u32>,
-    /// The ring begins at the beginning, and `base` is only what GET_VRING_BASE says.
+    /// The ring starts at its first position, and `base` is only the reply to GET_VRING_BASE.
     is_reset: bool,
     kick: KickSnapshot,
     call: Option<FdPlace>,
@@ -56,18 +56,18 @@ enum KickSnapshot {
     Eventfd(FdPlace),
 }
 
-/// Where the device begins when the ring is started.
+/// The device's position when the ring is started.
 #[derive(Clone, Copy, Debug)]
 enum Position {
-    /// At the beginning.
+    /// The ring's first position.
     Fresh,
-    /// Where SET_VRING_BASE says.
+    /// The position of SET_VRING_BASE.
     Base(u32),
-    /// Where the device stopped.
-    Held(RingState, RingFormat),
-    /// At the beginning, after a reset that found the ring at this base.
-    /// VHOST_USER_GET_VRING_BASE still says so: QEMU 7.2 and its contemporaries
-    /// set the status to 0 first and ask then, even to pause a guest.
+    /// The position at which the device stopped.
+    Stopped(RingState, RingFormat),
+    /// The ring's first position, after a reset at this base. VHOST_USER_GET_VRING_BASE still
+    /// returns this base: QEMU 7.2 and its contemporaries first set the status to 0 and then ask
+    /// for the base, even to pause a guest.
     Reset(u32),
 }
 
@@ -75,21 +75,21 @@ impl Position {
     fn state(self, format: RingFormat) -> RingState {
         match self {
             Self::Base(base) => RingState::from_vring_base(base, format),
-            Self::Held(state, held) if held == format => state,
-            Self::Fresh | Self::Held(..) | Self::Reset(..) => RingState::fresh(format),
+            Self::Stopped(state, stopped) if stopped == format => state,
+            Self::Fresh | Self::Stopped(..) | Self::Reset(..) => RingState::fresh(format),
         }
     }
 }
 
-/// How the guest announces buffers. A ring is started by one or the other
+/// The guest's way to announce buffers. SET_VRING_KICK starts a ring with either way
 /// (specification, "Ring states").
 #[derive(Debug)]
 enum Kick {
-    /// Not said yet: the ring is stopped.
+    /// SET_VRING_KICK has not come yet: the ring is stopped.
     Absent,
-    /// Not at all: the device polls.
+    /// The guest sends no notifications: the device polls.
     Polled,
-    /// By an eventfd.
+    /// The guest signals an eventfd.
     Eventfd(OwnedFd),
 }
 
@@ -99,8 +99,8 @@ enum Phase {
     Stopped,
     /// The device serves the queue.
     Running(RingFormat),
-    /// The ring has all that it needs and yet the device did not take it. It
-    /// is tried again with whatever the front end changes next.
+    /// The ring has all its settings, but the device refused it. Each change by the front end
+    /// starts another attempt.
     Refused,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Ring {
     err: Option<OwnedFd>,
     enabled: Option<bool>,
     phase: Phase,
-    /// The device has served it on this connection.
+    /// Whether the device has served the ring on this connection.
     was_served: bool,
 }
 
@@ -137,12 +137,12 @@ impl Ring {
         }
     }
 
-    /// The ring, which has been stopped, for another process.
+    /// Exports a stopped ring to another process.
     pub(crate) fn export(&mut self, fds: &mut ExportFds) -> RingSnapshot {
         let (base, is_reset) = match self.position {
             Position::Fresh => (None, false),
             Position::Base(base) => (Some(base), false),
-            Position::Held(state, format) => (Some(state.to_vring_base(format)), false),
+            Position::Stopped(state, format) => (Some(state.to_vring_base(format)), false),
             Position::Reset(base) => (Some(base), true),
         };
         let kick = match std::mem::replace(&mut self.kick, Kick::Absent) {
@@ -163,7 +163,7 @@ impl Ring {
         }
     }
 
-    /// The ring of another process; it is not started yet.
+    /// Takes over the ring of another process, and does not start it yet.
     pub(crate) fn resume(&mut self, state: RingSnapshot, fds: &mut ResumeFds) -> Result<(), ResumeError> {
         self.size = state.size;
         self.areas = state.areas.map(|[descriptor, driver, device]| Areas {
@@ -196,7 +196,7 @@ impl Ring {
         self.phase == Phase::Refused
     }
 
-    /// Sets the size; false if the ring runs with another one.
+    /// Sets the size. False if the ring runs with another size.
     pub(crate) fn set_size(&mut self, size: u16) -> bool {
         let allowed = !self.is_running() || self.size == Some(size);
         if allowed {
@@ -205,8 +205,8 @@ impl Ring {
         allowed
     }
 
-    /// Sets the areas; false if the ring runs elsewhere. A front end repeats
-    /// them to a running ring to switch logging.
+    /// Sets the areas. False if the ring runs with other areas. A front end repeats the addresses
+    /// of a running ring to switch logging.
     pub(crate) fn set_areas(&mut self, areas: Areas) -> bool {
         let allowed = !self.is_running() || self.areas == Some(areas);
         if allowed {
@@ -215,12 +215,12 @@ impl Ring {
         allowed
     }
 
-    /// Begins at the beginning, whatever was said.
+    /// Sets the ring's first position.
     pub(crate) fn forget_position(&mut self) {
         self.position = Position::Fresh;
     }
 
-    /// Sets where to begin; false if the ring has begun.
+    /// Sets the position of the next start. False if the ring runs.
     pub(crate) fn set_base(&mut self, base: u32) -> bool {
         let allowed = !self.is_running();
         if allowed {
@@ -229,8 +229,9 @@ impl Ring {
         allowed
     }
 
-    /// What SET_VRING_BASE said, if that is no position of such a ring: the upper half of a split ring's is reserved
-    /// (specification, "A vring state description"). Where a packed ring begins is checked with its size, at the start.
+    /// Returns the base of SET_VRING_BASE if a ring of this format cannot have it: the upper half
+    /// of a split ring's base is reserved (specification, "A vring state description"). A packed
+    /// ring's base is checked against its size, at the start.
     pub(crate) fn bad_base(&self, features: u64) -> Option<u32> {
         match self.position {
             Position::Base(base) if format(features) == RingFormat::Split && base >> 16 != 0 => Some(base),
@@ -238,28 +239,28 @@ impl Ring {
         }
     }
 
-    /// Where the ring stands, as VHOST_USER_GET_VRING_BASE has it.
+    /// Returns the ring's position, in the form of VHOST_USER_GET_VRING_BASE.
     pub(crate) fn base(&self, features: u64) -> u32 {
         match self.position {
             Position::Fresh => RingState::fresh(format(features)).to_vring_base(format(features)),
             Position::Base(base) | Position::Reset(base) => base,
-            Position::Held(state, format) => state.to_vring_base(format),
+            Position::Stopped(state, format) => state.to_vring_base(format),
         }
     }
 
-    /// Sets how the guest kicks, which starts the ring; the caller stops it
-    /// before and tries to start it after.
+    /// Sets the guest's way to announce buffers. The caller stops the ring before, and tries to
+    /// start it afterwards.
     pub(crate) fn set_kick(&mut self, kick: Option<OwnedFd>) {
         self.kick = kick.map_or(Kick::Polled, Kick::Eventfd);
     }
 
-    /// Sets the error eventfd, around a stop and a start as well.
+    /// Sets the error eventfd. The caller stops the ring before, and tries to start it afterwards.
     pub(crate) fn set_err(&mut self, err: Option<OwnedFd>) {
         self.err = err;
     }
 
-    /// Sets the call eventfd: in passing if the ring runs, for an interrupt is
-    /// masked and unmasked like this.
+    /// Sets the call eventfd, without a stop if the ring runs: front ends mask and unmask an
+    /// interrupt in this way.
     pub(crate) fn set_call(&mut self, call: Option<OwnedFd>) -> io::Result<()> {
         if self.is_running() {
             self.device.set_call(self.index, duplicate(call.as_ref())?);
@@ -272,7 +273,7 @@ impl Ring {
         self.enabled = Some(enabled);
     }
 
-    /// Starts the ring if it lacks nothing and does not run already.
+    /// Starts the ring if it is enabled, has all its settings, and does not run.
     pub(crate) fn start(&mut self, memory: &GuestMemory, features: u64) -> Result<(), StartError> {
         if self.is_running() || !self.enabled.unwrap_or(features & PROTOCOL_FEATURES == 0) {
             return Ok(());
@@ -298,7 +299,7 @@ impl Ring {
         };
         if !self.was_served
             && let Some(why) = self.device.loss()
-            // An area outside of the guest's memory is an error of the start below.
+            // The start below reports an area outside of the guest's memory.
             && (state != RingState::fresh(format) || was_used(memory, &layout).unwrap_or(false))
         {
             return Err(StartError::Loss { index: self.index, why });
@@ -322,30 +323,29 @@ impl Ring {
         started
     }
 
-    /// Stops the ring and remembers where it stands; afterwards nothing of it
-    /// touches guest memory. False if it did not run.
+    /// Stops the ring and keeps its position. Afterwards the device does not touch the ring's
+    /// memory. False if the ring did not run.
     pub(crate) fn stop(&mut self) -> bool {
         let Phase::Running(format) = self.phase else {
             self.phase = Phase::Stopped;
             return false;
         };
         match self.device.stop_queue(self.index) {
-            Some(state) => self.position = Position::Held(state, format),
-            None => tracing::error!(ring = self.index, "the device does not know of a queue that it started"),
+            Some(state) => self.position = Position::Stopped(state, format),
+            None => tracing::error!(ring = self.index, "the device does not have a queue that it started"),
         }
         self.phase = Phase::Stopped;
         true
     }
 
-    /// Stops the ring until it gets another kick.
+    /// Stops the ring until the next SET_VRING_KICK.
     pub(crate) fn disarm(&mut self) {
         self.stop();
         self.kick = Kick::Absent;
     }
 
-    /// Stops the ring and forgets it, except for its call and error eventfds:
-    /// QEMU hands those over once for a connection, and not again after a
-    /// reset.
+    /// Stops the ring and resets its settings, except for its call and error eventfds: QEMU sends
+    /// those once for a connection, and not again after a reset.
     pub(crate) fn reset(&mut self) {
         self.stop();
         let fresh = Self::new(Arc::clone(&self.device), self.index);
@@ -356,7 +356,7 @@ impl Ring {
         self.position = match old.position {
             Position::Fresh => Position::Fresh,
             Position::Base(base) | Position::Reset(base) => Position::Reset(base),
-            Position::Held(state, format) => Position::Reset(state.to_vring_base(format)),
+            Position::Stopped(state, format) => Position::Reset(state.to_vring_base(format)),
         };
     }
 }
@@ -365,7 +365,7 @@ fn format(features: u64) -> RingFormat {
     if features & RING_PACKED != 0 { RingFormat::Packed } else { RingFormat::Split }
 }
 
-/// The device owns its eventfds; ours stay for the next start.
+/// The device owns its duplicates; the originals stay for the next start.
 fn duplicate(fd: Option<&OwnedFd>) -> io::Result<Option<OwnedFd>> {
     fd.map(OwnedFd::try_clone).transpose()
 }

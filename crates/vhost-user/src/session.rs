@@ -26,88 +26,88 @@ pub(crate) const OFFERED_PROTOCOL: u64 = protocol::MQ
     | protocol::CONFIGURE_MEM_SLOTS
     | protocol::STATUS;
 
-/// Why a request was refused.
+/// The reason to refuse a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// A reply came where a request belongs.
-    #[error("a reply to {request}, which was not asked")]
+    /// A reply came in place of a request.
+    #[error("a reply to {request}, which this server has not sent")]
     UnexpectedReply {
-        /// What it answers.
+        /// The request in the reply's header.
         request: Request,
     },
     /// The request belongs to a feature that was not offered.
     #[error("{request}, which was not offered")]
     NotOffered {
-        /// What was asked.
+        /// The request in the message's header.
         request: Request,
     },
     /// The request belongs to a protocol feature that was not accepted.
     #[error("{request} without its protocol feature")]
     NotNegotiated {
-        /// What was asked.
+        /// The request in the message's header.
         request: Request,
     },
     /// The payload or the descriptors do not belong to the request.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// A payload of another request's shape.
+    /// The payload has another request's structure.
     #[error("{request} with another request's payload")]
     UnexpectedBody {
-        /// What was asked.
+        /// The request in the message's header.
         request: Request,
     },
-    /// Feature bits that were not offered.
+    /// The front end accepts feature bits that were not offered.
     #[error("{request} with {bits:#x}, which were not offered")]
     FeaturesNotOffered {
-        /// Virtio or protocol features.
+        /// Either SET_FEATURES or SET_PROTOCOL_FEATURES.
         request: Request,
-        /// The bits in question.
+        /// The bits that were not offered.
         bits: u64,
     },
-    /// Another set of features while rings run.
+    /// The features change while rings run.
     #[error("SET_FEATURES while rings run")]
     FeaturesWhileRunning,
-    /// There is no such ring.
+    /// The device has no ring of this number.
     #[error("there is no ring {index}, the device has {queue_count}")]
     NoSuchRing {
-        /// Ring asked for.
+        /// The ring in the request.
         index: u64,
-        /// Rings there are.
+        /// The number of the device's rings.
         queue_count: usize,
     },
-    /// The ring runs and cannot be changed like that.
-    #[error("{request} for ring {index}, which runs")]
+    /// The request would change a running ring.
+    #[error("{request} for ring {index}, which is running")]
     RingRuns {
-        /// What was asked.
+        /// The request in the message's header.
         request: Request,
-        /// Of which ring.
+        /// The ring in the request.
         index: u32,
     },
-    /// A number that means nothing there.
-    #[error("{request} with the value {value:#x}")]
+    /// The value is not valid in this request.
+    #[error("{request} with the invalid value {value:#x}")]
     BadValue {
-        /// What was asked.
+        /// The request in the message's header.
         request: Request,
-        /// The value.
+        /// The value in the payload.
         value: u64,
     },
-    /// The memory regions cannot be mapped, or overlap, or are not there.
+    /// The memory regions cannot be mapped, overlap, or do not exist.
     #[error("{request}: {error}")]
     Memory {
-        /// What was asked.
+        /// The request in the message's header.
         request: Request,
-        /// What is wrong.
+        /// The reason, from the guest's memory.
         error: MemoryError,
     },
-    /// A ring has all that it needs, and the device does not start it.
+    /// The device does not start a ring that has all its settings.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The configuration space cannot be written like that.
+    /// The device does not allow this write to its configuration space.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The channel for the back end's requests is no socket that it can be.
-    #[error("SET_BACKEND_REQ_FD with a descriptor that is no connected Unix stream socket")]
+    /// The descriptor for the back end's requests is not a connected Unix stream socket.
+    #[error("SET_BACKEND_REQ_FD with a descriptor that is not a connected Unix stream socket")]
     NoBackendChannel,
     /// A file descriptor could not be duplicated.
     #[error("cannot duplicate a file descriptor: {0}")]
@@ -115,48 +115,45 @@ pub enum ProtocolError {
 }
 
 impl ProtocolError {
-    /// Whether a guest can bring it about behind the back of a correct VMM. It
-    /// must then cost the guest no more than a reset of its device.
+    /// Whether a guest can cause the error without its VMM's knowledge. Then the error must cost
+    /// the guest no more than a reset of its device.
     const fn is_the_guests(&self) -> bool {
         matches!(self, Self::Start(StartError::Ring { .. } | StartError::Memory { .. }) | Self::Config(_))
     }
 
-    /// Whether the connection ends even if the front end asked for an
-    /// acknowledgement: it is not to go on without this ring.
+    /// Whether the error closes the connection even if the front end asked for an acknowledgement:
+    /// the guest must not continue without this ring.
     const fn is_final(&self) -> bool {
         matches!(self, Self::Start(StartError::Loss { .. }))
     }
 }
 
-/// The state of one connection to a VMM: what was negotiated, the guest's
-/// memory, and its rings.
+/// The state of one connection to a VMM: the negotiated features, the guest's memory, and the
+/// rings.
 ///
 /// # A ring's life
 ///
-/// A ring runs while it has a size, addresses and a kick (or the word that it
-/// is to be polled), is enabled, and the features are settled; in which order
-/// all that comes does not matter, and a ring that lacks something just does
-/// not run. A ring that the device refuses to start is tried again with the
-/// next request that changes it, the memory or the features; until then the
-/// device status says that it needs a reset.
+/// A ring runs while it has a size, addresses and a kick (or is polled), is enabled, and the
+/// features are negotiated. These settings may come in any order; a ring that lacks one of them is
+/// stopped. If the device refuses to start a ring, the next request that changes the ring, the
+/// memory or the features starts another attempt; until then the device status has
+/// DEVICE_NEEDS_RESET.
 ///
-/// A change of memory stops all rings before anything is let go of and starts
-/// them again from where they stood. When it is acknowledged nothing can reach
-/// the old memory; the kernel may take it away later (the reaper of
-/// `sidecore_memory`).
+/// A change of memory stops all rings before the old memory is released, and restarts them from
+/// their positions. When the change is acknowledged, no thread can reach the old memory; the kernel
+/// may free it later (the reaper of `sidecore_memory`).
 ///
 /// # Errors
 ///
-/// A request that fails is acknowledged as failed if the front end asked for
-/// acknowledgements. Otherwise it ends the connection, since the front end
-/// would go on in the belief that it was served; except for what a guest can
-/// bring about by itself, which is logged. A ring that was in use before this
-/// connection, on a device that [misses](VirtioDevice::loss) answered writes,
-/// ends it in any case.
+/// A failed request is acknowledged as failed if the front end asked for acknowledgements.
+/// Otherwise it closes the connection, since the front end would continue as if the request had
+/// been served; except for errors that a guest can cause by itself, which are logged. A ring that
+/// was in use before this connection, on a device that [misses](VirtioDevice::loss) answered
+/// writes, closes the connection in any case.
 pub struct Session {
     pub(crate) device: Arc<dyn VirtioDevice>,
     pub(crate) protocol_features: u64,
-    /// What SET_FEATURES accepted, bit 30 included; `None` before it.
+    /// The features of SET_FEATURES, bit 30 included; `None` before it.
     pub(crate) features: Option<u64>,
     pub(crate) status: u8,
     memory: GuestMemory,
@@ -164,15 +161,15 @@ pub struct Session {
     pub(crate) regions: Vec<(MemoryRegion, MemoryFile)>,
     pub(crate) rings: Vec<Ring>,
     pub(crate) backend_channel: Option<BackendChannel>,
-    /// The generation of the configuration space that the front end has read or
-    /// was told of, if it has read any.
+    /// The generation of the configuration space that the front end has read or was notified of;
+    /// `None` before its first read.
     known_config: Option<u32>,
-    /// The device may be another session's by now.
-    is_over: bool,
+    /// Whether the session has released the device, which may serve another session now.
+    is_ended: bool,
 }
 
 impl Session {
-    /// A session that has negotiated nothing yet.
+    /// Makes a session that has negotiated nothing yet.
     #[must_use]
     pub fn new(device: Arc<dyn VirtioDevice>) -> Self {
         let rings = (0..device.queue_count()).map(|index| Ring::new(Arc::clone(&device), index)).collect();
@@ -186,16 +183,16 @@ impl Session {
             rings,
             backend_channel: None,
             known_config: None,
-            is_over: false,
+            is_ended: false,
         }
     }
 
-    /// Whether the front end is to be told that the configuration space is not
-    /// what it read.
+    /// Whether the front end has to be notified that the configuration space has changed since it
+    /// read the space.
     ///
-    /// QEMU ignores the message unless the device runs. It does not read the
-    /// space again when it reconnects either, so a front end that has not read
-    /// it on this connection is told once.
+    /// QEMU ignores the message unless the device runs. QEMU does not read the space again after a
+    /// reconnect either, so a front end that has not read the space on this connection is notified
+    /// once.
     #[must_use]
     pub fn owes_config_change(&self) -> bool {
         self.backend_channel.is_some()
@@ -203,24 +200,24 @@ impl Session {
             && self.rings.iter().any(Ring::is_running)
     }
 
-    /// Tells the front end, if there is room on its socket; otherwise it
-    /// [is still to be told](Self::owes_config_change).
+    /// Notifies the front end, if its socket has space; otherwise the notification [stays
+    /// due](Self::owes_config_change).
     pub fn send_config_change(&mut self) {
         let generation = self.device.config_generation();
         match self.backend_channel.as_ref().map(BackendChannel::config_changed) {
             Some(Ok(true)) => self.known_config = Some(generation),
             Some(Ok(false)) | None => {}
             Some(Err(error)) => {
-                tracing::warn!(%error, "the front end cannot be told of a change of the configuration space");
+                tracing::warn!(%error, "the front end cannot be notified of a change of the configuration space");
                 self.backend_channel = None;
             }
         }
     }
 
-    /// Serves one request; the reply, if there is one, is to be sent.
+    /// Serves one request. Returns the reply, if there is one.
     ///
     /// # Errors
-    /// The connection is to be closed.
+    /// The caller has to close the connection.
     pub fn handle(&mut self, message: Message) -> Result<Option<Message>, ProtocolError> {
         let (request, flags) = (message.request, message.flags);
         tracing::debug!(%request, body = ?message.body, "request");
@@ -242,13 +239,13 @@ impl Session {
         }
     }
 
-    /// Ends the session, as dropping it does: stops all rings, lets go of the
-    /// guest's memory and resets the device.
+    /// Ends the session, as its drop does: stops all rings, releases the guest's memory and resets
+    /// the device.
     pub fn end(self) {}
 
-    /// The same, but for closing what the front end has sent.
+    /// Ends the session, but keeps the descriptors that the front end has sent.
     pub(crate) fn stop(&mut self) {
-        if !std::mem::replace(&mut self.is_over, true) {
+        if !std::mem::replace(&mut self.is_ended, true) {
             self.reset();
             self.release_memory();
         }
@@ -259,8 +256,8 @@ impl Session {
         self.regions.clear();
     }
 
-    /// Stops all rings where they stand, for another process. False if the guest has to reset the device
-    /// anyway.
+    /// Stops all rings and keeps their positions, for another process. False if the guest has to
+    /// reset the device in any case.
     pub(crate) fn pause(&mut self) -> bool {
         self.rings.iter_mut().for_each(|ring| {
             ring.stop();
@@ -268,9 +265,9 @@ impl Session {
         self.device.broken().is_none()
     }
 
-    /// The session was exported: nothing of it is left here.
+    /// Ends the session without a reset of the device: the session was exported.
     pub(crate) fn forget(&mut self) {
-        self.is_over = true;
+        self.is_ended = true;
         self.release_memory();
     }
 
@@ -305,15 +302,15 @@ impl Session {
         Ok(reply)
     }
 
-    /// The requests that nothing but an acknowledgement answers.
+    /// Serves the requests whose only reply is an acknowledgement.
     fn serve(&mut self, request: Request, body: Body, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
         match (request, body) {
             (Request::SetFeatures, Body::U64(bits)) => self.set_features(bits),
             (Request::SetProtocolFeatures, Body::U64(bits)) => self.set_protocol_features(bits),
-            // The front end is the one of this connection anyway.
+            // Each connection has only one front end.
             (Request::SetOwner, Body::Empty) => Ok(()),
-            // "It is recommended that back-ends either ignore this message, or
-            // use it to disable all rings."
+            // "It is recommended that back-ends either ignore this message, or use it to disable
+            // all rings."
             (Request::ResetOwner, Body::Empty) => {
                 self.rings.iter_mut().for_each(Ring::disarm);
                 Ok(())
@@ -340,7 +337,7 @@ impl Session {
         }
     }
 
-    /// GET_QUEUE_NUM and RESET_DEVICE need the feature to be offered only.
+    /// GET_QUEUE_NUM and RESET_DEVICE need only that the feature is offered.
     fn check_negotiated(&self, request: Request) -> Result<(), ProtocolError> {
         let feature = match request {
             Request::GetConfig | Request::SetConfig => protocol::CONFIG,
@@ -363,13 +360,13 @@ impl Session {
         if unoffered != 0 {
             return Err(ProtocolError::FeaturesNotOffered { request: Request::SetFeatures, bits: unoffered });
         }
-        // QEMU repeats them whenever it starts the device.
+        // QEMU repeats the features at each start of the device.
         if self.features != Some(bits) && self.rings.iter().any(Ring::is_running) {
             return Err(ProtocolError::FeaturesWhileRunning);
         }
         let before = self.features.replace(bits);
         for index in 0..self.rings.len() {
-            // A position that was said of rings of the other format means nothing for these.
+            // A base for rings of the other format is invalid for this one.
             self.check_base(index as u64).or_else(|error| before.map(drop).ok_or(error))?;
         }
         self.start_all()
@@ -392,15 +389,16 @@ impl Session {
     fn set_status(&mut self, value: u64) -> Result<(), ProtocolError> {
         match u8::try_from(value) {
             Ok(0) => self.reset(),
-            // The front end writes back what it read; the bit is ours.
+            // The front end writes back the status that it read; DEVICE_NEEDS_RESET is set by this
+            // server only.
             Ok(status) => self.status = status & !DEVICE_NEEDS_RESET,
             Err(_) => return Err(ProtocolError::BadValue { request: Request::SetStatus, value }),
         }
         Ok(())
     }
 
-    /// A driver's reset. The guest's memory stays: it belongs to the
-    /// connection, and QEMU sends only what changes in it after this.
+    /// Carries out a driver's reset. The guest's memory stays: it belongs to the connection, and
+    /// QEMU sends only later changes of the memory after a reset.
     fn reset(&mut self) {
         self.rings.iter_mut().for_each(Ring::reset);
         self.features = None;
@@ -410,10 +408,12 @@ impl Session {
 
     // The configuration space.
 
-    /// As many bytes as were asked for, zeros after the last there is: a VMM's
-    /// idea of the space may be newer than ours. Nothing if none is there.
+    /// Reads as many bytes as the front end asked for, with zeros after the end of the space: a VMM
+    /// may know a newer, larger layout than this device. An empty reply if the offset is outside of
+    /// the space.
     fn read_config(&mut self, mut config: ConfigSpace) -> Body {
-        // Taken first: a change in between is told once more.
+        // The generation is taken before the read: a change in between causes one more
+        // notification.
         self.known_config = Some(self.device.config_generation());
         let offset_bytes = config_offset(config.offset_bytes);
         config.data.fill(0);
@@ -421,7 +421,7 @@ impl Session {
             let Some(data) = config.data.get_mut(..len) else { break };
             match self.device.read_config(offset_bytes, data) {
                 Ok(()) => return Body::Config(config),
-                // An attempt that failed may have left something behind.
+                // A failed attempt may have written a part.
                 Err(_) => data.fill(0),
             }
         }
@@ -438,7 +438,7 @@ impl Session {
     }
 
     fn set_backend_channel(&mut self, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
-        // `check_fds` saw exactly one.
+        // `check_fds` has found exactly one.
         let channel = fds.into_iter().next().and_then(BackendChannel::new);
         self.backend_channel = Some(channel.ok_or(ProtocolError::NoBackendChannel)?);
         Ok(())
@@ -455,7 +455,7 @@ impl Session {
     }
 
     fn add_region(&mut self, region: &MemoryRegion, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
-        // `check_fds` saw exactly one.
+        // `check_fds` has found exactly one.
         for file in fds {
             let kept = keep(region, &file)?;
             let memory =
@@ -466,9 +466,9 @@ impl Session {
         Ok(())
     }
 
-    /// QEMU removes a region that changes its size and then adds it again,
-    /// under rings that run, and gives up if the first of the two fails: so a
-    /// ring that loses its memory here waits for it to come back.
+    /// QEMU changes a region's size by removing and adding it, while rings run, and exits if the
+    /// removal fails: so a ring that loses its memory here stays stopped until the memory is added
+    /// again.
     fn remove_region(&mut self, region: &MemoryRegion) -> Result<(), ProtocolError> {
         let (guest_address, user_address) = (GuestAddress(region.guest_address), UserAddress(region.user_address));
         let memory = self
@@ -478,16 +478,16 @@ impl Session {
         self.regions.retain(|(kept, _)| kept.guest_address != region.guest_address);
         match self.replace_memory(memory) {
             Err(ProtocolError::Start(error @ StartError::Memory { .. })) => {
-                tracing::warn!(%error, "a ring lost its memory and waits for it");
+                tracing::warn!(%error, "a ring lost its memory, and stays stopped until the memory is added again");
                 Ok(())
             }
             done => done,
         }
     }
 
-    /// Stops what runs, lets go of the old memory, and starts from the state
-    /// that was handed back. Whatever is wrong with the new memory itself was
-    /// found before, with the rings undisturbed.
+    /// Stops the running rings, releases the old memory, and starts the rings from the state that
+    /// the device returned. Errors of the new memory itself were found before, with the rings
+    /// undisturbed.
     fn replace_memory(&mut self, memory: GuestMemory) -> Result<(), ProtocolError> {
         let ran: Vec<bool> = self.rings.iter_mut().map(Ring::stop).collect();
         self.memory = memory;
@@ -495,7 +495,7 @@ impl Session {
         let mut result = Ok(());
         for (ring, ran) in self.rings.iter_mut().zip(ran) {
             if let Err(error) = ring.start(&self.memory, features) {
-                // One that waited already may wait on.
+                // A ring that was stopped before may stay stopped.
                 if ran && result.is_ok() {
                     result = Err(error.into());
                 } else {
@@ -516,7 +516,7 @@ impl Session {
             .ok_or(ProtocolError::NoSuchRing { index, queue_count })
     }
 
-    /// Starts a ring if it lacks nothing.
+    /// Starts a ring if it has all its settings.
     fn start(&mut self, index: u64) -> Result<(), ProtocolError> {
         let ring = usize::try_from(index).ok().and_then(|index| self.rings.get_mut(index));
         if let (Some(ring), Some(features)) = (ring, self.features) {
@@ -525,8 +525,8 @@ impl Session {
         Ok(())
     }
 
-    /// Starts every ring that lacks nothing; one that fails is in no other's
-    /// way.
+    /// Starts every ring that has all its settings. A ring that fails does not prevent the start of
+    /// others.
     fn start_all(&mut self) -> Result<(), ProtocolError> {
         (0..self.rings.len()).map(|index| self.start(index as u64)).fold(Ok(()), Result::and)
     }
@@ -561,7 +561,8 @@ impl Session {
         self.start(state.index.into())
     }
 
-    /// Refuses a position that no ring of this format has. As long as the format is not known, any may be right.
+    /// Refuses a base that no ring of this format has. While the format is unknown, every base may
+    /// be valid.
     fn check_base(&mut self, index: u64) -> Result<(), ProtocolError> {
         let Some(features) = self.features else { return Ok(()) };
         let ring = self.ring(index)?;
@@ -608,7 +609,7 @@ impl Session {
         self.start(vring_index(value))
     }
 
-    /// GET_VRING_BASE: the ring needs another kick to run again.
+    /// Serves GET_VRING_BASE: the ring needs another SET_VRING_KICK to run again.
     fn stop_ring(&mut self, state: VringState) -> Result<Body, ProtocolError> {
         let features = self.features.unwrap_or(0);
         let ring = self.ring(state.index.into())?;
@@ -623,13 +624,13 @@ impl Drop for Session {
     }
 }
 
-/// Bits 0 to 7 of what SET_VRING_KICK, CALL and ERR carry.
+/// Bits 0 to 7 of the value of SET_VRING_KICK, CALL and ERR.
 const fn vring_index(value: u64) -> u64 {
     value & (NO_FD - 1)
 }
 
-/// Where an access to the configuration space begins. Front ends built on rust-vmm's `vhost` count
-/// from the start of virtio-mmio's register map. No device's own space reaches as far.
+/// The start of an access to the configuration space. Front ends built on rust-vmm's `vhost` count
+/// from the start of virtio-mmio's register map. No device's own space is so large.
 const fn config_offset(offset_bytes: u32) -> u32 {
     match offset_bytes.checked_sub(MMIO_CONFIG_OFFSET) {
         Some(offset_bytes) => offset_bytes,
@@ -637,7 +638,7 @@ const fn config_offset(offset_bytes: u32) -> u32 {
     }
 }
 
-/// A region and another descriptor of its file.
+/// Returns the region and a duplicate of its file's descriptor.
 fn keep(region: &MemoryRegion, file: &OwnedFd) -> Result<(MemoryRegion, MemoryFile), ProtocolError> {
     let file = file.try_clone().map_err(ProtocolError::Descriptor)?;
     Ok((*region, MemoryFile::new(file)))

@@ -1,5 +1,4 @@
-//! For the tests: a device that records what is done to it, and messages as a
-//! front end sends them.
+//! Helpers of the tests: a device that records its calls, and the messages of a front end.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,7 +22,7 @@ pub const QUEUES: u16 = 4;
 pub const CONFIG: [u8; 60] = [0xC5; 60];
 pub const DEVICE_FEATURES: u64 = VERSION_1 | INDIRECT_DESC | EVENT_IDX | RING_PACKED;
 
-/// What a [`Recorder`] was told to do.
+/// A call of a [`Recorder`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Start { index: u16, state: RingState, format: RingFormat, kick: bool, call: bool },
@@ -32,7 +31,7 @@ pub enum Event {
     Reset,
 }
 
-/// A device without a disk: a running queue just holds its resources.
+/// A device without a disk: a running queue only keeps its resources.
 pub struct Recorder {
     name: &'static str,
     state: Mutex<State>,
@@ -62,7 +61,7 @@ impl Recorder {
         self.state.lock().unwrap()
     }
 
-    /// The events since the last call.
+    /// Returns the events since the last call.
     pub fn events(&self) -> Vec<Event> {
         std::mem::take(&mut self.state().events)
     }
@@ -71,7 +70,7 @@ impl Recorder {
         (0..QUEUES).filter(|index| self.state().queues[usize::from(*index)].is_some()).collect()
     }
 
-    /// Serves `count` requests.
+    /// Advances the ring by `count` requests.
     pub fn serve(&self, index: u16, count: u16) {
         let mut state = self.state();
         let (_, ring) = state.queues[usize::from(index)].as_mut().unwrap();
@@ -87,7 +86,7 @@ impl Recorder {
         self.state().queues[usize::from(index)].as_ref().unwrap().0.memory.clone()
     }
 
-    /// The configuration space is another one now.
+    /// Changes the generation of the configuration space.
     pub fn change_config(&self) {
         self.state().config_generation += 1;
     }
@@ -96,7 +95,7 @@ impl Recorder {
         self.state().broken = true;
     }
 
-    /// What was answered is missing from now on, or no more.
+    /// Sets or clears the loss of answered writes.
     pub fn set_loss(&self, loss: Option<&str>) {
         self.state().loss = loss.map(str::to_owned);
     }
@@ -199,7 +198,7 @@ impl VirtioDevice for Recorder {
     }
 }
 
-/// A front end's end of a socket, which waits.
+/// A front end's end of a socket, with calls that wait.
 pub struct Front {
     connection: Connection,
     patience: Duration,
@@ -210,7 +209,7 @@ impl Front {
         Self { connection: Connection::new(stream), patience: SOON }
     }
 
-    /// How long to wait for a message.
+    /// Sets the time to wait for a message.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
@@ -232,7 +231,7 @@ impl Front {
         Ok(())
     }
 
-    /// The next message; `None` at the end of the connection.
+    /// Receives the next message; `None` at the end of the connection.
     pub fn receive(&mut self) -> Result<Option<Message>, ConnectionError> {
         loop {
             match self.connection.receive()? {
@@ -243,7 +242,7 @@ impl Front {
         }
     }
 
-    /// The socket, for bytes that are no message.
+    /// Returns the socket, for bytes that are no message.
     pub fn stream(&self) -> UnixStream {
         self.connection.as_fd().try_clone_to_owned().unwrap().into()
     }
@@ -255,11 +254,10 @@ impl AsFd for Front {
     }
 }
 
-/// A generous bound for what takes microseconds.
+/// A generous bound for actions that take microseconds.
 pub const SOON: Duration = Duration::from_secs(10);
 
-/// A region of `len_bytes` at guest address `guest`, which the front end has at
-/// [`USER`] above it.
+/// A region of `len_bytes` at guest address `guest`, and at [`USER`] + `guest` in the front end.
 pub fn region(guest: u64, len_bytes: u64) -> MemoryRegion {
     MemoryRegion { guest_address: guest, len_bytes, user_address: USER + guest, file_offset_bytes: 0 }
 }
@@ -289,17 +287,17 @@ pub fn vring(request: Request, index: u32, num: u32) -> Message {
     Message::request(request, Body::VringState(VringState { index, num }), Vec::new())
 }
 
-/// Kick, call or err by an eventfd.
+/// SET_VRING_KICK, CALL or ERR with an eventfd.
 pub fn eventfd(request: Request, index: u64) -> Message {
     Message::request(request, Body::U64(index), vec![event()])
 }
 
-/// Kick, call or err by nothing.
+/// SET_VRING_KICK, CALL or ERR without an eventfd.
 pub fn no_eventfd(request: Request, index: u64) -> Message {
     number(request, index | NO_FD)
 }
 
-/// Ring `index` in the page of that number, from guest address `base` on.
+/// The addresses of ring `index`, in page `index` from guest address `base` on.
 pub fn addresses(index: u32, base: u64) -> Message {
     let page = USER + base + u64::from(index) * 4096;
     Message::request(
@@ -329,7 +327,7 @@ pub fn remove_region(region: MemoryRegion) -> Message {
     Message::request(Request::RemMemReg, Body::MemoryRegion(region), Vec::new())
 }
 
-/// All that QEMU says up to the point where rings are set up.
+/// The messages of QEMU before the set-up of rings.
 pub fn negotiation(driver_features: u64) -> Vec<Message> {
     vec![
         plain(Request::GetFeatures),
@@ -343,7 +341,7 @@ pub fn negotiation(driver_features: u64) -> Vec<Message> {
     ]
 }
 
-/// What QEMU says of a ring to start it.
+/// The messages of QEMU that start a ring.
 pub fn ring_setup(index: u32, size: u32, base: u32) -> Vec<Message> {
     vec![
         vring(Request::SetVringNum, index, size),

@@ -1,4 +1,5 @@
-//! A front end that sends half a message costs no CPU time. A process of its own: it counts all of its.
+//! A front end that sends half a message costs no CPU time. A process of its own, because the test
+//! measures the CPU time of the whole process.
 
 use std::io::{Read, Write};
 use std::num::NonZeroUsize;

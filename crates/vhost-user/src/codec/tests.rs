@@ -105,7 +105,7 @@ fn surplus_descriptors_are_an_error_and_are_closed_with_the_connection() {
     let message = eventfd(Request::SetVringKick, 0).to_bytes();
     for count in [0, 2, 8, 9, 64] {
         let (front, mut back) = pair();
-        // A memfd has an inode of its own, so that its copies can be counted.
+        // A memfd has an inode of its own, so that its duplicates can be counted.
         let fd = crate::testing::memfd("surplus", 1);
         let fds = vec![fd.as_fd(); count];
         send_raw(front.stream(), &message, &fds);
@@ -118,7 +118,7 @@ fn surplus_descriptors_are_an_error_and_are_closed_with_the_connection() {
 }
 
 #[test]
-fn what_is_neither_memory_nor_an_event_is_kept_until_the_connection_is_dropped() {
+fn a_descriptor_of_another_kind_is_kept_until_the_connection_is_dropped() {
     let (front, mut back) = pair();
     let (pipe, sent) = rustix::pipe::pipe().unwrap();
     let message = eventfd(Request::SetVringKick, 0).to_bytes();
@@ -137,7 +137,7 @@ fn what_is_neither_memory_nor_an_event_is_kept_until_the_connection_is_dropped()
 }
 
 #[test]
-fn descriptors_may_come_in_pieces_but_no_more_of_them() {
+fn descriptors_may_come_in_pieces_but_not_in_a_larger_number() {
     let (front, mut back) = pair();
     let bytes = eventfd(Request::SetVringKick, 0).to_bytes();
     let fd = event();
@@ -173,7 +173,7 @@ fn a_channel_for_the_back_ends_requests_is_closed_with_the_connection_and_not_be
     front.send(Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()])).unwrap();
     let received = back.receive().unwrap().unwrap();
     assert_eq!(received.fds.len(), 1);
-    // To close a socket may take as long as its peer likes, so a message has only a duplicate.
+    // A socket's close may take as long as its peer likes, so a message has only a duplicate.
     drop(received);
     assert_eq!((&peer).read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "it is open");
     drop(back);

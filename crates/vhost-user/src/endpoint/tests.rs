@@ -54,8 +54,8 @@ fn ask(front: &mut Front, message: Message) -> Body {
     reply.body
 }
 
-/// Waits for the other end to hang up. It resets the connection when it has
-/// not read all that was sent.
+/// Waits for the other end to disconnect. It resets the connection if it has not read everything
+/// that was sent.
 fn hung_up(front: &Front) -> bool {
     front.stream().set_read_timeout(Some(SOON)).unwrap();
     match front.stream().read(&mut [0]) {
@@ -64,15 +64,15 @@ fn hung_up(front: &Front) -> bool {
     }
 }
 
-fn wait_until(what: impl Fn() -> bool) {
+fn wait_until(condition: impl Fn() -> bool) {
     let start = Instant::now();
-    while !what() {
-        assert!(start.elapsed() < SOON, "it never happened");
+    while !condition() {
+        assert!(start.elapsed() < SOON, "the condition never held");
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Everything that QEMU does to start queue 0.
+/// All messages of QEMU that start queue 0.
 fn start_queue(front: &mut Front) {
     let mut messages = negotiation(VERSION_1);
     messages.push(add_region(region(0, MEGABYTE), "server"));
@@ -99,7 +99,7 @@ fn a_vmm_is_served_and_its_disconnect_stops_the_queues() {
     wait_until(|| !server.is_serving());
     assert!(fixture.device.running().is_empty());
     assert_eq!(fixture.device.events().last(), Some(&Event::Reset));
-    // And the VMM may come back.
+    // The VMM may connect again.
     let mut front = connect_to(&server);
     start_queue(&mut front);
     assert_eq!(fixture.device.running(), [0]);
@@ -114,14 +114,14 @@ fn a_second_vmm_waits_for_the_first_to_go() {
     let mut second = connect_to(&server);
     second.send(plain(Request::GetFeatures)).unwrap();
     second.set_patience(Duration::from_millis(50));
-    assert!(second.receive().is_err(), "nobody answers yet");
+    assert!(second.receive().is_err(), "no reply yet");
     second.set_patience(SOON);
     drop(first);
     assert_eq!(second.receive().unwrap().unwrap().request, Request::GetFeatures);
 }
 
 #[test]
-fn nonsense_ends_its_connection_and_no_more() {
+fn bytes_that_are_no_message_end_only_their_connection() {
     let fixture = Fixture::new();
     let server = fixture.start();
     let oversized = [1_u32, 1, 1 << 20].map(u32::to_ne_bytes).concat();
@@ -179,7 +179,7 @@ fn shutdown_ends_a_connection_whose_peer_reads_no_replies() {
 }
 
 #[test]
-fn shutdown_turns_away_who_waits() {
+fn shutdown_disconnects_a_waiting_client() {
     let fixture = Fixture::new();
     let server = fixture.start();
     let mut first = connect_to(&server);
@@ -200,7 +200,7 @@ fn a_socket_that_is_served_is_not_served_again() {
     ask(&mut connect_to(&server), plain(Request::GetFeatures));
 }
 
-/// A socket whose last close waits, and the end of it that ends the wait by being dropped.
+/// A socket whose last close waits, and the other end, whose drop ends the wait.
 fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -211,8 +211,8 @@ fn lingering() -> (OwnedFd, TcpStream) {
     (socket.into(), end)
 }
 
-/// Sends a descriptor that is not closed soon with a request that has one; at this end it is closed before the request is
-/// whole.
+/// Sends a descriptor with a slow close, with a request that takes a descriptor. This end closes
+/// its own before the request is complete.
 fn send_lingering(front: &Front) -> TcpStream {
     let (socket, end) = lingering();
     let bytes = number(Request::SetVringKick, 0).to_bytes();
@@ -221,7 +221,7 @@ fn send_lingering(front: &Front) -> TcpStream {
     end
 }
 
-/// Shuts the server down, which is to be soon over.
+/// Shuts the server down, and checks that the shutdown ends soon.
 fn shut_down_soon(server: Socket) {
     let (done, wait) = channel();
     thread::spawn(move || {
@@ -232,17 +232,18 @@ fn shut_down_soon(server: Socket) {
 }
 
 #[test]
-fn shutdown_does_not_wait_for_what_a_client_has_sent_to_be_closed() {
+fn shutdown_does_not_wait_for_the_close_of_a_clients_descriptors() {
     let fixture = Fixture::new();
     let server = fixture.start();
     let mut front = connect_to(&server);
     start_queue(&mut front);
     let end = send_lingering(&front);
-    // The queues are stopped, and the client knows, whatever is still to be closed.
+    // The queues are stopped and the client is disconnected, although descriptors are still to be
+    // closed.
     assert!(hung_up(&front));
     wait_until(|| fixture.device.running().is_empty() && !server.is_serving());
     shut_down_soon(server);
-    // The device and its socket can be served again meanwhile.
+    // Meanwhile the device and its socket can be served again.
     let again = fixture.start();
     start_queue(&mut connect_to(&again));
     let waiting = connect_to(&again);
@@ -252,7 +253,7 @@ fn shutdown_does_not_wait_for_what_a_client_has_sent_to_be_closed() {
 }
 
 #[test]
-fn the_next_client_is_served_when_all_of_the_last_one_is_closed() {
+fn the_next_client_is_served_when_all_descriptors_of_the_last_one_are_closed() {
     let fixture = Fixture::new();
     let server = fixture.start();
     let front = connect_to(&server);
@@ -265,30 +266,30 @@ fn the_next_client_is_served_when_all_of_the_last_one_is_closed() {
 }
 
 #[test]
-fn a_connected_vmm_is_told_of_a_change_of_the_configuration() {
+fn a_connected_vmm_is_notified_of_a_change_of_the_configuration() {
     let fixture = Fixture::new();
     let server = fixture.start();
     let mut front = connect_to(&server);
     start_queue(&mut front);
-    let (mut told, channel) = UnixStream::pair().unwrap();
-    told.set_read_timeout(Some(SOON)).unwrap();
+    let (mut notified, channel) = UnixStream::pair().unwrap();
+    notified.set_read_timeout(Some(SOON)).unwrap();
     front.send(Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()])).unwrap();
     let mut message = [0; 12];
-    // It has not read the configuration, and once it has, only a change is news.
-    told.read_exact(&mut message).unwrap();
+    // The client has not read the configuration. Once it has, only a change causes a notification.
+    notified.read_exact(&mut message).unwrap();
     let config = ConfigSpace { offset_bytes: 0, flags: 0, data: vec![0; 60] };
     ask(&mut front, Message::request(Request::GetConfig, Body::Config(config), Vec::new()));
     fixture.device.change_config();
     server.notify();
-    told.read_exact(&mut message).unwrap();
+    notified.read_exact(&mut message).unwrap();
     assert_eq!(message[..4], 2_u32.to_ne_bytes(), "VHOST_USER_BACKEND_CONFIG_CHANGE_MSG");
     server.notify();
     drop(server);
-    assert_eq!(told.read(&mut message).unwrap(), 0, "nothing has changed since");
+    assert_eq!(notified.read(&mut message).unwrap(), 0, "nothing has changed since");
 }
 
 #[test]
-fn an_end_is_not_missed_among_changes_of_the_configuration() {
+fn changes_of_the_configuration_do_not_hide_a_disconnect() {
     for _ in 0..100 {
         let fixture = Fixture::new();
         let server = fixture.start();
@@ -299,7 +300,8 @@ fn an_end_is_not_missed_among_changes_of_the_configuration() {
     }
 }
 
-/// The service of the next process, and its device, which is told no more than what would be kept.
+/// Resumes the snapshot, with the parts that a service manager would keep, in the service of the
+/// next process and on a new device.
 fn resume(fixture: &Fixture, snapshot: Snapshot) -> (Fixture, Socket) {
     let Snapshot { state, fds } = snapshot;
     let state = serde_json::from_slice(&serde_json::to_vec(&state).unwrap()).unwrap();
@@ -310,7 +312,7 @@ fn resume(fixture: &Fixture, snapshot: Snapshot) -> (Fixture, Socket) {
 }
 
 #[test]
-fn a_client_is_resumed_with_its_rings_where_they_stood_and_the_guest_sees_no_reset() {
+fn a_client_is_resumed_with_its_rings_positions_and_the_guest_sees_no_reset() {
     let fixture = Fixture::new();
     let server = fixture.start();
     let mut front = connect_to(&server);
@@ -336,7 +338,8 @@ fn a_client_is_resumed_with_its_rings_where_they_stood_and_the_guest_sees_no_res
     assert_eq!(next.device.events(), [start(0, 5), start(2, 43)]);
     assert!(next.device.memory_of(0).read_array::<8>(GuestAddress(MEGABYTE - 8), &mut Default::default()).is_ok());
     front.stream().write_all(&bytes[14..]).unwrap();
-    // The negotiated features count: one that was not offered is still refused, and a reset takes the rings.
+    // The negotiated features hold: a feature that was not offered is still refused, and a reset
+    // takes the rings.
     assert_eq!(ask(&mut front, vring(Request::GetVringBase, 2, 0)), Body::VringState(VringState { index: 2, num: 43 }));
     assert_eq!(next.device.events(), [Event::SetCall { index: 0, call: true }, Event::Stop { index: 2 }]);
     assert_eq!(ask(&mut front, number(Request::SetFeatures, 1 << 63).needing_reply()), Body::U64(1));
@@ -345,7 +348,7 @@ fn a_client_is_resumed_with_its_rings_where_they_stood_and_the_guest_sees_no_res
 }
 
 #[test]
-fn a_client_whose_device_is_broken_or_another_one_is_not_handed_over() {
+fn a_client_of_a_broken_or_another_device_is_not_handed_over() {
     let fixture = Fixture::new();
     let server = fixture.start();
     let mut front = connect_to(&server);
@@ -361,6 +364,6 @@ fn a_client_whose_device_is_broken_or_another_one_is_not_handed_over() {
     snapshot.state.session.insert("offered".to_owned(), 1.into());
     let (next, server) = resume(&fixture, snapshot);
     assert!(hung_up(&front) && next.device.running().is_empty());
-    // The next one is served as ever.
+    // The next client is served as usual.
     start_queue(&mut connect_to(&server));
 }

@@ -24,7 +24,7 @@ fn a_message_has_the_layout_of_the_specification() {
 }
 
 #[test]
-fn a_reply_has_no_flag_besides_the_one_that_qemu_accepts() {
+fn a_reply_has_only_the_flag_that_qemu_accepts() {
     let bytes = Message::reply(Request::GetFeatures, Body::U64(1)).to_bytes();
     assert_eq!(bytes[4..8], 0x5_u32.to_ne_bytes());
 }
@@ -57,7 +57,7 @@ fn a_memory_table_of_more_than_eight_regions_is_malformed() {
     let message = |count| Message::request(Request::SetMemTable, Body::MemoryTable(vec![region; count]), Vec::new());
     assert!(parse(&message(8).to_bytes(), fds(8)).is_ok());
     assert!(matches!(parse(&message(9).to_bytes(), fds(8)), Err(MessageError::Malformed { .. })));
-    // A count that the payload does not hold.
+    // A count larger than the payload.
     let mut bytes = message(2).to_bytes();
     bytes[HEADER_BYTES] = 3;
     assert!(matches!(parse(&bytes, fds(3)), Err(MessageError::Malformed { .. })));
@@ -74,7 +74,7 @@ fn every_message_has_its_number_of_descriptors() {
         (Request::RemMemReg, Body::MemoryRegion(region), 0..=1),
         (Request::SetBackendReqFd, Body::Empty, 1..=1),
         (Request::GetFeatures, Body::Empty, 0..=0),
-        // Not served, hence not known.
+        // The server does not know the number for a request that it does not serve.
         (Request::SetInflightFd, Body::Other(vec![1]), 0..=8),
         (Request::Unknown(99), Body::Other(Vec::new()), 0..=8),
     ];
@@ -88,12 +88,12 @@ fn every_message_has_its_number_of_descriptors() {
 }
 
 #[test]
-fn a_configuration_access_may_come_with_room_to_spare() {
+fn a_configuration_access_may_be_longer_than_its_size() {
     let config = ConfigSpace { offset_bytes: 32, flags: 0, data: vec![1] };
     let mut bytes = Message::request(Request::SetConfig, Body::Config(config.clone()), Vec::new()).to_bytes();
     bytes.extend_from_slice(&[0; MAX_CONFIG_BYTES - 1]);
     assert_eq!(parse(&bytes, Vec::new()).unwrap().body, Body::Config(config));
-    // And never with less than it says, or beyond the limit.
+    // But never shorter than its size, or above the limit.
     bytes[HEADER_BYTES + 4..][..4].copy_from_slice(&257_u32.to_ne_bytes());
     assert!(parse(&bytes, Vec::new()).is_err());
     bytes[HEADER_BYTES + 4..][..4].copy_from_slice(&256_u32.to_ne_bytes());
@@ -103,7 +103,7 @@ fn a_configuration_access_may_come_with_room_to_spare() {
 }
 
 #[test]
-fn requests_keep_their_code_and_have_their_name() {
+fn requests_keep_their_code_and_have_a_name() {
     for code in 0..64 {
         assert_eq!(Request::from_code(code).code(), code);
     }
@@ -141,7 +141,7 @@ fn request_and_body() -> impl Strategy<Value = (Request, Body)> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_back((request, body) in request_and_body(), need_reply: bool) {
+    fn a_written_message_is_read_back((request, body) in request_and_body(), need_reply: bool) {
         let count = if let Body::MemoryTable(regions) = &body { regions.len() } else { 0 };
         let mut message = Message::request(request, body.clone(), Vec::new());
         message.flags.need_reply = need_reply;
@@ -162,7 +162,7 @@ proptest! {
         let bytes = [header, payload].concat();
         if let Ok(message) = parse(&bytes, fds(fd_count)) {
             prop_assert_eq!(message.request.code(), code);
-            // What was understood can be said again.
+            // A parsed message can be written again.
             prop_assert!(message.to_bytes().len() <= bytes.len());
         }
     }
