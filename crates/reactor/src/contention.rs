@@ -1,20 +1,21 @@
-//! Decides whether a sidecore has its core, from the kernel's accounts of its thread and of the core.
+//! Decides whether a sidecore has its core, from the kernel's accounts of its thread and of the
+//! core.
 //!
-//! A thread that polls uses up its time slice and then waits for a whole one of each thread that shares
-//! its core, while requests lie in the ring. A thread that sleeps runs soon after it is woken. So a
-//! sidecore that shares its core answers sooner if it sleeps between requests.
+//! A thread that polls uses up its time slice and then waits for a whole slice of each thread that
+//! shares its core, while requests wait in the ring. A thread that sleeps runs soon after its
+//! wake-up. So a sidecore that shares its core answers sooner if it sleeps between requests.
 
 use sidecore_units::Nanos;
 
-/// The time over which shares are taken: hundreds of time slices.
+/// The length of a window, over which shares are taken: hundreds of time slices.
 const WINDOW: Nanos = Nanos::from_millis(1_000);
 
-/// A longer time than this between two samples ends the row of windows: the sidecore slept, or the
-/// process was stopped.
+/// A longer time than this between two samples ends the sequence of windows: the sidecore slept, or
+/// the process was stopped.
 const GAP: Nanos = Nanos::from_millis(500);
 
-/// A window is contended if the thread was kept from running for this share of it. A second thread that
-/// is always ready takes a half; bursts of kernel work and of interrupts take less than this.
+/// A window is contended if the thread was kept from running for this share of it. A second thread
+/// that is always ready takes a half; bursts of kernel work and of interrupts take less than this.
 const CONTENDED: f64 = 1.0 / 3.0;
 
 /// The core counts as lost after this many contended windows in a row, so that no burst is enough.
@@ -23,54 +24,55 @@ const WINDOWS_TO_LOSE: u32 = 3;
 /// A window is free if the thread was kept from running for less than this share of it ...
 const FREE_WAIT: f64 = 0.05;
 
-/// ... and if other threads used less than this share of the core: a thread that mostly sleeps hardly
-/// waits, though its neighbours are there.
+/// ... and if other threads used less than this share of the core: a thread that mostly sleeps
+/// hardly waits, though its neighbours are there.
 const FREE_USE: f64 = 0.10;
 
-/// How long a lost core must be free before it counts as regained; twice as long each time that it is
-/// lost again soon after.
+/// The time for which a lost core must be free before it counts as regained; doubled each time that
+/// the core is lost again soon after.
 const HOLD_MIN: Nanos = Nanos::from_millis(2_000);
 
-/// The longest such time.
+/// The upper bound of that time.
 const HOLD_MAX: Nanos = Nanos::from_millis(60_000);
 
-/// A core that is lost within this time after it was regained is lost again soon.
+/// A core that is lost within this time after it was regained counts as lost again soon.
 const SOON: Nanos = Nanos::from_millis(120_000);
 
-/// The kernel's accounts at one moment, all since some fixed time.
+/// The kernel's accounts at one moment. Each duration counts from the same fixed start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CoreSample {
-    /// The moment.
+    /// The moment of the sample.
     pub at: Nanos,
-    /// How long the sidecore's thread was ready to run while other threads ran.
+    /// The time in which the sidecore's thread was ready to run while other threads ran.
     pub waited: Nanos,
-    /// How long the hypervisor below this machine ran something else on the core (steal time).
+    /// The time in which the hypervisor below this machine ran other work on the core (steal time).
     pub stolen: Nanos,
-    /// How long other threads ran on the core; zero if the sidecore is not pinned to one.
+    /// The time in which other threads ran on the core; zero if the sidecore is not pinned.
     pub others: Nanos,
 }
 
-/// A change of whether a sidecore has its core.
+/// A change in the state of a sidecore's core.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum CoreChange {
-    /// The thread was kept from running for this share of the last window, 0 to 1.
+    /// The core is lost: the thread was kept from running for this share of the last window, 0 to
+    /// 1.
     Lost(f64),
     /// The core is free again.
     Regained,
 }
 
-/// Decides it for one sidecore.
+/// Decides for one sidecore whether it has its core.
 #[derive(Debug, Default)]
 pub struct Contention {
     window_start: Option<CoreSample>,
     last_sample: Nanos,
-    /// Contended windows in a row, while the core does not count as lost.
+    /// The number of contended windows in a row, while the core does not count as lost.
     contended: u32,
     is_lost: bool,
-    /// Since when the core has been free, while it counts as lost.
+    /// The time since which the core has been free, while it counts as lost.
     free_since: Option<Nanos>,
     regained_at: Option<Nanos>,
-    /// How long the core must be free; set when it is lost.
+    /// The time for which the core must be free; set when the core is lost.
     hold: Nanos,
 }
 
@@ -81,7 +83,7 @@ impl Contention {
         self.is_lost
     }
 
-    /// Evaluates a sample; returns what it changes.
+    /// Evaluates a sample. Returns the change that it causes.
     pub fn look(&mut self, sample: CoreSample) -> Option<CoreChange> {
         if sample.at.since(self.last_sample) > GAP {
             (self.window_start, self.contended, self.free_since) = (None, 0, None);
@@ -130,8 +132,8 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Samples four times a second of a thread that is kept waiting for `waits`, and of a core that
-    /// other threads use for `others`, in percent of the time.
+    /// Four samples a second of a thread that waits for `waits`, and of a core that other threads
+    /// use for `others`, in percent of the time.
     #[derive(Default)]
     struct Bench {
         contention: Contention,
@@ -152,7 +154,7 @@ mod tests {
             changes
         }
 
-        /// Until the core counts as regained: the seconds that takes while it is free.
+        /// Runs on a free core until it counts as regained. Returns the seconds that this takes.
         fn regain(&mut self) -> u64 {
             let begin = self.sample.at.0;
             while self.contention.is_lost() {
@@ -167,7 +169,7 @@ mod tests {
         let mut bench = Bench::default();
         assert_eq!(bench.run(10, 3, 3), []);
         assert_eq!(bench.run(10, 50, 50), [(13, CoreChange::Lost(0.5))]);
-        // The sidecore sleeps, so it hardly waits; the neighbour is still there.
+        // The sidecore sleeps, so it hardly waits; but the neighbour is still there.
         assert_eq!(bench.run(100, 1, 80), []);
         assert_eq!(bench.run(10, 1, 2), [(122, CoreChange::Regained)]);
         assert_eq!(bench.run(100, 3, 3), []);
@@ -207,7 +209,7 @@ mod tests {
         assert!((60..=61).contains(waits.last().unwrap()), "{waits:?}");
         bench.run(200, 0, 0);
         assert_eq!(bench.run(4, 60, 60).len(), 1);
-        assert!((2..=3).contains(&bench.regain()), "long ago is forgotten");
+        assert!((2..=3).contains(&bench.regain()), "a loss long ago does not count");
     }
 
     #[test]

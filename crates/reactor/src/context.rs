@@ -10,11 +10,11 @@ use crate::port::Ports;
 use crate::{Port, PortId, PortSender};
 
 /// A sidecore's core, one instance of each type that its units share, such as a translation cache,
-/// and the ports through which the units reach each other.
+/// and the ports between the units.
 ///
-/// It belongs to the sidecore's thread and lives as long as its reactor, so sharing through it takes
-/// no lock and no thread local. A test that opens channels of several sidecores on one thread makes
-/// one context for each.
+/// The context belongs to the sidecore's thread and lives as long as its reactor, so sharing
+/// through it takes no lock and no thread local. A test that opens channels of several sidecores on
+/// one thread makes one context for each.
 #[derive(Default)]
 pub struct CoreContext {
     core: Option<CoreId>,
@@ -23,7 +23,8 @@ pub struct CoreContext {
 }
 
 impl CoreContext {
-    /// A context with nothing shared yet, for a sidecore on `core`; `None` if it is not pinned.
+    /// Makes a context without shared instances, for a sidecore on `core`; `None` if it is not
+    /// pinned.
     #[must_use]
     pub fn new(core: Option<CoreId>) -> Self {
         Self { core, ..Self::default() }
@@ -35,12 +36,12 @@ impl CoreContext {
         self.core
     }
 
-    /// This sidecore's `T`: the first call makes it. Looks through all shared types, so a unit calls
-    /// it when it starts and keeps the result.
+    /// Returns this sidecore's `T`, which the first call makes. The call searches all shared types,
+    /// so a unit calls it when it starts and keeps the result.
     #[must_use]
     pub fn shared<T: Default + 'static>(&self) -> Rc<T> {
         let mut shared = self.shared.borrow_mut();
-        let found = shared.iter().find_map(|one| Rc::clone(one).downcast().ok());
+        let found = shared.iter().find_map(|instance| Rc::clone(instance).downcast().ok());
         found.unwrap_or_else(|| {
             let made = Rc::new(T::default());
             shared.push(Rc::clone(&made) as Rc<dyn Any>);
@@ -48,14 +49,14 @@ impl CoreContext {
         })
     }
 
-    /// Opens a port that holds up to `capacity` messages: the end of the unit that receives.
+    /// Opens a port for up to `capacity` messages, and returns its receiving end.
     #[must_use]
     pub fn open_port<M: 'static>(&self, capacity: usize) -> Port<M> {
         self.ports.open(capacity)
     }
 
-    /// A sending end of a port of this core; `None` if it is closed. Looks through all ports, so a
-    /// unit calls it when it learns the name and keeps the result.
+    /// Returns a sending end of a port of this core; `None` if the port is closed. The call
+    /// searches all ports, so a unit calls it when it learns the name and keeps the result.
     #[must_use]
     pub fn connect<M: 'static>(&self, id: PortId<M>) -> Option<PortSender<M>> {
         self.ports.connect(id)

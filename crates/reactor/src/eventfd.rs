@@ -1,5 +1,5 @@
-//! The kernel's counter that one side adds to and the other sleeps on: a kick
-//! or a call in a descriptor.
+//! A counter in the kernel, behind a descriptor, that one thread increments and another waits for:
+//! a kick or a call.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -8,33 +8,33 @@ use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// An eventfd that never makes a sidecore wait, as long as [`EventFd::signal`] is for our own ones.
+/// An eventfd that never makes a sidecore wait, as long as [`EventFd::signal`] is used for this
+/// process's own eventfds only.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A new one, at zero.
+    /// Makes an eventfd, at zero.
     ///
     /// # Errors
-    /// No descriptor is to be had.
+    /// The process has no descriptor left.
     pub fn new() -> io::Result<Self> {
         let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self(fd))
     }
 
-    /// One that a peer has sent, who may have sent anything: only an eventfd
-    /// is accepted, because a write to a full pipe or to a file waits.
+    /// Takes a descriptor that a peer has sent. Only an eventfd is accepted, because a write to a
+    /// full pipe or to a file waits.
     ///
-    /// The open file is shared with the peer, and so is its `O_NONBLOCK`, which
-    /// is set here and which the peer could clear again. Reading does not
-    /// depend on it; to signal one, see [`Signal`](crate::Signal).
+    /// The peer shares the open file, and so its `O_NONBLOCK`, which is set here and which the peer
+    /// could clear again. A read does not depend on the flag; [`Signal`](crate::Signal) signals
+    /// such an eventfd.
     ///
     /// # Errors
-    /// It is something else, or cannot be made non-blocking.
+    /// The descriptor is no eventfd, or cannot be made non-blocking.
     pub fn from_peer(fd: OwnedFd) -> io::Result<Self> {
         let kind = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
-        // Compared whole: a file's name is the peer's choice, but starts with
-        // a slash.
+        // Compared whole: a peer chooses its files' names, but these start with a slash.
         if kind.as_os_str() != "anon_inode:[eventfd]" {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("not an eventfd but {}", kind.display())));
         }
@@ -43,23 +43,23 @@ impl EventFd {
         Ok(Self(fd))
     }
 
-    /// Adds one to the counter, waking whoever sleeps on it.
+    /// Adds one to the counter, and wakes the thread that sleeps on it.
     ///
-    /// A peer that fills the counter *and* clears `O_NONBLOCK` behind our back
-    /// makes this wait, for Linux has no write to an eventfd that would not:
-    /// what a peer has sent is signalled by [`Signal`](crate::Signal).
+    /// A peer that fills the counter *and* clears `O_NONBLOCK` makes this call wait, because Linux
+    /// has no write to an eventfd that would not: a peer's eventfd is signalled by
+    /// [`Signal`](crate::Signal).
     #[inline]
     pub fn signal(&self) {
-        // It can only fail by the counter being full, which wakes as well.
+        // The only error is a full counter, which wakes as well.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Takes the counter's value and sets it to zero.
+    /// Returns the counter's value and sets it to zero.
     #[inline]
     pub fn drain(&self) -> u64 {
         let mut count = [0; 8];
-        // RWF_NOWAIT never waits, whatever the shared file's flags are (the
-        // offset -1 means "as read(2)"). Kernels before 5.8 refuse it here.
+        // RWF_NOWAIT never waits, whatever the shared file's flags are (the offset -1 means "as
+        // read(2)"). Kernels before 5.8 refuse it here.
         let read = rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
         let read = match read {
             Err(Errno::OPNOTSUPP) => rustix::io::read(&self.0, &mut count),
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_clears_nonblock_does_not_make_us_wait_for_its_kick() {
+    fn a_drain_does_not_wait_if_the_peer_clears_nonblock() {
         let theirs = rustix::event::eventfd(0, EventfdFlags::empty()).unwrap();
         let mirror = theirs.try_clone().unwrap();
         let ours = EventFd::from_peer(theirs).unwrap();
@@ -111,9 +111,9 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused_by_name() {
+    fn other_descriptors_are_refused_by_name() {
         let (pipe, _other_end) = rustix::pipe::pipe().unwrap();
-        // The peer chooses the name of this one.
+        // The peer chooses the name of a memfd.
         let file = rustix::fs::memfd_create("anon_inode:[eventfd]", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
         for (fd, name) in [(pipe, "pipe:"), (file, "memfd:"), (epoll, "eventpoll")] {

@@ -1,24 +1,24 @@
-//! How idle time is spent.
+//! The ways to spend idle time.
 
 use sidecore_units::Nanos;
 
-/// What a pollable does when it has nothing to do.
+/// The behaviour of a pollable without work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdleMode {
-    /// Never sleeps: no kick is ever asked for.
+    /// Never sleeps, and never asks for a kick.
     Poll,
     /// Spins for a while after its last work, then sleeps until a kick.
     Adaptive {
-        /// How long it spins.
+        /// The time to spin after the last work.
         spin: Nanos,
     },
-    /// Never spins: each burst of work is announced by a kick. The paper's
-    /// baseline, and the yardstick.
+    /// Never spins: each burst of work is announced by a kick. The paper's baseline, and the
+    /// yardstick.
     Interrupt,
 }
 
 impl IdleMode {
-    /// How long to go on polling after the last work; `None` for ever.
+    /// The time to poll after the last work; `None` for ever.
     #[must_use]
     pub const fn spin(self) -> Option<Nanos> {
         match self {

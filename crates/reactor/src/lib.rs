@@ -1,15 +1,13 @@
 //! The sidecore's loop.
 //!
-//! A [`Reactor`] owns everything that one sidecore polls. [`Reactor::turn`]
-//! is one round of it: deliver mail, give every awake [`Pollable`] a budget of
-//! work in rotation, put to sleep what has been idle for long enough, and, when
-//! nothing is awake any more, block in the one call there is to sleep in
+//! A [`Reactor`] owns everything that one sidecore polls. [`Reactor::turn`] is one round of its
+//! loop: deliver mail, give every awake [`Pollable`] a budget of work in rotation, arm those that
+//! have been idle for long enough, and, when none is awake, block in the only call that sleeps
 //! ([`Sleeper::wait`]).
 //!
-//! Time is an argument and sleeping is a trait, so that the whole loop runs
-//! under a simulated clock in tests. Nothing here allocates, locks or makes a
-//! system call while a pollable is busy, except for a look at the armed ones'
-//! wake-ups every [`GLANCE_INTERVAL`].
+//! Time is an argument and sleeping is a trait, so that the whole loop runs under a simulated clock
+//! in tests. While a pollable is busy, the loop does not allocate, lock or make a system call,
+//! except for a look at the armed pollables' wake-ups every [`GLANCE_INTERVAL`].
 #![forbid(unsafe_code)]
 
 mod contention;

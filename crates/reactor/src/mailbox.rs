@@ -1,8 +1,7 @@
-//! How anything crosses from another thread to a sidecore.
+//! The way from other threads to a sidecore.
 //!
-//! Mail is for the control path: starting, stopping and changing what a
-//! sidecore polls. It is taken once a turn, at the price of one relaxed load
-//! when there is none.
+//! Mail is for the control path: it starts, stops and changes pollables. The reactor takes it once
+//! a turn; an empty mailbox costs one atomic load.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,15 +11,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{EventFd, Reactor};
 
-/// Something to be done on the sidecore's own thread.
+/// A closure that runs on the sidecore's own thread.
 pub type Mail<S> = Box<dyn FnOnce(&mut Reactor<S>) + Send>;
 
 struct Shared<S> {
-    /// True from the sending of mail until it is taken.
+    /// True from the first unread mail until the last one is taken.
     pending: AtomicBool,
     queue: Mutex<VecDeque<Mail<S>>>,
     closed: AtomicBool,
-    /// Readable when there is mail, for a sidecore that sleeps.
+    /// Readable while there is mail, for a sidecore that sleeps.
     wake: EventFd,
 }
 
@@ -31,10 +30,10 @@ impl<S> Shared<S> {
     }
 }
 
-/// The sidecore's end.
+/// The sidecore's end of a mailbox.
 pub struct Mailbox<S>(Arc<Shared<S>>);
 
-/// The sender's end; clone it as often as needed.
+/// A sender's end of a mailbox.
 pub struct Post<S>(Arc<Shared<S>>);
 
 impl<S> Clone for Post<S> {
@@ -43,7 +42,7 @@ impl<S> Clone for Post<S> {
     }
 }
 
-/// The sidecore has stopped; the mail was not delivered.
+/// The error of mail to a stopped sidecore. The mail was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed;
 
@@ -55,10 +54,10 @@ impl std::fmt::Display for Closed {
 
 impl std::error::Error for Closed {}
 
-/// Makes a mailbox and the way to send to it.
+/// Makes a mailbox and its sending end.
 ///
 /// # Errors
-/// No eventfd can be had.
+/// The process has no descriptor left for the eventfd.
 pub fn mailbox<S>() -> io::Result<(Post<S>, Mailbox<S>)> {
     let shared = Arc::new(Shared {
         pending: AtomicBool::new(false),
@@ -70,7 +69,7 @@ pub fn mailbox<S>() -> io::Result<(Post<S>, Mailbox<S>)> {
 }
 
 impl<S> Post<S> {
-    /// Delivers mail by the sidecore's next turn, waking it if it sleeps.
+    /// Delivers mail by the sidecore's next turn, and wakes the sidecore if it sleeps.
     ///
     /// # Errors
     /// [`Closed`] once the reactor is gone.
@@ -89,7 +88,7 @@ impl<S> Post<S> {
 }
 
 impl<S> Mailbox<S> {
-    /// The next mail, `None` if there is none.
+    /// Takes the next mail; `None` if the mailbox is empty.
     #[inline]
     pub(crate) fn take(&self) -> Option<Mail<S>> {
         if !self.0.pending.load(Ordering::Acquire) {
@@ -119,7 +118,7 @@ impl<S> Drop for Mailbox<S> {
             self.0.closed.store(true, Ordering::Relaxed);
             std::mem::take(&mut *queue)
         };
-        // Dropped outside the lock: mail may hold another `Post` of this box.
+        // Dropped outside of the lock: mail may hold another `Post` of this mailbox.
         drop(undelivered);
     }
 }

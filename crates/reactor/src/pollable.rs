@@ -1,4 +1,4 @@
-//! What a reactor polls.
+//! The traits of everything that a reactor polls.
 
 use std::any::Any;
 use std::fmt;
@@ -9,7 +9,7 @@ use sidecore_units::Nanos;
 
 use crate::IdleMode;
 
-/// Names a pollable of type `P` in its reactor: that one alone. Once it has finished, the name is
+/// Names one pollable of type `P` in its reactor. Once the pollable has finished, the name is
 /// invalid, even after another pollable has taken its place.
 pub struct PollableId<P> {
     pub(crate) index: usize,
@@ -23,7 +23,7 @@ impl<P> PollableId<P> {
     }
 }
 
-// Derived, these would ask the same of `P`.
+// A derive would require the same traits of `P`.
 impl<P> Clone for PollableId<P> {
     fn clone(&self) -> Self {
         *self
@@ -38,70 +38,69 @@ impl<P> fmt::Debug for PollableId<P> {
     }
 }
 
-/// A pollable that stops on request and hands its state back. From that state it, or its successor
-/// in another process, resumes.
+/// A pollable that stops on request and returns its state. The pollable, or its successor in
+/// another process, resumes from that state.
 pub trait Unit: Pollable {
-    /// The state that it resumes from, valid while nothing is in flight.
+    /// The state to resume from, valid while nothing is in flight.
     type State: Send + 'static;
 
-    /// Takes no more requests. Once nothing is in flight and guest memory is released, the unit
+    /// Accepts no more requests. Once nothing is in flight and guest memory is released, the unit
     /// finishes and calls `stopped` with its state.
     fn stop(&mut self, stopped: Box<dyn FnOnce(Self::State) + Send>);
 }
 
-/// What one poll found.
+/// The result of one poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polled {
-    /// Nothing to do.
+    /// The pollable had no work.
     Idle,
-    /// This many units of work were done; there may be more.
+    /// The pollable did this many units of work, and may have more.
     Busy(usize),
-    /// It is done for good: the reactor takes it out and calls
-    /// [`Pollable::finish`].
+    /// The pollable has ended: the reactor removes it and calls [`Pollable::finish`].
     Finished,
 }
 
-/// The answer to [`Pollable::arm`].
+/// The result of [`Pollable::arm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
-    /// Notifications are on, and a look after that found nothing: a wake
-    /// descriptor will become readable when there is work.
+    /// Notifications are on, and a look after that found no work: a wake descriptor will become
+    /// readable when work comes.
     Armed,
-    /// Work arrived meanwhile; notifications are off again.
+    /// Work came meanwhile; notifications are off again.
     WorkPending,
-    /// It has to be polled to make progress.
+    /// The pollable makes progress only if it is polled.
     CannotSleep,
 }
 
-/// Something that a sidecore polls: a virtqueue, an NVMe queue pair, a NIC.
+/// A source of work that a sidecore polls: a virtqueue, an NVMe queue pair, a NIC.
 pub trait Pollable: Any {
     /// Does up to `budget` units of work as of `now`. Never blocks.
     fn poll(&mut self, now: Nanos, budget: usize) -> Polled;
 
-    /// How it spends its idle time. Asked once, when a reactor takes it.
+    /// The way to spend idle time. A reactor asks once, when the pollable is added.
     fn idle_mode(&self) -> IdleMode;
 
-    /// Turns its notifications on, *then* looks for work once more: a kick
-    /// between the last poll and now would otherwise be lost.
+    /// Turns notifications on, *then* looks for work once more: otherwise a kick between the last
+    /// poll and this call would be lost.
     fn arm(&mut self) -> Arm;
 
-    /// Turns its notifications off again: it is being polled from now on.
+    /// Turns notifications off again: the pollable is polled from now on.
     fn disarm(&mut self);
 
-    /// Calls `watch` for each descriptor that wakes it. They stay the same
-    /// while it is in the reactor.
+    /// Calls `watch` for each descriptor that wakes the pollable. The descriptors stay the same
+    /// while the pollable is in the reactor.
     fn wake_fds(&self, watch: &mut dyn FnMut(BorrowedFd<'_>));
 
-    /// One of its descriptors is readable; takes note and clears it.
+    /// Clears the wake descriptors: one of them is readable.
     fn on_wake(&mut self);
 
-    /// When it must be polled next though nothing wakes it.
+    /// The time of the next poll, even if no wake descriptor becomes readable.
     fn deadline(&self) -> Option<Nanos>;
 
-    /// Since when it has waited for something that others need a CPU for: the
-    /// kernel's workers, or another thread. Asked about once a millisecond.
+    /// The time since which a request has waited for work that other threads need a CPU for: the
+    /// kernel's workers, or another thread. A reactor asks about once a millisecond.
     fn waits_since(&self) -> Option<Nanos>;
 
-    /// Ends it after [`Polled::Finished`]: the place to hand its state back.
+    /// Ends the pollable after [`Polled::Finished`]: the place to return its state.
     fn finish(self: Box<Self>);
 }

@@ -1,9 +1,9 @@
 //! Ports: bounded queues of messages between the units of one core.
 //!
-//! A unit opens a [`Port`] with the [`CoreContext`](crate::CoreContext) that it is made with and
-//! receives from it when it is polled. Its name, a [`PortId`], is plain data: another thread may
-//! carry it to the unit that sends, which connects once and keeps the [`PortSender`]. Messages take
-//! no lock and, once both ends are set up, no allocation.
+//! A unit opens a [`Port`] with its [`CoreContext`](crate::CoreContext) and receives from it when
+//! it is polled. The port's name, a [`PortId`], is plain data: another thread may carry it to the
+//! unit that sends, which connects once and keeps the [`PortSender`]. Messages take no lock and,
+//! once both ends are set up, no allocation.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -17,8 +17,8 @@ use sidecore_units::Nanos;
 
 use crate::Arm;
 
-/// The number of the next port. No two ports of a process have the same number, so that the name of
-/// a closed port, or of one on another core, reaches none.
+/// The number of the next port. All ports of a process have different numbers, so that the name of
+/// a closed port, or of a port on another core, reaches no port.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// Names a port for messages of type `M`, for the units on its core.
@@ -27,7 +27,7 @@ pub struct PortId<M> {
     of: PhantomData<fn(M)>,
 }
 
-// Derived, these would ask the same of `M`.
+// A derive would require the same traits of `M`.
 impl<M> Clone for PortId<M> {
     fn clone(&self) -> Self {
         *self
@@ -42,10 +42,10 @@ impl<M> fmt::Debug for PortId<M> {
     }
 }
 
-/// The receiving end of a port. Dropping it closes the port.
+/// The receiving end of a port. Its drop closes the port.
 ///
-/// The unit that owns it passes on [`Port::arm`], [`Port::disarm`] and [`Port::deadline`], so that
-/// a message to a unit that sleeps wakes it before the next turn.
+/// The unit that owns it forwards [`Port::arm`], [`Port::disarm`] and [`Port::deadline`], so that a
+/// message to a sleeping unit wakes the unit before the next turn.
 pub struct Port<M> {
     id: PortId<M>,
     queue: Rc<Queue<M>>,
@@ -57,9 +57,9 @@ pub struct PortSender<M>(Rc<Queue<M>>);
 /// A message that was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotSent<M> {
-    /// The port has as many messages as it may have: the receiver has to be polled first.
+    /// The port has reached its capacity: the receiver has to be polled first.
     Full(M),
-    /// The port is closed: the unit that owned it has gone.
+    /// The port is closed: the unit that owned it is gone.
     Closed(M),
 }
 
@@ -67,7 +67,7 @@ struct Queue<M> {
     messages: RefCell<VecDeque<M>>,
     capacity: usize,
     is_open: Cell<bool>,
-    /// The receiver sleeps until a message comes.
+    /// Whether the receiver sleeps until a message comes.
     is_armed: Cell<bool>,
     /// See [`Ports::has_wake`].
     has_wake: Rc<Cell<bool>>,
@@ -77,7 +77,7 @@ struct Queue<M> {
 #[derive(Default)]
 pub(crate) struct Ports {
     open: RefCell<Vec<(u64, Weak<dyn Any>)>>,
-    /// A message has come to a receiver that sleeps.
+    /// Whether a message has come to a receiver that sleeps.
     has_wake: Rc<Cell<bool>>,
 }
 
@@ -105,7 +105,7 @@ impl Ports {
         queue.is_open.get().then_some(PortSender(queue))
     }
 
-    /// Whether a message has come to a receiver that sleeps since this was last asked.
+    /// Whether a message has come to a sleeping receiver since the last call.
     #[inline]
     pub(crate) fn take_wake(&self) -> bool {
         self.has_wake.get() && self.has_wake.replace(false)
@@ -119,26 +119,26 @@ impl<M> Port<M> {
         self.id
     }
 
-    /// The oldest message; `None` if there is none.
+    /// Takes the oldest message.
     #[inline]
     pub fn receive(&self) -> Option<M> {
         self.queue.messages.borrow_mut().pop_front()
     }
 
-    /// Has the next message wake the receiver, unless there are messages already. Part of its
-    /// [`Pollable::arm`](crate::Pollable::arm).
+    /// Makes the next message wake the receiver, unless the port has messages already. Part of the
+    /// receiver's [`Pollable::arm`](crate::Pollable::arm).
     pub fn arm(&self) -> Arm {
         let is_empty = self.queue.messages.borrow().is_empty();
         self.queue.is_armed.set(is_empty);
         if is_empty { Arm::Armed } else { Arm::WorkPending }
     }
 
-    /// Messages wake no receiver from now on: it is polled.
+    /// Ends the wake-ups by messages: the receiver is polled from now on.
     pub fn disarm(&self) {
         self.queue.is_armed.set(false);
     }
 
-    /// Now, while there are messages. Part of the receiver's
+    /// Now, while the port has messages. Part of the receiver's
     /// [`Pollable::deadline`](crate::Pollable::deadline).
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
@@ -156,7 +156,7 @@ impl<M> Drop for Port<M> {
 }
 
 impl<M> PortSender<M> {
-    /// Sends a message; the receiver has it when it is polled next.
+    /// Sends a message. The receiver gets it at its next poll.
     ///
     /// # Errors
     /// See [`NotSent`].
@@ -212,7 +212,7 @@ mod tests {
         sender.send(7).unwrap();
         drop(port);
         assert_eq!(sender.send(8), Err(NotSent::Closed(8)));
-        assert!(core.connect(id).is_none(), "a sender is left of it, but no receiver");
+        assert!(core.connect(id).is_none(), "the port has a sender, but no receiver");
         drop(sender);
         let next = core.open_port::<i32>(1);
         assert!(core.connect(id).is_none(), "the next port is another one");

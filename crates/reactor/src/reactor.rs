@@ -1,4 +1,4 @@
-//! The loop itself.
+//! The loop of a sidecore.
 
 use std::any::Any;
 use std::io;
@@ -9,49 +9,48 @@ use sidecore_units::Nanos;
 
 use crate::{Arm, CoreContext, Mailbox, Pollable, PollableId, Polled, ReactorStats, Sleeper, WakeKey};
 
-/// How often a sidecore that cannot sleep looks whether an armed pollable was
-/// woken: one system call in this time.
+/// The time between two looks at the wake-ups of armed pollables, on a sidecore that cannot sleep.
+/// Each look is one system call.
 pub const GLANCE_INTERVAL: Nanos = Nanos::from_micros(20);
 
-/// How often it looks when none is armed: only to take note of kicks that
-/// guests send unasked.
+/// The time between two such looks when no pollable is armed: only to clear kicks that guests send
+/// without being asked.
 const IDLE_GLANCE_INTERVAL: Nanos = Nanos::from_millis(1);
 
-/// A sidecore whose oldest request has waited for others for so long gives way to
-/// them, and again as often. What the kernel still has to do for a direct write to a
-/// file is done by a worker that is bound to a CPU, perhaps to this one (ext4, xfs:
-/// `iomap_dio_complete_work`); a thread that never blocks can keep it from running for
-/// as long as the scheduler likes, which has been more than ten seconds.
+/// Once a request has waited this long on another thread, the sidecore yields the CPU, at most once
+/// per period. The kernel finishes a direct write to a file in a worker that is bound to a CPU,
+/// perhaps to this one (ext4, xfs: `iomap_dio_complete_work`); a thread that never blocks can keep
+/// that worker from running for as long as the scheduler allows, which has been more than ten
+/// seconds.
 pub const PATIENCE: Nanos = Nanos::from_millis(1);
 
-/// How long it gives way, unless something comes before: the most that a guest's
-/// request waits because of it.
+/// The longest yield, and so the longest delay of a guest's request by a yield.
 pub const YIELD: Nanos = Nanos::from_micros(50);
 
-/// Units of work that a pollable may do before the next one has its turn.
+/// The units of work that a pollable may do before the next pollable is polled.
 const BUDGET: usize = 32;
 
-/// A sidecore that shares its core spins for so long after the last work, and then sleeps between two
-/// looks for at least so long.
+/// The shortest sleep between two looks of a sidecore that shares its core, and the time for which
+/// it spins after the last work.
 const MIN_PAUSE: Nanos = Nanos::from_micros(50);
 
-/// Such a sidecore sleeps for this part of the time that it has been idle: waking up costs tens of
-/// microseconds on a virtual machine, and guests that rest should not be charged for it.
+/// Such a sidecore sleeps for this part of the time that it has been idle: a wake-up costs tens of
+/// microseconds on a virtual machine, and idle guests should not pay for it.
 const IDLE_PER_PAUSE: u64 = 32;
 
-/// Such a sidecore sleeps between two looks for at most so long.
+/// The longest sleep between two looks of such a sidecore.
 const MAX_PAUSE: Nanos = Nanos::from_micros(500);
 
 const MAIL_KEY: WakeKey = WakeKey(u64::MAX);
 
-/// What a turn did.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Something was done.
+    /// A pollable or mail had work.
     Busy,
-    /// Nothing was found to do.
+    /// No work was found.
     Idle,
-    /// The sidecore slept in it.
+    /// The sidecore slept.
     Slept,
 }
 
@@ -64,10 +63,10 @@ enum State {
 struct Entry {
     pollable: Box<dyn Pollable>,
     generation: u64,
-    /// Its idle mode's spin time; `None` if it never sleeps.
+    /// The spin time of the pollable's idle mode; `None` if it never sleeps.
     spin: Option<Nanos>,
     state: State,
-    /// When it last had work; the spin time counts from here.
+    /// The time of the last work. The spin time counts from here.
     last_busy: Nanos,
 }
 
@@ -75,20 +74,19 @@ struct Entry {
 pub struct Reactor<S> {
     context: Rc<CoreContext>,
     entries: Vec<Option<Entry>>,
-    /// How many pollables there have been.
+    /// The number of pollables added so far.
     generation: u64,
-    /// Who is awake, in polling order.
+    /// The entries that are awake, in polling order.
     awake: Vec<usize>,
     armed_count: usize,
-    /// Position in `awake` that the next turn starts from, so that no
-    /// pollable is always first.
+    /// The position in `awake` where the next turn starts, so that no pollable is always first.
     first: usize,
     last_glance: Nanos,
-    /// When the last turn that did something began, until its time is counted.
+    /// The start of the last turn with work, until the turn's time is counted.
     busy_since: Option<Nanos>,
     /// See [`Reactor::set_without_core`].
     without_core: bool,
-    /// When it was last considered whether to give way.
+    /// The time of the last decision whether to yield.
     last_yield: Nanos,
     sleeper: S,
     mailbox: Mailbox<S>,
@@ -97,7 +95,7 @@ pub struct Reactor<S> {
 }
 
 impl<S: Sleeper> Reactor<S> {
-    /// A reactor with nothing to poll, whose pollables share `context`.
+    /// Makes a reactor without pollables. Pollables share `context`.
     ///
     /// # Errors
     /// The sleeper cannot watch the mailbox.
@@ -121,7 +119,7 @@ impl<S: Sleeper> Reactor<S> {
         })
     }
 
-    /// What the pollables here share.
+    /// The state that the pollables share.
     #[must_use]
     pub fn context(&self) -> &Rc<CoreContext> {
         &self.context
@@ -133,22 +131,22 @@ impl<S: Sleeper> Reactor<S> {
         Arc::clone(&self.stats)
     }
 
-    /// How many pollables there are.
+    /// The number of pollables.
     #[must_use]
     pub fn len(&self) -> usize {
         self.awake.len() + self.armed_count
     }
 
-    /// Whether there are none.
+    /// Whether the reactor has no pollables.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Starts to poll `pollable`, awake.
+    /// Adds `pollable`, awake.
     ///
     /// # Errors
-    /// One of its wake descriptors cannot be watched; it is dropped then.
+    /// One of its wake descriptors cannot be watched; the pollable is dropped then.
     pub fn add<P: Pollable>(&mut self, pollable: P) -> io::Result<PollableId<P>> {
         let index = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
         let mut result = Ok(());
@@ -178,8 +176,8 @@ impl<S: Sleeper> Reactor<S> {
         Ok(PollableId::new(index, generation))
     }
 
-    /// Access to a pollable, which is awake from now on: what is changed about
-    /// it may mean work. `None` if it has finished.
+    /// Returns a pollable, which is awake from now on: a change may cause work. `None` if the
+    /// pollable has finished.
     pub fn get_mut<P: Pollable>(&mut self, id: PollableId<P>) -> Option<&mut P> {
         if self.entries.get(id.index)?.as_ref()?.generation != id.generation {
             return None;
@@ -189,20 +187,21 @@ impl<S: Sleeper> Reactor<S> {
         pollable.downcast_mut()
     }
 
-    /// Sets whether other threads keep the sidecore from running. While they do, the sidecore sleeps
-    /// for moments when it finds nothing to do, so that the scheduler lets it run soon after each: a
-    /// thread that spins waits for whole time slices of the others. Notifications stay off, because a
-    /// guest of a pollable with [`IdleMode::Poll`](crate::IdleMode::Poll) is promised that it never kicks.
+    /// Sets whether other threads keep the sidecore from running. While they do, a sidecore without
+    /// work sleeps for short times, so that the scheduler lets it run soon after each: a thread
+    /// that spins waits for whole time slices of the others. Notifications stay off, because a
+    /// guest of a pollable with [`IdleMode::Poll`](crate::IdleMode::Poll) is promised that it never
+    /// kicks.
     pub fn set_without_core(&mut self, without_core: bool) {
         self.without_core = without_core;
     }
 
-    /// One round: mail, work, idleness, sleep.
+    /// Runs one round: mail, work, idleness, sleep.
     ///
-    /// `clock` is asked again after a sleep, because time passes in it.
+    /// `clock` is read again after a sleep, because time passes in it.
     ///
     /// # Errors
-    /// The sleeper's.
+    /// The sleeper's error.
     pub fn turn(&mut self, clock: &mut impl FnMut() -> Nanos) -> io::Result<Turn> {
         let now = clock();
         self.count_busy(now);
@@ -244,26 +243,26 @@ impl<S: Sleeper> Reactor<S> {
         Ok(if busy { Turn::Busy } else { Turn::Idle })
     }
 
-    /// Counts the time of a turn that did something and that ended at `now`: with the next
-    /// turn's look at the clock, so that no turn needs another.
+    /// Counts the time of a turn with work that ended at `now`: with the next turn's reading of the
+    /// clock, so that no turn needs a second one.
     fn count_busy(&mut self, now: Nanos) {
         if let Some(since) = self.busy_since.take() {
             self.stats.busy_ns.add(now.since(since).0);
         }
     }
 
-    /// Whether it is time to give way to those that somebody here waits for.
+    /// Whether a request here has waited too long on another thread, so that the sidecore yields.
     fn waits_in_vain(&mut self, now: Nanos) -> bool {
         if now.since(self.last_yield) < PATIENCE {
             return false;
         }
         self.last_yield = now;
         let mut waiting = self.entries.iter().flatten().filter_map(|entry| entry.pollable.waits_since());
-        let in_vain = waiting.any(|since| now.since(since) >= PATIENCE);
-        if in_vain {
+        let is_due = waiting.any(|since| now.since(since) >= PATIENCE);
+        if is_due {
             self.stats.yields.add(1);
         }
-        in_vain
+        is_due
     }
 
     fn poll_awake(&mut self, now: Nanos) -> bool {
@@ -284,10 +283,10 @@ impl<S: Sleeper> Reactor<S> {
                     entry.last_busy = now;
                     busy = true;
                 }
-                Polled::Idle => changed |= entry.rest(now),
+                Polled::Idle => changed |= entry.arm_if_idle(now),
                 Polled::Finished => {
                     let slot = self.entries.get_mut(index).and_then(Option::take);
-                    // Before `finish`: a thread that waits for it may read the gauge next.
+                    // Before `finish`: a thread that waits for `finish` may read the gauge next.
                     self.stats.queues.set(self.entries.iter().flatten().count() as u64);
                     if let Some(entry) = slot {
                         let sleeper = &mut self.sleeper;
@@ -307,7 +306,7 @@ impl<S: Sleeper> Reactor<S> {
         busy
     }
 
-    /// Brings `awake` and `armed_count` in line with the entries' states.
+    /// Recomputes `awake` and `armed_count` from the entries' states.
     fn recount(&mut self) {
         let entries = &self.entries;
         let state = |index: usize| entries.get(index)?.as_ref().map(|entry| entry.state);
@@ -326,8 +325,8 @@ impl<S: Sleeper> Reactor<S> {
         }
     }
 
-    /// Everything has been armed and has been looked at once more since: only
-    /// a descriptor or a deadline can bring work now.
+    /// Sleeps. All pollables are armed and have looked for work once more: only a descriptor or a
+    /// deadline can bring work now.
     fn sleep(&mut self, turn_began: Nanos, clock: &mut impl FnMut() -> Nanos) -> io::Result<Turn> {
         let now = if self.busy_since.is_some() { clock() } else { turn_began };
         self.count_busy(now);
@@ -337,8 +336,8 @@ impl<S: Sleeper> Reactor<S> {
         let woken_at = clock();
         self.stats.asleep_ns.add(woken_at.since(now).0);
         self.wake_overdue(woken_at);
-        // Spin time counts from the wake-up, or an adaptive pollable that was
-        // woken for nothing would spin on from its last work for no time.
+        // The spin time counts from the wake-up. Otherwise an adaptive pollable with a false
+        // wake-up would not spin at all, because its last work is too long ago.
         for &index in &self.awake {
             if let Some(Some(entry)) = self.entries.get_mut(index) {
                 entry.last_busy = woken_at;
@@ -347,13 +346,14 @@ impl<S: Sleeper> Reactor<S> {
         Ok(Turn::Slept)
     }
 
-    /// How long every pollable that is awake has been idle.
+    /// The time for which all pollables that are awake have been idle.
     fn idle_time(&self, now: Nanos) -> Nanos {
         let awake = self.awake.iter().filter_map(|&index| self.entries.get(index)?.as_ref());
         awake.map(|entry| now.since(entry.last_busy)).min().unwrap_or_default()
     }
 
-    /// Sleeps until a wake-up or a deadline, but not for long: some pollables are not armed.
+    /// Sleeps until a wake-up or a deadline, but only for a short time: some pollables are not
+    /// armed.
     fn pause(&mut self, now: Nanos, idle: Nanos, clock: &mut impl FnMut() -> Nanos) -> io::Result<Turn> {
         let pause = Nanos(idle.0 / IDLE_PER_PAUSE).clamp(MIN_PAUSE, MAX_PAUSE);
         let timeout = self.next_deadline().map_or(pause, |deadline| deadline.since(now).min(pause));
@@ -413,8 +413,8 @@ impl<S> Drop for Reactor<S> {
 }
 
 impl Entry {
-    /// Puts it to sleep if it has been idle for long enough; whether it was.
-    fn rest(&mut self, now: Nanos) -> bool {
+    /// Arms the pollable if it has been idle for its spin time. Returns whether it was armed.
+    fn arm_if_idle(&mut self, now: Nanos) -> bool {
         let Some(spin) = self.spin else {
             return false;
         };

@@ -1,4 +1,4 @@
-//! Waking a peer that is not trusted.
+//! Waking an untrusted peer.
 
 use std::fmt;
 use std::io;
@@ -6,25 +6,27 @@ use std::os::fd::BorrowedFd;
 
 use crate::EventFd;
 
-/// What wakes a peer: a call, or an interrupt. Each has one owner, which needs no lock to signal.
+/// A way to wake a peer: a call, or an interrupt. Each signal has one owner, and needs no lock.
 pub trait Signal: Send + fmt::Debug {
-    /// Adds one to the peer's counter, waking whoever sleeps on it; nothing if the counter is full, which has woken them.
-    /// Allocates nothing.
+    /// Adds one to the peer's counter and wakes the peer; has no effect if the counter is full,
+    /// because then the peer is awake. Does not allocate.
     fn signal(&mut self);
 }
 
-/// Makes a signal of what a peer has sent, which is refused unless it is an eventfd. What it has sent is not needed any
-/// longer after that.
+/// Makes a signal from a peer's descriptor, which is refused unless it is an eventfd. The caller
+/// may close the descriptor afterwards.
 ///
-/// Sidecores and shared threads need one whose `signal` never waits, whatever the peer does to its eventfd: Linux has that
-/// (`sidecore_linux::peer_event`). [`EventFd::peer_signal`] makes one for tests and simulations.
+/// Sidecores and shared threads need a signal whose `signal` never waits, even if the peer changes
+/// its eventfd: Linux has that (`sidecore_linux::peer_event`). [`EventFd::peer_signal`] makes a
+/// signal for tests and simulations.
 pub type MakeSignal = fn(BorrowedFd<'_>) -> io::Result<Box<dyn Signal>>;
 
 impl EventFd {
-    /// A signal by write: it waits if the peer has filled its counter and made it blocking.
+    /// Makes a signal that writes: it waits if the peer has filled its counter and made it
+    /// blocking.
     ///
     /// # Errors
-    /// It is no eventfd, or there is no descriptor for it.
+    /// The descriptor is no eventfd, or the process has no descriptor left.
     pub fn peer_signal(fd: BorrowedFd<'_>) -> io::Result<Box<dyn Signal>> {
         Ok(Box::new(Self::from_peer(fd.try_clone_to_owned()?)?))
     }

@@ -1,18 +1,17 @@
-//! The one call that a sidecore sleeps in.
+//! The only call in which a sidecore sleeps.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
 use sidecore_units::Nanos;
 
-/// What a descriptor belongs to, from [`Sleeper::watch`] to
-/// [`Sleeper::wait`].
+/// Identifies a descriptor's owner, from [`Sleeper::watch`] to [`Sleeper::wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WakeKey(pub u64);
 
 /// Waits for descriptors: epoll on Linux, a script in tests.
 pub trait Sleeper {
-    /// Wakes for `fd` being readable, level-triggered, and reports `key`.
+    /// Watches `fd` for being readable, level-triggered; [`wait`](Self::wait) reports it as `key`.
     ///
     /// # Errors
     /// The kernel refuses the descriptor.
@@ -21,13 +20,13 @@ pub trait Sleeper {
     /// Stops watching `fd`, which is still open.
     ///
     /// # Errors
-    /// It was not watched.
+    /// The descriptor was not watched.
     fn unwatch(&mut self, fd: BorrowedFd<'_>) -> io::Result<()>;
 
-    /// Blocks for at most `timeout` (`None`: for ever) until a watched
-    /// descriptor is readable, and appends the keys of those that are.
+    /// Blocks for at most `timeout` (`None`: for ever) until a watched descriptor is readable, and
+    /// appends the keys of all readable descriptors.
     ///
     /// # Errors
-    /// The kernel's; an interrupted wait is not an error but an empty answer.
+    /// The kernel's error. An interrupted wait is no error, and reports no descriptor.
     fn wait(&mut self, timeout: Option<Nanos>, woken: &mut Vec<WakeKey>) -> io::Result<()>;
 }

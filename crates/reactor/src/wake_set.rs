@@ -19,15 +19,15 @@ impl WakeSet {
         Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
     }
 
-    /// Adds a member. It stays one until it is removed or closed.
+    /// Adds a member, until it is removed or closed.
     ///
     /// # Errors
-    /// The kernel has no memory for it, or it is a member already.
+    /// The kernel has no memory left, or `member` is in the set already.
     pub fn add(&self, member: BorrowedFd<'_>) -> io::Result<()> {
         Ok(epoll::add(&self.0, member, EventData::new_u64(0), EventFlags::IN)?)
     }
 
-    /// Removes a member. What is not a member is ignored.
+    /// Removes a member. A descriptor that is not a member is ignored.
     pub fn remove(&self, member: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.0, member);
     }

@@ -15,7 +15,7 @@ use sidecore_units::Nanos;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Sleeps in no time, and notes for how long at most it would have.
+/// A sleeper that returns at once, and records the timeouts.
 struct Sleepless(Rc<RefCell<Vec<Option<Nanos>>>>);
 
 impl Sleeper for Sleepless {
@@ -121,7 +121,7 @@ impl Sidecore {
 }
 
 #[test]
-fn two_units_exchange_messages_and_allocate_none_of_them() {
+fn two_units_exchange_messages_without_an_allocation() {
     let mut sidecore = Sidecore::new();
     let core = Rc::clone(sidecore.reactor.context());
     let (mut one, mut other) = (Adder::new(&core, IdleMode::Poll), Adder::new(&core, IdleMode::Poll));
@@ -157,7 +157,7 @@ fn a_message_wakes_a_unit_that_sleeps_beside_one_that_polls() {
         first.send(number).unwrap();
         sidecore.turn();
         sidecore.turn();
-        assert_eq!(seen.get(), number + 1, "it has the message by the turn after the one that sent it");
+        assert_eq!(seen.get(), number + 1, "the message arrives by the turn after the one that sent it");
         sidecore.turn();
     }
     let elapsed_us = sidecore.now / 1_000;
@@ -174,7 +174,7 @@ fn a_sidecore_with_a_message_to_deliver_does_not_sleep() {
     sidecore.reactor.add(one).unwrap();
     sidecore.reactor.add(other).unwrap();
     assert_eq!(sidecore.turn(), Turn::Slept);
-    assert_eq!(sidecore.timeouts.take(), [None], "for as long as it takes");
+    assert_eq!(sidecore.timeouts.take(), [None], "without a timeout");
     first.send(1).unwrap();
     for _ in 0..3 {
         assert_ne!(sidecore.turn(), Turn::Slept);
@@ -183,7 +183,7 @@ fn a_sidecore_with_a_message_to_deliver_does_not_sleep() {
 }
 
 #[test]
-fn a_unit_learns_that_its_neighbour_has_gone_and_meets_no_other() {
+fn a_unit_learns_that_its_neighbour_is_gone_and_reaches_no_other() {
     let mut sidecore = Sidecore::new();
     let core = Rc::clone(sidecore.reactor.context());
     let (mut sends, mut goes) = (Adder::new(&core, IdleMode::Poll), Adder::new(&core, IdleMode::Poll));

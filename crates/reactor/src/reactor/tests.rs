@@ -11,7 +11,7 @@ use crate::{CoreContext, IdleMode, Mail, mailbox};
 #[derive(Default)]
 struct World {
     now: Cell<u64>,
-    /// What each sleep is woken by, and how long it lasts at most.
+    /// For each sleep, its longest time and the keys that wake it.
     wakes: RefCell<VecDeque<(u64, Vec<WakeKey>)>>,
     timeouts: RefCell<Vec<Option<Nanos>>>,
     log: RefCell<Vec<String>>,
@@ -67,8 +67,8 @@ impl Worker {
             fd: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap(),
         }
     }
-    fn log(&self, what: &str) {
-        self.world.log.borrow_mut().push(format!("{} {what}", self.name));
+    fn log(&self, event: &str) {
+        self.world.log.borrow_mut().push(format!("{} {event}", self.name));
     }
 }
 
@@ -169,7 +169,7 @@ fn adaptive_spins_then_arms_then_sleeps_until_woken() {
 }
 
 #[test]
-fn without_its_core_a_sidecore_pauses_between_looks_and_asks_for_no_kick() {
+fn without_its_core_a_sidecore_pauses_between_polls_and_asks_for_no_kick() {
     let mut bench = Bench::new();
     let worker = Worker::new(&bench.world, "p", IdleMode::Poll);
     let work = Rc::clone(&worker.work);
@@ -187,8 +187,8 @@ fn without_its_core_a_sidecore_pauses_between_looks_and_asks_for_no_kick() {
     work.set(1);
     assert_eq!(bench.turn(1), Turn::Busy);
     bench.reactor.set_without_core(false);
-    assert_eq!(bench.turn(10 * MIN_PAUSE.0), Turn::Idle, "it has its core again");
-    assert_eq!(bench.log(), ["p did 1", "p did 1"], "it was never armed");
+    assert_eq!(bench.turn(10 * MIN_PAUSE.0), Turn::Idle, "the sidecore has its core again");
+    assert_eq!(bench.log(), ["p did 1", "p did 1"], "the pollable was never armed");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn a_pause_ends_at_a_deadline_and_at_a_kick_of_a_neighbour() {
 }
 
 #[test]
-fn work_that_arrives_while_arming_is_not_slept_over() {
+fn the_reactor_does_not_sleep_if_work_arrives_while_arming() {
     let mut bench = Bench::new();
     let mut worker = Worker::new(&bench.world, "a", IdleMode::Interrupt);
     worker.races = 1;
@@ -218,7 +218,7 @@ fn work_that_arrives_while_arming_is_not_slept_over() {
 }
 
 #[test]
-fn one_that_polls_keeps_the_core_but_not_its_neighbours_awake() {
+fn a_polling_unit_keeps_the_core_awake_but_not_its_neighbours() {
     let mut bench = Bench::new();
     let poller = Worker::new(&bench.world, "p", IdleMode::Poll);
     let sleeper = Worker::new(&bench.world, "s", IdleMode::Interrupt);
@@ -234,14 +234,14 @@ fn one_that_polls_keeps_the_core_but_not_its_neighbours_awake() {
 }
 
 #[test]
-fn one_that_waits_in_vain_gives_way_now_and_then() {
+fn a_request_that_waits_on_another_thread_makes_the_sidecore_yield() {
     let mut bench = Bench::new();
     let poller = Worker::new(&bench.world, "p", IdleMode::Poll);
     let waits_since = Rc::clone(&poller.waits_since);
     bench.reactor.add(poller).unwrap();
     let timeouts = |bench: &Bench| std::mem::take(&mut *bench.world.timeouts.borrow_mut());
     bench.turn(PATIENCE.0);
-    assert_eq!(timeouts(&bench), [Some(Nanos::ZERO)], "it waits for nobody");
+    assert_eq!(timeouts(&bench), [Some(Nanos::ZERO)], "no request waits");
 
     waits_since.set(Some(Nanos(bench.world.now.get() + 1)));
     bench.turn(PATIENCE.0);
@@ -253,7 +253,7 @@ fn one_that_waits_in_vain_gives_way_now_and_then() {
     assert_eq!(timeouts(&bench), [Some(YIELD)], "once in that time");
     assert_eq!(bench.reactor.stats().yields.get(), 2);
 
-    // Also for one that sleeps, while another keeps the sidecore awake.
+    // Also for a pollable that sleeps, while another one keeps the sidecore awake.
     let sleeper = Worker::new(&bench.world, "s", IdleMode::Interrupt);
     let armed_waits_since = Rc::clone(&sleeper.waits_since);
     waits_since.set(None);
@@ -267,12 +267,12 @@ fn one_that_waits_in_vain_gives_way_now_and_then() {
 }
 
 #[test]
-fn busy_time_is_the_time_of_turns_that_did_something_and_not_their_number() {
+fn busy_time_is_the_time_of_turns_with_work_and_not_their_number() {
     let mut bench = Bench::new();
     let worker = Worker::new(&bench.world, "a", IdleMode::Poll);
     let work = Rc::clone(&worker.work);
     bench.reactor.add(worker).unwrap();
-    // A fifth of the time is work: one long turn, and eight thousand short ones that find nothing.
+    // A fifth of the time is work: one long turn, and eight thousand short turns without work.
     work.set(1);
     assert_eq!(bench.turn(0), Turn::Busy);
     bench.turn(200_000);
@@ -322,7 +322,7 @@ fn a_deadline_ends_the_sleep_and_wakes_its_owner() {
 }
 
 #[test]
-fn a_flood_on_one_leaves_the_others_their_turn() {
+fn a_flood_on_one_pollable_does_not_delay_the_others() {
     let mut bench = Bench::new();
     let flood = Worker::new(&bench.world, "flood", IdleMode::Poll);
     let other = Worker::new(&bench.world, "other", IdleMode::Poll);
@@ -337,7 +337,7 @@ fn a_flood_on_one_leaves_the_others_their_turn() {
 }
 
 #[test]
-fn the_rotation_starts_with_another_one_each_turn() {
+fn each_turn_starts_with_another_pollable() {
     let mut bench = Bench::new();
     let mut works = Vec::new();
     for name in ["a", "b", "c"] {
