@@ -1,6 +1,6 @@
-//! The control API: HTTP/1.1 over a Unix socket. Here is the only async runtime, on a thread of its own, where nothing
-//! that it does can hold a sidecore up; what may wait for a disk is done on threads beside it, so that it holds up no
-//! other question either.
+//! The control API: HTTP/1.1 over a Unix socket. The only async runtime of the project is here, on
+//! a thread of its own, where it cannot delay a sidecore; work that may wait for a disk runs on
+//! other threads, so that it delays no other request.
 
 mod answer;
 mod connections;
@@ -34,7 +34,7 @@ use tokio::sync::oneshot;
 
 use crate::{Source, metrics};
 
-use answer::{Refusal, apart, body};
+use answer::{Refusal, body, off_thread};
 use connections::Limits;
 
 pub use new_device::NewDevice;
@@ -57,9 +57,9 @@ pub struct Sidecores {
 /// The answer to `GET /v1/controllers`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Controllers {
-    /// In the order of the configuration.
+    /// The open controllers, in the order of the configuration.
     pub controllers: Vec<ControllerReport>,
-    /// Those that are not open, in the same order.
+    /// The controllers that are not open, in the same order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub closed: Vec<ClosedControllerReport>,
 }
@@ -67,20 +67,19 @@ pub struct Controllers {
 /// The answer to `GET /v1/controllers/{controller}/volumes`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Volumes {
-    /// In the order in which they were made.
+    /// In the order of their creation.
     pub volumes: Vec<VolumeReport>,
 }
 
-/// Changes that are made side by side; more of them wait for their turn.
+/// The largest number of changes in progress; further changes wait.
 const CHANGES_AT_ONCE: usize = 16;
 
-/// The metrics do without controllers that take longer than this to answer.
+/// The time limit for the controllers' metrics, which are left out after it.
 const REPORT_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Connections that may wait to be accepted.
+/// The number of connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// The paths there are.
 pub(crate) const DEVICES_PATH: &str = "/v1/devices";
 pub(crate) const SIDECORES_PATH: &str = "/v1/sidecores";
 pub(crate) const STATS_PATH: &str = "/v1/stats";
@@ -88,15 +87,15 @@ pub(crate) const CONTROLLERS_PATH: &str = "/v1/controllers";
 pub(crate) const OPENAPI_PATH: &str = "/openapi.json";
 pub(crate) const METRICS_PATH: &str = "/metrics";
 
-/// The control API's socket. Binding it comes before anything else that a daemon starts, because that is how a second
-/// daemon of the same configuration finds out.
+/// The control API's socket. A daemon binds it before it starts anything else, because a second
+/// daemon of the same configuration fails here.
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
     file: Removed,
 }
 
-/// Removes the socket's file in the end.
+/// Removes the socket's file when dropped.
 #[derive(Debug)]
 struct Removed(SocketFile);
 
@@ -106,28 +105,29 @@ impl Drop for Removed {
     }
 }
 
-/// Why the control socket cannot be had.
+/// The reason why the control socket cannot be bound.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// Another daemon has it.
+    /// Another daemon serves the socket.
     #[error("another sidecored is serving {}; stop it, or choose another `control_socket`", .0.display())]
     Taken(PathBuf),
-    /// It cannot be said whose it is.
+    /// The socket's owner or group is not an account of this machine.
     #[error("the control socket: {0}")]
     Account(#[from] AccountError),
-    /// The kernel refuses.
+    /// A system call failed.
     #[error("cannot listen on the control socket {}: {error}", path.display())]
     Refused {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// Why.
+        /// The error of the system call.
         error: io::Error,
     },
 }
 
 impl Socket {
-    /// Makes the socket, in place of one that nobody listens on any more. Whom `access` names may connect, and so delete volumes.
+    /// Binds the socket, in place of one without a listener. The users of `access` may connect, and
+    /// so may delete volumes.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -142,7 +142,7 @@ impl Socket {
     }
 }
 
-/// The running API. Dropping it ends it and removes the socket.
+/// The running API. Its drop ends the API and removes the socket.
 #[derive(Debug)]
 pub struct Api {
     stop: Option<oneshot::Sender<()>>,
@@ -151,11 +151,11 @@ pub struct Api {
 }
 
 impl Api {
-    /// Answers on `socket` with what `source` says. Takes SIGTERM and SIGINT over from the kernel's default, and calls
-    /// `signalled` for each from now on.
+    /// Serves the reports of `source` on `socket`. From now on SIGTERM and SIGINT call `signalled`,
+    /// instead of the kernel's default action.
     ///
     /// # Errors
-    /// No thread or no event loop can be had.
+    /// The thread or the event loop cannot be made.
     pub fn start(
         socket: Socket,
         source: Arc<dyn Source>,
@@ -218,7 +218,7 @@ fn router(source: Arc<dyn Source>) -> Router {
     routes::router().fallback(unknown).method_not_allowed_fallback(wrong_method).with_state(source)
 }
 
-/// `GET /openapi.json`.
+/// Serves `GET /openapi.json`.
 async fn openapi() -> Json<serde_json::Value> {
     Json(document::document())
 }
@@ -236,8 +236,8 @@ async fn add_device(
         source.add_device(&device, store.as_ref())?;
         Ok(source.devices().into_iter().find(|report| report.name == device.name))
     };
-    let report = apart(add).await?;
-    let gone = || Refusal::not_found("the device was added, and removed again by somebody else");
+    let report = off_thread(add).await?;
+    let gone = || Refusal::not_found("the device was added, and removed again by another client");
     Ok((StatusCode::CREATED, Json(report.ok_or_else(gone)?)))
 }
 
@@ -245,14 +245,14 @@ async fn remove_device(
     State(source): State<Arc<dyn Source>>,
     UrlPath(device): UrlPath<String>,
 ) -> Result<StatusCode, Refusal> {
-    apart(move || source.remove_device(&device)).await.map(|()| StatusCode::NO_CONTENT)
+    off_thread(move || source.remove_device(&device)).await.map(|()| StatusCode::NO_CONTENT)
 }
 
 async fn accept_loss(
     State(source): State<Arc<dyn Source>>,
     UrlPath(device): UrlPath<String>,
 ) -> Result<StatusCode, Refusal> {
-    apart(move || source.accept_loss(&device)).await.map(|()| StatusCode::NO_CONTENT)
+    off_thread(move || source.accept_loss(&device)).await.map(|()| StatusCode::NO_CONTENT)
 }
 
 async fn sidecores(State(source): State<Arc<dyn Source>>) -> Json<Sidecores> {
@@ -275,8 +275,8 @@ async fn prometheus(
         let source = Arc::clone(&source);
         move || Ok::<_, Refusal>(source.controllers().iter().map(|controller| controller.report()).collect())
     };
-    // A controller that hangs must not hide what the others and the sidecores do.
-    let controllers: Vec<ControllerReport> = match tokio::time::timeout(REPORT_PATIENCE, apart(reports)).await {
+    // A controller that hangs must not hide the metrics of others.
+    let controllers: Vec<ControllerReport> = match tokio::time::timeout(REPORT_PATIENCE, off_thread(reports)).await {
         Ok(Ok(controllers)) => controllers,
         Ok(Err(_)) | Err(_) => Vec::new(),
     };

@@ -1,4 +1,4 @@
-//! Asks a running daemon over its control API. Blocking, for command lines and tests.
+//! A client of the control API of a running daemon. Blocking, for command lines and tests.
 
 mod volumes;
 
@@ -17,69 +17,70 @@ use tokio::net::UnixStream;
 
 use crate::api::{DEVICES_PATH, Devices, METRICS_PATH, NewDevice, SIDECORES_PATH, STATS_PATH, Sidecores};
 
-/// A daemon that does not answer a question in this time has a problem that waiting will not solve.
+/// The time limit of a request: a daemon that takes longer has a problem that waiting will not
+/// solve.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The same for what may wait for a disk.
+/// The time limit of a request that may wait for a disk.
 const DISK_PATIENCE: Duration = Duration::from_secs(120);
 
-/// The same for what reads all of a disk's metadata.
+/// The time limit of a request that reads all of a disk's metadata.
 const LONG_PATIENCE: Duration = Duration::from_secs(3600);
 
-/// More than the largest daemon has to say.
+/// Larger than the answer of the largest daemon.
 const ANSWER_MAX_BYTES: usize = 64 << 20;
 
-/// Why a question got no answer. The messages say what to do.
+/// The reason why a request failed. The messages name the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No process listens on the socket.
     #[error(
         "no sidecored is listening on {}; start one with `sidecored --config FILE`, or name its `control_socket` with \
          --socket",
         .0.display()
     )]
     NoDaemon(PathBuf),
-    /// The socket's mode keeps this user out.
+    /// The socket's mode denies this user access.
     #[error("no permission to talk to {}; run this as the user of sidecored, or as root", .0.display())]
     NoPermission(PathBuf),
-    /// It listens and does not answer.
+    /// A process listens and does not answer.
     #[error("sidecored on {} did not answer within {} seconds; its log may say why", socket.display(), patience.as_secs())]
     Silent {
-        /// The socket.
+        /// The path of the control socket.
         socket: PathBuf,
-        /// How long was waited.
+        /// The time limit of the request.
         patience: Duration,
     },
-    /// The daemon does not do what it was asked to do.
+    /// The daemon refused the request.
     #[error("{why}")]
     Denied {
-        /// HTTP's status.
+        /// The status code of HTTP.
         status: u16,
-        /// What the daemon says.
+        /// The reason that the daemon gives.
         why: String,
     },
-    /// Something else went wrong on the way.
+    /// The connection failed.
     #[error("talking to sidecored on {} failed: {error}", socket.display())]
     Failed {
-        /// The socket.
+        /// The path of the control socket.
         socket: PathBuf,
-        /// What.
+        /// The error of the connection.
         error: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Whoever listens does not speak this API.
+    /// The answering process does not have this API.
     #[error("{} answered {path} with {status}; is it the control socket of a sidecored of this version?", socket.display())]
     Refused {
-        /// The socket.
+        /// The path of the control socket.
         socket: PathBuf,
-        /// What was asked for.
+        /// The path of the request.
         path: String,
-        /// HTTP's status.
+        /// The status code of HTTP.
         status: u16,
     },
 }
 
-/// A daemon to ask. Each question is a connection of its own.
+/// A client of one daemon. Each request has a connection of its own.
 #[derive(Debug)]
 pub struct Client {
     socket: PathBuf,
@@ -87,16 +88,16 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the daemon whose control socket this is.
+    /// Makes a client of the daemon with this control socket.
     ///
     /// # Errors
-    /// No event loop can be had.
+    /// The event loop cannot be made.
     pub fn new(socket: &Path) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(Self { socket: socket.to_owned(), runtime })
     }
 
-    /// All counters.
+    /// Returns all counters.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -104,7 +105,7 @@ impl Client {
         self.json(STATS_PATH)
     }
 
-    /// The disks.
+    /// Returns the disks.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -112,7 +113,7 @@ impl Client {
         self.json::<Devices>(DEVICES_PATH).map(|answer| answer.devices)
     }
 
-    /// The polling threads.
+    /// Returns the polling threads.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -120,7 +121,8 @@ impl Client {
         self.json::<Sidecores>(SIDECORES_PATH).map(|answer| answer.sidecores)
     }
 
-    /// All counters in Prometheus' text format; with `per_queue` those of each queue as well.
+    /// Returns all counters in Prometheus' text format; with `per_queue` those of each queue as
+    /// well.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -129,7 +131,7 @@ impl Client {
         String::from_utf8(body.into()).map_err(|error| self.failed(error))
     }
 
-    /// Has one more device served.
+    /// Makes the daemon serve one more device.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -137,7 +139,7 @@ impl Client {
         self.post(DEVICES_PATH, device, DISK_PATIENCE)
     }
 
-    /// Has a device served no longer. This waits until its requests are done.
+    /// Makes the daemon stop serving a device. Waits until the device's requests are done.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -145,7 +147,7 @@ impl Client {
         self.ask(Method::DELETE, &format!("{DEVICES_PATH}/{}", escaped(name)), None, DISK_PATIENCE).map(drop)
     }
 
-    /// Has clients of a device served although writes that were answered to them may be missing.
+    /// Makes the daemon serve clients of a device although answered writes may be missing.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -166,26 +168,26 @@ impl Client {
         self.ask(Method::GET, path, None, PATIENCE)
     }
 
-    /// Posts something, and reads the answer.
+    /// Posts `body`, and parses the answer.
     fn post<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl Serialize,
         patience: Duration,
     ) -> Result<T, ClientError> {
-        self.parse(&self.tell(path, body, patience)?)
+        self.parse(&self.post_only(path, body, patience)?)
     }
 
-    /// Posts something that has no answer but that it is done.
-    fn tell(&self, path: &str, body: &impl Serialize, patience: Duration) -> Result<Bytes, ClientError> {
+    /// Posts `body`, and expects no answer but success.
+    fn post_only(&self, path: &str, body: &impl Serialize, patience: Duration) -> Result<Bytes, ClientError> {
         let body = serde_json::to_vec(body).map_err(|error| self.failed(error))?;
         self.ask(Method::POST, path, Some(body), patience)
     }
 
     fn ask(&self, method: Method, path: &str, body: Option<Vec<u8>>, patience: Duration) -> Result<Bytes, ClientError> {
-        let question = async { tokio::time::timeout(patience, self.exchange(method, path, body)).await };
+        let request = async { tokio::time::timeout(patience, self.exchange(method, path, body)).await };
         let silent = || Err(ClientError::Silent { socket: self.socket.clone(), patience });
-        self.runtime.block_on(question).unwrap_or_else(|_| silent())
+        self.runtime.block_on(request).unwrap_or_else(|_| silent())
     }
 
     async fn exchange(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Bytes, ClientError> {
@@ -224,19 +226,19 @@ impl Client {
     }
 }
 
-/// What the daemon says when it says no.
+/// The body of a refusal.
 #[derive(serde::Deserialize)]
 struct Denial {
     error: String,
 }
 
-/// A name as a part of a path: whatever is in it, it stays one part.
+/// Escapes a name so that it stays one part of a path.
 fn escaped(name: &str) -> String {
     let mut text = String::new();
     for byte in name.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' => text.push(char::from(byte)),
-            // The dot as well: a part that is all dots means another path.
+            // The dot is escaped as well: a part that is only dots means another path.
             other => text.push_str(&format!("%{other:02X}")),
         }
     }

@@ -1,4 +1,5 @@
-//! The configuration file: read, checked to the end, and turned into what an assembly runs.
+//! The configuration file: reads it, checks all of it, and turns it into an assembly's
+//! specification.
 
 mod access;
 mod check;
@@ -27,46 +28,48 @@ pub use problem::{Problem, Problems};
 use nearest::nearest;
 use problem::Collector;
 
-/// A file of this size was not written by hand, nor for this daemon.
+/// A larger file was not written by hand, nor for this daemon.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 
 /// A configuration without faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where the control API listens.
+    /// The path of the control API's socket.
     pub control_socket: PathBuf,
-    /// Who may connect to it.
+    /// The users who may connect to the control socket.
     pub control_access: SocketAccess,
-    /// What is to run.
+    /// The sidecores, stores, controllers and devices to run.
     pub spec: Spec,
 }
 
-/// How much of a configuration to check.
+/// The extent of a configuration's checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// The file by itself: whether it makes sense.
+    /// The file alone, for contradictions.
     Text,
-    /// Also whether this machine, now, has the CPUs, files, memory and sockets that it names.
+    /// The file, and whether this machine, now, has the CPUs, files, memory and sockets in it.
     Machine,
-    /// The same for a daemon that is about to start: a file that does not answer is no fault, it is opened when it does.
+    /// The checks of `Machine`, for a daemon that is about to start: a file that does not answer is
+    /// no fault, and is opened when it answers.
     Start,
 }
 
 impl Config {
-    /// Reads and checks a configuration file. Nothing is started, created, changed or removed.
+    /// Reads and checks a configuration file, without starting, creating, changing or removing
+    /// anything.
     ///
     /// # Errors
-    /// All that is wrong with it, with places and remedies.
+    /// All problems of the file, with places and remedies.
     pub fn load(file: &Path, depth: Depth) -> Result<Self, Problems> {
         let text = read(file).map_err(|message| Collector::whole_file(file, message))?;
         Self::parse(file, &text, depth)
     }
 
-    /// As [`load`](Self::load), for a text that was read already; `file` is its name in messages, and its directory is
-    /// where relative paths start.
+    /// Like [`load`](Self::load), for a text in memory; `file` is its name in messages, and the
+    /// directory of `file` is the start of relative paths.
     ///
     /// # Errors
-    /// All that is wrong with it, with places and remedies.
+    /// All problems of the text, with places and remedies.
     pub fn parse(file: &Path, text: &str, depth: Depth) -> Result<Self, Problems> {
         let mut problems = Collector::of_file(file, text);
         let draft = draft::read(text, &mut problems);

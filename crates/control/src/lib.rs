@@ -1,22 +1,24 @@
-//! What people and programs see of a daemon: its configuration file, its control API, its metrics.
+//! The daemon's interfaces to people and programs: the configuration file, the control API, the
+//! metrics.
 //!
 //! # Configuration
 //!
-//! [`Config::load`] reads one TOML file and checks it to the end, first the text and then what it asks of the machine,
-//! without starting or changing anything. It answers with what an assembly runs, or with every problem there is, each
-//! with its place and its remedy.
+//! [`Config::load`] reads one TOML file and checks all of it, first the text and then its demands
+//! on the machine, without starting or changing anything. The result is an assembly's
+//! specification, or all problems, each with its place and its remedy.
 //!
 //! # Control API
 //!
-//! [`Api`] serves HTTP over a Unix socket: `/v1/devices`, `/v1/sidecores`, `/v1/stats` and `/v1/controllers` in JSON and
-//! `/metrics` for Prometheus. It reads counters that the sidecores write without being asked, so that asking costs them
-//! nothing; devices are added and removed, and volumes managed, while they work.
-//! [`Client`] is the other side. Both hide the async runtime that they use, which is the only one in the project.
+//! [`Api`] serves HTTP over a Unix socket: `/v1/devices`, `/v1/sidecores`, `/v1/stats` and
+//! `/v1/controllers` in JSON and `/metrics` for Prometheus. The API reads counters that the
+//! sidecores write in any case, so that a request costs the sidecores nothing. Devices are added
+//! and removed, and volumes managed, while the others are served. [`Client`] is the other side.
+//! Both hide their async runtime, which is the only one in the project.
 //!
 //! # Errors
 //!
-//! The configuration was written by people in a hurry, so nothing in it may panic the daemon, and every message says
-//! what to do.
+//! People write the configuration in a hurry, so no content of it may panic the daemon, and every
+//! message names the remedy.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -43,8 +45,8 @@ pub use api::{
 };
 pub use client::{Client, ClientError};
 pub use config::{Config, Depth, Problem, Problems};
-/// What is done to a store while no daemon has it.
+/// Operations on a store that no daemon has opened.
 pub use sidecore_assembly::offline;
-/// What a running assembly says about itself: the JSON of the API.
+/// The reports of a running assembly: the JSON of the API.
 pub use sidecore_assembly::report;
 pub use source::Source;

@@ -10,10 +10,10 @@ use std::fmt::{self, Write as _};
 use sidecore_assembly::report::{ControllerReport, DeviceReport, DeviceState, QueueCounters, SidecoreReport, Stats};
 use sidecore_telemetry::{Counts, HistogramMetric, Kind, Metric, Value};
 
-/// What Prometheus expects to be told.
+/// The content type that Prometheus expects.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A gauge of a report. Counters have their metrics from their declaration.
+/// Declares a gauge of a report. Counters have their metrics from their declaration.
 const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> Value) -> Metric<T> {
     Metric { field: "", name: Some(name), kind: Kind::Gauge, help, value }
 }
@@ -46,12 +46,13 @@ const STATE_HELP: &str = "1 for the state that the disk is in, 0 for the others:
     and no queue started), `running`, `broken`, `opening` (its store does not answer yet), `refused` (its store could \
     not be opened).";
 
-/// The upper ends of a histogram's buckets, as exponents of two: from 255 ns, each twice the one
-/// before it, to 17 s. One nanosecond less than the power of two, where buckets of the sidecores'
-/// own histograms end as well.
+/// The upper ends of a histogram's buckets, as exponents of two: from 255 ns, doubling, to 17 s.
+/// Each end is one nanosecond less than the power of two, where buckets of the sidecores' own
+/// histograms end as well.
 const LATENCY_BOUNDS: std::ops::RangeInclusive<u32> = 8..=34;
 
-/// All metrics of this moment; with `per_queue` also those of each queue that its guest has used.
+/// Writes all metrics of this moment; with `per_queue` also those of each queue that its guest has
+/// used.
 pub(crate) fn render(
     stats: &Stats,
     devices: &[DeviceReport],
@@ -78,7 +79,7 @@ pub(crate) fn render(
 /// The names and texts of a sample's labels.
 type Labels<'a> = Vec<(&'a str, &'a str)>;
 
-/// The text as it grows. Writing to a string cannot fail.
+/// The page under construction. Writing to a string cannot fail.
 struct Page(String);
 
 impl Page {
@@ -94,7 +95,7 @@ impl Page {
         let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
     }
 
-    /// The metrics of each of `things`, without those that have no name here.
+    /// Writes the metrics of each of `things`, without those that have no name here.
     fn metrics<'a, T: 'a>(
         &mut self,
         prefix: &str,
@@ -111,7 +112,7 @@ impl Page {
         }
     }
 
-    /// The counters and histograms that each of `things` declares.
+    /// Writes the counters and histograms that each of `things` declares.
     fn counts<'a, T: Counts>(&mut self, prefix: &str, things: impl Iterator<Item = (Labels<'a>, &'a T)> + Clone) {
         self.metrics(prefix, T::METRICS, things.clone());
         for histogram in T::HISTOGRAMS {
@@ -163,7 +164,7 @@ impl Page {
         self.counts("sidecore_queue_", labelled);
     }
 
-    /// A histogram of latencies, and the longest of them, for each of `things`.
+    /// Writes a histogram of latencies, and the longest latency, for each of `things`.
     fn latencies<'a, T: 'a>(
         &mut self,
         prefix: &str,
@@ -200,7 +201,7 @@ impl Page {
     }
 }
 
-/// A label's value as the format wants it.
+/// A label's value with the format's escapes.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {

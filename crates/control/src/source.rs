@@ -1,4 +1,4 @@
-//! Where the control API gets what it tells.
+//! The source of the control API's answers.
 
 use std::sync::Arc;
 
@@ -6,39 +6,40 @@ use sidecore_assembly::report::{ClosedControllerReport, DeviceReport, Stats};
 use sidecore_assembly::spec::{DeviceSpec, StoreSpec};
 use sidecore_assembly::{Assembly, AssemblyError, ControllerHandle};
 
-/// Something that is running and can be asked how it fares, and be changed: the assembly, or a stand-in of a test.
+/// A running assembly, or a test's stand-in, that reports its state and can be changed.
 ///
-/// It is asked from the API's thread and must not wait for a sidecore: a sidecore that hangs is what one wants to see.
-/// Changes may wait, and so may everything that is asked of a controller; they come from other threads.
+/// Reports are read on the API's thread and must not wait for a sidecore: an operator needs them
+/// most when a sidecore hangs. Changes may wait, and so may all calls of a controller; they come
+/// from other threads.
 pub trait Source: Send + Sync + 'static {
-    /// All counters as of now.
+    /// Returns all counters as of now.
     fn stats(&self) -> Stats;
 
-    /// The disks as of now.
+    /// Returns the disks as of now.
     fn devices(&self) -> Vec<DeviceReport>;
 
-    /// The controllers that are open.
+    /// Returns the controllers that are open.
     fn controllers(&self) -> Vec<Arc<ControllerHandle>>;
 
-    /// The controllers that are not open.
+    /// Returns the controllers that are not open.
     fn closed_controllers(&self) -> Vec<ClosedControllerReport>;
 
-    /// Serves one more device; a store that is given comes and goes with it.
+    /// Serves one more device. A store that is given lives as long as the device.
     ///
     /// # Errors
-    /// It cannot be had; then nothing has changed.
+    /// The device cannot be added; then nothing has changed.
     fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError>;
 
-    /// Serves a device no longer.
+    /// Stops serving a device.
     ///
     /// # Errors
-    /// There is no such device.
+    /// No device has this name.
     fn remove_device(&self, name: &str) -> Result<(), AssemblyError>;
 
-    /// Serves clients of a device although writes that were answered to them may be missing.
+    /// Serves clients of a device although answered writes may be missing.
     ///
     /// # Errors
-    /// There is no such device, or none are missing.
+    /// No device has this name, or the device misses no writes.
     fn accept_loss(&self, name: &str) -> Result<(), AssemblyError>;
 }
 

@@ -1,4 +1,4 @@
-//! The control API over a real socket, with a stand-in behind it.
+//! The control API over a real socket, in front of a stand-in.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -82,7 +82,7 @@ fn serve(path: &Path) -> Api {
     Api::start(Socket::bind(path, &SocketAccess::default()).unwrap(), Arc::new(StandIn), || {}).unwrap()
 }
 
-/// The answer as it is on the wire.
+/// Returns the raw text of the answer.
 fn raw(path: &Path, request: &str) -> String {
     let mut stream = UnixStream::connect(path).unwrap();
     write!(stream, "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
@@ -92,7 +92,7 @@ fn raw(path: &Path, request: &str) -> String {
 }
 
 #[test]
-fn the_client_reads_what_the_source_says() {
+fn the_client_reads_the_reports_of_the_source() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     let api = serve(&path);
@@ -109,7 +109,7 @@ fn the_client_reads_what_the_source_says() {
 }
 
 #[test]
-fn the_wire_is_what_the_manual_says() {
+fn the_answers_are_those_of_the_manual() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     let _api = serve(&path);
@@ -149,7 +149,7 @@ fn the_wire_is_what_the_manual_says() {
 }
 
 #[test]
-fn what_cannot_be_done_has_a_status_and_a_reason() {
+fn a_refusal_has_a_status_and_a_reason() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     let _api = serve(&path);
@@ -163,8 +163,8 @@ fn what_cannot_be_done_has_a_status_and_a_reason() {
         ("DELETE /v1/devices/%2e%2e%2fy", "", 404, "there is no device \\\"../y\\\""),
         ("DELETE /v1/devices/%ff", "", 400, ""),
         ("POST /v1/devices", "", 400, "a name has 1 to 64"),
-        ("POST /v1/devices", "{", 400, "makes no sense"),
-        ("POST /v1/devices", "[1]", 400, "makes no sense"),
+        ("POST /v1/devices", "{", 400, "the request is invalid"),
+        ("POST /v1/devices", "[1]", 400, "the request is invalid"),
         ("POST /v1/devices", "{\"colour\":1}", 400, "unknown key `colour`"),
         ("POST /v1/devices", &device.replace('/', "r"), 400, "absolute path"),
         ("POST /v1/devices", device, 503, "coming to its end"),
@@ -175,7 +175,7 @@ fn what_cannot_be_done_has_a_status_and_a_reason() {
         let length = body.len();
         write!(stream, "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n")
             .unwrap();
-        // It may have answered before it was told everything.
+        // The server may have answered before it received all of the body.
         let _ = stream.write_all(body.as_bytes());
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
@@ -198,7 +198,7 @@ fn the_socket_is_for_its_owner_alone() {
 }
 
 #[test]
-fn nonsense_and_silence_on_one_connection_do_not_hold_up_another() {
+fn nonsense_and_silence_on_one_connection_do_not_delay_another() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     let _api = serve(&path);
@@ -212,19 +212,19 @@ fn nonsense_and_silence_on_one_connection_do_not_hold_up_another() {
 fn a_socket_belongs_to_one_daemon_and_a_dead_ones_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
-    // Left behind: a listener that is closed does not remove its file.
+    // A listener that is closed leaves its file behind.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let _api = serve(&path);
     let error = Socket::bind(&path, &SocketAccess::default()).unwrap_err();
     assert!(matches!(error, BindError::Taken(_)), "{error}");
-    // And the failure did not take the socket away.
+    // The failed attempt has not removed the socket.
     Client::new(&path).unwrap().stats().unwrap();
     let nowhere = Socket::bind(&path.join("such.sock"), &SocketAccess::default()).unwrap_err();
     assert!(nowhere.to_string().contains("cannot listen"), "{nowhere}");
 }
 
 #[test]
-fn what_is_in_the_way_of_the_socket_is_left_alone() {
+fn another_file_at_the_sockets_path_is_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("precious");
     std::fs::write(&path, "data").unwrap();
@@ -233,7 +233,7 @@ fn what_is_in_the_way_of_the_socket_is_left_alone() {
 }
 
 #[test]
-fn without_a_daemon_the_client_says_what_to_do() {
+fn without_a_daemon_the_client_names_the_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     let error = Client::new(&path).unwrap().stats().unwrap_err();
@@ -245,7 +245,7 @@ fn without_a_daemon_the_client_says_what_to_do() {
 }
 
 #[test]
-fn whoever_is_no_sidecored_is_told_apart() {
+fn another_server_is_told_apart_from_a_sidecored() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("other.sock");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Controllers, volumes and devices over the wire, with an assembly behind it.
+//! Controllers, volumes and devices over the control socket, in front of an assembly.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -41,7 +41,7 @@ impl Daemon {
     }
 }
 
-/// Status and body of an answer.
+/// Sends a request, and returns the status and the body of the answer.
 fn ask(path: &Path, request: &str, body: &str) -> (u16, String) {
     let mut stream = UnixStream::connect(path).unwrap();
     let length = body.len();
@@ -73,7 +73,7 @@ fn every_operation_has_its_status() {
         (format!("POST {volumes}"), "{\"name\":\"a\",\"size_bytes\":1048576}", 409, "already"),
         (format!("POST {volumes}"), "{\"name\":\"a/b\",\"size_bytes\":1048576}", 400, "no name"),
         (format!("POST {volumes}"), "{\"name\":\"c\",\"size_bytes\":1}", 400, "multiple"),
-        (format!("POST {volumes}"), "{\"name\":\"c\",\"size_bytes\":-1}", 400, "makes no sense"),
+        (format!("POST {volumes}"), "{\"name\":\"c\",\"size_bytes\":-1}", 400, "the request is invalid"),
         (format!("POST {volumes}"), "{\"name\":\"c\"}", 400, "missing field `size_bytes`"),
         (format!("GET {volumes}"), "", 200, "\"volumes\":[{\"id\":"),
         (format!("GET {volumes}/a"), "", 200, "\"controller\":\"pool\""),
@@ -108,7 +108,7 @@ fn every_operation_has_its_status() {
         ("DELETE /v1/devices/d".to_owned(), "", 404, "no device"),
         (format!("DELETE {volumes}/a"), "", 204, ""),
         (format!("DELETE {volumes}/a"), "", 404, "no volume"),
-        // The origin is gone, its copies are not.
+        // The origin is deleted, but its copies are not.
         (format!("GET {volumes}/b"), "", 200, "\"origin_name\":null"),
     ] {
         let (found, answer) = ask(&socket, &request, body);
@@ -118,12 +118,12 @@ fn every_operation_has_its_status() {
 }
 
 #[test]
-fn the_client_speaks_all_of_it() {
+fn the_client_has_every_operation() {
     let daemon = Daemon::start();
     let client = daemon.client();
     let new = |name: &str| CreateVolume { name: name.to_owned(), size_bytes: 1 << 20, quota_bytes: Some(1 << 19) };
     let made = client.create_volume("pool", &new("a")).unwrap();
-    // What it has to itself is only looked up where it is asked for.
+    // The space that a volume has to itself is computed only on request.
     let made = sidecore_control::report::VolumeReport { exclusive_bytes: Some(0), shared_bytes: Some(0), ..made };
     assert_eq!(client.volume("pool", "a").unwrap(), made);
     assert_eq!(client.volumes("pool").unwrap(), [made]);
@@ -152,7 +152,7 @@ fn the_client_speaks_all_of_it() {
 }
 
 #[test]
-fn operations_side_by_side_do_not_hold_each_other_up_or_get_mixed_up() {
+fn parallel_operations_do_not_delay_each_other_or_get_mixed_up() {
     let daemon = Daemon::start();
     std::thread::scope(|scope| {
         for worker in 0..8 {

@@ -1,4 +1,4 @@
-//! How questions are read and answers given: bounded, in JSON, with the right status.
+//! Reads requests and writes answers: bounded, in JSON, with the right status.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use sidecore_assembly::{AssemblyError, ErrorKind, OperationError};
 
-/// More than the longest request has to say.
+/// Larger than the longest request.
 const REQUEST_MAX_BYTES: usize = 64 << 10;
 
-/// Whoever takes longer to say it is not going to.
+/// The time limit for receiving a request's body.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// An answer that says no: a status, and why, in JSON.
+/// A refusal: a status, and the reason in JSON.
 #[derive(Debug)]
 pub(super) struct Refusal {
     status: StatusCode,
@@ -28,12 +28,12 @@ impl Refusal {
         Self { status, why: why.into() }
     }
 
-    /// There is no such thing.
+    /// The refusal of a name that does not exist.
     pub(super) fn not_found(why: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, why)
     }
 
-    /// The request makes no sense.
+    /// The refusal of an invalid request.
     pub(super) fn invalid(why: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, why)
     }
@@ -68,7 +68,7 @@ fn status(kind: ErrorKind) -> StatusCode {
     }
 }
 
-/// The JSON in a request's body; an empty body is an empty object.
+/// Reads the JSON in a request's body; an empty body is an empty object.
 pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refusal> {
     let reading = Limited::new(request.into_body(), REQUEST_MAX_BYTES).collect();
     let bytes = match tokio::time::timeout(PATIENCE, reading).await {
@@ -81,11 +81,11 @@ pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Ref
         Err(_) => return Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "the rest of the request did not come")),
     };
     let text = if bytes.is_empty() { b"{}" } else { bytes.as_ref() };
-    serde_json::from_slice(text).map_err(|error| Refusal::invalid(format!("the request makes no sense: {error}")))
+    serde_json::from_slice(text).map_err(|error| Refusal::invalid(format!("the request is invalid: {error}")))
 }
 
-/// Does what may wait for a disk where it holds up nobody else's question.
-pub(super) async fn apart<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, Refusal>
+/// Runs work that may wait for a disk on another thread, so that it delays no other request.
+pub(super) async fn off_thread<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, Refusal>
 where
     T: Send + 'static,
     E: Into<Refusal> + Send + 'static,

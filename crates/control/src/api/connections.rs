@@ -1,4 +1,4 @@
-//! The control socket's connections: how many there may be, and how long one may take.
+//! The control socket's connections: their largest number, and their time limits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,15 +12,16 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::AbortHandle;
 
-/// How long to leave a failing accept alone (no file descriptors, no memory).
+/// The time between two attempts when an accept fails (no file descriptors, no memory).
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 
-/// What clients may take.
+/// The limits of clients.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Connections at once.
+    /// The largest number of open connections.
     pub(super) connections: usize,
-    /// From the connection, or the last answer, to the end of the next request's header.
+    /// The time limit from the connection, or the last answer, to the end of the next request's
+    /// header.
     pub(super) header: Duration,
 }
 
@@ -30,16 +31,16 @@ impl Default for Limits {
     }
 }
 
-/// A connection that may still be there.
+/// A connection that may be open.
 struct Open {
-    /// Whose it is.
+    /// The client's user id.
     user: u32,
     /// Whether a request is being answered.
     is_busy: Arc<AtomicBool>,
     task: AbortHandle,
 }
 
-/// Ends when it is dropped: also when the client goes before its answer.
+/// A request in progress. Its drop is its end, also when the client disconnects before the answer.
 struct Busy(Arc<AtomicBool>);
 
 impl Busy {
@@ -55,9 +56,9 @@ impl Drop for Busy {
     }
 }
 
-/// Answers on all connections, for ever. There is always room for one more: see [`make_room`].
+/// Accepts and serves connections for ever. A new connection is always accepted: see [`make_room`].
 pub(super) async fn serve(listener: UnixListener, router: Router, limits: Limits) {
-    // From the oldest to the youngest.
+    // In the order of their acceptance.
     let mut open: Vec<Open> = Vec::new();
     loop {
         let stream = match listener.accept().await {
@@ -73,18 +74,18 @@ pub(super) async fn serve(listener: UnixListener, router: Router, limits: Limits
             make_room(&mut open);
         }
         open.push(answer(stream, router.clone(), limits));
-        // Its task has its turn before the next connection may end it.
+        // The connection's task runs before the next connection may end it.
         tokio::task::yield_now().await;
     }
 }
 
-/// Ends a connection: one that no request is being answered on, if there is any; of these, one of the user that has the
-/// most; of these, the oldest. So a client that holds all connections, or makes ever new ones, keeps no other user's away,
-/// and a request that has come whole is answered.
+/// Ends a connection: one without a request in progress, if there is any; of these, one of the user
+/// with the most connections; of these, the oldest. So a client that holds all connections, or
+/// makes new ones all the time, blocks no other user, and a request that was received is answered.
 fn make_room(open: &mut Vec<Open>) {
     let count = |user| open.iter().filter(|connection| connection.user == user).count();
     let rank = |connection: &Open| (!connection.is_busy.load(Ordering::Relaxed), count(connection.user));
-    // The first of several with the same rank.
+    // `max_by_key` returns the last maximum, so the reversed order finds the oldest.
     let last = open.iter().enumerate().rev().max_by_key(|(_, connection)| rank(connection)).map(|(at, _)| at);
     if let Some(at) = last {
         let connection = open.remove(at);
@@ -93,9 +94,9 @@ fn make_room(open: &mut Vec<Open>) {
     }
 }
 
-/// Answers on one connection, from a task of its own.
+/// Serves one connection, in a task of its own.
 fn answer(stream: UnixStream, router: Router, limits: Limits) -> Open {
-    // A client whose user cannot be told is one of many of its kind.
+    // Clients whose user is unknown count as one user.
     let user = stream.peer_cred().map_or(u32::MAX, |credentials| credentials.uid());
     let is_busy = Arc::new(AtomicBool::new(false));
     let service = {
@@ -113,7 +114,7 @@ fn answer(stream: UnixStream, router: Router, limits: Limits) -> Open {
         .header_read_timeout(limits.header)
         .serve_connection(TokioIo::new(stream), service);
     let task = tokio::spawn(async move {
-        // It fails when the client goes, or takes too long.
+        // The error of a client that disconnects, or takes too long.
         let _ = connection.await;
     });
     Open { user, is_busy, task: task.abort_handle() }
@@ -129,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// A server on a thread of its own, which ends with the process.
+    /// Starts a server on a thread of its own, which ends with the process.
     fn start(limits: Limits) -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control.sock");
@@ -147,12 +148,12 @@ mod tests {
 
     fn connect(path: &Path) -> UnixStream {
         let stream = UnixStream::connect(path).unwrap();
-        // Longer than anything here takes.
+        // Longer than every step of the test.
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream
     }
 
-    /// What is asked and answered, with the connection kept open.
+    /// Sends a request and returns the answer, and keeps the connection open.
     fn ask(stream: &mut UnixStream) -> String {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         let mut answer = [0; 512];
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_header_and_an_idle_connection_come_to_an_end() {
+    fn half_a_header_and_an_idle_connection_are_ended() {
         let (_directory, path) = start(Limits { header: Duration::from_millis(50), ..Limits::default() });
         let silent = connect(&path);
         let mut half = connect(&path);
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_hold_all_connections_keep_nobody_away() {
+    fn a_client_that_holds_all_connections_blocks_no_other() {
         let limits = Limits { connections: 4, header: Duration::from_secs(3600) };
         let (_directory, path) = start(limits);
         let mut held: Vec<UnixStream> = (0..4).map(|_| connect(&path)).collect();
@@ -190,12 +191,12 @@ mod tests {
         }
         let mut operator = connect(&path);
         assert!(ask(&mut operator).ends_with("hello"));
-        // The oldest made room; the others are still there.
+        // The oldest connection was ended; the others are still open.
         assert!(is_ended(held.remove(0)));
         for stream in &mut held {
             assert!(ask(stream).ends_with("hello"));
         }
-        // A flood of them, and never more than there may be.
+        // A flood of connections, of which only the permitted number is open at a time.
         let flood: Vec<UnixStream> = (0..100).map(|_| connect(&path)).collect();
         assert!(ask(&mut connect(&path)).ends_with("hello"));
         assert!(flood.into_iter().take(90).all(is_ended));

@@ -8,28 +8,28 @@ use sidecore_assembly::spec::{DeviceSpec, StoreSpec};
 
 use crate::config::json;
 
-/// A device to add: `POST /v1/devices`. It has the keys of a `[[device]]` in the configuration file
-/// and, instead of `store`, may have a `volume`: an object with the keys of a store of type
-/// `volume`, except for `size` and `quota`.
+/// A device to add: `POST /v1/devices`. A device has the keys of a `[[device]]` in the
+/// configuration file and, instead of `store`, may have a `volume`: an object with the keys of a
+/// store of type `volume`, except for `size` and `quota`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NewDevice(pub Map<String, Value>);
 
 impl NewDevice {
-    /// A device of this name, served on this socket.
+    /// Makes a device of this name, served on this socket.
     #[must_use]
     pub fn new(name: &str, socket: &Path) -> Self {
         Self::default().with("name", name).with("socket", serde_json::to_value(socket).unwrap_or_default())
     }
 
-    /// The same with another value of a key.
+    /// Sets a key's value.
     #[must_use]
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.0.insert(key.to_owned(), value.into());
         self
     }
 
-    /// The same in front of a virtual function of a volume.
+    /// Sets a virtual function of a volume as the device's store.
     #[must_use]
     pub fn of_volume(self, controller: &str, volume: &str) -> Self {
         self.with("volume", serde_json::json!({ "controller": controller, "volume": volume }))
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_as_in_the_configuration() {
+    fn missing_keys_have_the_defaults_of_the_configuration() {
         let (device, store) = good().settle().unwrap();
         assert_eq!(device.queues, 1);
         assert_eq!(device.front_end, FrontEndSpec::VirtioBlk(VirtioBlkSpec::default()));

@@ -1,4 +1,5 @@
-//! Controllers and their volumes: `/v1/controllers` and below. Everything here may wait for a disk.
+//! Controllers and their volumes: `/v1/controllers` and below. Every handler here may wait for a
+//! disk.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use serde::de::DeserializeOwned;
 use sidecore_assembly::report::{CheckReport, ControllerReport, ExtentsReport, VolumeReport};
 use sidecore_assembly::{BlocksOf, ControllerHandle, OperationError};
 
-use super::answer::{Refusal, apart, body};
+use super::answer::{Refusal, body, off_thread};
 use super::requests::{CreateVolume, ExtentsQuery, Named, Prune, Quota, Resize, Share};
 use super::{Controllers, Volumes};
 use crate::Source;
@@ -22,14 +23,14 @@ type Done = Result<StatusCode, Refusal>;
 /// The controller and the volume that a path names.
 type Pair = Path<(String, String)>;
 
-/// Does something with the controller of this name, off the API's own thread.
+/// Runs `work` with the controller of this name, on another thread than the API's.
 async fn with<T: Send + 'static>(
     source: &Arc<dyn Source>,
     controller: String,
     work: impl FnOnce(&ControllerHandle) -> Result<T, OperationError> + Send + 'static,
 ) -> Result<T, Refusal> {
     let handle = find(source, &controller)?;
-    apart(move || work(&handle)).await
+    off_thread(move || work(&handle)).await
 }
 
 fn find(source: &Arc<dyn Source>, name: &str) -> Result<Arc<ControllerHandle>, Refusal> {
@@ -45,13 +46,13 @@ fn find(source: &Arc<dyn Source>, name: &str) -> Result<Arc<ControllerHandle>, R
     })
 }
 
-/// Reads the request's body, and makes a volume with it.
+/// Reads the request's body, and makes a volume from it.
 async fn make<T: DeserializeOwned + Send + 'static>(
     source: &Arc<dyn Source>,
     (controller, request): (String, Request),
     work: impl FnOnce(&ControllerHandle, T) -> Result<VolumeReport, OperationError> + Send + 'static,
 ) -> Result<Json<VolumeReport>, Refusal> {
-    // A controller that is not there is said before anything else that may be wrong.
+    // A missing controller is reported before all other faults of the request.
     find(source, &controller)?;
     let body: T = body(request).await?;
     with(source, controller, move |handle| work(handle, body)).await.map(Json)
@@ -66,7 +67,7 @@ pub(super) async fn list(State(source): Shared) -> Answer<Controllers> {
         let controllers = source.controllers().iter().map(|controller| controller.report()).collect();
         Ok::<_, Refusal>(Controllers { controllers, closed: source.closed_controllers() })
     };
-    Ok(Json(apart(report).await?))
+    Ok(Json(off_thread(report).await?))
 }
 
 pub(super) async fn show(State(source): Shared, Path(controller): Path<String>) -> Answer<ControllerReport> {
@@ -145,7 +146,7 @@ pub(super) async fn check(State(source): Shared, Path(controller): Path<String>)
 }
 
 pub(super) async fn prune(State(source): Shared, Path(controller): Path<String>, request: Request) -> Done {
-    act(&source, (controller, request), |handle, what: Prune| handle.prune(what.volume.as_deref())).await
+    act(&source, (controller, request), |handle, request: Prune| handle.prune(request.volume.as_deref())).await
 }
 
 pub(super) async fn flush_btlb(State(source): Shared, Path(controller): Path<String>) -> Done {
@@ -153,15 +154,15 @@ pub(super) async fn flush_btlb(State(source): Shared, Path(controller): Path<Str
 }
 
 pub(super) async fn share(State(source): Shared, Path(controller): Path<String>, request: Request) -> Done {
-    let share = |handle: &ControllerHandle, what: Share| {
-        let from = BlocksOf { volume: &what.from.volume, first: what.from.first, count: what.count };
-        let to = BlocksOf { volume: &what.to.volume, first: what.to.first, count: what.count };
+    let share = |handle: &ControllerHandle, request: Share| {
+        let from = BlocksOf { volume: &request.from.volume, first: request.from.first, count: request.count };
+        let to = BlocksOf { volume: &request.to.volume, first: request.to.first, count: request.count };
         handle.share(from, to)
     };
     act(&source, (controller, request), share).await
 }
 
-/// Reads the request's body, and does something with it that has no answer but that it is done.
+/// Reads the request's body, and runs `work` with it, which returns nothing.
 async fn act<T: DeserializeOwned + Send + 'static>(
     source: &Arc<dyn Source>,
     (controller, request): (String, Request),

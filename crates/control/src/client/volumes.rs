@@ -1,4 +1,4 @@
-//! Asks a running daemon about its controllers and volumes, and has it change them.
+//! The client's requests for controllers and volumes.
 
 use hyper::Method;
 use sidecore_assembly::report::{CheckReport, ControllerReport, ExtentsReport, VolumeReport};
@@ -20,33 +20,34 @@ fn volume_path(controller: &str, volume: &str) -> String {
     format!("{}/{}", volumes_path(controller), escaped(volume))
 }
 
-/// Every method fails as [`ClientError`] says; a refusal by the daemon is [`ClientError::Denied`], in its words.
+/// Every method fails with a [`ClientError`]; a refusal by the daemon is [`ClientError::Denied`],
+/// in the daemon's words.
 #[allow(clippy::missing_errors_doc)]
 impl Client {
-    /// The controllers, open or not.
+    /// Returns the controllers, open or not.
     pub fn all_controllers(&self) -> Result<Controllers, ClientError> {
         let body = self.ask(Method::GET, CONTROLLERS_PATH, None, DISK_PATIENCE)?;
         self.parse(&body)
     }
 
-    /// The controllers that are open.
+    /// Returns the controllers that are open.
     pub fn controllers(&self) -> Result<Vec<ControllerReport>, ClientError> {
         self.all_controllers().map(|answer| answer.controllers)
     }
 
-    /// A controller.
+    /// Returns the report of one controller.
     pub fn controller(&self, controller: &str) -> Result<ControllerReport, ClientError> {
         let body = self.ask(Method::GET, &controller_path(controller), None, DISK_PATIENCE)?;
         self.parse(&body)
     }
 
-    /// A controller's volumes.
+    /// Returns a controller's volumes.
     pub fn volumes(&self, controller: &str) -> Result<Vec<VolumeReport>, ClientError> {
         let body = self.ask(Method::GET, &volumes_path(controller), None, DISK_PATIENCE)?;
         self.parse::<Volumes>(&body).map(|answer| answer.volumes)
     }
 
-    /// A volume.
+    /// Returns the report of one volume.
     pub fn volume(&self, controller: &str, volume: &str) -> Result<VolumeReport, ClientError> {
         let body = self.ask(Method::GET, &volume_path(controller, volume), None, DISK_PATIENCE)?;
         self.parse(&body)
@@ -62,27 +63,27 @@ impl Client {
         self.ask(Method::DELETE, &volume_path(controller, volume), None, DISK_PATIENCE).map(drop)
     }
 
-    /// Makes a snapshot.
+    /// Makes a snapshot of a volume.
     pub fn snapshot_volume(&self, controller: &str, volume: &str, name: &str) -> Result<VolumeReport, ClientError> {
         self.of_volume(controller, volume, "snapshot", &Named { name: name.to_owned() })
     }
 
-    /// Makes a volume of its own out of a volume or a snapshot.
+    /// Makes a volume from a volume or a snapshot.
     pub fn clone_volume(&self, controller: &str, volume: &str, name: &str) -> Result<VolumeReport, ClientError> {
         self.of_volume(controller, volume, "clone", &Named { name: name.to_owned() })
     }
 
-    /// Gives a volume another size.
+    /// Changes a volume's size.
     pub fn resize_volume(&self, controller: &str, volume: &str, size_bytes: u64) -> Result<VolumeReport, ClientError> {
         self.of_volume(controller, volume, "resize", &Resize { size_bytes })
     }
 
-    /// Gives a volume another name.
+    /// Changes a volume's name.
     pub fn rename_volume(&self, controller: &str, volume: &str, name: &str) -> Result<VolumeReport, ClientError> {
         self.of_volume(controller, volume, "rename", &Named { name: name.to_owned() })
     }
 
-    /// Gives a volume another quota, or none.
+    /// Sets a volume's quota, or removes it.
     pub fn set_quota(
         &self,
         controller: &str,
@@ -96,20 +97,20 @@ impl Client {
         &self,
         controller: &str,
         volume: &str,
-        what: &str,
+        operation: &str,
         body: &impl serde::Serialize,
     ) -> Result<VolumeReport, ClientError> {
-        self.post(&format!("{}/{what}", volume_path(controller, volume)), body, DISK_PATIENCE)
+        self.post(&format!("{}/{operation}", volume_path(controller, volume)), body, DISK_PATIENCE)
     }
 
-    /// What is mapped in a volume from a block on, up to a number of extents.
+    /// Returns the mapping of a volume from a block on, up to a number of extents.
     pub fn extents(&self, controller: &str, volume: &str, query: ExtentsQuery) -> Result<ExtentsReport, ClientError> {
         let path = format!("{}/extents?from={}&max={}", volume_path(controller, volume), query.from, query.max);
         let body = self.ask(Method::GET, &path, None, DISK_PATIENCE)?;
         self.parse(&body)
     }
 
-    /// Checks all of a controller's metadata, while it works.
+    /// Checks all of a controller's metadata, while the controller serves requests.
     pub fn check_controller(&self, controller: &str) -> Result<CheckReport, ClientError> {
         self.post(&format!("{}/check", controller_path(controller)), &serde_json::json!({}), LONG_PATIENCE)
     }
@@ -117,17 +118,17 @@ impl Client {
     /// Drops extent trees from memory.
     pub fn prune(&self, controller: &str, volume: Option<&str>) -> Result<(), ClientError> {
         let body = Prune { volume: volume.map(str::to_owned) };
-        self.tell(&format!("{}/prune", controller_path(controller)), &body, DISK_PATIENCE).map(drop)
+        self.post_only(&format!("{}/prune", controller_path(controller)), &body, DISK_PATIENCE).map(drop)
     }
 
-    /// Empties the buffers of translations.
+    /// Empties the controller's translation buffers.
     pub fn flush_btlb(&self, controller: &str) -> Result<(), ClientError> {
-        self.tell(&format!("{}/flush-btlb", controller_path(controller)), &serde_json::json!({}), DISK_PATIENCE)
+        self.post_only(&format!("{}/flush-btlb", controller_path(controller)), &serde_json::json!({}), DISK_PATIENCE)
             .map(drop)
     }
 
-    /// Lets equal blocks be one.
+    /// Maps equal blocks to the same place in the store.
     pub fn share(&self, controller: &str, blocks: &Share) -> Result<(), ClientError> {
-        self.tell(&format!("{}/share", controller_path(controller)), blocks, LONG_PATIENCE).map(drop)
+        self.post_only(&format!("{}/share", controller_path(controller)), blocks, LONG_PATIENCE).map(drop)
     }
 }

@@ -9,7 +9,7 @@ pub fn device() -> impl Iterator<Item = &'static Key> {
     STRUCTURE.iter().chain(DeviceSpec::KEYS)
 }
 
-/// The keys that only devices with one front end have.
+/// The keys of devices with a certain front end.
 pub fn front_ends() -> impl Iterator<Item = &'static Key> {
     FrontEndSpec::KINDS.iter().flat_map(|(_, keys)| keys.iter())
 }

@@ -1,10 +1,10 @@
-//! Guesses the word that a misspelt one was meant to be.
+//! Guesses the correct spelling of a misspelt word.
 
 use strsim::levenshtein;
 
-/// The candidate that is one or two slips away from `word`, if any is; the nearest one.
+/// Returns the candidate nearest to `word`, if its distance is one or two edits.
 pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // A long word is a wrong word, and comparing is quadratic.
+    // A long word is no misspelling, and the comparison takes quadratic time.
     if word.chars().count() > 64 {
         return None;
     }

@@ -1,12 +1,12 @@
-//! Sizes in bytes, as people write them.
+//! Sizes in bytes, for people.
 
-/// The units, with the power of two that each stands for.
+/// The units, with the power of two of each.
 const UNITS: [(&str, u32); 5] = [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
 
 /// Reads `512MiB`, `1 GiB` or `4096`, the last in bytes.
 ///
 /// # Errors
-/// What is wrong with it, for people.
+/// The fault of the text, for people.
 pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused_with_an_example() {
+    fn an_invalid_size_is_refused_with_an_example() {
         for text in ["", "MiB", "-1", "1.5GiB", "1GB", "1g", "1 GiB 2", "18446744073709551616", "16777216TiB", "１MiB"]
         {
             let message = parse(text).expect_err(text);

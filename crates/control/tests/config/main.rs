@@ -72,7 +72,7 @@ type = "pf"
 controller = "own"
 "#;
 
-/// A directory with what the configurations name.
+/// Makes a directory with the files of the configurations.
 fn directory() -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     for (name, bytes) in [("disk.img", 1 << 20), ("empty.img", 0), ("odd.img", 1000)] {
@@ -107,7 +107,7 @@ fn each_fault_is_found_at_its_place_and_nothing_else_is() {
         for fragment in *fragments {
             assert!(text.contains(fragment), "{name}: no word of {fragment}: {text}");
         }
-        // A circle is reported by each store in it; anything else once.
+        // Each store of a circle reports it; every other fault is reported once.
         let expected = if *name == "stores in a circle" { 2 } else { 1 };
         assert_eq!(problems.list.len(), expected, "{name}: {text}");
     }
@@ -119,14 +119,14 @@ fn all_faults_are_reported_at_once_in_the_order_of_the_file() {
     let text = "[[device]]\nname = \"x\"\nstore = \"nowhere\"\nsocket = \"/no/such/x.sock\"\nqueues = 0\nqeues = 1\n";
     let problems = parse(directory.path(), text, Depth::Machine).unwrap_err();
     let lines: Vec<usize> = problems.list.iter().filter_map(|problem| Some(problem.place?.0)).collect();
-    // The default control socket's directory may or may not be there.
+    // The directory of the default control socket may exist or not.
     let lines: Vec<usize> = lines.into_iter().filter(|line| *line > 1).collect();
     assert_eq!(lines, [3, 4, 5, 6], "{problems}");
     assert!(problems.to_string().contains("add a section [[sidecore]]"), "{problems}");
 }
 
 #[test]
-fn the_good_one_is_good_and_means_what_it_says() {
+fn the_good_configuration_is_accepted_and_has_the_right_values() {
     use sidecore_assembly::spec::{FrontEndSpec, IdleMode, Nanos, VirtioBlkSpec};
     let directory = directory();
     let more = "[[device]]\nname = \"vd1\"\nstore = \"disk\"\nsocket = \"vd1.sock\"\nqueues = 3\n\
@@ -138,14 +138,15 @@ fn the_good_one_is_good_and_means_what_it_says() {
     assert_eq!(devices[0].idle, IdleMode::Adaptive { spin: Nanos::from_micros(50) });
     assert_eq!(devices[0].queues, 1);
     assert_eq!(devices[0].front_end, FrontEndSpec::VirtioBlk(VirtioBlkSpec::default()));
-    // Those that name no sidecore go where there are fewest queues, and spin as it says.
+    // Devices without named sidecores go to the sidecore with the fewest queues, and spin as it is
+    // configured.
     assert_eq!(devices[1].sidecores, ["sc1"]);
     assert_eq!(devices[1].idle, IdleMode::Adaptive { spin: Nanos::from_micros(7) });
     assert_eq!(devices[2].sidecores, ["sc0"]);
 }
 
 #[test]
-fn a_function_has_msi_x_unless_it_is_told_to_have_msi() {
+fn a_function_has_msi_x_unless_msi_is_configured() {
     use sidecore_assembly::spec::{FrontEndSpec, Interrupts};
     let directory = directory();
     let device = |rest: &str| {
@@ -162,7 +163,7 @@ fn a_function_has_msi_x_unless_it_is_told_to_have_msi() {
 }
 
 #[test]
-fn controllers_and_volumes_mean_what_they_say() {
+fn controllers_and_volumes_have_the_right_values() {
     use sidecore_assembly::spec::{FormatSpec, LimitSpec, LimitsSpec, StoreKind};
     let directory = directory();
     let config = parse(directory.path(), &format!("{GOOD}{CONTROLLERS}"), Depth::Machine).unwrap();
@@ -223,7 +224,7 @@ fn checking_leaves_no_trace() {
 }
 
 #[test]
-fn what_is_no_configuration_is_refused_and_never_panics() {
+fn other_files_are_refused_and_never_panic() {
     let directory = directory();
     let file = directory.path().join("big.toml");
     std::fs::write(&file, vec![b'#'; (1 << 20) + 1]).unwrap();
@@ -231,7 +232,7 @@ fn what_is_no_configuration_is_refused_and_never_panics() {
     std::fs::write(&file, [0xff, 0xfe]).unwrap();
     assert!(Config::load(&file, Depth::Text).unwrap_err().to_string().contains("cannot be read"));
     assert!(Config::load(directory.path(), Depth::Text).is_err());
-    // Every prefix of good ones, every byte of them replaced, and some nonsense.
+    // Every prefix of good configurations, every byte of them replaced, and some nonsense.
     for good in [GOOD, CONTROLLERS] {
         for end in 0..good.len() {
             let _ = parse(directory.path(), &good[..end], Depth::Text);

@@ -1,4 +1,4 @@
-//! Stages in both spellings.
+//! Stages, in the new spelling and in the older one.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use sidecore_control::Depth;
 use crate::{GOOD, parse};
 
 #[test]
-fn both_spellings_of_a_stage_mean_the_same() {
+fn both_spellings_of_a_stage_are_equal() {
     let stores = |text: &str| {
         let config = parse(Path::new("/"), &format!("{GOOD}{text}"), Depth::Text);
         config.unwrap_or_else(|problems| panic!("{problems}")).spec.stores.split_off(2)
@@ -29,7 +29,7 @@ fn both_spellings_of_a_stage_mean_the_same() {
     let kind = StoreKind::Null { size_bytes: 512, block_bytes: 512 };
     let several_are = StoreSpec { stages: vec![fault.clone(), delay.clone()], ..StoreSpec::new("x", kind) };
     assert_eq!(stores(several), [several_are]);
-    // Stages in front of the older spelling are passed before its own.
+    // Requests pass the stages in front of an older spelling before its own stage.
     let mixed = "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"mem\"\ndelay_us = 5\n[[store.stage]]\n\
                  type = \"fault\"\nshort_every = 9\n";
     assert_eq!(stores(mixed)[0].stages, [fault, delay]);

@@ -1,4 +1,4 @@
-//! The document is well formed, complete, and the one in docs/.
+//! The document is well formed, complete, and equal to the file in docs/.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::{ROUTES, document};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
 
-/// Set by `cargo xtask openapi`: the file is written.
+/// If `cargo xtask openapi` sets this variable, the file is written.
 const WRITE: &str = "SIDECORE_WRITE_DOCS";
 
 #[test]
@@ -20,7 +20,7 @@ fn the_file_in_docs_is_the_document() {
     assert!(found == right, "run `cargo xtask openapi`: docs/openapi.json is not what the API says");
 }
 
-/// Checks a schema object: JSON Schema 2020-12 as far as this document uses it.
+/// Checks a schema object: JSON Schema 2020-12, as far as this document uses it.
 fn check_schema(schema: &Value, place: &str) {
     let schema = schema.as_object().unwrap_or_else(|| panic!("{place} is no object"));
     if let Some(reference) = schema.get("$ref") {
@@ -60,7 +60,7 @@ fn check_schema(schema: &Value, place: &str) {
     }
 }
 
-/// The rules of OpenAPI 3.1.0, section 4.8, for the objects that the document has.
+/// Checks the rules of OpenAPI 3.1.0, section 4.8, for the objects in the document.
 #[test]
 fn the_document_has_the_structure_of_openapi() {
     let document = document();

@@ -1,5 +1,6 @@
-//! A strict parser of Prometheus' text format, version 0.0.4, as its documentation describes it: more than the format
-//! asks for is an error here (one HELP and one TYPE before the samples of each family, all of them together).
+//! A strict parser of Prometheus' text format, version 0.0.4, as its documentation describes it:
+//! more than the format asks for is an error here (one HELP and one TYPE before the samples of each
+//! family, all of them together).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,14 +10,14 @@ type Labels = Vec<(String, String)>;
 #[derive(Debug, Default)]
 pub(super) struct Family {
     pub(super) kind: String,
-    /// By name of the sample (a histogram has several) and labels; the number of the line is the order.
+    /// By the sample's name (a histogram has several) and its labels, in the order of the lines.
     pub(super) samples: Vec<(String, Labels, f64)>,
 }
 
-/// The families of a page by name.
+/// Returns the families of a page by name.
 ///
 /// # Errors
-/// The first line that breaks a rule, and which.
+/// The first line that breaks a rule, and the rule.
 pub(super) fn parse(page: &str) -> Result<BTreeMap<String, Family>, String> {
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
     let mut helped = BTreeSet::new();
@@ -71,7 +72,7 @@ fn is_name(name: &str) -> bool {
     name.starts_with(first) && name.chars().all(|c| first(c) || c.is_ascii_digit())
 }
 
-/// A line `name{label="text",...} value`.
+/// Reads a line `name{label="text",...} value`.
 fn sample(line: &str) -> Result<(String, Labels, f64), String> {
     let wrong = |why: &str| format!("{why}: {line}");
     let end = line.find(['{', ' ']).ok_or_else(|| wrong("no value"))?;
@@ -103,7 +104,7 @@ fn sample(line: &str) -> Result<(String, Labels, f64), String> {
     Ok((name.to_owned(), labels, number))
 }
 
-/// The text up to the closing quote, and what follows.
+/// Returns the text up to the closing quote, and the rest after it.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut out = String::new();
     let mut chars = text.char_indices();
@@ -121,7 +122,8 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// Each series of a histogram: bounds ascend up to +Inf, counts do not fall, the last is `_count`, and there is `_sum`.
+/// Checks each series of a histogram: bounds ascend up to +Inf, counts do not fall, the last is
+/// `_count`, and there is `_sum`.
 fn histogram(name: &str, family: &Family) -> Result<(), String> {
     let mut series: BTreeMap<Labels, Vec<(f64, f64)>> = BTreeMap::new();
     for (sample, labels, value) in &family.samples {
@@ -153,7 +155,7 @@ fn histogram(name: &str, family: &Family) -> Result<(), String> {
 }
 
 #[test]
-fn it_refuses_what_the_format_forbids() {
+fn the_parser_refuses_pages_that_break_the_format() {
     let head = "# HELP a x\n# TYPE a histogram\n";
     let good = format!("{head}a_bucket{{le=\"1\"}} 1\na_bucket{{le=\"+Inf\"}} 2\na_sum 3\na_count 2\n");
     parse(&good).unwrap();

@@ -1,20 +1,20 @@
-//! The tables of docs/metrics.md, made from the page that they describe.
+//! The tables of docs/metrics.md, generated from a page of metrics.
 
 use std::fmt::Write as _;
 
 use super::{controllers, example, render};
 
-/// The prefixes of a table's metrics stand in the line before it.
+/// The line before a table has the prefixes of its metrics.
 const BEGIN: &str = "<!-- metrics: ";
 const BEGIN_END: &str = " -->\n";
 const END: &str = "<!-- end of metrics -->\n";
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
 
-/// Set by `cargo xtask metrics`: the file is written.
+/// If `cargo xtask metrics` sets this variable, the file is written.
 const WRITE: &str = "SIDECORE_WRITE_DOCS";
 
-/// A metric as the manual describes it.
+/// A metric's row in the manual.
 struct Row {
     name: String,
     kind: String,
@@ -22,7 +22,7 @@ struct Row {
     help: String,
 }
 
-/// The metrics of a page that has a sample of each, in its order.
+/// Returns the metrics of a page that has a sample of each, in the page's order.
 fn rows(page: &str) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for line in page.lines() {
@@ -39,8 +39,8 @@ fn rows(page: &str) -> Vec<Row> {
     rows
 }
 
-/// The table of the metrics with one of these prefixes. A metric that queues have as well is in the
-/// table of `sidecore_queue_`, by its device's name.
+/// Returns the table of the metrics with one of these prefixes. A metric that queues have as well
+/// is in the table of `sidecore_queue_`, by its device's name.
 fn table(rows: &[Row], prefixes: &str) -> String {
     let twin = |row: &Row| row.name.replace("sidecore_device_", "sidecore_queue_");
     let mut text = String::from("| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n");
@@ -55,7 +55,7 @@ fn table(rows: &[Row], prefixes: &str) -> String {
     text
 }
 
-/// The manual with its tables as they should be.
+/// Returns the manual with correct tables.
 fn rewritten(manual: &str, rows: &[Row]) -> String {
     let mut text = String::new();
     let mut rest = manual;
@@ -92,7 +92,7 @@ fn the_tables_of_the_manual_are_those_of_the_page() {
 }
 
 #[test]
-fn a_table_has_what_the_page_says() {
+fn a_table_has_the_metrics_of_the_page() {
     let page = "# HELP a_x Some | thing.\n# TYPE a_x gauge\na_x{one=\"1\",two=\"2\"} 3\n# HELP b_y Other.\n# TYPE b_y \
                 counter\nb_y 1\n";
     let manual = format!("# A\n{BEGIN}b_ a_{BEGIN_END}old\n{END}rest\n");
