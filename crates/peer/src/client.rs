@@ -1,4 +1,4 @@
-//! A client that is served: its connection and its session, a message at a time.
+//! A connected client: its connection and its session, a message at a time.
 
 use std::error::Error;
 use std::os::fd::OwnedFd;
@@ -11,16 +11,16 @@ use sidecore_socket::{cause, close_aside};
 
 use crate::connection::{Codec, Connection, Received};
 use crate::session::{MessageOf, Session};
-use crate::slot::{Context, DEADLINE, Event, Tell, connection_key};
+use crate::slot::{Context, DEADLINE, Event, SendEvent, connection_key};
 use crate::snapshot::{ExportFds, ResumeFds, Snapshot, SocketState};
 
-/// A command that takes longer is logged: QEMU gives up a vfio-user device after five seconds.
+/// Commands that take longer are logged: QEMU gives up a vfio-user device after five seconds.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// Why a connection ended, other than by being closed.
+/// The reason why a connection ended, unless the peer closed it in order.
 pub(crate) struct Fault {
     pub(crate) reason: String,
-    /// Its kind, for the limits of the log.
+    /// The reason's kind, for the limits of the log.
     pub(crate) cause: String,
 }
 
@@ -36,9 +36,9 @@ impl Fault {
     }
 }
 
-/// The events to wait for: a message, or room for the rest of a reply. No message is read before: a peer
-/// that does not read is not listened to. None during a call of the session: a peer that hangs up would
-/// be reported without end.
+/// The events to wait for: a message, or space for the rest of a reply. While a reply is being
+/// sent, no message is read: a peer that does not read its replies is not served. No events during
+/// a call of the session: epoll would report a peer that hangs up again and again.
 pub(crate) type Wants = Option<EventFlags>;
 
 const MESSAGE: Wants = Some(EventFlags::IN);
@@ -62,25 +62,25 @@ pub(crate) struct Client<S: Session> {
     /// `None` during a call.
     pub(crate) session: Option<S>,
     call: Option<Call>,
-    /// The events that the connection is watched for.
+    /// The events for which epoll watches the connection.
     watched: Wants,
-    /// When the last message came, or the client was notified.
+    /// The time of the last message, or of the last notification of the client.
     last: Instant,
-    pub(crate) tell: Tell,
+    pub(crate) send_event: SendEvent,
 }
 
 impl<S: Session> Client<S> {
-    pub(crate) const fn new(connection: Connection<S::Codec>, session: S, tell: Tell, now: Instant) -> Self {
-        Self { connection, session: Some(session), call: None, watched: None, last: now, tell }
+    pub(crate) const fn new(connection: Connection<S::Codec>, session: S, send_event: SendEvent, now: Instant) -> Self {
+        Self { connection, session: Some(session), call: None, watched: None, last: now, send_event }
     }
 
-    /// Waits for the first message, or for room for a reply of the process before.
+    /// Waits for the first message, or for space for a reply of the previous process.
     pub(crate) const fn first(&self) -> Turn {
         Turn::Wait(if self.connection.is_sending() { ROOM } else { MESSAGE })
     }
 
-    /// Sends what is left of a reply, then reads a message and serves it. One only: other sockets have
-    /// their turn, too.
+    /// Sends the rest of a reply, then reads a message and serves it. Only one message, so that
+    /// other sockets have their turn.
     pub(crate) fn turn(&mut self, context: &Context<'_>) -> Result<Turn, Fault> {
         let Some(session) = &mut self.session else { return Ok(Turn::Wait(None)) };
         if !self.connection.flush()? {
@@ -97,23 +97,24 @@ impl<S: Session> Client<S> {
             return self.reply(reply, context.now);
         }
         self.call = Some(Call { name: S::Codec::kind(&message).to_string(), since: context.now });
-        let back = GivingBack { session: self.session.take(), reply: None, tell: Tell::clone(&self.tell) };
+        let guard =
+            CallGuard { session: self.session.take(), reply: None, send_event: SendEvent::clone(&self.send_event) };
         let job = move || {
-            let mut back = back;
-            back.reply = back.session.as_mut().map(|session| session.handle(message));
+            let mut guard = guard;
+            guard.reply = guard.session.as_mut().map(|session| session.handle(message));
         };
         context.pool.run(context.now, Box::new(job));
         Ok(Turn::Wait(None))
     }
 
-    /// The session is back from its call.
+    /// Takes the session back from its call.
     pub(crate) fn returned(&mut self, (session, reply): Returned<S>, now: Instant) -> Result<Turn, Fault> {
         self.session = session;
         let taken = self.call.take().map(|call| now.saturating_duration_since(call.since));
         if let Some(taken) = taken.filter(|taken| *taken >= SLOW) {
-            tracing::warn!(?taken, "the VMM has waited long for an answer");
+            tracing::warn!(?taken, "the VMM has waited long for a reply");
         }
-        let panicked = || Fault::new("the thread that served it panicked".to_owned(), "Panic");
+        let panicked = || Fault::new("the thread that served the client panicked".to_owned(), "Panic");
         self.reply(reply.ok_or_else(panicked)?, now)
     }
 
@@ -127,7 +128,7 @@ impl<S: Session> Client<S> {
         Ok(Turn::Wait(if is_sent { MESSAGE } else { ROOM }))
     }
 
-    /// The timer has expired: notifies the client; a call that takes too long is an error.
+    /// Handles the expired timer: notifies the client; a call that takes too long is an error.
     pub(crate) fn timeout(&mut self, now: Instant) -> Result<Turn, Fault> {
         if let Some(call) = &self.call {
             return Err(Fault::new(format!("{} has taken longer than {DEADLINE:?}", call.name), "Deadline"));
@@ -139,7 +140,7 @@ impl<S: Session> Client<S> {
         Ok(Turn::Wait(self.watched))
     }
 
-    /// When the client is to be notified, or to be disconnected because a command takes too long.
+    /// The time to notify the client, or to disconnect it because a command takes too long.
     pub(crate) fn timer(&self) -> Option<Instant> {
         match (&self.call, &self.session) {
             (Some(call), _) => call.since.checked_add(DEADLINE),
@@ -161,43 +162,43 @@ impl<S: Session> Client<S> {
     }
 }
 
-/// A session after its call, unless that panicked, and the reply.
+/// A session after its call, or `None` after a panic, and the reply.
 pub(crate) type Returned<S> = (Option<S>, Option<Result<Option<MessageOf<S>>, <S as Session>::Error>>);
 
-/// A session in a call, which it comes back from when this is dropped, also by a panic.
-struct GivingBack<S: Session> {
+/// A session in a call. The drop returns the session to its slot, also after a panic.
+struct CallGuard<S: Session> {
     session: Option<S>,
     reply: Option<Result<Option<MessageOf<S>>, S::Error>>,
-    tell: Tell,
+    send_event: SendEvent,
 }
 
-impl<S: Session> Drop for GivingBack<S> {
+impl<S: Session> Drop for CallGuard<S> {
     fn drop(&mut self) {
         let returned: Returned<S> = (self.session.take(), self.reply.take());
-        (self.tell)(Event::Returned(Box::new(returned)));
+        (self.send_event)(Event::Returned(Box::new(returned)));
     }
 }
 
-/// The rest of a client that has gone. Dropping it reports the end of the session, closes the connection, and
-/// reports that.
+/// The rest of a client that is gone. The drop reports the end of the session, closes the
+/// connection, and reports the close.
 pub(crate) struct Ending<S: Session> {
     pub(crate) session: Option<S>,
     pub(crate) connection: Option<Connection<S::Codec>>,
     /// Descriptors of a snapshot that could not be resumed.
     pub(crate) fds: Option<ResumeFds>,
-    pub(crate) tell: Tell,
+    pub(crate) send_event: SendEvent,
 }
 
 impl<S: Session> Ending<S> {
-    /// Ends the session. To be called by the pool.
+    /// Ends the session. Called by the pool.
     pub(crate) fn end(mut self) {
         if let Some(session) = &mut self.session {
             session.disconnect();
         }
     }
 
-    /// Sends the client to another process, or ends the session if that cannot be. To be called by the
-    /// pool.
+    /// Sends the client to another process, or ends the session if the client cannot be exported.
+    /// Called by the pool.
     pub(crate) fn export(mut self, successor: &Sender<Snapshot>) {
         let is_ready = self.session.as_mut().is_some_and(Session::prepare_export);
         let (Some(connection), Some(session)) = (self.connection.take_if(|_| is_ready), &mut self.session) else {
@@ -216,8 +217,8 @@ impl<S: Session> Ending<S> {
 impl<S: Session> Drop for Ending<S> {
     fn drop(&mut self) {
         self.connection.iter().for_each(Connection::shut_down);
-        (self.tell)(Event::Ended);
+        (self.send_event)(Event::Ended);
         drop((self.session.take(), self.connection.take(), self.fds.take()));
-        (self.tell)(Event::Closed);
+        (self.send_event)(Event::Closed);
     }
 }

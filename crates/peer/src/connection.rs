@@ -1,4 +1,4 @@
-//! Messages over a stream socket, each with its file descriptors. No call here waits.
+//! Messages and their file descriptors over a stream socket. No call here waits.
 
 use std::error::Error;
 use std::fmt;
@@ -14,41 +14,41 @@ use crate::snapshot::{ConnectionState, ExportFds, ResumeError, ResumeFds};
 /// Buffers that have grown beyond this are freed after their message.
 const KEPT_BYTES: usize = 8 << 10;
 
-/// A protocol's messages: a header of a fixed size, a payload whose size the header says, and file
+/// A protocol's messages: a header of a fixed size, a payload with the size in the header, and file
 /// descriptors beside them.
 pub trait Codec: Send + 'static {
     /// The bytes of a header, an array.
     type HeaderBytes: Default + AsRef<[u8]> + AsMut<[u8]> + Send;
     /// A header whose payload size is within the protocol's limit.
     type Header: Copy + Send;
-    /// A whole message.
+    /// A complete message.
     type Message: Send + 'static;
     /// The subject of a message, for errors.
     type Kind: fmt::Debug + fmt::Display + Send;
-    /// Why bytes are not a message.
+    /// The reason why bytes are no message.
     type Error: Error + Send + 'static;
 
-    /// Most file descriptors of one message.
+    /// The largest number of file descriptors of one message.
     const MAX_FDS: usize;
-    /// Most sockets that a peer may hand over on one connection.
+    /// The largest number of sockets that a peer may hand over on one connection.
     const MAX_SOCKETS: usize = 0;
 
     /// Parses a header.
     ///
     /// # Errors
-    /// The connection ends.
+    /// The connection has to be closed.
     fn parse_header(bytes: &Self::HeaderBytes) -> Result<Self::Header, Self::Error>;
 
-    /// The size of the payload behind a header.
+    /// Returns the size of the payload behind a header.
     fn payload_bytes(header: Self::Header) -> usize;
 
-    /// The subject of the message behind a header.
+    /// Returns the subject of the message behind a header.
     fn kind_of(header: Self::Header) -> Self::Kind;
 
-    /// The subject of the message.
+    /// Returns the subject of the message.
     fn kind(message: &Self::Message) -> Self::Kind;
 
-    /// Whether a connected Unix stream socket may come with such a message.
+    /// Whether a connected Unix stream socket may come with this message.
     fn takes_socket(_: Self::Header) -> bool {
         false
     }
@@ -56,30 +56,30 @@ pub trait Codec: Send + 'static {
     /// Parses a message; `fds` are memory files, eventfds, and duplicates of sockets.
     ///
     /// # Errors
-    /// The connection ends.
+    /// The connection has to be closed.
     fn parse(header: Self::Header, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Self::Message, Self::Error>;
 
-    /// Appends a message's bytes. Its descriptors.
+    /// Appends a message's bytes to `bytes`. Returns the message's descriptors.
     fn write(message: Self::Message, bytes: &mut Vec<u8>) -> Vec<OwnedFd>;
 }
 
-/// Why a connection ends.
+/// The reason why a connection ends.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError<E: Error + 'static, K: fmt::Debug + fmt::Display> {
-    /// The socket failed, or more file descriptors came with a message than any message has.
+    /// The socket failed, or a message came with more file descriptors than the protocol allows.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// The peer went away in the middle of a message.
+    /// The peer closed the connection in the middle of a message.
     #[error("the peer closed the connection in the middle of a message")]
     Truncated,
     /// The bytes are no message.
     #[error(transparent)]
     Message(E),
-    /// A message is to be sent while another one is in flight.
-    #[error("the message before has not been sent yet")]
+    /// A message was to be sent while another one is in flight.
+    #[error("the previous message has not been sent yet")]
     Busy,
-    /// A message came with a descriptor that no message has.
+    /// A message came with a descriptor of a kind that no message has.
     #[error(
         "descriptor {number} of {message} is neither shared memory (a memfd, or a file on tmpfs or hugetlbfs) \
          nor an eventfd, but {is}"
@@ -87,17 +87,17 @@ pub enum ConnectionError<E: Error + 'static, K: fmt::Debug + fmt::Display> {
     Descriptor {
         /// The subject of the message.
         message: K,
-        /// Which of the message's descriptors, from 1.
+        /// The descriptor's number in the message, from 1.
         number: usize,
-        /// The kernel's name for it.
+        /// The kernel's name for the file.
         is: String,
     },
-    /// The peer has handed over more sockets than the protocol has a use for.
+    /// The peer has handed over more sockets than the protocol uses.
     #[error("more than {max} sockets with {message} on one connection")]
     TooManySockets {
         /// The subject of the message.
         message: K,
-        /// The limit.
+        /// The protocol's limit for one connection.
         max: usize,
     },
     /// A descriptor cannot be duplicated.
@@ -111,39 +111,39 @@ pub type ErrorOf<C> = ConnectionError<<C as Codec>::Error, <C as Codec>::Kind>;
 /// The result of a read.
 #[derive(Debug)]
 pub enum Received<M> {
-    /// A whole message.
+    /// A complete message.
     Message(M),
-    /// Nothing, or a part of a message: read again when the socket is readable.
+    /// No message yet, or a part of one: read again when the socket is readable.
     Nothing,
-    /// The peer has closed the connection, between two messages.
+    /// The peer has closed the connection between two messages.
     Closed,
 }
 
 /// One end of a socket.
 ///
-/// One message is read at a time, and no byte of the next one: so its descriptors are known to be its
-/// own. One message is sent at a time, with a call of its own, because QEMU's vfio-user client expects
-/// a header in one piece.
+/// One message is read at a time, and no byte of the next one, so that each message gets its own
+/// descriptors. One message is sent at a time, with a call of its own, because QEMU's vfio-user
+/// client expects a header in one piece.
 ///
-/// A message has descriptors of memory files and eventfds only, which close at once, and duplicates of
-/// sockets. The connection keeps the sockets, and all other descriptors that the peer has sent; those
-/// that were never received are in the socket. So to drop a connection may take as long as the peer
-/// likes: a thread that serves others must not do it.
+/// A message has only descriptors of memory files and eventfds, which close at once, and duplicates
+/// of sockets. The connection keeps the sockets, and all other descriptors that the peer has sent;
+/// descriptors that were never received are in the socket. So the drop of a connection may take as
+/// long as the peer likes: a thread that serves others must not do it.
 pub struct Connection<C: Codec> {
     stream: UnixStream,
     incoming: Incoming<C>,
     outgoing: Outgoing,
-    /// Sockets that messages have duplicates of.
+    /// The sockets whose duplicates were given to messages.
     sockets: Vec<OwnedFd>,
 }
 
 /// The message that is being read.
 struct Incoming<C: Codec> {
     header: C::HeaderBytes,
-    /// The header, once it is whole.
+    /// The header, once it is complete.
     parsed: Option<C::Header>,
     payload: Vec<u8>,
-    /// Bytes there are of the header, or of the payload once the header is whole.
+    /// The number of bytes received of the header, or of the payload once the header is complete.
     filled: usize,
     fds: Vec<OwnedFd>,
 }
@@ -156,7 +156,7 @@ struct Outgoing {
     fds: Vec<OwnedFd>,
 }
 
-/// How far a buffer got.
+/// The progress of filling a buffer.
 enum Filled {
     Whole,
     Partly,
@@ -164,7 +164,7 @@ enum Filled {
 }
 
 impl<C: Codec> Connection<C> {
-    /// A connection over a connected stream, which need not be in non-blocking mode.
+    /// Makes a connection from a connected stream, which need not be in non-blocking mode.
     #[must_use]
     pub fn new(stream: UnixStream) -> Self {
         let header = C::HeaderBytes::default();
@@ -172,10 +172,10 @@ impl<C: Codec> Connection<C> {
         Self { stream, incoming, outgoing: Outgoing::default(), sockets: Vec::new() }
     }
 
-    /// Reads what has come.
+    /// Reads the bytes that have come.
     ///
     /// # Errors
-    /// After any error but [`ConnectionError::Busy`] the stream is out of step and of no further use.
+    /// After any error but [`ConnectionError::Busy`] the stream is out of step and cannot be used.
     pub fn receive(&mut self) -> Result<Received<C::Message>, ErrorOf<C>> {
         let Self { stream, incoming, .. } = self;
         let header = match incoming.parsed {
@@ -187,7 +187,7 @@ impl<C: Codec> Connection<C> {
                     Filled::Ended if incoming.filled == 0 => return Ok(Received::Closed),
                     Filled::Ended => return Err(ConnectionError::Truncated),
                 }
-                // The payload's size is checked here, before there is room for it.
+                // The payload's size is checked here, before memory is allocated for it.
                 let header = C::parse_header(&incoming.header).map_err(ConnectionError::Message)?;
                 incoming.payload.clear();
                 incoming.payload.resize(C::payload_bytes(header), 0);
@@ -209,8 +209,8 @@ impl<C: Codec> Connection<C> {
         Ok(Received::Message(message.map_err(ConnectionError::Message)?))
     }
 
-    /// Checks that a message's descriptors are of kinds that messages have. Puts a duplicate in the
-    /// place of a socket, which the connection keeps.
+    /// Checks that a message's descriptors are of permitted kinds. Replaces a socket by a
+    /// duplicate; the connection keeps the socket itself.
     fn check(&mut self, header: C::Header) -> Result<(), ErrorOf<C>> {
         for (number, fd) in (1..).zip(&mut self.incoming.fds) {
             let is = match Descriptor::of(&*fd) {
@@ -232,7 +232,7 @@ impl<C: Codec> Connection<C> {
         Ok(())
     }
 
-    /// Sends a message. False if some of it is left for [`Connection::flush`], when the socket is
+    /// Sends a message. False if a part of it is left for [`Connection::flush`], when the socket is
     /// writable again.
     ///
     /// # Errors
@@ -246,17 +246,17 @@ impl<C: Codec> Connection<C> {
         self.flush()
     }
 
-    /// Sends what is left of a message. True when all of it is sent.
+    /// Sends the rest of a message. True when the whole message is sent.
     ///
     /// # Errors
-    /// The socket's.
+    /// The socket's error.
     pub fn flush(&mut self) -> Result<bool, ErrorOf<C>> {
         let Self { stream, outgoing, .. } = self;
         while let Some(rest) = outgoing.bytes.get(outgoing.sent..).filter(|rest| !rest.is_empty()) {
             match send(&*stream, rest, &outgoing.fds, C::MAX_FDS, Blocking::Never) {
                 Ok(sent) => {
                     outgoing.sent = outgoing.sent.saturating_add(sent);
-                    // The descriptors went with the first byte.
+                    // The descriptors were sent with the first byte.
                     outgoing.fds.clear();
                 }
                 Err(error) if error.would_block() => return Ok(false),
@@ -274,24 +274,25 @@ impl<C: Codec> Connection<C> {
         self.incoming.payload.capacity().max(self.outgoing.bytes.capacity())
     }
 
-    /// Whether a part of a message is still to be sent.
+    /// Whether a part of a message has still to be sent.
     pub(crate) const fn is_sending(&self) -> bool {
         !self.outgoing.bytes.is_empty()
     }
 
-    /// Ends the connection, both ways. The peer sees that at once, though the socket is not closed.
+    /// Ends the connection in both directions. The peer sees the end at once, although the socket
+    /// is not closed.
     pub(crate) fn shut_down(&self) {
-        // It fails if the peer has closed it, which is as good.
+        // The only error is that the peer has closed the connection.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    /// Whether the connection can be exported: not with descriptors of a part of a message whose close
-    /// may wait, because the process that resumes it would close them.
+    /// Whether the connection can be exported. A partly received message must have no descriptor
+    /// whose close may wait, because the process that resumes the connection would close it.
     pub(crate) fn can_be_exported(&self) -> bool {
         self.incoming.fds.iter().all(|fd| Descriptor::of(fd).closes_at_once())
     }
 
-    /// Exports the stream, with the messages that are partly read or sent.
+    /// Exports the stream, and the messages that are partly read or sent.
     pub(crate) fn export(self, fds: &mut ExportFds) -> ConnectionState {
         let Self { stream, incoming, outgoing, sockets } = self;
         let mut bytes = incoming.header.as_ref().to_vec();
@@ -309,7 +310,7 @@ impl<C: Codec> Connection<C> {
         }
     }
 
-    /// Restores messages that another process has partly read or sent; the connection is a new one.
+    /// Restores the messages that another process has partly read or sent, on a new connection.
     pub(crate) fn resume(&mut self, state: &ConnectionState, fds: &mut ResumeFds) -> Result<(), ResumeError> {
         let Self { incoming, outgoing, sockets, .. } = self;
         *sockets = fds.take_all(&state.sockets)?;
@@ -347,7 +348,7 @@ fn shrink(buffer: &mut Vec<u8>) {
     }
 }
 
-/// Reads until `bytes` is full or there is nothing more.
+/// Reads until `bytes` is full or the socket is empty.
 fn fill(
     stream: &UnixStream,
     bytes: &mut [u8],

@@ -1,17 +1,17 @@
-//! One service for all sockets that clients connect to, whatever their protocol: the shared half of
-//! vhost-user and vfio-user.
+//! One service for the sockets of all protocols: the shared half of vhost-user and vfio-user.
 //!
-//! * [`Service`] is a few epoll threads (workers) and a bounded pool; [`Socket`] is one socket of them.
-//! * [`Session`] is what a protocol implements: commands in, replies out, and the end of a client.
+//! * [`Service`] is a few epoll threads (workers) and a bounded pool; [`Socket`] is one of its
+//!   sockets.
+//! * [`Session`] is implemented by a protocol: commands in, replies out, and the end of a client.
 //!   [`Endpoint`] makes a session for each client of a device.
-//! * [`Connection`] carries messages and their descriptors over a stream, as a [`Codec`] describes them.
-//! * [`Snapshot`] is a client as one process exports it and the next one resumes it.
+//! * [`Connection`] carries messages and their descriptors over a stream, as a [`Codec`] describes
+//!   them.
+//! * [`Snapshot`] is a client that one process exports and the next one resumes.
 //!
-//! A worker reads, parses and replies, and never waits. A command that may wait (to map memory, to start
-//! or stop a queue), the end of a session and the closing of a connection are calls of the pool: one at a
-//! time for each socket, in the order of its messages. A command that takes longer than half a minute
-//! costs its client the connection
-//! (docs/decisions/0027-one-socket-service.md).
+//! A worker reads, parses and replies, and never waits. A command that may wait (to map memory, to
+//! start or stop a queue), the end of a session and the close of a connection are calls of the
+//! pool: one at a time for each socket, in the order of its messages. If a command takes longer
+//! than half a minute, its client is disconnected (docs/decisions/0027-one-socket-service.md).
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

@@ -1,23 +1,23 @@
-//! A bounded number of threads for what may wait: mapping, closing, starting and stopping.
+//! A bounded number of threads for work that may wait: mapping, closing, starting and stopping.
 //!
-//! A thread whose job takes longer than [`PATIENCE`] does not count: another one takes its place, so
-//! that jobs behind it wait no longer. Each socket has one job at a time at most, so that even with
-//! peers that make all of theirs wait for ever there are no more threads than sockets.
+//! A thread whose job takes longer than [`PATIENCE`] does not count: another one takes its place,
+//! so that queued jobs do not wait for it. Each socket has at most one job at a time, so that even
+//! peers that make all their jobs wait for ever cause no more threads than sockets.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a job counts as one that is soon over.
+/// The time for which a running job counts as short.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
 
-/// Code that may wait.
+/// A closure that may wait.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// The threads, and the jobs that are queued for them.
 pub(crate) struct Pool {
-    /// Threads at most, besides those whose jobs take long.
+    /// The largest number of threads, not counting those with long jobs.
     limit: usize,
     state: Mutex<State>,
     queued: Condvar,
@@ -26,7 +26,7 @@ pub(crate) struct Pool {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// When the jobs that run were started, by their numbers.
+    /// The start times of running jobs, by their numbers.
     running: BTreeMap<u64, Instant>,
     next: u64,
     threads: usize,
@@ -38,15 +38,15 @@ impl State {
         self.threads.saturating_sub(self.running.len())
     }
 
-    /// Whether a job is queued that no idle thread is going to take.
+    /// Whether a job is queued for which no thread is idle.
     fn is_behind(&self) -> bool {
         self.jobs.len() > self.idle()
     }
 
-    /// Whether another thread is to be started.
-    fn lacks_a_thread(&self, now: Instant, limit: usize) -> bool {
-        let soon_over = self.running.values().filter(|since| now.saturating_duration_since(**since) < PATIENCE);
-        self.is_behind() && self.idle().saturating_add(soon_over.count()) < limit
+    /// Whether another thread has to be started.
+    fn needs_a_thread(&self, now: Instant, limit: usize) -> bool {
+        let short = self.running.values().filter(|since| now.saturating_duration_since(**since) < PATIENCE);
+        self.is_behind() && self.idle().saturating_add(short.count()) < limit
     }
 }
 
@@ -59,27 +59,27 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a job.
+    /// Queues a job, and starts a thread if necessary.
     pub(crate) fn run(self: &Arc<Self>, now: Instant, job: Job) {
         self.state().jobs.push_back(job);
         self.queued.notify_one();
-        self.tend(now);
+        self.start_threads(now);
     }
 
-    /// Starts threads that are lacking. If true, jobs are queued all the same: it is to be called again
-    /// after [`PATIENCE`].
-    pub(crate) fn tend(self: &Arc<Self>, now: Instant) -> bool {
+    /// Starts missing threads. If true, jobs are queued all the same: call again after
+    /// [`PATIENCE`].
+    pub(crate) fn start_threads(self: &Arc<Self>, now: Instant) -> bool {
         loop {
             {
                 let mut state = self.state();
-                if !state.lacks_a_thread(now, self.limit) {
+                if !state.needs_a_thread(now, self.limit) {
                     return state.is_behind();
                 }
                 state.threads = state.threads.saturating_add(1);
             }
             let pool = Arc::clone(self);
             if let Err(error) = thread::Builder::new().name("peer-job".to_owned()).spawn(move || pool.serve()) {
-                tracing::error!(%error, "no thread for what waits for a peer");
+                tracing::error!(%error, "cannot start a thread for jobs that may wait");
                 let mut state = self.state();
                 state.threads = state.threads.saturating_sub(1);
                 return true;
@@ -87,7 +87,7 @@ impl Pool {
         }
     }
 
-    /// A thread of the pool.
+    /// Runs jobs: the main function of a thread.
     fn serve(&self) {
         while let Some((number, job)) = self.take() {
             let running = Running { pool: self, number };
@@ -96,7 +96,7 @@ impl Pool {
         }
     }
 
-    /// Waits for a job; `None` ends the thread.
+    /// Takes a job, and waits for one if necessary; `None` ends the thread.
     fn take(&self) -> Option<(u64, Job)> {
         let mut state = self.state();
         loop {
@@ -106,7 +106,7 @@ impl Pool {
                 state.running.insert(number, Instant::now());
                 return Some((number, job));
             }
-            // One that has taken the place of another, which is back now, is not needed any longer.
+            // This thread replaced another one, which is available again.
             if state.is_closed || state.threads > self.limit {
                 state.threads = state.threads.saturating_sub(1);
                 return None;
@@ -115,13 +115,13 @@ impl Pool {
         }
     }
 
-    /// Ends the threads when their jobs are done, which nobody waits for.
+    /// Ends the threads after their running jobs, without waiting for them.
     pub(crate) fn close(&self) {
         self.state().is_closed = true;
         self.queued.notify_all();
     }
 
-    /// Runs the first of the queued jobs here. False if there is none.
+    /// Runs the first queued job on this thread. False if no job is queued.
     #[cfg(test)]
     pub(crate) fn run_next(&self) -> bool {
         let job = self.state().jobs.pop_front();
@@ -129,7 +129,7 @@ impl Pool {
     }
 }
 
-/// A job that runs, also while its panic unwinds.
+/// A running job. The drop removes it, also while its panic unwinds.
 struct Running<'a> {
     pool: &'a Pool,
     number: u64,
@@ -161,42 +161,42 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_lacking_when_those_there_are_take_long() {
+    fn a_thread_is_missing_when_all_others_have_long_jobs() {
         let start = Instant::now();
         let late = start + PATIENCE;
-        assert!(!state(0, &[], 0).lacks_a_thread(start, 2));
-        assert!(state(0, &[], 1).lacks_a_thread(start, 2));
-        assert!(!state(1, &[], 1).lacks_a_thread(start, 2), "an idle one takes it");
-        assert!(state(1, &[start], 1).lacks_a_thread(start, 2));
+        assert!(!state(0, &[], 0).needs_a_thread(start, 2));
+        assert!(state(0, &[], 1).needs_a_thread(start, 2));
+        assert!(!state(1, &[], 1).needs_a_thread(start, 2), "an idle thread takes the job");
+        assert!(state(1, &[start], 1).needs_a_thread(start, 2));
         let full = state(2, &[start, start], 1);
-        assert!(!full.lacks_a_thread(start, 2));
+        assert!(!full.needs_a_thread(start, 2));
         assert!(full.is_behind());
-        assert!(full.lacks_a_thread(late, 2));
-        assert!(state(3, &[start, start, late], 1).lacks_a_thread(late, 2));
-        assert!(!state(4, &[start, start, late, late], 1).lacks_a_thread(late, 2));
+        assert!(full.needs_a_thread(late, 2));
+        assert!(state(3, &[start, start, late], 1).needs_a_thread(late, 2));
+        assert!(!state(4, &[start, start, late, late], 1).needs_a_thread(late, 2));
         assert!(!state(2, &[start, start], 0).is_behind(), "nothing is queued");
     }
 
     #[test]
-    fn a_job_that_never_ends_holds_up_no_other() {
+    fn a_job_that_never_ends_delays_no_other() {
         let pool = Pool::new(1);
-        let (let_go, held) = channel::<()>();
+        let (release, blocked) = channel::<()>();
         let (begun, begins) = channel();
         let now = Instant::now();
         pool.run(
             now,
             Box::new(move || {
                 begun.send(()).unwrap();
-                let _ = held.recv_timeout(6 * SOON);
+                let _ = blocked.recv_timeout(6 * SOON);
             }),
         );
         begins.recv_timeout(SOON).unwrap();
         let (done, wait) = channel();
         pool.run(now, Box::new(move || done.send(()).unwrap()));
-        assert!(pool.tend(now - PATIENCE), "it waits for the first one's patience to end");
-        assert!(!pool.tend(Instant::now() + PATIENCE));
+        assert!(pool.start_threads(now - PATIENCE), "the first job still counts as short");
+        assert!(!pool.start_threads(Instant::now() + PATIENCE));
         wait.recv_timeout(SOON).unwrap();
-        drop(let_go);
+        drop(release);
         pool.close();
     }
 
@@ -207,7 +207,7 @@ mod tests {
         let (done, wait) = channel();
         pool.run(Instant::now(), Box::new(move || done.send(()).unwrap()));
         while wait.try_recv().is_err() {
-            pool.tend(Instant::now());
+            pool.start_threads(Instant::now());
             thread::yield_now();
         }
         pool.close();

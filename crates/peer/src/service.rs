@@ -18,23 +18,23 @@ use crate::slot::{Event, Known, Slot};
 use crate::snapshot::Snapshot;
 use crate::worker::{Mailbox, Order, Worker};
 
-/// Connections that may wait while another is served.
+/// The number of connections that may wait while another one is served.
 const BACKLOG: i32 = 8;
-/// Threads for what may wait, besides those that a peer makes wait for long.
+/// The number of threads for work that may wait, not counting those that a peer blocks for long.
 const POOL_THREADS: usize = 4;
 
-/// Threads that serve sockets of any protocol: each socket a device, each device to one client at a
+/// Threads that serve sockets of any protocol: each socket a device, each device one client at a
 /// time.
 ///
-/// Every socket belongs to one worker, which waits for nothing but messages: a client that sends half of
-/// one, or reads no answers, or whose last command takes long, holds up itself only. Commands that may
-/// wait, and the ends of sessions and connections, are carried out by a bounded pool of threads. The next
-/// client of a device comes when the last one's connection is closed. Dropping the service ends all its
-/// sockets.
+/// Every socket belongs to one worker, which waits only for messages: a client that sends half a
+/// message, or reads no replies, or whose last command takes long, delays only itself. A bounded
+/// pool of threads carries out commands that may wait, and ends sessions and connections. The next
+/// client of a device is accepted when the last one's connection is closed. The drop of the service
+/// ends all its sockets.
 pub struct Service {
     workers: Vec<Thread>,
     pool: Arc<Pool>,
-    /// The number of the next socket, which also says which worker it belongs to.
+    /// The number of the next socket, which also decides its worker.
     next: AtomicU64,
 }
 
@@ -47,7 +47,7 @@ impl Service {
     /// Starts the workers.
     ///
     /// # Errors
-    /// No thread, or no descriptor for it, is to be had.
+    /// A thread cannot be started, or the process has no descriptor left for it.
     pub fn start(workers: NonZeroUsize) -> io::Result<Self> {
         let pool = Pool::new(POOL_THREADS);
         let mut service = Self { workers: Vec::new(), pool, next: AtomicU64::new(0) };
@@ -59,13 +59,13 @@ impl Service {
         Ok(service)
     }
 
-    /// Creates the socket file, for those whom `access` names, and serves a device on it. A socket file
-    /// that a dead process left behind is replaced. The client of a snapshot that another process has
-    /// [exported](Socket::export) is resumed; if that is not possible it is disconnected, and the log says
-    /// why.
+    /// Creates the socket file with the rights of `access`, and serves a device on it. The socket
+    /// file of a dead process is replaced. The client of a snapshot that another process has
+    /// [exported](Socket::export) is resumed; if that fails, the client is disconnected, and the
+    /// reason is logged.
     ///
     /// # Errors
-    /// See [`ServerError`]. The client is disconnected then, too.
+    /// See [`ServerError`]. The snapshot's client is disconnected then, too.
     pub fn serve<E: Endpoint>(
         &self,
         path: &Path,
@@ -81,16 +81,16 @@ impl Service {
             }
         };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let turn = usize::try_from(number).unwrap_or(0).checked_rem(self.workers.len()).unwrap_or(0);
+        let worker = usize::try_from(number).unwrap_or(0).checked_rem(self.workers.len()).unwrap_or(0);
         let known = Arc::new(Known::default());
         let add = |mailbox: &Arc<Mailbox>| {
-            let mut slot = Slot::new(number, listener, endpoint, Arc::clone(&known), mailbox.tell(number));
+            let mut slot = Slot::new(number, listener, endpoint, Arc::clone(&known), mailbox.event_sender(number));
             if let Some(snapshot) = snapshot {
                 slot.resume(snapshot, Instant::now());
             }
             mailbox.send(Order::Add(number, Box::new(slot)))
         };
-        match self.workers.get(turn).map(|worker| &worker.mailbox) {
+        match self.workers.get(worker).map(|worker| &worker.mailbox) {
             Some(mailbox) if add(mailbox) => {
                 Ok(Socket { file, is_removed: false, number, mailbox: Arc::clone(mailbox), known })
             }
@@ -124,9 +124,10 @@ impl fmt::Debug for Service {
 
 /// A socket that is served.
 ///
-/// Dropping it removes the file, ends the connection, wherever in a message it is, and waits until the
-/// session has ended: its device is stopped and holds none of the client's memory. It does not wait until
-/// the connection is closed. So it may be dropped by no thread that the device needs for that.
+/// The drop removes the file, ends the connection, at every point of a message, and waits until the
+/// session has ended: then the device is stopped and holds none of the client's memory. The drop
+/// does not wait until the connection is closed. A thread that the device needs for its stop must
+/// not drop the socket.
 pub struct Socket {
     file: SocketFile,
     is_removed: bool,
@@ -136,46 +137,47 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// The socket file.
+    /// Returns the path of the socket file.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Whether a client is connected, or the session of one that has gone not ended yet, or its
-    /// connection not closed.
+    /// Whether a client is connected, or a former client's session has not ended yet, or its
+    /// connection is not closed yet.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.known.is_connected.load(Ordering::Acquire)
     }
 
-    /// Whether a client is connected, or the session of one that has gone not ended yet.
+    /// Whether a client is connected, or a former client's session has not ended yet.
     #[must_use]
     pub fn is_serving(&self) -> bool {
         self.known.is_serving.load(Ordering::Acquire)
     }
 
-    /// The last client that was disconnected for what it did.
+    /// Returns the last disconnect that the client caused by an error.
     #[must_use]
     pub fn last_disconnect(&self) -> Option<Disconnect> {
         self.known.last.get()
     }
 
-    /// Has the session look for something to [notify](crate::Session::notify) its client of.
+    /// Lets the session check for an event of which to [notify](crate::Session::notify) its client.
     pub fn notify(&self) {
-        self.mailbox.send(Order::Tell(self.number, Event::Notify));
+        self.mailbox.send(Order::Event(self.number, Event::Notify));
     }
 
-    /// Ends the socket as dropping it does, but for the client: that stays connected, for another process
-    /// to [resume](Service::serve). `None` if there is no client, or it cannot be exported.
+    /// Ends the socket as its drop does, but keeps the client connected, for another process to
+    /// [resume](Service::serve). `None` if no client is connected, or the client cannot be
+    /// exported.
     ///
-    /// This waits until nothing of the device's is in flight, and for nothing of the client's.
+    /// This call waits until nothing of the device is in flight, but never for the client.
     #[must_use]
     pub fn export(mut self) -> Option<Snapshot> {
         self.remove_file();
         let (successor, exported) = channel();
-        self.mailbox.send(Order::Tell(self.number, Event::Export(successor)));
-        // The other end is dropped, with nothing sent, if there is nothing to be exported.
+        self.mailbox.send(Order::Event(self.number, Event::Export(successor)));
+        // The other end is dropped without a message if there is no client to export.
         exported.recv().ok()
     }
 
@@ -189,9 +191,10 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         self.remove_file();
-        let (over, wait) = channel();
-        if self.mailbox.send(Order::Tell(self.number, Event::End(Some(over)))) {
-            // Nothing is ever sent: the other end is dropped when it is over, or with its thread.
+        let (ended, wait) = channel();
+        if self.mailbox.send(Order::Event(self.number, Event::End(Some(ended)))) {
+            // No message is ever sent: the other end is dropped after the end of the session, or
+            // with its thread.
             let _ = wait.recv();
         }
     }

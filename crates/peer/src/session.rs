@@ -1,4 +1,4 @@
-//! The seam between the service and a protocol.
+//! The interface between the service and a protocol.
 
 use std::error::Error;
 use std::time::Duration;
@@ -11,33 +11,35 @@ use crate::snapshot::{ExportFds, ResumeError, ResumeFds, SessionState};
 /// The messages of a session's protocol.
 pub(crate) type MessageOf<S> = <<S as Session>::Codec as Codec>::Message;
 
-/// A protocol's side of one connection, as a state machine that knows no socket.
+/// A protocol's side of one connection, as a state machine without a socket.
 ///
-/// A worker calls the methods that must not wait; a thread of the pool calls the others: one call at a
-/// time, in the order of the client's messages, and no message is read while the pool has the session.
+/// A worker calls the methods that must not wait; a thread of the pool calls the others: one call
+/// at a time, in the order of the client's messages. No message is read during a call of the pool.
 pub trait Session: Sized + Send + 'static {
-    /// The messages.
+    /// The codec of the protocol's messages.
     type Codec: Codec;
-    /// Why a command ends the connection.
+    /// The reason why a command ends the connection.
     type Error: Error + Send + 'static;
 
-    /// The client sees the end of its connection only when its session has ended, not before.
+    /// Whether the client sees the end of its connection only after the end of its session.
     const HANGS_UP_LAST: bool = false;
 
     /// Whether [`handle`](Self::handle) may wait for this message: for a sidecore, a store, or the
-    /// kernel's memory management. It is called by the pool then.
+    /// kernel's memory management. The pool calls `handle` then.
     fn may_wait(&self, message: &MessageOf<Self>) -> bool;
 
-    /// Carries out a command. The reply, if there is one.
+    /// Carries out a command. Returns the reply, if there is one.
     ///
     /// # Errors
-    /// The connection ends.
+    /// The connection has to be closed.
     fn handle(&mut self, message: MessageOf<Self>) -> Result<Option<MessageOf<Self>>, Self::Error>;
 
-    /// The client has gone: stops what runs, and unmaps its memory. Called by the pool.
+    /// Ends the session: stops the device, and unmaps the client's memory. Called by the pool after
+    /// the client is gone.
     fn disconnect(&mut self);
 
-    /// If the client is to be notified of something: after which time without a message of its own.
+    /// If the client has to be notified: the time without a message of the client after which to do
+    /// so.
     fn notifies_after(&self) -> Option<Duration> {
         None
     }
@@ -45,33 +47,33 @@ pub trait Session: Sized + Send + 'static {
     /// Notifies the client. Called by a worker.
     fn notify(&mut self) {}
 
-    /// Stops what runs, without the client noticing, so that another process can go on from there. False
-    /// if the client cannot be handed over. Called by the pool.
+    /// Stops the device, without the client noticing, so that another process can resume. False if
+    /// the client cannot be handed over. Called by the pool.
     fn prepare_export(&mut self) -> bool {
         false
     }
 
-    /// The session as it was prepared. Called once, by the pool, and nothing is called after it.
+    /// Exports the prepared session. Called once, by the pool, as the last call.
     fn export(&mut self, fds: &mut ExportFds) -> SessionState {
         let _ = fds;
         SessionState::new()
     }
 
-    /// Goes on with a client of another process. Called once, first, by the thread that adds the socket.
+    /// Resumes a client of another process. Called once, first, by the thread that adds the socket.
     ///
     /// # Errors
-    /// The client is disconnected; [`disconnect`](Self::disconnect) is called then.
+    /// The client is disconnected, after a call of [`disconnect`](Self::disconnect).
     fn resume_from(&mut self, state: SessionState, fds: &mut ResumeFds) -> Result<(), ResumeError>;
 }
 
 /// A device behind a socket: makes a session for each of its clients, one after the other.
 pub trait Endpoint: Send + 'static {
-    /// The protocol.
+    /// The protocol of the device's clients.
     type Session: Session;
 
-    /// The span of its log lines, with its name.
+    /// Returns the span for the device's log lines, with its name.
     fn span(&self) -> Span;
 
-    /// A session for a new client.
+    /// Makes a session for a new client.
     fn session(&self) -> Self::Session;
 }

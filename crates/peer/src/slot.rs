@@ -1,4 +1,4 @@
-//! One socket of a worker's: its listener, and its client. Nothing here waits.
+//! One socket of a worker: its listener, and its client. No call here waits.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -21,58 +21,59 @@ use crate::pool::Pool;
 use crate::session::{Endpoint, Session};
 use crate::snapshot::{ResumeError, ResumeFds, Snapshot, SocketState};
 
-/// How long one command may take before its client is disconnected.
+/// The time that a command may take before its client is disconnected.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
-/// How long a listener is left alone that cannot be served (no file descriptors, no memory).
+/// The time between two attempts when a listener fails (no file descriptors, no memory).
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Tells a socket of an event, from any thread.
-pub(crate) type Tell = Arc<dyn Fn(Event) + Send + Sync>;
+/// Sends an event to a socket, from any thread.
+pub(crate) type SendEvent = Arc<dyn Fn(Event) + Send + Sync>;
 
-/// The event loop around a slot, at this time.
+/// The event loop around a slot, at one moment.
 pub(crate) struct Context<'a> {
     pub(crate) epoll: &'a OwnedFd,
     pub(crate) pool: &'a Arc<Pool>,
     pub(crate) now: Instant,
 }
 
-/// Something that has happened to a socket.
+/// An event of a socket.
 pub(crate) enum Event {
-    /// The worker has it.
+    /// The worker has taken the socket over.
     Added,
     /// The listener is readable.
     Acceptable,
-    /// The connection is readable, or writable, or broken.
+    /// The connection is readable, writable, or broken.
     Ready,
-    /// The session is back from a call: a [`Returned`].
+    /// A call of the session has ended, with a [`Returned`].
     Returned(Box<dyn Any + Send>),
     /// The session has ended: the device is free.
     Ended,
     /// The connection is closed.
     Closed,
-    /// The session may have something to notify its client of.
+    /// The session may have an event of which to notify its client.
     Notify,
     /// The slot's timer has expired.
     Timeout,
-    /// Take no client any longer, and export the one there is. The sender is dropped if there is none,
-    /// or it cannot be exported.
+    /// Accept no more clients, and export the connected one. The sender is dropped if no client is
+    /// connected, or the client cannot be exported.
     Export(Sender<Snapshot>),
-    /// Take no client any longer, and end the one there is. The sender is dropped when the device is
+    /// Accept no more clients, and end the connected one. The sender is dropped when the device is
     /// free.
     End(Option<Sender<Infallible>>),
 }
 
-/// A socket, whatever its protocol.
+/// A socket of any protocol.
 pub(crate) trait AnySlot: Send {
     fn handle(&mut self, event: Event, context: &Context<'_>);
 
-    /// When [`Event::Timeout`] is due.
+    /// The time of the next [`Event::Timeout`].
     fn timer(&self) -> Option<Instant>;
 
     /// Whether the socket has ended.
     fn is_over(&self) -> bool;
 
-    /// Closes the listener, and with it the clients in its backlog and what they have sent.
+    /// Closes the listener, and with it the clients in its backlog and the descriptors that they
+    /// have sent.
     fn retire(self: Box<Self>, context: &Context<'_>);
 }
 
@@ -85,56 +86,56 @@ pub(crate) const fn connection_key(number: u64) -> u64 {
     number << 1 | 1
 }
 
-/// The state of a socket that other threads may look at.
+/// The state of a socket that other threads may read.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    /// Until the connection is closed.
+    /// True until the connection is closed.
     pub(crate) is_connected: AtomicBool,
-    /// Until the session has ended.
+    /// True until the session has ended.
     pub(crate) is_serving: AtomicBool,
     pub(crate) last: LastDisconnect,
 }
 
 enum State<S: Session> {
-    /// No client; the listener is not watched. To be tried again, unless the socket ends.
+    /// No client; the listener is not watched. Watched again after `retry`, unless the socket ends.
     Unwatched {
         retry: Option<Instant>,
     },
     /// No client; the listener is watched.
     Listening,
     Serving(Box<Client<S>>),
-    /// The client has gone, and the pool ends it; or it is going to, when the session is back.
+    /// The client is gone. The pool ends it, or will end it when the session returns from its call.
     Ending(Option<Box<Ending<S>>>),
     /// The session has ended, and the pool closes the connection.
     Closing,
 }
 
-/// A socket of one worker's.
+/// One socket of a worker.
 pub(crate) struct Slot<E: Endpoint> {
     number: u64,
     listener: OwnedFd,
     endpoint: E,
     known: Arc<Known>,
-    tell: Tell,
+    send_event: SendEvent,
     state: State<E::Session>,
-    /// No client is taken any longer.
+    /// Whether the socket accepts no more clients.
     ends: bool,
-    /// Dropped with the slot.
+    /// Dropped with the slot, which reports its end.
     _over: Option<Sender<Infallible>>,
-    /// To be sent the client when its last command is answered.
+    /// The process that gets the client after the reply to its last command.
     successor: Option<Sender<Snapshot>>,
     span: Span,
 }
 
 impl<E: Endpoint> Slot<E> {
-    pub(crate) fn new(number: u64, listener: OwnedFd, endpoint: E, known: Arc<Known>, tell: Tell) -> Self {
+    pub(crate) fn new(number: u64, listener: OwnedFd, endpoint: E, known: Arc<Known>, send_event: SendEvent) -> Self {
         let state = State::Unwatched { retry: None };
         let span = endpoint.span();
-        Self { number, listener, endpoint, known, tell, state, ends: false, _over: None, successor: None, span }
+        Self { number, listener, endpoint, known, send_event, state, ends: false, _over: None, successor: None, span }
     }
 
-    /// Begins with the client of another process; without it if that cannot be. To be called before the
-    /// worker has the slot.
+    /// Resumes the client of another process; starts without a client if that fails. Called before
+    /// the worker has the slot.
     pub(crate) fn resume(&mut self, snapshot: Snapshot, now: Instant) {
         let _span = self.span.clone().entered();
         let Snapshot { state: SocketState { connection: state, session: session_state }, fds } = snapshot;
@@ -148,15 +149,15 @@ impl<E: Endpoint> Slot<E> {
         self.set_connected(true);
         self.state = match (resumed, connection) {
             (Ok(()), Some(connection)) => {
-                tracing::info!("going on with the VMM that is connected");
-                State::Serving(Box::new(Client::new(connection, session, Tell::clone(&self.tell), now)))
+                tracing::info!("resumed the VMM that is connected");
+                State::Serving(Box::new(Client::new(connection, session, SendEvent::clone(&self.send_event), now)))
             }
             (resumed, connection) => {
                 let error = resumed.err().unwrap_or(ResumeError::Descriptor);
-                tracing::error!(%error, "cannot go on with the VMM that was connected, its guest has lost the device");
+                tracing::error!(%error, "cannot resume the VMM that was connected, its guest has lost the device");
                 connection.iter().for_each(Connection::shut_down);
-                let (session, fds, tell) = (Some(session), Some(fds), Tell::clone(&self.tell));
-                State::Ending(Some(Box::new(Ending { session, connection, fds, tell })))
+                let (session, fds, send_event) = (Some(session), Some(fds), SendEvent::clone(&self.send_event));
+                State::Ending(Some(Box::new(Ending { session, connection, fds, send_event })))
             }
         };
     }
@@ -193,7 +194,7 @@ impl<E: Endpoint> Slot<E> {
         self.state = State::Unwatched { retry };
     }
 
-    /// Takes a client. The others wait in the backlog until this one has gone.
+    /// Accepts a client. Others wait in the backlog until this one is gone.
     fn accept(&mut self, context: &Context<'_>) {
         if !matches!(self.state, State::Listening) {
             return;
@@ -210,12 +211,12 @@ impl<E: Endpoint> Slot<E> {
         tracing::info!("a VMM connected");
         self.set_connected(true);
         let connection = Connection::new(UnixStream::from(stream));
-        let client = Client::new(connection, self.endpoint.session(), Tell::clone(&self.tell), context.now);
+        let client = Client::new(connection, self.endpoint.session(), SendEvent::clone(&self.send_event), context.now);
         self.state = State::Serving(Box::new(client));
         self.advance(context, |client| Ok(client.first()));
     }
 
-    /// Gives the client a turn, and does what it leads to.
+    /// Runs a step of the client, and handles its result.
     fn advance(&mut self, context: &Context<'_>, turn: impl FnOnce(&mut Client<E::Session>) -> Result<Turn, Fault>) {
         let State::Serving(client) = &mut self.state else { return };
         let waits = turn(client).and_then(|turn| match turn {
@@ -240,7 +241,7 @@ impl<E: Endpoint> Slot<E> {
         }
     }
 
-    /// The session is back from a call.
+    /// Takes the session back from a call.
     fn returned(&mut self, returned: Returned<E::Session>, context: &Context<'_>) {
         match &mut self.state {
             State::Serving(_) => self.advance(context, |client| client.returned(returned, context.now)),
@@ -254,7 +255,7 @@ impl<E: Endpoint> Slot<E> {
         }
     }
 
-    /// The client is not watched any longer, and is to be ended or exported.
+    /// Stops watching the client, and takes it, to end or to export it.
     fn take_client(&mut self, context: &Context<'_>) -> Option<Ending<E::Session>> {
         let state = std::mem::replace(&mut self.state, State::Ending(None));
         let State::Serving(mut client) = state else {
@@ -264,15 +265,15 @@ impl<E: Endpoint> Slot<E> {
         if let Err(error) = client.watch(None, self.number, context.epoll) {
             tracing::error!(%error, "cannot stop watching the connection");
         }
-        let Client { session, connection, tell, .. } = *client;
-        Some(Ending { session, connection: Some(connection), fds: None, tell })
+        let Client { session, connection, send_event, .. } = *client;
+        Some(Ending { session, connection: Some(connection), fds: None, send_event })
     }
 
-    /// The client is to go, or has gone.
+    /// Ends the client.
     fn end_client(&mut self, context: &Context<'_>) {
         let Some(ending) = self.take_client(context) else { return };
         let is_here = ending.session.is_some();
-        // A client whose command takes too long waits for no end of it.
+        // A client whose command takes too long does not wait for the command's end.
         if !E::Session::HANGS_UP_LAST || !is_here {
             ending.connection.iter().for_each(Connection::shut_down);
         }
@@ -290,18 +291,20 @@ impl<E: Endpoint> Slot<E> {
         }
         let Some(successor) = self.successor.take() else { return };
         if !client.connection.can_be_exported() {
-            tracing::warn!("the VMM cannot be handed over, it has sent what is no memory and no eventfd");
+            tracing::warn!(
+                "the VMM cannot be handed over, it has sent a descriptor that is neither memory nor an eventfd"
+            );
             return self.end_client(context);
         }
-        // Further messages are for the next process; to close the connection here does not take it out
-        // of the set.
+        // The next process reads further messages. The close of the connection here does not remove
+        // it from the set.
         if let Some(ending) = self.take_client(context) {
             context.pool.run(context.now, Box::new(move || ending.export(&successor)));
         }
     }
 
-    /// The session has ended. No client comes to a socket that ends, so that nothing waits for the
-    /// connection to be closed.
+    /// Handles the end of the session. A socket that ends accepts no client, so it does not wait
+    /// for the close of the connection.
     fn ended(&mut self) {
         self.known.is_serving.store(false, Ordering::Release);
         self.state = State::Closing;
@@ -315,7 +318,7 @@ impl<E: Endpoint> Slot<E> {
         }
     }
 
-    /// The connection is closed: the next client may come.
+    /// Handles the close of the connection: the next client may connect.
     fn closed(&mut self, context: &Context<'_>) {
         if matches!(self.state, State::Closing) {
             self.known.is_connected.store(false, Ordering::Release);
@@ -323,7 +326,7 @@ impl<E: Endpoint> Slot<E> {
         }
     }
 
-    /// Takes no client any longer. True if there is one.
+    /// Stops accepting clients. True if one is connected.
     fn end(&mut self, context: &Context<'_>) -> bool {
         self.ends = true;
         if matches!(self.state, State::Listening) {

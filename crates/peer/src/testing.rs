@@ -1,4 +1,4 @@
-//! For the tests: a protocol of one-byte commands, and a device that remembers.
+//! Helpers of the tests: a protocol of one-byte commands, and a device that records its calls.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use crate::connection::Codec;
 use crate::session::{Endpoint, Session};
 use crate::snapshot::{ExportFds, ResumeError, ResumeFds, SessionState};
 
-/// A command, and what comes with it. A reply repeats both.
+/// A command and its payload. A reply repeats both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Command(pub(crate) char, pub(crate) Vec<u8>);
 
@@ -59,14 +59,14 @@ impl Codec for Letters {
     }
 }
 
-/// A device: what its sessions are asked, and what it does about it.
+/// A device that records the calls of its sessions.
 #[derive(Default)]
 pub(crate) struct Device {
     pub(crate) asked: Mutex<String>,
     pub(crate) cannot_be_exported: AtomicBool,
     pub(crate) notified: AtomicUsize,
-    /// Whether a session has something to notify its client of.
-    pub(crate) has_news: AtomicBool,
+    /// Whether a session has an event of which to notify its client.
+    pub(crate) has_event: AtomicBool,
 }
 
 impl Device {
@@ -74,12 +74,13 @@ impl Device {
         std::mem::take(&mut self.asked.lock().unwrap())
     }
 
-    fn ask(&self, what: char) {
-        self.asked.lock().unwrap().push(what);
+    fn ask(&self, call: char) {
+        self.asked.lock().unwrap().push(call);
     }
 }
 
-/// Served by the worker unless the letter is a capital one. `x` ends the connection, `P` panics.
+/// A session of the device. The worker serves it unless the letter is a capital one. `x` ends the
+/// connection, `P` panics.
 pub(crate) struct Recorder(Arc<Device>);
 
 impl Session for Recorder {
@@ -104,7 +105,7 @@ impl Session for Recorder {
     }
 
     fn notifies_after(&self) -> Option<Duration> {
-        self.0.has_news.load(Ordering::SeqCst).then_some(Duration::from_millis(200))
+        self.0.has_event.load(Ordering::SeqCst).then_some(Duration::from_millis(200))
     }
 
     fn notify(&mut self) {

@@ -1,4 +1,4 @@
-//! A socket under a clock that the tests turn, with a pool that runs what they let it.
+//! A socket under a clock that the tests advance, with a pool whose jobs the tests run.
 
 use std::io::{Read, Write};
 use std::num::NonZeroUsize;
@@ -24,7 +24,7 @@ struct Bench {
     now: Instant,
     device: Arc<Device>,
     slot: Box<Slot<Arc<Device>>>,
-    told: Arc<Mutex<Vec<Event>>>,
+    events: Arc<Mutex<Vec<Event>>>,
     known: Arc<Known>,
 }
 
@@ -32,18 +32,18 @@ impl Bench {
     fn new(snapshot: Option<Snapshot>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let (_file, listener) = SocketFile::listen(&directory.path().join("socket"), Access::default(), 8).unwrap();
-        let (told, device) = (Arc::<Mutex<Vec<Event>>>::default(), Arc::<Device>::default());
-        let inbox = Arc::clone(&told);
-        let tell: Tell = Arc::new(move |event| inbox.lock().unwrap().push(event));
+        let (events, device) = (Arc::<Mutex<Vec<Event>>>::default(), Arc::<Device>::default());
+        let inbox = Arc::clone(&events);
+        let send_event: SendEvent = Arc::new(move |event| inbox.lock().unwrap().push(event));
         let known = Arc::<Known>::default();
-        let mut slot = Box::new(Slot::new(1, listener, Arc::clone(&device), Arc::clone(&known), tell));
+        let mut slot = Box::new(Slot::new(1, listener, Arc::clone(&device), Arc::clone(&known), send_event));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let now = Instant::now();
         if let Some(snapshot) = snapshot {
             slot.resume(snapshot, now);
         }
-        let mut bench = Self { directory, epoll, pool: Pool::new(0), now, device, slot, told, known };
-        bench.tell(Event::Added);
+        let mut bench = Self { directory, epoll, pool: Pool::new(0), now, device, slot, events, known };
+        bench.handle(Event::Added);
         bench
     }
 
@@ -51,25 +51,25 @@ impl Bench {
         self.directory.path().join("socket")
     }
 
-    fn tell(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         self.slot.handle(event, &Context { epoll: &self.epoll, pool: &self.pool, now: self.now });
     }
 
-    /// Tells the slot of the first of the pool's events. False if there is none.
-    fn hear(&mut self) -> bool {
-        let event = Some(()).filter(|()| !self.told.lock().unwrap().is_empty());
-        event.map(|()| self.told.lock().unwrap().remove(0)).map(|event| self.tell(event)).is_some()
+    /// Handles the first of the pool's events. False if there is none.
+    fn handle_next(&mut self) -> bool {
+        let event = Some(()).filter(|()| !self.events.lock().unwrap().is_empty());
+        event.map(|()| self.events.lock().unwrap().remove(0)).map(|event| self.handle(event)).is_some()
     }
 
-    /// Runs the pool's jobs, and tells the slot of their events, until there are none.
+    /// Runs the pool's jobs and handles their events, until no job is left.
     fn settle(&mut self) {
-        while self.pool.run_next() || self.hear() {}
+        while self.pool.run_next() || self.handle_next() {}
     }
 
     fn connect(&mut self) -> UnixStream {
         let client = UnixStream::connect(self.path()).unwrap();
         client.set_nonblocking(true).unwrap();
-        self.tell(Event::Acceptable);
+        self.handle(Event::Acceptable);
         client
     }
 
@@ -82,7 +82,7 @@ fn send(client: &mut UnixStream, letter: char) {
     client.write_all(&[letter as u8, 0, 0, 0]).unwrap();
 }
 
-/// The replies to a client: letters, and a dot if that is all there will ever be.
+/// Returns the replies to a client: letters, and a dot at the end of the connection.
 fn replies(client: &mut UnixStream) -> String {
     let mut letters = String::new();
     loop {
@@ -97,20 +97,20 @@ fn replies(client: &mut UnixStream) -> String {
 }
 
 #[test]
-fn a_command_that_may_wait_is_the_pools_and_the_next_one_waits_for_it() {
+fn the_pool_runs_a_command_that_may_wait_and_the_next_command_waits_for_it() {
     let mut bench = Bench::new(None);
     let mut client = bench.connect();
     for letter in ['a', 'B', 'c'] {
         send(&mut client, letter);
     }
-    bench.tell(Event::Ready);
+    bench.handle(Event::Ready);
     assert_eq!(replies(&mut client), "a");
-    (0..3).for_each(|_| bench.tell(Event::Ready));
+    (0..3).for_each(|_| bench.handle(Event::Ready));
     assert_eq!((replies(&mut client).as_str(), bench.device.take_asked().as_str()), ("", "a"));
     assert!(bench.pool.run_next() && !bench.pool.run_next());
     assert_eq!(replies(&mut client), "", "the worker sends the replies");
-    assert!(bench.hear() && !bench.hear());
-    bench.tell(Event::Ready);
+    assert!(bench.handle_next() && !bench.handle_next());
+    bench.handle(Event::Ready);
     assert_eq!((replies(&mut client).as_str(), bench.device.take_asked().as_str()), ("Bc", "Bc"));
 }
 
@@ -119,33 +119,33 @@ fn a_client_whose_command_takes_too_long_is_disconnected_and_the_command_named()
     let mut bench = Bench::new(None);
     let mut client = bench.connect();
     send(&mut client, 'W');
-    bench.tell(Event::Ready);
+    bench.handle(Event::Ready);
     assert_eq!(bench.slot.timer(), Some(bench.now + DEADLINE));
     bench.now += DEADLINE - Duration::from_millis(1);
-    bench.tell(Event::Timeout);
+    bench.handle(Event::Timeout);
     assert_eq!(replies(&mut client), "");
     bench.now += Duration::from_millis(1);
-    bench.tell(Event::Timeout);
+    bench.handle(Event::Timeout);
     assert_eq!(replies(&mut client), ".");
     assert_eq!(bench.known.last.get().unwrap().reason, "W has taken longer than 30s");
     assert_eq!(bench.slot.timer(), None);
-    assert!(bench.known.is_serving.load(Ordering::SeqCst) && !bench.is_listening(), "the call goes on");
-    // When it is over, the session ends, and the next client may come.
+    assert!(bench.known.is_serving.load(Ordering::SeqCst) && !bench.is_listening(), "the call continues");
+    // After its end, the session ends, and the next client may connect.
     bench.settle();
     assert_eq!(bench.device.take_asked(), "W.");
     assert!(bench.is_listening() && !bench.known.is_connected.load(Ordering::SeqCst));
     let mut next = bench.connect();
     send(&mut next, 'n');
-    bench.tell(Event::Ready);
+    bench.handle(Event::Ready);
     assert_eq!(replies(&mut next), "n");
 }
 
 #[test]
-fn a_panic_costs_the_client_its_connection_and_the_socket_goes_on() {
+fn a_panic_costs_the_client_its_connection_and_the_socket_continues() {
     let mut bench = Bench::new(None);
     let mut client = bench.connect();
     send(&mut client, 'P');
-    bench.tell(Event::Ready);
+    bench.handle(Event::Ready);
     let job = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bench.pool.run_next()));
     assert!(job.is_err());
     bench.settle();
@@ -154,14 +154,14 @@ fn a_panic_costs_the_client_its_connection_and_the_socket_goes_on() {
 }
 
 #[test]
-fn the_next_client_comes_when_the_session_has_ended_and_the_connection_is_closed() {
+fn the_next_client_is_accepted_when_the_session_has_ended_and_the_connection_is_closed() {
     let mut bench = Bench::new(None);
     let mut client = bench.connect();
     send(&mut client, 'x');
-    bench.tell(Event::Ready);
+    bench.handle(Event::Ready);
     assert_eq!(replies(&mut client), ".");
     assert!(bench.known.is_serving.load(Ordering::SeqCst));
-    assert!(bench.pool.run_next() && bench.hear());
+    assert!(bench.pool.run_next() && bench.handle_next());
     assert_eq!(bench.device.take_asked(), "x.");
     assert!(!bench.known.is_serving.load(Ordering::SeqCst));
     assert!(bench.known.is_connected.load(Ordering::SeqCst) && !bench.is_listening(), "it is not closed yet");
@@ -175,14 +175,14 @@ fn the_end_of_a_socket_waits_for_the_session_and_not_for_the_connection() {
     let mut bench = Bench::new(None);
     let mut client = bench.connect();
     send(&mut client, 'W');
-    bench.tell(Event::Ready);
+    bench.handle(Event::Ready);
     let (over, wait) = channel();
-    bench.tell(Event::End(Some(over)));
+    bench.handle(Event::End(Some(over)));
     assert_eq!(replies(&mut client), ".");
     assert!(!bench.slot.is_over());
-    assert!(bench.pool.run_next() && bench.hear());
+    assert!(bench.pool.run_next() && bench.handle_next());
     assert!(!bench.slot.is_over(), "the session has to end first");
-    assert!(bench.pool.run_next() && bench.hear());
+    assert!(bench.pool.run_next() && bench.handle_next());
     assert!(bench.slot.is_over() && !bench.known.is_connected.load(Ordering::SeqCst));
     assert!(wait.try_recv().is_err_and(|error| error == std::sync::mpsc::TryRecvError::Empty));
     bench.slot.retire(&Context { epoll: &bench.epoll, pool: &bench.pool, now: bench.now });
@@ -190,28 +190,28 @@ fn the_end_of_a_socket_waits_for_the_session_and_not_for_the_connection() {
 }
 
 #[test]
-fn a_client_is_notified_when_it_has_been_silent_and_not_before() {
+fn a_client_is_notified_only_after_it_has_been_silent() {
     let mut bench = Bench::new(None);
     let mut client = bench.connect();
     let quiet = Duration::from_millis(200);
     bench.now += quiet / 2;
     send(&mut client, 'a');
-    bench.tell(Event::Ready);
+    bench.handle(Event::Ready);
     assert_eq!(bench.slot.timer(), None);
-    bench.device.has_news.store(true, Ordering::SeqCst);
-    bench.tell(Event::Notify);
+    bench.device.has_event.store(true, Ordering::SeqCst);
+    bench.handle(Event::Notify);
     assert_eq!(bench.slot.timer(), Some(bench.now + quiet));
     bench.now += quiet / 2;
-    bench.tell(Event::Timeout);
+    bench.handle(Event::Timeout);
     assert_eq!(bench.device.notified.load(Ordering::SeqCst), 0);
     bench.now += quiet / 2;
-    bench.tell(Event::Timeout);
+    bench.handle(Event::Timeout);
     assert_eq!(bench.device.notified.load(Ordering::SeqCst), 1);
-    // If there was no room, again after a while.
+    // If the socket has no space, another attempt follows after a while.
     assert_eq!(bench.slot.timer(), Some(bench.now + quiet));
-    // Not while a command is being served.
+    // No notification during a command.
     send(&mut client, 'W');
-    bench.tell(Event::Ready);
+    bench.handle(Event::Ready);
     assert_eq!(bench.slot.timer(), Some(bench.now + DEADLINE));
 }
 
@@ -220,11 +220,11 @@ fn a_client_is_exported_when_its_command_is_answered_and_resumed_in_the_middle_o
     let mut bench = Bench::new(None);
     let mut client = bench.connect();
     send(&mut client, 'W');
-    bench.tell(Event::Ready);
+    bench.handle(Event::Ready);
     let (successor, exported) = channel();
-    bench.tell(Event::Export(successor));
+    bench.handle(Event::Export(successor));
     client.write_all(b"n\0").unwrap();
-    assert!(bench.pool.run_next() && exported.try_recv().is_err(), "it has to be answered first");
+    assert!(bench.pool.run_next() && exported.try_recv().is_err(), "the reply comes first");
     bench.settle();
     assert_eq!(replies(&mut client), "W");
     let Snapshot { state, fds } = exported.try_recv().unwrap();
@@ -233,9 +233,9 @@ fn a_client_is_exported_when_its_command_is_answered_and_resumed_in_the_middle_o
     let mut next = Bench::new(Some(Snapshot { state, fds }));
     assert_eq!(next.device.take_asked(), "W>");
     assert!(next.known.is_connected.load(Ordering::SeqCst));
-    next.tell(Event::Ready);
+    next.handle(Event::Ready);
     client.write_all(b"\0\0").unwrap();
-    next.tell(Event::Ready);
+    next.handle(Event::Ready);
     assert_eq!(replies(&mut client), "n");
 }
 
@@ -244,7 +244,7 @@ fn a_client_that_cannot_be_resumed_is_disconnected_and_the_next_one_served() {
     let mut bench = Bench::new(None);
     let mut client = bench.connect();
     let (successor, exported) = channel();
-    bench.tell(Event::Export(successor));
+    bench.handle(Event::Export(successor));
     bench.settle();
     let mut snapshot = exported.try_recv().unwrap();
     snapshot.state.session.clear();
@@ -260,7 +260,7 @@ fn a_client_that_cannot_be_exported_is_disconnected_and_its_session_ends() {
     bench.device.cannot_be_exported.store(true, Ordering::SeqCst);
     let mut client = bench.connect();
     let (successor, exported) = channel();
-    bench.tell(Event::Export(successor));
+    bench.handle(Event::Export(successor));
     bench.settle();
     assert!(exported.try_recv().is_err() && bench.slot.is_over());
     assert_eq!((replies(&mut client).as_str(), bench.device.take_asked().as_str()), (".", ">."));
@@ -269,13 +269,13 @@ fn a_client_that_cannot_be_exported_is_disconnected_and_its_session_ends() {
 #[test]
 fn a_listener_that_fails_is_tried_again_after_a_while() {
     let mut bench = Bench::new(None);
-    // It is in the set already, by another of its descriptors.
+    // The listener is in the set already, by a duplicate of its descriptor.
     let other = bench.slot.listener.try_clone().unwrap();
-    bench.tell(Event::Acceptable);
+    bench.handle(Event::Acceptable);
     assert!(bench.is_listening() && bench.slot.timer().is_none());
     bench.slot.listener = std::os::unix::net::UnixDatagram::unbound().unwrap().into();
     epoll::add(&bench.epoll, &bench.slot.listener, epoll::EventData::new_u64(2), EventFlags::IN).unwrap();
-    bench.tell(Event::Acceptable);
+    bench.handle(Event::Acceptable);
     assert!(!bench.is_listening());
     let due = bench.slot.timer().unwrap();
     assert_eq!(due, bench.now + RETRY);
@@ -283,14 +283,15 @@ fn a_listener_that_fails_is_tried_again_after_a_while() {
     bench.slot.listener = other;
     epoll::delete(&bench.epoll, &bench.slot.listener).unwrap_err();
     bench.now = due;
-    bench.tell(Event::Timeout);
+    bench.handle(Event::Timeout);
     assert!(bench.is_listening());
 }
 
-/// Many connections that say nothing, or nonsense, or half of something, on one socket: another socket of
-/// the same worker is served all the while, and so is the next good client of that one.
+/// Many connections that send nothing, or nonsense, or half a message, on one socket: meanwhile
+/// another socket of the same worker is served, and afterwards the next good client of the same
+/// socket.
 #[test]
-fn a_storm_on_one_socket_holds_up_no_other() {
+fn a_storm_on_one_socket_delays_no_other() {
     let directory = tempfile::tempdir().unwrap();
     let service = Service::start(NonZeroUsize::MIN).unwrap();
     let serve = |name: &str| {
@@ -317,7 +318,7 @@ fn a_storm_on_one_socket_holds_up_no_other() {
         let storm = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
         let storm = storm.unwrap();
         rustix::fs::fcntl_setfl(storm.as_fd(), rustix::fs::OFlags::NONBLOCK).unwrap();
-        // The backlog may be full: then it is refused, which costs this socket nothing.
+        // The backlog may be full: then the connection is refused, at no cost for this socket.
         let address = rustix::net::SocketAddrUnix::new(stormy.path()).unwrap();
         if rustix::net::connect(&storm, &address).is_ok() {
             let mut storm = UnixStream::from(storm);
