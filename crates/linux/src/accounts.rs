@@ -1,34 +1,34 @@
-//! Users and groups by their names, as the system's name service has them.
+//! Looks up users and groups by name, in the system's name service.
 
 use std::ffi::{CString, c_char, c_int};
 use std::io;
 use std::mem::MaybeUninit;
 
-/// The room for an entry to begin with, in bytes.
+/// The size of the buffer for an entry, at the first attempt.
 const ROOM_BYTES: usize = 1 << 10;
-/// A group with a great many members needs this much at most.
+/// The largest size, for a group with a great many members.
 const ROOM_MAX_BYTES: usize = 1 << 24;
 
-/// The number of a user; `None` if there is no user of this name.
+/// Looks up a user's number; `None` if there is no user of this name.
 ///
-/// The name service may ask a server on the network: this can take a while.
+/// The name service may ask a server on the network: the call can take a while.
 ///
 /// # Errors
-/// The name service cannot say.
+/// The name service has failed.
 pub fn user_id(name: &str) -> io::Result<Option<u32>> {
     look_up(name, libc::getpwnam_r, |entry| entry.pw_uid)
 }
 
-/// The number of a group; `None` if there is no group of this name.
+/// Looks up a group's number; `None` if there is no group of this name.
 ///
 /// # Errors
-/// As for [`user_id`].
+/// See [`user_id`].
 pub fn group_id(name: &str) -> io::Result<Option<u32>> {
     look_up(name, libc::getgrnam_r, |entry| entry.gr_gid)
 }
 
-/// getpwnam_r and getgrnam_r: name, entry, room for its strings and the size of that, the entry
-/// found.
+/// The type of getpwnam_r and getgrnam_r: name, entry, buffer for its strings, the buffer's size,
+/// and the found entry.
 type Lookup<E> = unsafe extern "C" fn(*const c_char, *mut E, *mut c_char, usize, *mut *mut E) -> c_int;
 
 fn look_up<E>(name: &str, call: Lookup<E>, id: impl Fn(&E) -> u32) -> io::Result<Option<u32>> {
@@ -37,12 +37,12 @@ fn look_up<E>(name: &str, call: Lookup<E>, id: impl Fn(&E) -> u32) -> io::Result
     loop {
         let mut entry = MaybeUninit::<E>::uninit();
         let mut found = std::ptr::null_mut();
-        // SAFETY: the name ends in a zero byte, the room is as large as it is said to be, and all
-        // of it lives until the entry has been looked at.
+        // SAFETY: the name ends in a zero byte, the buffer has the given size, and all of it lives
+        // until the entry has been read.
         let error =
             unsafe { call(name.as_ptr(), entry.as_mut_ptr(), room.as_mut_ptr().cast(), room.len(), &raw mut found) };
         match error {
-            // SAFETY: it is null, or points to the entry, which has been written then.
+            // SAFETY: the pointer is null, or points to the entry, which then has been written.
             0 => return Ok(unsafe { found.as_ref() }.map(&id)),
             libc::ERANGE if room.len() < ROOM_MAX_BYTES => room.resize(room.len().saturating_mul(4), 0),
             libc::EINTR => {}
@@ -60,8 +60,8 @@ mod tests {
     #[test]
     fn names_that_every_system_has_are_found_and_others_are_not() {
         assert_eq!((user_id("root").unwrap(), group_id("root").unwrap()), (Some(0), Some(0)));
-        let nobody = user_id("nobody").unwrap().unwrap();
-        assert_ne!(nobody, 0);
+        let daemon = user_id("daemon").unwrap().unwrap();
+        assert_ne!(daemon, 0);
         for name in ["no such user", "", "a:b"] {
             assert_eq!((user_id(name).unwrap(), group_id(name).unwrap()), (None, None), "{name}");
         }

@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use sidecore_units::Nanos;
 
-/// The process-wide origin: sidecores compare each other's times, so all
-/// clocks count from the same point.
+/// The origin of all clocks of this process: sidecores compare each other's times, so all clocks
+/// count from the same point.
 static ORIGIN: OnceLock<(quanta::Clock, u64)> = OnceLock::new();
 
 /// Nanoseconds since the first clock of this process was made.
@@ -19,8 +19,8 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock. The first one of a process takes up to 200 ms, to measure how
-    /// fast the counter runs; make it before there are guests.
+    /// Makes a clock. The first clock of a process takes up to 200 ms, to measure the counter's
+    /// frequency; make it before guests are served.
     #[must_use]
     pub fn new() -> Self {
         let (counter, origin) = ORIGIN.get_or_init(|| {
@@ -31,7 +31,7 @@ impl Clock {
         Self { counter: counter.clone(), origin: *origin }
     }
 
-    /// The time.
+    /// Returns the current time.
     #[must_use]
     #[inline]
     pub fn now(&self) -> Nanos {
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_runs_as_fast_as_the_kernels_clock() {
+    fn the_clock_runs_as_fast_as_the_kernels() {
         let clock = Clock::new();
         let (ours, theirs) = (clock.now(), Instant::now());
         std::thread::sleep(Duration::from_millis(200));

@@ -1,4 +1,5 @@
-//! The kernel's accounts of a thread and of a core: how long each ran, waited, and was stolen from.
+//! The kernel's accounts of a thread and of a core: the time that each ran, waited, and lost to the
+//! hypervisor.
 
 use std::fs::File;
 use std::io;
@@ -16,13 +17,14 @@ impl ThreadTime {
     /// Opens the accounts of the calling thread.
     ///
     /// # Errors
-    /// The kernel keeps none (`CONFIG_SCHED_INFO`), or `/proc` is not mounted.
+    /// The kernel keeps no accounts (`CONFIG_SCHED_INFO`), or `/proc` is not mounted.
     pub fn of_current_thread() -> io::Result<Self> {
         let schedstat = File::open("/proc/thread-self/schedstat")?;
         Ok(Self { schedstat })
     }
 
-    /// How long the thread ran, and how long it was ready to run while other threads ran.
+    /// Returns the time that the thread ran, and the time that it was ready to run while other
+    /// threads ran.
     ///
     /// # Errors
     /// The thread has ended.
@@ -33,19 +35,19 @@ impl ThreadTime {
     }
 }
 
-/// How long a core was used since the machine started, to within a tick.
+/// The use of a core since the machine started, to within a tick.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CoreTime {
-    /// By threads and interrupts of this machine.
+    /// The time of this machine's threads and interrupts.
     pub used: Nanos,
-    /// By the hypervisor below this machine, for something else.
+    /// The time in which the hypervisor below this machine used the core for other work.
     pub stolen: Nanos,
 }
 
-/// Room for the lines of some hundred cores.
+/// Enough for the lines of some hundred cores.
 const STAT_BYTES: usize = 1 << 16;
 
-/// Reads the times of all cores, again and again into the same memory.
+/// Reads the times of all cores, repeatedly into the same memory.
 #[derive(Debug)]
 pub struct CoreTimes {
     stat: File,
@@ -54,7 +56,7 @@ pub struct CoreTimes {
 }
 
 impl CoreTimes {
-    /// Opens the accounts.
+    /// Opens the accounts of all cores.
     ///
     /// # Errors
     /// `/proc` is not mounted.
@@ -66,29 +68,29 @@ impl CoreTimes {
     /// Reads the times of all cores.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn refresh(&mut self) -> io::Result<()> {
-        // One read holds the lines of the cores, which come first.
+        // One read returns the lines of the cores, which come first.
         self.len = self.stat.read_at(&mut self.buffer, 0)?;
         Ok(())
     }
 
-    /// The times of `core` as of the last [`refresh`](Self::refresh); `None` if the kernel does not
-    /// list it.
+    /// Returns the times of `core` as of the last [`refresh`](Self::refresh); `None` if the kernel
+    /// does not list the core.
     #[must_use]
     pub fn of(&self, core: CoreId) -> Option<CoreTime> {
         parse_stat(self.buffer.get(..self.len)?, core)
     }
 }
 
-/// `RAN WAITED TIMES`, in nanoseconds (Documentation/scheduler/sched-stats.rst).
+/// Parses `RAN WAITED TIMES`, in nanoseconds (Documentation/scheduler/sched-stats.rst).
 fn parse_schedstat(text: &[u8]) -> Option<(Nanos, Nanos)> {
     let mut fields = std::str::from_utf8(text).ok()?.split_ascii_whitespace().map(str::parse::<u64>);
     Some((Nanos(fields.next()?.ok()?), Nanos(fields.next()?.ok()?)))
 }
 
-/// `cpuN user nice system idle iowait irq softirq steal ...`, in hundredths of a second (proc(5)):
-/// `USER_HZ` is 100 on every architecture that this runs on.
+/// Parses `cpuN user nice system idle iowait irq softirq steal ...`, in hundredths of a second
+/// (proc(5)): `USER_HZ` is 100 on every supported architecture.
 fn parse_stat(text: &[u8], core: CoreId) -> Option<CoreTime> {
     let is_the_core = |name: &str| name.strip_prefix("cpu").and_then(|number| number.parse().ok()) == Some(core.0);
     let mut fields = text
@@ -109,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_numbers_are_understood() {
+    fn the_kernels_numbers_are_parsed() {
         assert_eq!(parse_schedstat(b"105 22 3\n"), Some((Nanos(105), Nanos(22))));
         assert_eq!(parse_schedstat(b"0\n"), None);
         assert_eq!(parse_schedstat(b"a b c"), None);
@@ -129,7 +131,7 @@ mod tests {
         });
         let time = receive.recv().unwrap();
         thread.join().unwrap();
-        // The kernel may take a moment to forget a thread that has been joined.
+        // The kernel may list a joined thread for a moment.
         while let Ok((ran, _)) = time.ran_and_waited() {
             assert!(ran > Nanos::ZERO);
         }

@@ -1,43 +1,43 @@
-//! The cores there are, and staying on one of them.
+//! The machine's cores, and pinning a thread to one of them.
 
 use std::io;
 
 use rustix::thread::CpuSet;
 use sidecore_units::{CoreId, Nanos};
 
-/// Why a thread could not be pinned.
+/// The reason why a thread could not be pinned.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
-    /// The machine has no such core, or it is offline.
+    /// The machine does not have the core, or the core is offline.
     #[error("there is no core {core}; online are {online}")]
     NoSuchCore {
-        /// The core asked for.
+        /// The core that was requested.
         core: CoreId,
-        /// The cores there are, as the kernel lists them: `0-3,8`.
+        /// The online cores, as the kernel lists them: `0-3,8`.
         online: String,
     },
     /// The core exists, but a cpuset keeps this process off it.
     #[error("core {core} is online, but this process may not use it (cpuset)")]
     NotAllowed {
-        /// The core asked for.
+        /// The core that was requested.
         core: CoreId,
     },
-    /// Something else is wrong.
+    /// The system call failed for another reason.
     #[error("cannot pin the thread to core {core}: {source}")]
     Kernel {
-        /// The core asked for.
+        /// The core that was requested.
         core: CoreId,
-        /// The kernel's reason.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
-/// The cores that the calling thread may run on, in ascending order: what
-/// `taskset` or a container left of the machine. Ask before pinning.
+/// Returns the cores that the calling thread may run on, in ascending order: the part of the
+/// machine that `taskset` or a container allows. Call before pinning.
 ///
 /// # Errors
-/// The kernel's; a machine with more cores than `CpuSet` holds (1024).
+/// The kernel's error; a machine with more cores than `CpuSet` holds (1024).
 pub fn allowed_cores() -> io::Result<Vec<CoreId>> {
     let set = rustix::thread::sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU)
@@ -47,10 +47,10 @@ pub fn allowed_cores() -> io::Result<Vec<CoreId>> {
         .collect())
 }
 
-/// Keeps the calling thread on `core` from now on.
+/// Pins the calling thread to `core`.
 ///
 /// # Errors
-/// There is no such core, or the process may not use it.
+/// The core does not exist, or the process may not use it.
 pub fn pin_current_thread(core: CoreId) -> Result<(), PinError> {
     let online = || std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     let no_such_core = || PinError::NoSuchCore { core, online: online().trim().to_owned() };
@@ -62,18 +62,18 @@ pub fn pin_current_thread(core: CoreId) -> Result<(), PinError> {
     set.set(index);
     match rustix::thread::sched_setaffinity(None, &set) {
         Ok(()) => Ok(()),
-        // One answer for two reasons (sched_setaffinity(2)).
+        // The kernel has one error for both reasons (sched_setaffinity(2)).
         Err(rustix::io::Errno::INVAL) if lists(&online(), core) => Err(PinError::NotAllowed { core }),
         Err(rustix::io::Errno::INVAL) => Err(no_such_core()),
         Err(error) => Err(PinError::Kernel { core, source: error.into() }),
     }
 }
 
-/// How late the kernel may wake the calling thread to save power; Linux'
-/// default of 50 us is longer than most of a sidecore's deadlines.
+/// Sets how late the kernel may wake the calling thread to save power; Linux' default of 50 us is
+/// longer than most of a sidecore's deadlines.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn set_timer_slack(slack: Nanos) -> io::Result<()> {
     // Zero would mean "back to the default" (PR_SET_TIMERSLACK(2const)).
     let slack_ns = libc::c_ulong::try_from(slack.0.max(1)).unwrap_or(libc::c_ulong::MAX);
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pinned_thread_runs_where_it_was_told() {
+    fn a_pinned_thread_runs_on_its_core() {
         std::thread::spawn(|| {
             let core = *allowed_cores().unwrap().last().unwrap();
             pin_current_thread(core).unwrap();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_list_is_understood() {
+    fn the_kernels_list_is_parsed() {
         for core in [0, 3, 8] {
             assert!(lists("0-3,8\n", CoreId(core)));
         }

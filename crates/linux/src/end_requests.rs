@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 /// The meaning of a signal to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndRequest {
-    /// The end in order.
+    /// The process ends in order.
     First,
-    /// The same as the first.
+    /// The same request as the first.
     Repeated,
-    /// The end at once.
+    /// The process ends at once.
     AtOnce,
 }
 
@@ -24,7 +24,7 @@ pub struct EndRequests {
 }
 
 impl EndRequests {
-    /// How long after the first signal another one means the same.
+    /// The time after the first signal during which further signals mean the same.
     pub const SAME: Duration = Duration::from_secs(2);
 
     /// Returns the meaning of a signal that came at this time.
@@ -50,7 +50,8 @@ mod tests {
         let mut requests = EndRequests::default();
         let mut at = |ms| requests.receive(start + Duration::from_millis(ms));
         assert_eq!(at(0), EndRequest::First);
-        // The first one counts: a sender that repeats itself without end is not the same for ever.
+        // The first signal counts: a sender that repeats itself for ever still causes an end at
+        // once.
         assert_eq!([0, 1, 1500, 1999].map(&mut at), [EndRequest::Repeated; 4]);
         assert_eq!([2000, 60_000].map(&mut at), [EndRequest::AtOnce; 2]);
     }

@@ -7,8 +7,8 @@ use rustix::event::epoll;
 use sidecore_reactor::{Sleeper, WakeKey};
 use sidecore_units::Nanos;
 
-/// Descriptors reported by one wait; more are reported by the next, because
-/// the watch is level-triggered.
+/// The largest number of descriptors that one wait reports; the next wait reports more, because the
+/// watch is level-triggered.
 const MAX_EVENTS: usize = 64;
 
 /// A reactor's sleeper on Linux.
@@ -21,7 +21,7 @@ pub struct EpollSleeper {
 }
 
 impl EpollSleeper {
-    /// A sleeper that watches nothing yet.
+    /// Makes a sleeper without watched descriptors.
     ///
     /// # Errors
     /// Too many descriptors are open.
@@ -33,7 +33,7 @@ impl EpollSleeper {
         })
     }
 
-    /// How many descriptors became readable within `timeout`.
+    /// Waits for at most `timeout`, and returns the number of readable descriptors.
     fn wait_kernel(&mut self, timeout: Option<Nanos>) -> io::Result<usize> {
         if self.nanoseconds {
             match self.pwait2(timeout) {
@@ -41,7 +41,7 @@ impl EpollSleeper {
                 answer => return answer,
             }
         }
-        // Rounded up: to wake before the deadline is to spin until it.
+        // Rounded up: a thread that wakes before the deadline would spin until it.
         let timeout_ms = timeout
             .map_or(-1, |timeout| libc::c_int::try_from(timeout.0.div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX));
         // SAFETY: `events` has room for MAX_EVENTS entries.
@@ -51,8 +51,8 @@ impl EpollSleeper {
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// The system call itself: the C library has a wrapper only since glibc
-    /// 2.35, and rustix rounds to milliseconds.
+    /// The system call itself: the C library has a wrapper only since glibc 2.35, and rustix rounds
+    /// to milliseconds.
     fn pwait2(&mut self, timeout: Option<Nanos>) -> io::Result<usize> {
         let timeout = timeout.map(|timeout| libc::timespec {
             tv_sec: libc::time_t::try_from(timeout.0 / 1_000_000_000).unwrap_or(libc::time_t::MAX),
@@ -92,7 +92,7 @@ impl Sleeper for EpollSleeper {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
             answer => answer?,
         };
-        // An error or hang-up is reported too: the owner has to look.
+        // An error or hang-up is reported too, for the owner to handle.
         woken.extend(self.events.iter().take(count).map(|event| WakeKey(event.u64)));
         Ok(())
     }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unwatched_wakes_no_more() {
+    fn an_unwatched_descriptor_causes_no_wakeup() {
         let mut sleeper = EpollSleeper::new().unwrap();
         let event = EventFd::new().unwrap();
         assert!(sleeper.unwatch(event.as_fd()).is_err());
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_is_kept_with_and_without_nanoseconds() {
+    fn a_timeout_is_exact_with_and_without_nanoseconds() {
         for nanoseconds in [true, false] {
             let mut sleeper = EpollSleeper::new().unwrap();
             sleeper.nanoseconds = nanoseconds;

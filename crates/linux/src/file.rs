@@ -7,26 +7,26 @@
 //! completions from memory that it shares with the kernel, and enters it only when the kernel says
 //! that it has work to finish on this thread.
 //!
-//! Guest memory is handed to the kernel as it is; a request is copied through
-//! a bounce buffer only where direct I/O cannot take the guest's alignment.
+//! The kernel gets guest memory directly; a request is copied through a bounce buffer only if
+//! direct I/O cannot take the guest's alignment.
 //!
 //! # Guarantees
 //!
-//! * A flush is an `fdatasync`, always.
-//! * A transfer that is larger than what a block device takes at once is cut
-//!   here, into portions that are under way together.
-//! * A transfer that the kernel cuts short is continued until it is whole or nothing more comes.
-//! * The file is this store's alone: it holds a lock on it that also QEMU
-//!   respects, and a writable block device is opened exclusively.
-//! * No request of a process that has ended is left on it: see [`claim`].
+//! * Each flush is an `fdatasync`.
+//! * A transfer that is larger than a block device's limit is split here, into portions that are in
+//!   flight together.
+//! * A transfer that the kernel cuts short is continued until it is complete or the file ends.
+//! * The file belongs to this store alone: the store holds a lock on it that QEMU respects as well,
+//!   and a writable block device is opened exclusively.
+//! * No request of a process that has ended is in flight to the file: see [`claim`].
 
 mod bounce;
 mod buffers;
 mod channel;
 mod claim;
 mod error;
-mod ongoing;
 mod overlap;
+mod requests;
 mod ring;
 mod slot;
 mod target;
@@ -56,21 +56,21 @@ pub struct FileOptions {
     pub path: PathBuf,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// The disk's block size in bytes; found out if not given: 512, or what
-    /// the device or direct I/O to the file asks for.
+    /// The disk's block size in bytes. `None` for the smallest possible: 512, or the size that the
+    /// device or direct I/O to the file needs.
     pub block_bytes: Option<u32>,
-    /// Whether to go around the host's page cache where the filesystem can.
+    /// Whether to bypass the host's page cache, if the filesystem can.
     pub direct: bool,
-    /// How long opening waits for requests of a process that served the file and has ended.
+    /// The longest time that opening waits for requests of an ended process that served the file.
     pub predecessor_timeout: Duration,
 }
 
 impl FileOptions {
-    /// The wait unless told otherwise: longer than Linux lets a command to a
-    /// disk take (30 s) before it resets the disk.
+    /// The default wait: longer than Linux lets a command to a disk take (30 s) before it resets
+    /// the disk.
     pub const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// Writable and direct, with the block size found out.
+    /// Options for a writable file with direct I/O and the smallest block size.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -90,25 +90,24 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// Opens and locks it. Blocks the calling thread while requests of a dead
-    /// process are left on it, for [`FileOptions::predecessor_timeout`] at most.
+    /// Opens and locks the file. Blocks the calling thread while requests of a dead process are in
+    /// flight to it, for [`FileOptions::predecessor_timeout`] at most.
     ///
     /// # Errors
-    /// It is missing, in use, neither a file nor a block device, empty, or of
-    /// a size that is not a whole number of blocks.
+    /// The file is missing, in use, neither a file nor a block device, empty, or of a size that is
+    /// not a whole number of blocks.
     pub fn open(options: &FileOptions) -> Result<Self, FileError> {
         Ok(Self { target: Arc::new(Target::open(options)?) })
     }
 
-    /// A store over a descriptor that was opened with `O_DIRECT` and that `owner` holds; nothing is
-    /// opened or locked, and `options` say what it is called and whether writes are refused. It
-    /// does not discard, and leaves nothing in the page cache.
+    /// Makes a store over a descriptor that was opened with `O_DIRECT` and that `owner` holds.
+    /// Nothing is opened or locked: `options` give the store's name in messages, and whether writes
+    /// are refused. The store does not discard, and leaves no data in the page cache.
     pub(crate) fn over(file: OwnedFd, owner: Arc<dyn Owner>, options: &FileOptions) -> Result<Self, FileError> {
         Ok(Self { target: Arc::new(Target::over(file, owner, options)?) })
     }
 
-    /// Whether I/O goes around the page cache: false if that was not asked for
-    /// or the filesystem cannot.
+    /// Whether I/O bypasses the page cache: false if `options` or the filesystem do not allow it.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.target.direct.is_some()

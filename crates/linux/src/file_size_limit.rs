@@ -2,13 +2,13 @@
 
 use std::io;
 
-/// Makes a write past the limit an error of that write, EFBIG, for all of this
-/// process: by default SIGXFSZ ends the process instead.
+/// Makes a write past the limit an error of that write, EFBIG, in the whole process: by default
+/// SIGXFSZ ends the process instead.
 ///
 /// # Errors
-/// The kernel's; there is no reason known.
+/// The kernel's error, for which no reason is known.
 pub fn ignore_file_size_signal() -> io::Result<()> {
-    // SAFETY: a signal that is ignored runs no code of this process.
+    // SAFETY: an ignored signal runs no code of this process.
     let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     if before == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -1,28 +1,28 @@
-//! Signals to end that wait until it is their time.
+//! Signals to end that are held back for some time.
 
 use std::io;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-/// SIGTERM and SIGINT do not reach this thread, nor those that it starts
-/// meanwhile, which go on so. They wait, and come when this is dropped.
+/// SIGTERM and SIGINT do not reach this thread, nor the threads that it starts meanwhile, which
+/// keep the mask. The signals stay pending, and are delivered when this value is dropped.
 #[derive(Debug)]
 pub struct HeldSignals {
     before: libc::sigset_t,
-    /// A mask is its thread's own.
+    /// Makes the type `!Send`, because a mask belongs to its thread.
     of_this_thread: PhantomData<*const ()>,
 }
 
 impl HeldSignals {
-    /// Holds them from now on. To be called before there are other threads:
-    /// any of them could take one.
+    /// Holds the signals back from now on. Call before other threads are started: each of them
+    /// could receive a signal.
     ///
     /// # Errors
-    /// The kernel's; there is no reason known.
+    /// The kernel's error, for which no reason is known.
     pub fn hold() -> io::Result<Self> {
         let mut before = MaybeUninit::uninit();
-        // SAFETY: an all-zero set is valid, and its own; pthread_sigmask
-        // writes the mask that was there to `before`, which is as large.
+        // SAFETY: an all-zero set is valid, and owned here; pthread_sigmask writes the previous
+        // mask to `before`, which has the same size.
         let error = unsafe {
             let mut held: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&raw mut held);
@@ -33,14 +33,14 @@ impl HeldSignals {
         if error != 0 {
             return Err(io::Error::from_raw_os_error(error));
         }
-        // SAFETY: it has succeeded, and so written it.
+        // SAFETY: the call has succeeded, and so has written `before`.
         Ok(Self { before: unsafe { before.assume_init() }, of_this_thread: PhantomData })
     }
 }
 
 impl Drop for HeldSignals {
     fn drop(&mut self) {
-        // SAFETY: the mask is one that the kernel gave for this thread, which this has not left.
+        // SAFETY: the kernel has returned this mask for this thread, which the value has not left.
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut());
         }

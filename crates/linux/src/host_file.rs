@@ -1,27 +1,29 @@
-//! Where the blocks of a file lie on the block device below its filesystem.
+//! The places of a file's blocks on the block device below its filesystem.
 //!
 //! The thesis (5.2) lets the hypervisor's filesystem decide where a virtual disk's blocks are, and
-//! hands its map to the device. Linux gives the map away (FIEMAP), but promises nothing about it:
-//! it is undefined while the filesystem is mounted, and the filesystem may move blocks whenever a
-//! process asks it to. A [`HostFile`] establishes the conditions under which the map holds all the
-//! same:
+//! passes the filesystem's map to the device. Linux reveals the map (FIEMAP), but guarantees
+//! nothing: the map is undefined while the filesystem is mounted, and the filesystem may move
+//! blocks whenever a process asks for it. A [`HostFile`] establishes the conditions under which the
+//! map holds all the same:
 //!
-//! * The filesystem is one that leaves blocks where they are (ext4 and xfs), and the file is plain:
-//!   not compressed, encrypted, shared with another file, journaled with its data, and so on.
-//!   Everything else is refused with the reason.
-//! * No other process has the file open. A lease says so ([`LeaseState`]), and signals when another
-//!   process wants to open it: then the direct path has to be left ([`HostFile::release_lease`]),
-//!   and I/O goes through the filesystem ([`HostFile::file_store`]), which is always correct.
-//!   Without an open file no process can share, move, defragment or truncate its blocks.
-//! * The page cache holds nothing of it: all I/O is direct, and only whole blocks are punched.
+//! * The filesystem never moves blocks by itself (ext4 and xfs), and the file is plain: not
+//!   compressed, encrypted, shared with another file, journaled with its data, and so on. All
+//!   others are refused with the reason.
+//! * No other process has the file open. A lease guarantees that ([`LeaseState`]), and signals when
+//!   another process wants to open the file: then direct access has to end
+//!   ([`HostFile::release_lease`]), and I/O goes through the filesystem ([`HostFile::file_store`]),
+//!   which is always correct. Without an open file no process can share, move, defragment or
+//!   truncate its blocks.
+//! * The page cache holds no page of the file: all I/O is direct, and only whole blocks are
+//!   punched.
 //! * Blocks that are allocated but not yet written are holes; they become extents by being written
 //!   through the filesystem ([`HostFile::allocate`]).
 //!
 //! # Remaining risks
 //!
 //! The kernel takes the lease away after `lease-break-time`. A process that could not run for so
-//! long (stopped, or its machine suspended) finds out only afterwards. Freezing the filesystem
-//! (fsfreeze) does not stop what goes around it.
+//! long (stopped, or its machine suspended) notices only afterwards. Freezing the filesystem
+//! (fsfreeze) does not stop I/O that bypasses the filesystem.
 
 mod allocate;
 mod cache;
@@ -52,8 +54,8 @@ pub use open::HostFileOptions;
 
 /// A file whose blocks can be accessed on the device below its filesystem.
 ///
-/// The stores that it gives away keep the file and its lease, so they are to be dropped first:
-/// otherwise the break of the lease would go unnoticed.
+/// The stores of a host file keep the file and its lease, so drop them first: otherwise the break
+/// of the lease would go unnoticed.
 #[derive(Debug)]
 pub struct HostFile {
     path: PathBuf,
@@ -74,13 +76,13 @@ impl HostFile {
         self.size_bytes
     }
 
-    /// The filesystem's block size in bytes: what extents are made of.
+    /// The filesystem's block size in bytes: the unit of extents.
     #[must_use]
     pub fn block_bytes(&self) -> u32 {
         self.block_bytes
     }
 
-    /// The node of the block device that the file lies on.
+    /// The node of the block device below the file.
     #[must_use]
     pub fn device_path(&self) -> &Path {
         &self.device.path
@@ -92,29 +94,29 @@ impl HostFile {
         self.device.file.as_fd()
     }
 
-    /// The whole block device. Only what [`HostFile::extents`] says belongs to
-    /// the file, and only under the lease. It does not discard.
+    /// A store of the whole block device. Only the extents of [`HostFile::extents`] belong to the
+    /// file, and only under the lease. The store does not discard.
     #[must_use]
     pub fn device_store(&self) -> Arc<FileStore> {
         Arc::clone(&self.device_store)
     }
 
-    /// The file, through its filesystem: correct with and without the lease.
-    /// It does not discard ([`HostFile::punch`] does), and zeroes by writing.
+    /// A store of the file, through its filesystem: correct with and without the lease. The store
+    /// does not discard ([`HostFile::punch`] does), and zeroes by writing.
     #[must_use]
     pub fn file_store(&self) -> Arc<FileStore> {
         Arc::clone(&self.file_store)
     }
 
-    /// Appends the extents of a range of the file, in order, cut to the range; what is not among
-    /// them reads as zeros. They are true for as long as the lease is held and nothing in the range
-    /// is allocated, punched or written through the filesystem.
+    /// Appends the extents of a range of the file, in order, cut to the range. Parts of the range
+    /// without an extent read as zeros. The extents are valid for as long as the lease is held and
+    /// no part of the range is allocated, punched or written through the filesystem.
     ///
     /// # Errors
-    /// [`HostFileError::Extent`] if a part of it must not be accessed on the device,
-    /// [`HostFileError::LeaseGone`] if another process is about to open the file: take the file's
-    /// store instead. [`HostFileError::BadRange`], and the kernel's. On an error nothing is
-    /// appended.
+    /// [`HostFileError::Extent`] if a part of the range must not be accessed on the device,
+    /// [`HostFileError::LeaseGone`] if another process is about to open the file: use the file's
+    /// store instead. [`HostFileError::BadRange`], and the kernel's errors. On an error no extent
+    /// is appended.
     pub fn extents(
         &self,
         offset_bytes: u64,
@@ -132,11 +134,11 @@ impl HostFile {
         read
     }
 
-    /// Whether the extents of a range are still the `expected` ones, which came from
-    /// [`HostFile::extents`] for the same range or for parts of it that follow each other.
+    /// Checks that the extents of a range are still the `expected` ones, which came from
+    /// [`HostFile::extents`] for the same range or for consecutive parts of it.
     ///
     /// # Errors
-    /// [`HostFileError::Moved`] if not, and those of [`HostFile::extents`].
+    /// [`HostFileError::Moved`] if they differ, and those of [`HostFile::extents`].
     pub fn verify(&self, offset_bytes: u64, len_bytes: u64, expected: &[HostExtent]) -> Result<(), HostFileError> {
         let mut now = Vec::new();
         self.extents(offset_bytes, len_bytes, &mut now)?;
@@ -146,10 +148,10 @@ impl HostFile {
         }
     }
 
-    /// Makes everything durable that was written either way.
+    /// Makes all writes durable, direct ones and those through the filesystem.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn sync(&self) -> Result<(), HostFileError> {
         let device = rustix::fs::fdatasync(&self.device.file);
         let file = rustix::fs::fdatasync(self.lease.as_fd());
@@ -157,29 +159,31 @@ impl HostFile {
         file.map_err(|error| kernel("sync", &self.path, error.into()))
     }
 
-    /// How the lease stands.
+    /// The state of the lease.
     #[must_use]
     pub fn lease_state(&self) -> LeaseState {
         self.lease.look()
     }
 
-    /// Readable when the lease has ceased to be held; until [`HostFile::drain_lease_events`].
+    /// A descriptor that is readable after the lease has ceased to be held, until
+    /// [`HostFile::drain_lease_events`].
     #[must_use]
     pub fn lease_events(&self) -> BorrowedFd<'_> {
         self.lease.broken().as_fd()
     }
 
-    /// Makes [`HostFile::lease_events`] wait for the next event; returns whether there was one.
+    /// Makes [`HostFile::lease_events`] wait for the next event. Returns whether an event was
+    /// pending.
     pub fn drain_lease_events(&self) -> bool {
         self.lease.broken().drain() > 0
     }
 
-    /// Gives the lease up; to be called when no direct I/O is in flight. A process that waits for
-    /// the file continues, and finds in it the data written directly. From here on only the file's
-    /// store may be used.
+    /// Gives the lease up. Call when no direct I/O is in flight. A process that waits for the file
+    /// continues, and finds the directly written data in it. From here on only the file's store may
+    /// be used.
     ///
     /// # Errors
-    /// The data could not be made durable or the page cache not be emptied; the lease is given up
+    /// The data could not be made durable, or pages stay in the page cache; the lease is given up
     /// all the same.
     pub fn release_lease(&self) -> Result<(), HostFileError> {
         let settled = self.sync().and_then(|()| self.drop_cache());
@@ -187,14 +191,14 @@ impl HostFile {
         settled.and(released)
     }
 
-    /// Takes the lease again after [`HostFile::release_lease`]. Calls `settle` once the lease is
-    /// held, which returns when no request of ours is in flight through the filesystem; then makes
-    /// durable what was written and checks the file. Extents from before are not valid any more.
+    /// Takes the lease again after [`HostFile::release_lease`]. Once the lease is held, calls
+    /// `settle`, which returns when no request of this process is in flight through the filesystem;
+    /// then makes the written data durable and checks the file. Earlier extents are invalid.
     ///
     /// # Errors
     /// [`HostFileError::InUse`] while another process has the file open: try again later.
-    /// [`HostFileError::LeaseGone`] if it was broken and not released. All those of
-    /// [`HostFile::open`] if the file has changed; there is no lease then.
+    /// [`HostFileError::LeaseGone`] if the lease was broken and not released. All errors of
+    /// [`HostFile::open`] if the file has changed; then no lease is held.
     pub fn try_lease_again(&self, settle: impl FnOnce()) -> Result<(), HostFileError> {
         if self.lease.look() == LeaseState::Held {
             return Ok(());
@@ -203,13 +207,13 @@ impl HostFile {
         settle();
         let checked = self.check_attributes_again().and_then(|()| self.check_mappable());
         if checked.is_err() {
-            // The reason is the check's.
+            // The check's error is returned, not that of the release.
             let _ = self.lease.release();
         }
         checked
     }
 
-    /// Under the lease: what could have been done to the open file.
+    /// Checks, under the lease, the attributes that another process could have changed.
     fn check_attributes_again(&self) -> Result<(), HostFileError> {
         kind::check_attributes(self.lease.as_fd(), &self.path)?;
         kind::check_flags(self.lease.as_fd(), self.kind, &self.path)?;
@@ -222,8 +226,8 @@ impl HostFile {
         Ok(())
     }
 
-    /// Under the lease: the file is on the device and nowhere else, and each
-    /// of its extents can be used.
+    /// Checks, under the lease, that the file's data is on the device only, and that each of its
+    /// extents can be used.
     fn check_mappable(&self) -> Result<(), HostFileError> {
         self.drop_cache()?;
         let mut extents = Vec::new();
@@ -244,7 +248,7 @@ impl HostFile {
         }
     }
 
-    /// As [`HostFile::extents`], whether there is a lease or not.
+    /// Like [`HostFile::extents`], with and without a lease.
     fn read_map(&self, offset_bytes: u64, len_bytes: u64, extents: &mut Vec<HostExtent>) -> Result<(), HostFileError> {
         let end = offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.size_bytes);
         let end = end.ok_or_else(|| self.bad_range(offset_bytes, len_bytes))?;

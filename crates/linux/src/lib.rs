@@ -1,22 +1,22 @@
 //! The services of Linux: a disk, a place to sleep, notifications, a core and a clock.
 //!
 //! * [`FileStore`]: blocks in a file or a block device, through one io_uring per queue.
-//! * [`HostFile`]: where the blocks of a file lie on the device below its filesystem, for as long
-//!   as no other process opens the file.
+//! * [`HostFile`]: the places of a file's blocks on the device below its filesystem, for as long as
+//!   no other process opens the file.
 //! * [`MemoryFile`]: memory that outlives the process.
-//! * [`EpollSleeper`]: where a sidecore sleeps.
-//! * [`peer_event`]: waking a peer without ever waiting for it.
-//! * [`cpu`]: which cores there are, and staying on one of them.
+//! * [`EpollSleeper`]: the call in which a sidecore sleeps.
+//! * [`peer_event`]: wakes a peer without ever waiting for it.
+//! * [`cpu`]: the machine's cores, and pinning a thread to one of them.
 //! * [`EndRequests`]: whether a second signal to end means the same as the first.
 //! * [`HeldSignals`]: a time in which signals do not end this process.
-//! * [`user_id`] and [`group_id`]: users and groups by name.
+//! * [`user_id`] and [`group_id`]: look up users and groups by name.
 //! * [`Clock`]: the time, for the price of reading a register.
-//! * [`ServiceManager`] and [`take_kept`]: who started this process, and keeps
+//! * [`ServiceManager`] and [`take_kept`]: the program that started this process, and keeps
 //!   descriptors for the next one.
 //!
-//! Everything above this crate takes these as arguments, so that it runs without Linux in tests.
-//! The crate may hold unsafe code, because system calls and a kernel that writes into memory behind
-//! the compiler's back are what it is about; each use says why it is sound.
+//! Everything above this crate takes these as arguments, so that tests run without Linux. The crate
+//! may hold unsafe code, because it makes system calls, and the kernel writes to memory without the
+//! compiler's knowledge; each use says why it is sound.
 
 mod accounts;
 mod clock;

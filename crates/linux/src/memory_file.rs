@@ -1,4 +1,4 @@
-//! A file in memory, mapped: it outlives the process, and not the machine.
+//! A mapped file in memory: the contents outlive the process, but not the machine.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,15 +10,14 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::FallocateFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Filesystems that keep their files in memory (statfs(2)). ramfs is one, but it
-/// neither reserves nor limits what a file takes.
+/// The filesystems that keep their files in memory (statfs(2)). ramfs does so too, but neither
+/// reserves nor limits the space of a file.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// 64-bit words in a file on tmpfs, shared with the processes that map the file after this one.
 ///
-/// All of the file is allocated when it is opened, so that no store to it can find the filesystem
-/// full. A truncation meanwhile raises SIGBUS: the file is readable and writable by its owner
-/// alone.
+/// The whole file is allocated when it is opened, so that no store to it can fail on a full
+/// filesystem. A truncation meanwhile raises SIGBUS: only the owner can read and write the file.
 #[derive(Debug)]
 pub struct MemoryFile {
     path: PathBuf,
@@ -32,12 +31,12 @@ unsafe impl Send for MemoryFile {}
 unsafe impl Sync for MemoryFile {}
 
 impl MemoryFile {
-    /// Opens the file of this name in `directory`, which is made if it is not
-    /// there. A new file has `len_bytes` zeroes; one that is there keeps its size.
+    /// Opens the file of this name in `directory`, which is made if it is missing. A new file has
+    /// `len_bytes` zeroes; an existing file keeps its size.
     ///
     /// # Errors
-    /// The directory is not on tmpfs, there is no room, the file is another
-    /// user's or not a plain file, or the kernel says no.
+    /// The directory is not on tmpfs, the filesystem is full, the file is another user's or not a
+    /// plain file, or a system call failed.
     pub fn open(directory: &Path, name: &str, len_bytes: usize) -> io::Result<Self> {
         use std::os::unix::fs::DirBuilderExt as _;
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -47,23 +46,23 @@ impl MemoryFile {
             OpenOptions::new().read(true).write(true).create(true).mode(0o600).custom_flags(flags).open(&path)?;
         let opened = Self::map(&file, path.clone(), len_bytes);
         if opened.is_err() && file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
-            // Nothing of an attempt that found no room stays behind.
+            // A failed attempt leaves no file behind.
             let _ = std::fs::remove_file(path);
         }
         opened
     }
 
     fn map(file: &File, path: PathBuf, len_bytes: usize) -> io::Result<Self> {
-        // The type has another width and sign on each architecture.
+        // The type of `f_type` has another width and sign on each architecture.
         #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
         let filesystem = rustix::fs::fstatfs(file)?.f_type as u64;
         if filesystem != TMPFS_MAGIC {
-            let what = "it is not on tmpfs, and would not be in memory";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+            let why = "the directory is not on tmpfs, so the file would not be in memory";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
         let metadata = file.metadata()?;
         if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is not a file of this user"));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is not a plain file of this user"));
         }
         let len_bytes = match metadata.len() {
             0 => len_bytes as u64,
@@ -72,8 +71,8 @@ impl MemoryFile {
         let len = usize::try_from(len_bytes).map_err(|_| io::ErrorKind::FileTooLarge)?;
         rustix::fs::fchmod(file, rustix::fs::Mode::from_raw_mode(0o600))?;
         rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len_bytes)?;
-        // SAFETY: a new mapping at a place of the kernel's choice, of a file that is as
-        // long as the mapping.
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file that is as long as
+        // the mapping.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -88,24 +87,24 @@ impl MemoryFile {
         Ok(Self { path, base, words: len / size_of::<AtomicU64>() })
     }
 
-    /// The words.
+    /// The contents of the file.
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has so many words, is page-aligned, lives as long as
-        // `self`, and is only accessed as atomics.
+        // SAFETY: the mapping has this many words, is page-aligned, lives as long as `self`, and is
+        // only accessed as atomics.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 
-    /// Where it is.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes the file; the mapping stays as it is.
+    /// Removes the file, and keeps the mapping.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn remove(&self) -> io::Result<()> {
         std::fs::remove_file(&self.path)
     }
@@ -113,16 +112,16 @@ impl MemoryFile {
 
 impl Drop for MemoryFile {
     fn drop(&mut self) {
-        // SAFETY: nothing borrows the mapping any more, which was made with this size
-        // (rounded up to pages by the kernel both times).
+        // SAFETY: no borrow of the mapping is left, and the mapping was made with this size (the
+        // kernel rounds up to pages both times).
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.words * size_of::<AtomicU64>()) };
     }
 }
 
-/// The kernel's name for this boot of the machine.
+/// Returns the kernel's identifier of this boot of the machine.
 ///
 /// # Errors
-/// There is no `/proc`, or it says something else.
+/// `/proc` is not mounted, or its content is unexpected.
 pub fn boot_id() -> io::Result<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_there_for_the_next_one() {
+    fn stored_words_are_there_for_the_next_process() {
         let directory = tmpfs();
         let inside = directory.path().join("log");
         let first = MemoryFile::open(&inside, "a", 8192).unwrap();
@@ -150,7 +149,7 @@ mod tests {
         assert!(first.words().iter().all(|word| word.load(Ordering::Relaxed) == 0));
         first.words()[1023].store(7, Ordering::Release);
         drop(first);
-        // Of the size that it was made with.
+        // The existing file keeps its size.
         let second = MemoryFile::open(&inside, "a", 4096).unwrap();
         assert_eq!((second.words().len(), second.words()[1023].load(Ordering::Acquire)), (1024, 7));
         let metadata = std::fs::metadata(second.path()).unwrap();
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_memory_or_not_ours_is_refused() {
+    fn other_filesystems_and_other_users_files_are_refused() {
         let elsewhere = tempfile::tempdir().unwrap();
         if rustix::fs::statfs(elsewhere.path()).unwrap().f_type as u64 != TMPFS_MAGIC {
             let error = MemoryFile::open(elsewhere.path(), "a", 8192).unwrap_err();
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_there_is_no_room_for_is_refused_at_once() {
+    fn a_size_larger_than_the_filesystem_is_refused_at_once() {
         let directory = tmpfs();
         let error = MemoryFile::open(directory.path(), "a", 1 << 50).unwrap_err();
         assert!(error.raw_os_error().is_some(), "{error}");
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_has_one_name() {
+    fn a_boot_has_one_identifier() {
         assert_eq!(boot_id().unwrap(), boot_id().unwrap());
         assert_ne!(boot_id().unwrap(), [0; 16]);
     }

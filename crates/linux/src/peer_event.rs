@@ -1,17 +1,17 @@
-//! Signalling an eventfd that belongs to a peer, without ever waiting for that peer.
+//! Signalling a peer's eventfd, without ever waiting for the peer.
 //!
-//! A write to an eventfd waits while its counter is full, unless the open file has `O_NONBLOCK`
-//! (eventfd(2)), and the peer can fill the one and clear the other at any time: the file is shared
-//! with it. There is no flag for one write alone (`RWF_NOWAIT` is for reads). When the *kernel*
-//! signals an eventfd it never waits (`eventfd_signal` in fs/eventfd.c): it leaves a counter that
-//! is full as it is, and wakes. It does so for a completion in an io_uring that the eventfd is
-//! registered with (IORING_REGISTER_EVENTFD, io_uring_register(2), since Linux 5.2). So each of
-//! these events is a ring of its own, as small as can be, and to signal it is to submit one NOP,
-//! which completes within io_uring_enter(2).
+//! A write to an eventfd waits while the counter is full, unless the open file has `O_NONBLOCK`
+//! (eventfd(2)). The peer can fill the counter and clear the flag at any time, because it shares
+//! the open file. No flag applies to one write alone (`RWF_NOWAIT` is for reads). The *kernel*
+//! never waits when it signals an eventfd (`eventfd_signal` in fs/eventfd.c): a full counter stays
+//! as it is, and the waiters are woken. The kernel does so for a completion in an io_uring with
+//! which the eventfd is registered (IORING_REGISTER_EVENTFD, io_uring_register(2), since Linux
+//! 5.2). So each of these events is a ring of its own, of the smallest size, and a signal is the
+//! submission of one NOP, which completes within io_uring_enter(2).
 //!
 //! One thing differs from a write. The kernel marks such a wake-up (EPOLL_URING_WAKE,
-//! io_uring/eventfd.c), so that a multishot poll of the eventfd by an io_uring of the peer's ends
-//! with it, as one may at any time, and has to be renewed.
+//! io_uring/eventfd.c), so that a multishot poll of the eventfd by the peer's own io_uring ends
+//! with it, which such a poll may do at any time, and has to be renewed.
 
 use std::fmt;
 use std::io;
@@ -21,23 +21,23 @@ use std::sync::Once;
 use io_uring::{IoUring, opcode};
 use sidecore_reactor::{EventFd, Signal};
 
-/// Submissions that a ring has room for; the kernel makes twice as many completions of it.
+/// The number of submissions in a ring; the kernel has twice as many completions for it.
 const ENTRIES: u32 = 1;
 
-/// Makes what signals a peer's eventfd, by a ring of its own; costs a descriptor and about 20 KiB
-/// of the kernel's memory.
+/// Makes a signal for a peer's eventfd, through a ring of its own; costs a descriptor and about 20
+/// KiB of the kernel's memory.
 ///
-/// Where there can be no ring (`kernel.io_uring_disabled`, a seccomp filter, no memory), it is
+/// If no ring can be made (`kernel.io_uring_disabled`, a seccomp filter, no memory), the eventfd is
 /// signalled by write, and the log says so once: such a host has to trust its VMMs not to fill an
 /// eventfd and make it blocking.
 ///
 /// # Errors
-/// It is no eventfd, or no descriptor is to be had.
+/// The descriptor is no eventfd, or the process has no descriptor left.
 pub fn peer_event(fd: BorrowedFd<'_>) -> io::Result<Box<dyn Signal>> {
     static WARNING: Once = Once::new();
     let event = EventFd::from_peer(fd.try_clone_to_owned()?)?;
     match PeerEvent::new(event.as_fd()) {
-        // The ring holds the eventfd from here on.
+        // From here on the ring keeps the eventfd open.
         Ok(event) => Ok(Box::new(event)),
         Err(error) => {
             WARNING.call_once(|| {
@@ -51,32 +51,32 @@ pub fn peer_event(fd: BorrowedFd<'_>) -> io::Result<Box<dyn Signal>> {
 /// A ring whose completions signal the peer's eventfd.
 struct PeerEvent {
     ring: IoUring,
-    complained: bool,
+    has_logged: bool,
 }
 
 impl PeerEvent {
     /// # Errors
-    /// The kernel makes no ring, or this is no eventfd.
+    /// The kernel makes no ring, or the descriptor is no eventfd.
     fn new(event: BorrowedFd<'_>) -> io::Result<Self> {
         let ring = IoUring::builder().dontfork().build(ENTRIES)?;
-        let mut event_ring = Self { ring, complained: false };
-        // One submission before there is a peer to signal: with it the kernel allocates the memory
+        let mut event_ring = Self { ring, has_logged: false };
+        // One submission before the peer can be signalled: with it the kernel allocates the memory
         // of a submission, and keeps it.
         event_ring.submit()?;
         event_ring.ring.submitter().register_eventfd(event.as_raw_fd())?;
         Ok(event_ring)
     }
 
-    /// Has one completion posted, and forgets it.
+    /// Causes one completion, and discards it.
     fn submit(&mut self) -> io::Result<()> {
         let nothing = opcode::Nop::new().build();
         // SAFETY: the entry names no memory.
         //
-        // There is no room if the kernel has not taken the last one, which is as good as this one
-        // then.
+        // If the queue is full, the kernel has not taken the last entry yet, which then serves for
+        // this signal too.
         let _ = unsafe { self.ring.submission().push(&nothing) };
         let submitted = self.ring.submit();
-        // The queue of completions never fills.
+        // Emptied each time, so that the queue of completions never fills.
         self.ring.completion().for_each(drop);
         submitted.map(drop)
     }
@@ -85,10 +85,10 @@ impl PeerEvent {
 impl Signal for PeerEvent {
     #[inline]
     fn signal(&mut self) {
-        // Entries that the kernel does not take now, it gets with the next signal. It takes all,
-        // since it needs no memory for it.
+        // Entries that the kernel does not take now are submitted with the next signal. The kernel
+        // takes all entries, since it needs no memory for them.
         if let Err(error) = self.submit()
-            && !std::mem::replace(&mut self.complained, true)
+            && !std::mem::replace(&mut self.has_logged, true)
         {
             tracing::error!(%error, "a peer's eventfd was not signalled");
         }
@@ -113,10 +113,10 @@ mod tests {
 
     use super::*;
 
-    /// A generous bound for what takes microseconds.
+    /// A generous bound for actions that take microseconds.
     const SOON: Duration = Duration::from_secs(10);
 
-    /// The peer's end, which blocks: it sees to that after we have got it.
+    /// Makes an eventfd that the peer makes blocking after the hand-over.
     fn blocking() -> (OwnedFd, Box<dyn Signal>) {
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let signal = peer_event(event.as_fd()).unwrap();
@@ -136,15 +136,15 @@ mod tests {
         poll(&mut [PollFd::new(event, PollFlags::IN)], Some(&timeout)).unwrap() > 0
     }
 
-    /// Does something on a thread of its own, which is to be soon over.
-    fn soon<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
+    /// Runs `action` on a thread of its own, and checks that it ends soon.
+    fn soon<T: Send + 'static>(action: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, wait) = channel();
-        thread::spawn(move || done.send(what()).unwrap());
-        wait.recv_timeout(SOON).expect("it waits")
+        thread::spawn(move || done.send(action()).unwrap());
+        wait.recv_timeout(SOON).expect("the action waits")
     }
 
     #[test]
-    fn each_signal_counts_once_and_making_it_counts_nothing() {
+    fn each_signal_counts_once_and_its_creation_does_not() {
         let (event, mut signal) = blocking();
         assert!(!is_readable(&event, Duration::ZERO));
         for signals in 1..4 {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_counter_that_blocks_holds_up_no_thread() {
+    fn a_full_blocking_counter_blocks_no_thread() {
         let (event, mut signal) = blocking();
         rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         signal = soon(move || {
@@ -184,14 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_thousand_signals_are_all_there() {
+    fn a_hundred_thousand_signals_are_all_counted() {
         let (event, mut signal) = blocking();
         (0..100_000).for_each(|_| signal.signal());
         assert_eq!(count(&event), 100_000);
     }
 
     #[test]
-    fn it_outlives_the_descriptor_and_anything_else_is_refused() {
+    fn a_signal_outlives_the_descriptor_and_other_descriptors_are_refused() {
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let sent = event.try_clone().unwrap();
         let mut signal = peer_event(sent.as_fd()).unwrap();

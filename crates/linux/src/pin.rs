@@ -1,4 +1,4 @@
-//! Memory that is read on every request, kept where it is quick to read.
+//! Memory that is read on every request, kept fast to access.
 
 use std::sync::Once;
 
@@ -6,42 +6,41 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 use sidecore_units::PAGE_BYTES;
 
-/// Not yet in every libc's headers (include/uapi/asm-generic/mman-common.h).
+/// MADV_COLLAPSE is not yet in every libc's headers (include/uapi/asm-generic/mman-common.h).
 const MADV_COLLAPSE: libc::c_int = 25;
 
-/// Asks for huge pages under `memory` and keeps it from being swapped out, as
-/// far as the kernel does either: a translation that waits for a page is worse
-/// than one that walks a tree. What it refuses is said once, in the log.
+/// Asks for huge pages under `memory` and locks it, as far as the kernel allows either: a
+/// translation that waits for a swapped page is worse than a tree walk. A refusal is logged once.
 ///
-/// The kernel locks whole pages, and until they are unmapped; so this is for
-/// memory that lives as long as the process, in pieces of many pages.
+/// The kernel locks whole pages, until they are unmapped; so this is for memory that lives as long
+/// as the process, in pieces of many pages.
 pub fn pin_memory<T>(memory: &[T]) {
     let len_bytes = size_of_val(memory);
     if len_bytes == 0 {
         return;
     }
     let start = memory.as_ptr().cast::<u8>().cast_mut();
-    // Only whole pages can be advised on; those at the edges are not worth it.
+    // Advice is for whole pages only; the partial pages at the edges are left out.
     let page = PAGE_BYTES as usize;
     let skip = start.addr().next_multiple_of(page) - start.addr();
     let whole = len_bytes.saturating_sub(skip) / page * page;
     if whole > 0 {
-        // Best effort: without transparent huge pages there are small ones.
+        // Best effort: without transparent huge pages the memory has small pages.
         // SAFETY: the range lies in `memory`, and the advice changes no byte.
         let _ = unsafe { rustix::mm::madvise(start.wrapping_add(skip).cast(), whole, Advice::LinuxHugepage) };
-        // A range that has small pages already, because it has been written, keeps them until it is
-        // copied (Linux 6.1).
-        // SAFETY: as above; the bytes stay what they are.
+        // A range that has small pages already, because it has been written, keeps them until its
+        // content is copied (Linux 6.1).
+        // SAFETY: as above; the bytes keep their values.
         let _ = unsafe { libc::madvise(start.wrapping_add(skip).cast(), whole, MADV_COLLAPSE) };
     }
     // SAFETY: the range is `memory`, and locking changes no byte.
     if let Err(error) = unsafe { rustix::mm::mlock(start.cast(), len_bytes) } {
-        complain(error);
+        warn_once(error);
     }
 }
 
 #[cold]
-fn complain(error: Errno) {
+fn warn_once(error: Errno) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let hint = match error {
@@ -56,7 +55,7 @@ fn complain(error: Errno) {
 mod tests {
     use super::*;
 
-    /// The kernel's word on the mapping that holds `address`.
+    /// The kernel's entry for the mapping that holds `address`.
     fn smaps(address: usize) -> String {
         let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut found = String::new();
@@ -82,7 +81,7 @@ mod tests {
         pin_memory(&memory);
         let middle = memory[1 << 18..].as_ptr().addr();
         let flags = smaps(middle).lines().find(|line| line.starts_with("VmFlags")).map(str::to_owned).unwrap();
-        // Without the right to lock 4 MiB there is nothing to see.
+        // Without the right to lock 4 MiB the test has no effect to check.
         let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
         if rustix::process::geteuid().is_root() || limit.is_none_or(|limit| limit >= 8 << 20) {
             assert!(flags.contains(" lo"), "{flags}");
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn any_slice_will_do() {
+    fn slices_of_every_size_are_accepted() {
         pin_memory::<u8>(&[]);
         pin_memory(&[0_u8]);
         pin_memory(&[()]);

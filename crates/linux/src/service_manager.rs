@@ -1,10 +1,10 @@
-//! The service manager that started this process: what it is told, and what it
-//! keeps for the next one.
+//! The service manager that started this process: notifications to it, and descriptors that it
+//! keeps for the next process.
 //!
-//! The protocol is systemd's, which others speak as well (`sidecore keep` is one): `sd_notify(3)`,
-//! datagrams to the socket `$NOTIFY_SOCKET`; and `sd_listen_fds(3)` for the descriptors that it
-//! kept. There is no library of systemd's in it, and no answer: who wants to know that a message
-//! has arrived calls [`ServiceManager::barrier`].
+//! The protocol is systemd's, which other managers speak as well (`sidecore keep` is one):
+//! `sd_notify(3)`, datagrams to the socket `$NOTIFY_SOCKET`; and `sd_listen_fds(3)` for the kept
+//! descriptors. The code does not use systemd's library. The manager never replies:
+//! [`ServiceManager::barrier`] waits until a message has arrived.
 
 mod kept;
 
@@ -25,13 +25,13 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// How long a manager may leave its socket full before a message fails.
+/// The time for which a manager may leave its socket full before a message fails.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The longest name of a descriptor, in bytes: systemd's `FDNAME_MAX`.
 const NAME_MAX: usize = 255;
 
-/// A variable of the environment makes no sense.
+/// A variable of the environment has an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the environment has {variable}={value:?}: expected {expected}")]
 pub struct EnvironmentError {
@@ -40,20 +40,20 @@ pub struct EnvironmentError {
     expected: &'static str,
 }
 
-/// A service manager that wants to be told.
+/// A service manager that expects notifications.
 ///
-/// Messages go out in order and one by one, from any thread.
+/// Messages are sent in order and one by one, from any thread.
 #[derive(Clone, Debug)]
 pub struct ServiceManager {
     address: SocketAddr,
 }
 
 impl ServiceManager {
-    /// The service manager in `$NOTIFY_SOCKET`; `None` if the variable is not set.
+    /// Returns the service manager in `$NOTIFY_SOCKET`; `None` if the variable is not set.
     ///
     /// # Errors
-    /// The variable holds neither an absolute path nor `@` and an abstract
-    /// name, or one that is too long for a socket.
+    /// The variable holds neither an absolute path nor `@` and an abstract name, or the name is too
+    /// long for a socket.
     pub fn from_environment() -> Result<Option<Self>, EnvironmentError> {
         match std::env::var_os("NOTIFY_SOCKET") {
             Some(value) if !value.is_empty() => Self::at(&value).map(Some),
@@ -72,16 +72,16 @@ impl ServiceManager {
         Ok(Self { address: address.ok_or_else(error)? })
     }
 
-    /// Says that the start is done.
+    /// Reports that the start is done.
     ///
     /// # Errors
-    /// The manager is gone, or has not read its messages for five seconds; so
-    /// it is with all others.
+    /// The manager is gone, or has not read its messages for five seconds; the same holds for all
+    /// other messages.
     pub fn ready(&self) -> io::Result<()> {
         self.send("READY=1", None)
     }
 
-    /// Says that the end has begun.
+    /// Reports that the end has begun.
     ///
     /// # Errors
     /// See [`ready`](Self::ready).
@@ -89,40 +89,40 @@ impl ServiceManager {
         self.send("STOPPING=1", None)
     }
 
-    /// Has a copy of `fd` kept for the next process, under a name: from 1 to 255 printable ASCII
-    /// characters without a colon. Several may have the same one.
+    /// Gives the manager a copy of `fd` for the next process, under a name: from 1 to 255 printable
+    /// ASCII characters without a colon. Several descriptors may have the same name.
     ///
-    /// That the message went out is no promise: a manager that keeps nothing,
-    /// or no more, drops the copy without a word.
+    /// A sent message is no promise: a manager that keeps no descriptors, or has no more space for
+    /// them, drops the copy silently.
     ///
     /// # Errors
-    /// The name is not one. See also [`ready`](Self::ready).
+    /// The name is invalid. See also [`ready`](Self::ready).
     pub fn store(&self, name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
         check(name)?;
-        // Without FDPOLL=0 systemd drops a descriptor whose other end hangs
-        // up, which is how most of ours look while this process ends.
+        // Without FDPOLL=0 systemd drops a descriptor whose other end hangs up, as the other ends
+        // of most of this process's descriptors do while the process ends.
         self.send(&format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0"), Some(fd))
     }
 
-    /// Has everything under this name dropped. Nothing there is no error.
+    /// Makes the manager drop all descriptors of this name. A name without descriptors is no error.
     ///
     /// # Errors
-    /// The name is not one. See also [`ready`](Self::ready).
+    /// The name is invalid. See also [`ready`](Self::ready).
     pub fn forget(&self, name: &str) -> io::Result<()> {
         check(name)?;
         self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), None)
     }
 
-    /// Waits until the manager has dealt with all messages before this one.
+    /// Waits until the manager has handled all messages before this one.
     ///
     /// # Errors
-    /// It has not within `timeout`, or does not know this message (systemd
-    /// does since version 246). See also [`ready`](Self::ready).
+    /// The manager has not within `timeout`, or does not know this message (systemd does since
+    /// version 246). See also [`ready`](Self::ready).
     pub fn barrier(&self, timeout: Duration) -> io::Result<()> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         self.send("BARRIER=1", Some(writer.as_fd()))?;
         drop(writer);
-        // The manager closes its copy of the writer, and that is the answer.
+        // The manager replies by closing its copy of the writer.
         let timeout = Timespec::try_from(timeout).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut fds = [PollFd::new(&reader, PollFlags::empty())];
         match rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout)))? {
@@ -142,7 +142,7 @@ impl ServiceManager {
             return Err(Errno::NOBUFS.into());
         }
         let bytes = [IoSlice::new(message.as_bytes())];
-        // A datagram goes whole or not at all.
+        // A datagram is sent completely or not at all.
         rustix::io::retry_on_intr(|| sendmsg(&socket, &bytes, &mut control, SendFlags::NOSIGNAL))?;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A store is not opened while requests of a killed process are in flight to it.
+//! A store is not opened while a killed process has requests in flight to it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,17 +11,16 @@ use sidecore_fuse::{Operation, SlowDisk};
 use sidecore_linux::{FileError, FileOptions, FileStore, HostFile, HostFileError, HostFileOptions};
 use sidecore_skip::run;
 
-/// Tells the test's own program to be the process that is killed: how it opens the file, and the
-/// file.
+/// Makes the test's own program the process that is killed: the way to open the file, and the file.
 const VICTIM: &str = "SIDECORE_FENCE_VICTIM";
 
-/// The mark that the victim writes: it tells its writes on the disk.
+/// The mark that identifies the victim's writes on the disk.
 const MARK: &[u8; 8] = b"latewrit";
 
 const AT: u64 = 256 << 10;
 const READ_AT: u64 = 512 << 10;
 
-/// Blocks: the requests are held until the process is killed.
+/// Blocks, because its requests are held until the process is killed.
 #[test]
 fn victim() {
     let Ok(victim) = std::env::var(VICTIM) else { return };
@@ -30,7 +29,8 @@ fn victim() {
     let store: Arc<dyn BlockDevice> = match kind {
         "host-file" => {
             let file = HostFile::open(&HostFileOptions::new(path)).unwrap();
-            // Beside the hold on the filesystem's own writes: to an extent of the device.
+            // Directly to an extent of the device, because the filesystem's own writes are held
+            // too.
             let mut extents = Vec::new();
             file.allocate(0, 4096).unwrap();
             file.extents(0, 4096, &mut extents).unwrap();
@@ -73,7 +73,7 @@ fn start_victim(kind: &str, path: &Path) -> Victim {
     Victim(child.unwrap())
 }
 
-/// Holds the victim's writes, and reads at its place.
+/// Holds the victim's writes, and its reads at its offset.
 fn hold_the_victims(disk: &SlowDisk) {
     disk.hold(|request| match request.operation() {
         Operation::Write => request.data().windows(8).any(|bytes| bytes == MARK),
@@ -86,7 +86,7 @@ fn patient(path: &Path, seconds: u64) -> FileOptions {
     FileOptions { predecessor_timeout: Duration::from_secs(seconds), ..FileOptions::new(path) }
 }
 
-/// Without waiting for a predecessor.
+/// Opens the store without waiting for a predecessor.
 fn open_at_once(path: &Path, read_only: bool) -> Result<FileStore, FileError> {
     FileStore::open(&FileOptions { read_only, ..patient(path, 0) })
 }
@@ -118,7 +118,7 @@ fn a_successor_waits(disk: &SlowDisk, path: &Path, kind: &str) {
     drop(victim);
     disk.hold_no_more();
 
-    // The claim has ended with the process: it is no other process's file.
+    // The claim has ended with the process: no other process has the file.
     for read_only in [false, true] {
         let error = open_at_once(path, read_only).unwrap_err();
         assert!(matches!(error, FileError::Predecessor { .. }), "{error}");
@@ -130,7 +130,7 @@ fn a_successor_waits(disk: &SlowDisk, path: &Path, kind: &str) {
         disk.release();
         let store: Arc<dyn BlockDevice> = Arc::new(opened.join().unwrap().unwrap());
         let mut harness = Harness::new(&store, 8);
-        // The late write has landed before anything is read, and nothing lands after an overwrite.
+        // The late write arrives before the first read, and no write arrives after an overwrite.
         assert!(!writes || harness.load(AT, 4096).starts_with(MARK));
         harness.store(AT, &[7; 4096]);
         assert_eq!(harness.load(AT, 4096), [7; 4096]);
@@ -166,7 +166,7 @@ fn a_reader_waits_for_dead_readers_and_not_for_live_ones() {
     hold_the_victims(&disk);
     let victim = start_victim("reader", &path);
     disk.wait_for_held(|held| !held.is_empty());
-    // A reader whose requests take long is alive all the same.
+    // A reader with slow requests counts as alive.
     drop(open_at_once(&path, true).unwrap());
     drop(victim);
     disk.hold_no_more();

@@ -1,5 +1,4 @@
-//! Descriptors that a service manager kept, and environments that make no sense, in processes of
-//! their own.
+//! Descriptors that a service manager kept, and invalid environments, in processes of their own.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
@@ -8,14 +7,14 @@ use std::process::Command;
 
 use sidecore_linux::{KeptDescriptor, take_kept};
 
-/// No test unless one of those below runs it: says what was kept, what is in it, and what a second
-/// call finds.
+/// The program of the tests below, and no test by itself: prints the kept descriptors, their
+/// contents, and the result of a second call.
 #[test]
 fn child() {
     if std::env::var_os("SIDECORE_KEPT_TEST").is_none() {
         return;
     }
-    // Like a library that was faster than the daemon's first line.
+    // Opens a file earlier than the daemon's first line, as a library could.
     let own = std::env::var_os("SIDECORE_KEPT_OWN").map(|_| File::open("/dev/null").unwrap());
     match take_kept() {
         Ok(kept) => kept.into_iter().for_each(describe),
@@ -37,7 +36,8 @@ fn describe(kept: KeptDescriptor) {
     println!("\n> {number} {} {text:?} {closed_on_exec}", kept.name);
 }
 
-/// The output of the process above with these variables, set by a shell; `$$` is its number.
+/// Returns the output of the process above with these variables, set by a shell; `$$` is its
+/// number.
 fn say(variables: &str, redirections: &str) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("one"), "first").unwrap();
@@ -69,13 +69,13 @@ fn gaps_and_an_exaggerated_number_are_left_out() {
 }
 
 #[test]
-fn a_file_of_this_process_is_not_taken_whatever_the_environment_says() {
+fn a_file_of_this_process_is_not_taken_if_the_environment_says_so() {
     let said = say("SIDECORE_KEPT_OWN=1 LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=a:b", "3<&- 4<two");
     assert_eq!(said, ["4 b \"second\" true", "again: 0", "own: 3"]);
 }
 
 #[test]
-fn nothing_is_taken_for_another_process_or_by_nonsense() {
+fn no_descriptor_is_taken_for_another_process_or_in_an_invalid_environment() {
     assert_eq!(say("LISTEN_PID=1 LISTEN_FDS=1", "3<one"), ["again: 0"]);
     for (variables, culprit) in [
         ("LISTEN_PID=$$ LISTEN_FDS=99999999999999999999", "LISTEN_FDS"),

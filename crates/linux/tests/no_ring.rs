@@ -1,5 +1,5 @@
-//! A host without a ring to spare signals all the same. A process of its own: the limit is the
-//! whole process's.
+//! A host that cannot make a ring signals all the same. A process of its own, because the limit is
+//! the whole process's.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sidecore_linux::peer_event;
 
 #[test]
-fn without_a_ring_it_is_a_write() {
+fn without_a_ring_a_signal_is_a_write() {
     let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let before = getrlimit(Resource::Nofile);
     // One number is left, for the duplicate.

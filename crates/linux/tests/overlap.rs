@@ -41,7 +41,7 @@ fn image() -> (TempDir, PathBuf) {
     (directory, path)
 }
 
-/// Opens a store as soon as programs that other tests start have lost their copies of its
+/// Opens a store as soon as programs that other tests start have closed their copies of its
 /// descriptors.
 fn open(path: &Path) -> FileStore {
     for _ in 0..200 {
@@ -77,7 +77,7 @@ fn a_file_and_a_loop_device_over_it_have_one_writer() {
     let store = open(&stacked.0);
     refuse(&file, &stacked.0);
     drop(store);
-    // Readers may share it, by whatever name.
+    // Readers may share the file, by every name.
     let reader = |path: &Path| FileStore::open(&FileOptions { read_only: true, ..FileOptions::new(path) }).unwrap();
     let _readers = (reader(&file), reader(&device.0), reader(&stacked.0));
     assert!(FileStore::open(&FileOptions::new(&file)).is_err());
@@ -107,7 +107,7 @@ fn a_partition_is_part_of_its_disk_and_of_the_file_below() {
         return;
     }
     let store = open(&partition);
-    // By the disk or by the partition, of which both are taken.
+    // The disk or the partition is named, because both are in use.
     let error = FileStore::open(&FileOptions::new(&file)).map(drop);
     assert!(matches!(error, Err(FileError::Overlaps { .. })), "{error:?}");
     assert!(FileStore::open(&FileOptions::new(&disk.0)).is_err());

@@ -1,4 +1,4 @@
-//! A file's requests allocate nothing, once the channel is warm; signalling a peer never does.
+//! Requests to a file allocate no memory, once the channel is warm; a signal to a peer never does.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const DEPTH: usize = 32;
 const ADDRESS: u64 = 0x1_0000_0000;
 
-/// Allocations in `total` requests of all kinds, after a warm-up.
+/// Counts the allocations of `total` requests of all kinds, after a warm-up.
 fn allocations_in(device: &Arc<dyn BlockDevice>, total: usize) -> u64 {
     let memory = guest_memory();
     let clock = Clock::new();

@@ -1,5 +1,5 @@
-//! Memory between the guest's and the file, for requests that direct I/O
-//! cannot take as the guest laid them out.
+//! Memory between the guest's and the file, for requests whose layout in guest memory direct I/O
+//! cannot take.
 
 use std::io;
 use std::ptr::NonNull;
@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use rustix::mm::{MapFlags, ProtFlags};
 use sidecore_block::{BlockRequest, Operation};
 
-/// Bytes that one request has of it; a larger request takes more rounds.
+/// The bytes of one request's buffer; a larger request takes more rounds.
 const SLOT_BYTES: usize = 64 << 10;
 
 /// A bounce buffer for each slot of a channel, in one mapping. Pages that are never used are never
@@ -34,21 +34,21 @@ impl Bounce {
         Ok(Self { base, len_bytes })
     }
 
-    /// Prepares a round of the request from byte `done_bytes` on, up to
-    /// `end_bytes` at most; returns the memory for it.
+    /// Prepares a round of the request from byte `done_bytes` on, up to `end_bytes` at most.
+    /// Returns the memory for the round.
     pub fn begin(&self, slot: u32, request: &BlockRequest, done_bytes: u64, end_bytes: u64) -> libc::iovec {
         let at = self.at(slot);
         let len = end_bytes.saturating_sub(done_bytes).min(SLOT_BYTES as u64) as usize;
         if request.operation == Operation::Write {
-            // SAFETY: the slot's buffer holds SLOT_BYTES, and the kernel is not using it between
-            // rounds; mapped memory is always initialized. There is no other reference to it.
+            // SAFETY: the slot's buffer has SLOT_BYTES bytes, and the kernel does not use it
+            // between rounds; mapped memory is always initialized. No other reference to it exists.
             let buffer = unsafe { std::slice::from_raw_parts_mut(at, len) };
             request.segments.copy_to_slice(done_bytes, buffer);
         }
         libc::iovec { iov_base: at.cast(), iov_len: len }
     }
 
-    /// Ends a round with the kernel's result: what was read goes to the guest.
+    /// Ends a round with the kernel's result, and copies bytes that were read to the guest.
     pub fn end(&self, slot: u32, request: &BlockRequest, done_bytes: u64, result: i32) {
         let moved = usize::try_from(result).unwrap_or(0).min(SLOT_BYTES);
         if request.operation == Operation::Read && moved > 0 {
@@ -61,15 +61,14 @@ impl Bounce {
     fn at(&self, slot: u32) -> *mut u8 {
         let offset = slot as usize * SLOT_BYTES;
         assert!(offset < self.len_bytes, "one buffer per slot");
-        // SAFETY: inside the mapping, as was just checked.
+        // SAFETY: the offset is inside the mapping, as was just checked.
         unsafe { self.base.as_ptr().add(offset) }
     }
 }
 
 impl Drop for Bounce {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and the channel that it
-        // belongs to has waited for the kernel.
+        // SAFETY: this value owns the mapping, and its channel has waited for the kernel.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes) };
     }
 }

@@ -1,21 +1,21 @@
-//! Guest memory that the kernel has pinned once, instead of once a request.
+//! Guest memory that the kernel pins once, instead of once a request.
 //!
-//! Registering all of a guest's memory at once would stall the sidecore (it
-//! takes a second for a gibibyte that was never touched) and allocate memory
-//! that the guest may never use. So memory is registered in chunks, each when
-//! a request first uses it, and at most one each time requests are submitted.
+//! Registering all of a guest's memory at once would stall the sidecore (one second for a gibibyte
+//! that was never touched) and allocate memory that the guest may never use. So memory is
+//! registered in chunks, each when a request first uses it, and at most one chunk for each
+//! submission of requests.
 
 use sidecore_memory::GuestMemory;
 
 use super::ring::Ring;
 
-/// The most buffers that a ring registers (IORING_MAX_REG_BUFFERS).
+/// The largest number of buffers that a ring registers (IORING_MAX_REG_BUFFERS).
 const MAX_CHUNKS: usize = 1 << 14;
 
 /// The smallest chunk: 1 MiB, which takes 30 us to register.
 const MIN_CHUNK_SHIFT: u32 = 20;
 
-/// The largest chunk: 1 GiB, the most that one buffer may have.
+/// The largest chunk: 1 GiB, the limit of one buffer.
 const MAX_CHUNK_SHIFT: u32 = 30;
 
 /// A region of guest memory, cut into chunks.
@@ -34,7 +34,7 @@ enum Chunk {
     Refused,
 }
 
-/// The registered buffers of one ring; a chunk's index is its buffer's.
+/// The registered buffers of one ring. A chunk and its buffer have the same index.
 #[derive(Debug)]
 pub(super) struct Buffers {
     /// Sorted by address, disjoint.
@@ -42,10 +42,11 @@ pub(super) struct Buffers {
     chunks: Vec<Chunk>,
     chunk_shift: u32,
     last_hit: usize,
-    /// How many chunks may still be registered in this round.
+    /// The number of chunks that may still be registered in this round.
     budget: usize,
-    complained: bool,
-    /// Keeps the addresses from being mapped to something else while the kernel knows them.
+    has_logged: bool,
+    /// Prevents the addresses from being reused by another mapping while the kernel has them
+    /// registered.
     memory: GuestMemory,
 }
 
@@ -57,14 +58,14 @@ impl Buffers {
             chunk_shift: MIN_CHUNK_SHIFT,
             last_hit: 0,
             budget: 0,
-            complained: false,
+            has_logged: false,
             memory: GuestMemory::empty(),
         }
     }
 
-    /// Registers the parts of `memory` that are going to be used, in place of
-    /// what was registered. What the kernel refuses (`RLIMIT_MEMLOCK`, memory
-    /// that cannot be pinned, kernels before 5.19) is used unregistered.
+    /// Registers the used parts of `memory`, in place of the memory before. Chunks that the kernel
+    /// refuses (`RLIMIT_MEMLOCK`, memory that cannot be pinned, kernels before 5.19) are used
+    /// unregistered.
     pub fn attach(&mut self, ring: &mut Ring, memory: &GuestMemory) {
         if self.memory.is_same(memory) {
             return;
@@ -84,28 +85,28 @@ impl Buffers {
                 self.chunk_shift = chunk_shift;
                 self.chunks = vec![Chunk::Unused; count];
             }
-            Err(error) => self.complain(&error),
+            Err(error) => self.log_once(&error),
         }
     }
 
-    /// A new round: one more chunk may be registered.
+    /// Starts a round: one more chunk may be registered.
     #[inline]
     pub fn begin_round(&mut self) {
         self.budget = 1;
     }
 
-    /// The index of the buffer that holds all of the range.
+    /// Returns the index of the buffer that holds the whole range.
     #[inline]
     pub fn index_of(&mut self, ring: &mut Ring, start: *const u8, len_bytes: usize) -> Option<u16> {
         let (region, index) = self.locate(start.addr(), len_bytes)?;
         if self.chunks[index] == Chunk::Unused && self.budget > 0 {
             self.register(ring, region, index);
         }
-        // MAX_CHUNKS indices fit.
+        // At most MAX_CHUNKS indices, which fit into 16 bits.
         (self.chunks[index] == Chunk::Registered).then_some(index as u16)
     }
 
-    /// The chunk that holds all of the range.
+    /// Returns the chunk that holds the whole range.
     #[inline]
     fn locate(&mut self, start: usize, len_bytes: usize) -> Option<(Region, usize)> {
         let end = start.checked_add(len_bytes.max(1))?;
@@ -129,19 +130,19 @@ impl Buffers {
         let start = region.start + ((index - region.first_chunk) << self.chunk_shift);
         let end = region.end.min(start + (1 << self.chunk_shift));
         let buffer = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(start), iov_len: end - start };
-        // SAFETY: the chunk lies in `memory`, which is kept until the buffers
-        // are unregistered or the ring is gone.
+        // SAFETY: the chunk is in `memory`, which is kept until the buffers are unregistered or the
+        // ring is gone.
         self.chunks[index] = match unsafe { ring.register_buffer(index as u32, buffer) } {
             Ok(()) => Chunk::Registered,
             Err(error) => {
-                self.complain(&error);
+                self.log_once(&error);
                 Chunk::Refused
             }
         };
     }
 
-    fn complain(&mut self, error: &std::io::Error) {
-        if !std::mem::replace(&mut self.complained, true) {
+    fn log_once(&mut self, error: &std::io::Error) {
+        if !std::mem::replace(&mut self.has_logged, true) {
             tracing::info!(
                 %error,
                 "guest memory is not registered with io_uring, which costs some speed (RLIMIT_MEMLOCK?)"
@@ -150,9 +151,9 @@ impl Buffers {
     }
 }
 
-/// Cuts ranges (address and size) into the smallest chunks of which there are
-/// not too many: the regions, the size as a power of two, and the count.
-/// `None` if there is nothing to cut or too much.
+/// Cuts ranges (address and size) into the smallest chunks that are within the limit of their
+/// number. Returns the regions, the size as a power of two, and the number of chunks; `None` if the
+/// ranges are empty or too large.
 fn cut(ranges: &[(usize, usize)]) -> Option<(Vec<Region>, u32, usize)> {
     let count = |shift: u32| ranges.iter().map(|&(_, len)| len.div_ceil(1_usize << shift)).sum::<usize>();
     let shift = (MIN_CHUNK_SHIFT..=MAX_CHUNK_SHIFT).find(|&shift| count(shift) <= MAX_CHUNKS)?;

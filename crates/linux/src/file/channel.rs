@@ -1,4 +1,4 @@
-//! One queue's path to the file.
+//! The path from one queue to the file.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,53 +13,53 @@ use sidecore_units::{Nanos, PAGE_BYTES};
 
 use super::bounce::Bounce;
 use super::buffers::Buffers;
-use super::ongoing::Requests;
+use super::requests::Requests;
 use super::ring::{Completion, FILE, Ring};
 use super::slot::{Slot, Verdict, Way};
 use super::target::Target;
 
-/// Pieces of memory in one submission; a request with more takes more rounds.
+/// The largest number of memory pieces in one submission; a request with more takes more rounds.
 const MAX_PIECES: usize = 128;
 
-/// Bytes in one submission: below the kernel's limit of 2 GiB less a page.
+/// The largest number of bytes in one submission: below the kernel's limit of 2 GiB less a page.
 const MAX_ROUND_BYTES: usize = 1 << 30;
 
-/// The most requests at once: a ring holds 32768 submissions (IORING_MAX_ENTRIES).
+/// The largest number of requests at once: a ring holds 32768 submissions (IORING_MAX_ENTRIES).
 const MAX_DEPTH: usize = 32768 - EXTRA_SLOTS;
 
-/// Slots beyond one for each request, for the portions of large ones.
+/// The number of slots in addition to one for each request, for the portions of large requests.
 const EXTRA_SLOTS: usize = 32;
 
-/// The source buffer for writing zeros.
+/// The source buffer of zeros.
 #[repr(align(4096))]
 pub(crate) struct Zeros(pub [u8; 64 << 10]);
 pub(crate) static ZEROS: Zeros = Zeros([0; 64 << 10]);
 
-/// Pieces of zeros in one submission: 1 MiB.
+/// The largest number of zero pieces in one submission: 1 MiB.
 const MAX_ZERO_PIECES: usize = 16;
 
 const NO_PIECE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 pub(super) struct FileChannel {
-    // Before everything that the kernel may still write to: see `drop`.
+    // Before every field that the kernel may still write to: see `drop`.
     ring: Ring,
     target: Arc<Target>,
     buffers: Buffers,
     requests: Requests,
-    /// The most that a portion has.
+    /// The largest portion.
     portion_bytes: u64,
     slots: Box<[Slot]>,
-    /// Places in `slots` without a portion.
+    /// The indices of free slots.
     free: Vec<u32>,
-    /// Requests with a portion that found no slot.
+    /// The requests with a portion that found no slot.
     waiting: VecDeque<u32>,
-    /// `MAX_PIECES` for each slot.
+    /// `MAX_PIECES` entries for each slot.
     pieces: Box<[libc::iovec]>,
     bounce: Option<Bounce>,
     reaped: Vec<Completion>,
     done: Batch,
-    /// Whether the kernel has left submissions behind, for want of memory:
-    /// nothing wakes us for those.
+    /// Whether the kernel has left submissions behind for want of memory, for which it sends no
+    /// wake-up.
     stalled: bool,
 }
 
@@ -93,7 +93,7 @@ impl FileChannel {
         self.requests.count()
     }
 
-    /// Finds the errors that are known before the kernel is asked.
+    /// Finds the errors that are known without a system call.
     #[inline]
     fn check(&self, request: &BlockRequest) -> Result<(), BlockError> {
         let geometry = &self.target.geometry;
@@ -151,14 +151,14 @@ impl FileChannel {
         match self.requests.begin(request, way) {
             Ok(index) => self.advance(index),
             Err(mut request) => {
-                // `submit` counts; all the same, no request is ever lost.
+                // `submit` counts the requests; this branch ensures that none is lost in any case.
                 request.result = Err(BlockError::EIO);
                 self.done.push(request);
             }
         }
     }
 
-    /// Begins as many portions of a request as there are slots.
+    /// Starts as many portions of a request as slots are free.
     #[inline]
     fn advance(&mut self, request: u32) {
         while let Some(index) = self.free.pop() {
@@ -207,8 +207,8 @@ impl FileChannel {
         let entry = entry.user_data(u64::from(index));
         // SAFETY: the entry names the guest's memory, which the slot's request keeps mapped; the
         // slot's part of `pieces` and of the bounce buffer, which no other portion uses; or
-        // constant zeros. The request leaves its place after this entry's completion is reaped, and
-        // `drop` reaps them all.
+        // constant zeros. The request leaves its place only after this entry's completion is
+        // reaped, and `drop` reaps all completions.
         unsafe { self.ring.push(&entry) };
     }
 
@@ -227,7 +227,7 @@ impl FileChannel {
                 self.free.push(index);
                 if let Some(over) = self.requests.finish_portion(request, result) {
                     if over.result.is_err() {
-                        // A part of it that never began.
+                        // The request's remaining portions never start.
                         self.waiting.retain(|waiting| *waiting != request);
                     }
                     self.done.push(over);
@@ -241,7 +241,7 @@ impl FileChannel {
         }
     }
 
-    /// Hands over what is queued, in one system call for all of it.
+    /// Submits the queued entries, in one system call for all.
     #[inline]
     fn enter(&mut self) {
         if self.ring.has_queued() {
@@ -264,7 +264,8 @@ fn portion_bytes(target: &Target, page_bytes: u64) -> u64 {
     target.limits.map_or(u64::MAX, |limits| limits.portion_bytes(page_bytes))
 }
 
-/// The request's memory from `skip_bytes` on, `most_bytes` of it or as far as one submission takes.
+/// Fills in the request's memory from `skip_bytes` on, at most `most_bytes`, as far as one
+/// submission takes.
 #[inline]
 fn gather(request: &BlockRequest, skip_bytes: u64, most_bytes: u64, pieces: &mut [libc::iovec]) -> usize {
     let mut skip = skip_bytes;
@@ -301,7 +302,7 @@ fn gather_zeros(len_bytes: u64, pieces: &mut [libc::iovec]) -> usize {
     count
 }
 
-/// A submission that reads to or writes from `pieces`, which may be `registered`.
+/// Makes a submission that reads to or writes from `pieces`, which may be `registered`.
 #[inline]
 fn transfer(
     operation: Operation,
@@ -358,7 +359,7 @@ impl BlockChannel for FileChannel {
     }
 
     fn readiness(&self) -> Readiness {
-        // The kernel wakes for nothing that it was not given.
+        // The kernel sends no wake-up for submissions that it has not taken.
         let next = if self.stalled || !self.done.is_empty() { Next::Now } else { Next::OnWake };
         Readiness { in_flight: self.in_kernel() + self.done.len(), next }
     }
@@ -373,7 +374,7 @@ impl BlockChannel for FileChannel {
 }
 
 impl Drop for FileChannel {
-    /// Waits for the kernel: it may be writing to memory that the requests in flight hold.
+    /// Waits for the kernel, which may be writing to the memory of requests in flight.
     fn drop(&mut self) {
         while self.in_kernel() > 0 {
             if let Err(error) = self.ring.wait() {
@@ -381,7 +382,7 @@ impl Drop for FileChannel {
                 std::mem::forget(std::mem::replace(&mut self.requests, Requests::new(0)));
                 std::mem::forget(std::mem::take(&mut self.pieces));
                 std::mem::forget(self.bounce.take());
-                // Nor is the file claimed by another store.
+                // The file stays claimed as well.
                 std::mem::forget(Arc::clone(&self.target));
                 return;
             }

@@ -2,19 +2,18 @@
 //!
 //! Two locks of open file descriptions (fcntl(2)) on one file:
 //!
-//! * The **claim** is held by a descriptor that no ring knows, and ends with the process. It covers
-//!   the file's content, and says that a process serves the file.
-//! * The **fence** is held by a descriptor that is registered with every ring
-//!   on the file. A ring is taken down some time after its process has ended,
-//!   when its last request has completed, and its files are closed only then:
-//!   so the kernel lifts the fence behind the last request of a dead process.
+//! * The **claim** is held by a descriptor that is registered with no ring, and ends with the
+//!   process. The claim covers the file's content, and says that a process serves the file.
+//! * The **fence** is held by a descriptor that is registered with every ring on the file. The
+//!   kernel takes a ring down some time after its process has ended, when the ring's last request
+//!   has completed, and closes the ring's files only then: so the kernel lifts the fence after the
+//!   last request of a dead process.
 //!
-//! A claim on a file whose fence is still up belongs to the successor of a
-//! process whose requests may still write to the file, or to guest memory.
+//! If a store gets the claim while a fence is still up, the file's last process is dead, and its
+//! requests may still write to the file, or to guest memory.
 //!
-//! Readers share a file. Each takes a *seat*: one byte that its claim's
-//! descriptor locks, and one that its fence does. A seat whose fence is up
-//! although its claim is gone is that of a dead process.
+//! Readers share a file. Each takes a *seat*: one byte that its claim's descriptor locks, and one
+//! that its fence does. A seat with a fence but without a claim belongs to a dead process.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -26,19 +25,19 @@ use rustix::io::Errno;
 
 use super::{FileError, FileOptions, overlap};
 
-/// Readers of one file at the same time, at most.
+/// The largest number of simultaneous readers of one file.
 const SEATS: libc::off_t = 256;
 
-/// The last bytes that a lock can name, behind the end of every file: one of
-/// each kind for a seat. Everything before is the claim's.
+/// The last bytes that a lock can name, behind the end of every file: one byte of each kind for a
+/// seat. All bytes before are the claim's.
 const FENCES: libc::off_t = libc::off_t::MAX - SEATS + 1;
 const SEAT_CLAIMS: libc::off_t = FENCES - SEATS;
 
-/// How long to wait between two looks at the fence.
+/// The time between two looks at the fence.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A wait of this length is logged. Rings without requests are taken down
-/// within a few milliseconds.
+/// The length of a wait that is logged. Rings without requests are taken down within a few
+/// milliseconds.
 const WORTH_A_LINE: Duration = Duration::from_millis(200);
 
 /// The locks on a file. Lifted when dropped.
@@ -49,12 +48,12 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Opens the file, makes it this store's own, and waits until no request of
-    /// a dead process is left on it.
+    /// Opens the file, locks it for this store, and waits until no request of a dead process is in
+    /// flight to it.
     ///
-    /// Block devices are opened exclusively for writing: they are not mounted,
-    /// not swap and not used by another program then (open(2)). QEMU looks for
-    /// the claim: it locks single bytes of a file the same way.
+    /// Block devices are opened exclusively for writing: then they are not mounted, not swap and
+    /// not used by another program (open(2)). QEMU respects the claim, because it locks single
+    /// bytes of a file in the same way.
     pub fn new(options: &FileOptions, is_device: bool) -> Result<Self, FileError> {
         let path = options.path.as_path();
         let mut flags = access(options.read_only);
@@ -70,11 +69,11 @@ impl Claim {
             return Err(FileError::Busy { path: path.into() });
         }
         let stat = rustix::fs::fstat(&file).map_err(|error| kernel("inspect")(error.into()))?;
-        // Looked for with the claim held: of two that start at once, one sees the other.
+        // Checked with the claim held: of two stores that start at once, one sees the other.
         if let Some(other) = overlap::in_use(&stat, options.read_only) {
             return Err(FileError::Overlaps { path: path.into(), other });
         }
-        // By descriptor, not by name: names change.
+        // By descriptor, not by name, because names change.
         let name = format!("/proc/self/fd/{}", file.as_raw_fd());
         let fence =
             rustix::fs::open(name, access(true), Mode::empty()).map_err(|error| kernel("open")(error.into()))?;
@@ -84,17 +83,17 @@ impl Claim {
         Ok(claim)
     }
 
-    /// Held by a descriptor that each ring on the file must register.
+    /// The lock's descriptor, which each ring on the file must register.
     pub fn fence(&self) -> BorrowedFd<'_> {
         self.fence.as_fd()
     }
 
-    /// Returns once no fence of a dead process is up.
+    /// Waits until no fence of a dead process is up.
     fn wait_for_predecessor(&self, path: &Path, timeout: Duration) -> Result<(), FileError> {
         let start = Instant::now();
         let (mut seat, mut is_told) = (0, false);
         loop {
-            // Never back: no fence is raised by a process that is dead.
+            // Never goes back: a dead process raises no fence.
             match self.first_dead_seat(seat).map_err(|source| lock_error(path, source))? {
                 None => break,
                 Some(dead) => seat = dead,
@@ -115,14 +114,14 @@ impl Claim {
         Ok(())
     }
 
-    /// The first seat from `from` on whose fence outlives its claim.
+    /// Returns the first seat from `from` on whose fence outlives its claim.
     fn first_dead_seat(&self, from: libc::off_t) -> io::Result<Option<libc::off_t>> {
         if is_free(self.fence(), FENCES + from, SEATS - from)? {
             return Ok(None);
         }
         for seat in from..SEATS {
             let has_fence = || is_free(self.fence(), FENCES + seat, 1).map(|free| !free);
-            // In this order: a reader that is just ending lifts its fence first.
+            // In this order, because a reader that is ending lifts its fence first.
             if has_fence()? && is_free(self.file.as_fd(), SEAT_CLAIMS + seat, 1)? && has_fence()? {
                 return Ok(Some(seat));
             }
@@ -130,7 +129,7 @@ impl Claim {
         Ok(None)
     }
 
-    /// Takes a seat. A writer is alone and takes the first one.
+    /// Takes a seat. A writer has no readers, and takes the first seat.
     fn raise_fence(&self, read_only: bool, path: &Path) -> io::Result<()> {
         for seat in 0..SEATS {
             let (mine, fence) = (SEAT_CLAIMS + seat, FENCES + seat);
@@ -139,7 +138,7 @@ impl Claim {
             }
             if read_only {
                 set(self.file.as_fd(), libc::F_RDLCK, mine, 1)?;
-                // Two that took it at the same moment both go on to the next.
+                // Two readers that took a seat at the same moment both go to the next seat.
                 if !is_free(self.file.as_fd(), mine, 1)? {
                     set(self.file.as_fd(), libc::F_UNLCK, mine, 1)?;
                     continue;
@@ -160,9 +159,9 @@ impl AsFd for Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Closing would lift them, but not while a child that is just being
-        // forked has a copy of a descriptor, or a ring is being taken down.
-        // No request is in flight: channels wait for theirs, and hold this.
+        // The close would lift the locks, but not while a child that is just being forked has a
+        // copy of a descriptor, or a ring is being taken down. No request is in flight: channels
+        // wait for their requests, and hold this claim.
         let _ = set(self.fence(), libc::F_UNLCK, FENCES, SEATS);
         let _ = set(self.file.as_fd(), libc::F_UNLCK, 0, 0);
     }
@@ -172,15 +171,15 @@ fn lock_error(path: &Path, source: io::Error) -> FileError {
     FileError::Kernel { action: "lock", path: path.into(), source }
 }
 
-/// How descriptors are opened: `O_NONBLOCK` so that a name that has meanwhile
-/// become a pipe cannot block the daemon.
+/// The flags for opening: with `O_NONBLOCK`, a name that has meanwhile become a pipe cannot block
+/// the daemon.
 pub(super) fn access(read_only: bool) -> OFlags {
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
 }
 
-/// Locks the content of a file for this open file description; false if
-/// another one has a lock that forbids it.
+/// Locks the content of a file for this open file description. False if another description's lock
+/// conflicts.
 pub(crate) fn try_claim(file: BorrowedFd<'_>, read_only: bool) -> io::Result<bool> {
     match set(file, if read_only { libc::F_RDLCK } else { libc::F_WRLCK }, 0, SEAT_CLAIMS) {
         Ok(()) => Ok(true),
@@ -189,12 +188,12 @@ pub(crate) fn try_claim(file: BorrowedFd<'_>, read_only: bool) -> io::Result<boo
     }
 }
 
-/// Whether another open file description has a claim that forbids this one.
+/// Whether another open file description has a conflicting claim.
 pub(super) fn is_claimed(file: BorrowedFd<'_>, read_only: bool) -> io::Result<bool> {
     is_free_for(file, if read_only { libc::F_RDLCK } else { libc::F_WRLCK }, 0, SEAT_CLAIMS).map(|free| !free)
 }
 
-/// Lifts what [`try_claim`] locked.
+/// Lifts the lock of [`try_claim`].
 pub(crate) fn unclaim(file: BorrowedFd<'_>) -> io::Result<()> {
     set(file, libc::F_UNLCK, 0, SEAT_CLAIMS)
 }
@@ -204,7 +203,7 @@ fn is_free(file: BorrowedFd<'_>, start: libc::off_t, len: libc::off_t) -> io::Re
     is_free_for(file, libc::F_WRLCK, start, len)
 }
 
-/// Whether this kind of lock could be had.
+/// Whether a lock of this kind would be granted.
 fn is_free_for(file: BorrowedFd<'_>, kind: libc::c_int, start: libc::off_t, len: libc::off_t) -> io::Result<bool> {
     let mut range = flock(kind, start, len);
     // SAFETY: the descriptor is open and the structure outlives the call.

@@ -1,9 +1,9 @@
-//! Other names of the same bytes: the file behind a loop device, a loop device
-//! over a file, a disk and its partitions, what is stacked on a device.
+//! Other names of the same bytes: the file behind a loop device, a loop device over a file, a disk
+//! and its partitions, devices that are stacked on a device.
 //!
-//! A lock is on one file or one device node, and the kernel compares no further.
-//! So a store looks for claims on everything that overlaps with it, by what
-//! sysfs tells. What sysfs does not tell, or may not be opened, is not seen.
+//! A lock is on one file or one device node, and the kernel does not look further. So a store looks
+//! for claims on every overlapping file and device that sysfs shows. Overlaps that sysfs does not
+//! show, or that may not be opened, are not found.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -14,7 +14,7 @@ use rustix::fs::{Dev, FileType, OFlags, Stat};
 
 use super::claim::{access, is_claimed};
 
-/// Devices are not stacked higher than this; sysfs could be wrong.
+/// More than the height of every stack of devices; bounds a search in a sysfs with errors.
 const MAX_OBJECTS: usize = 1024;
 
 /// A file or a block device, by the kernel's identity of it.
@@ -38,13 +38,13 @@ impl Object {
 struct Overlap {
     object: Object,
     path: PathBuf,
-    /// Whether a loop device is between: the kernel then does not know that an
-    /// exclusive open of the one concerns the other.
+    /// Whether a loop device is in between: then the kernel does not know that an exclusive open of
+    /// one concerns the other.
     through_loop: bool,
 }
 
-/// Something that overlaps with the file of this `stat` and that is in use: by
-/// another store, or for a writer, exclusively by the kernel.
+/// Returns a file or device that overlaps with the file of this `stat` and is in use: by another
+/// store or, if this one writes, exclusively by the kernel.
 pub(super) fn in_use(stat: &Stat, read_only: bool) -> Option<PathBuf> {
     overlaps(Object::of(stat)).into_iter().find(|overlap| is_used(overlap, read_only)).map(|overlap| overlap.path)
 }
@@ -53,26 +53,26 @@ fn is_used(overlap: &Overlap, read_only: bool) -> bool {
     let flags = access(true);
     let opened = rustix::fs::open(&overlap.path, flags, rustix::fs::Mode::empty());
     let Ok(file) = opened else { return false };
-    // The path may lead elsewhere by now.
+    // The path may name another file by now.
     if !rustix::fs::fstat(&file).is_ok_and(|stat| Object::of(&stat) == overlap.object) {
         return false;
     }
     if is_claimed(file.as_fd(), read_only).unwrap_or(false) {
         return true;
     }
-    // Mounted, or taken by another driver.
+    // Mounted, or used by another driver.
     let exclusive = || rustix::fs::open(&overlap.path, flags | OFlags::EXCL, rustix::fs::Mode::empty());
     !read_only && overlap.through_loop && matches!(exclusive(), Err(rustix::io::Errno::BUSY))
 }
 
-/// Everything whose bytes are among those of `object`, or the other way round.
+/// Returns every file and device that shares bytes with `object`.
 fn overlaps(object: Object) -> Vec<Overlap> {
     let loops = Loop::all();
     let mut found = Vec::new();
     below(object, &loops, &mut found);
     let mut above = Vec::new();
     self::above(object, false, &loops, &mut above);
-    // Loop devices over the same file, as far as they show the same part of it.
+    // Loop devices over the same file, if they map common bytes of it.
     if let Object::Device(number) = object
         && let Some(own) = loops.iter().find(|other| other.number == number)
     {
@@ -135,10 +135,10 @@ fn add(number: Dev, through_loop: bool, loops: &[Loop], found: &mut Vec<Overlap>
 #[derive(Debug)]
 struct Loop {
     number: Dev,
-    /// The object that the loop device maps, and a path that leads there.
+    /// The object that the loop device maps, and a path to it.
     backing: Object,
     path: PathBuf,
-    /// The part of it: where it begins, and how long it is; 0 for all the rest.
+    /// The part that is mapped: its start and its length; length 0 for the rest of the object.
     offset_bytes: u64,
     limit_bytes: u64,
 }
@@ -154,12 +154,12 @@ impl Loop {
         let read = |name: &str| std::fs::read_to_string(entry.join("loop").join(name)).ok();
         let bytes = |name| read(name).and_then(|text| text.trim().parse().ok()).unwrap_or(0);
         let path = PathBuf::from(read("backing_file")?.trim_end_matches('\n'));
-        // By the driver's word; by name where the device may not be opened.
+        // From the driver; by name if the device may not be opened.
         let backing = status(number).or_else(|| rustix::fs::stat(&path).ok().map(|stat| Object::of(&stat)))?;
         Some(Self { number, backing, path, offset_bytes: bytes("offset"), limit_bytes: bytes("sizelimit") })
     }
 
-    /// Whether both show some of the same bytes.
+    /// Whether both loop devices map some of the same bytes.
     fn meets(&self, other: &Self) -> bool {
         let end =
             |of: &Self| if of.limit_bytes == 0 { u64::MAX } else { of.offset_bytes.saturating_add(of.limit_bytes) };
@@ -180,29 +180,29 @@ fn status(number: Dev) -> Option<Object> {
     }
     let device = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(node(number)?).ok()?;
     let mut info = Info { device: 0, inode: 0, backing_device: 0, rest: [0; 208] };
-    // SAFETY: the descriptor is open, and the structure, which outlives the
-    // call, has the size that the driver fills in.
+    // SAFETY: the descriptor is open, and the structure, which outlives the call, has the size that
+    // the driver fills in.
     if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) } != 0 {
         return None;
     }
-    // As stat(2) encodes it.
+    // The encoding of stat(2).
     Some(match info.backing_device {
         0 => Object::File { device: info.device, inode: info.inode },
         number => Object::Device(number),
     })
 }
 
-/// The directory of a block device.
+/// Returns the sysfs directory of a block device.
 fn sysfs(number: Dev) -> PathBuf {
     let name = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-    // Resolved, so that `..` is the disk of a partition.
+    // Resolved, so that `..` is a partition's disk.
     std::fs::canonicalize(&name).unwrap_or_else(|_| name.into())
 }
 
-/// The node of a block device, by the name that the kernel gives it.
+/// Returns the node of a block device, by the kernel's name for it.
 fn node(number: Dev) -> Option<PathBuf> {
-    let told = std::fs::read_to_string(sysfs(number).join("uevent")).ok()?;
-    Some(Path::new("/dev").join(told.lines().find_map(|line| line.strip_prefix("DEVNAME="))?))
+    let uevent = std::fs::read_to_string(sysfs(number).join("uevent")).ok()?;
+    Some(Path::new("/dev").join(uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="))?))
 }
 
 fn number_in(directory: &Path) -> Option<Dev> {

@@ -1,11 +1,11 @@
-//! One io_uring, set up as well as the kernel can.
+//! One io_uring, with the best features that the kernel has.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use io_uring::{EnterFlags, IoUring, squeue};
 
-/// The index of the registered file: each ring serves one. The fence is behind it.
+/// The index of the registered file: each ring serves one file. The fence is the next index.
 pub(super) const FILE: io_uring::types::Fixed = io_uring::types::Fixed(0);
 
 /// A completion: the submission's `user_data`, and its result (a count, or a negative errno).
@@ -18,48 +18,49 @@ pub(super) struct Completion {
 /// A ring for one thread and one file.
 pub(super) struct Ring {
     ring: IoUring,
-    /// Whether an error that should not be has been logged: it would come again with every poll.
-    complained: bool,
+    /// Whether an unexpected error was logged, which would repeat with every poll.
+    has_logged: bool,
 }
 
 impl Ring {
-    /// A ring with room for `depth` submissions, on `file`. `fence` stays open
-    /// until the last of them has completed, also if this process has ended.
+    /// Makes a ring for `depth` submissions to `file`. The kernel keeps `fence` open until the last
+    /// submission has completed, even if this process has ended.
     pub fn new(file: BorrowedFd<'_>, fence: BorrowedFd<'_>, depth: u32) -> io::Result<Self> {
         let ring = build(depth).map_err(explain)?;
         ring.submitter().register_files(&[file.as_raw_fd(), fence.as_raw_fd()])?;
-        Ok(Self { ring, complained: false })
+        Ok(Self { ring, has_logged: false })
     }
 
-    /// Queues a submission, to be handed over by [`Ring::enter`].
+    /// Queues an entry for the next [`Ring::enter`].
     ///
     /// # Safety
-    /// All memory that the entry names must stay valid, and ours, until its
+    /// All memory that the entry names must stay valid, and unused by others, until the entry's
     /// completion has been reaped.
     ///
     /// # Panics
-    /// More submissions than the ring was made for.
+    /// The ring has space for fewer submissions.
     #[inline]
     pub unsafe fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let pushed = unsafe { self.ring.submission().push(entry) };
         assert!(pushed.is_ok(), "a channel has at most one submission per slot");
     }
 
-    /// Hands what is queued to the kernel, and lets it finish what it has to finish on this thread.
-    /// What the kernel does not take stays queued: it is short of memory, and is asked again.
+    /// Submits the queued entries, and lets the kernel do its pending work on this thread. Entries
+    /// that the kernel does not take stay queued: the kernel is short of memory, and gets them
+    /// again.
     #[inline]
     pub fn enter(&mut self) {
-        // Always with GETEVENTS: completions that have arrived meanwhile cost
-        // no system call of their own then.
+        // Always with GETEVENTS, so that completions that have arrived meanwhile need no system
+        // call of their own.
         let to_submit = self.ring.submission().len();
         self.enter_kernel(to_submit, 0);
     }
 
-    /// Blocks until there is a completion.
+    /// Blocks until a completion arrives.
     pub fn wait(&mut self) -> io::Result<()> {
         let to_submit = self.ring.submission().len();
-        // SAFETY: no argument beyond the numbers.
+        // SAFETY: the arguments are plain numbers.
         let entered = unsafe {
             self.ring.submitter().enter::<libc::sigset_t>(to_submit as u32, 1, EnterFlags::GETEVENTS.bits(), None)
         };
@@ -69,14 +70,14 @@ impl Ring {
         }
     }
 
-    /// Whether submissions wait for the next [`Ring::enter`].
+    /// Whether entries wait for the next [`Ring::enter`].
     #[inline]
     pub fn has_queued(&mut self) -> bool {
         !self.ring.submission().is_empty()
     }
 
-    /// Moves the completions there are to `completions`, as far as it has
-    /// capacity. Enters the kernel only if that is where they are.
+    /// Moves the completions to `completions`, within its capacity. Enters the kernel only if
+    /// completions are pending there.
     #[inline]
     pub fn reap(&mut self, completions: &mut Vec<Completion>) {
         if self.ring.completion().is_empty() {
@@ -94,7 +95,7 @@ impl Ring {
 
     #[inline]
     fn enter_kernel(&mut self, to_submit: usize, min_complete: u32) {
-        // SAFETY: no argument beyond the numbers.
+        // SAFETY: the arguments are plain numbers.
         let entered = unsafe {
             self.ring.submitter().enter::<libc::sigset_t>(
                 to_submit as u32,
@@ -105,24 +106,24 @@ impl Ring {
         };
         if let Err(error) = entered
             && !is_transient(&error)
-            && !std::mem::replace(&mut self.complained, true)
+            && !std::mem::replace(&mut self.has_logged, true)
         {
             tracing::error!(%error, "io_uring_enter failed: requests will not complete");
         }
     }
 
-    /// Makes room for `count` buffers.
+    /// Reserves the indices of `count` buffers.
     pub fn register_sparse_buffers(&mut self, count: u32) -> io::Result<()> {
         self.ring.submitter().register_buffers_sparse(count)
     }
 
-    /// Pins `buffer` for I/O without a look-up of its pages, as number `index`;
-    /// returns an error if the kernel does not want to pin that much.
+    /// Pins `buffer` as number `index`, for I/O without a look-up of its pages. Returns an error if
+    /// the kernel refuses to pin the memory.
     ///
     /// # Safety
-    /// It must stay mapped until it is unregistered.
+    /// The memory must stay mapped until it is unregistered.
     pub unsafe fn register_buffer(&mut self, index: u32, buffer: libc::iovec) -> io::Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { self.ring.submitter().register_buffers_update(index, &[buffer], None) }
     }
 
@@ -132,26 +133,26 @@ impl Ring {
 }
 
 impl AsFd for Ring {
-    /// Readable while there are completions, or work that ends in some.
+    /// Readable while the ring has completions, or pending work that causes some.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring owns its descriptor, and `self` is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 }
 
-/// Whether entering the kernel can be tried again later.
+/// Whether entering the kernel may succeed later.
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM))
 }
 
 fn build(depth: u32) -> io::Result<IoUring> {
     let entries = depth.next_power_of_two();
-    // From 6.0 and 5.19: completions are finished on this thread, when it enters the kernel anyway
-    // or sleeps, and never by interrupting it. Before that, as it comes.
+    // From 6.0 and 5.19: completions are finished on this thread, when it enters the kernel in any
+    // case or sleeps, and never by interrupting it. Older kernels interrupt.
     //
-    // Not IORING_SETUP_DEFER_TASKRUN (6.1), which finishes them in
-    // io_uring_enter only: it gains nothing here, and a thread that sleeps in
-    // epoll on the ring is not woken by what is still to be finished.
+    // Not IORING_SETUP_DEFER_TASKRUN (6.1), which finishes completions in io_uring_enter only: it
+    // is no faster here, and pending completions do not wake a thread that sleeps in epoll on the
+    // ring.
     let cooperative = || {
         let mut builder = IoUring::builder();
         builder.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag().dontfork();

@@ -1,35 +1,35 @@
-//! One portion of a request in the kernel's hands.
+//! One portion of a request in the kernel.
 //!
-//! A portion is carried out in *rounds*, one submission each: usually one, and more when the kernel
-//! cuts a transfer short, when there are more pieces of memory than one submission takes, or when
-//! the first way of zeroing turns out not to exist.
+//! A portion is carried out in *rounds*, one submission each: usually one, and more if the kernel
+//! cuts a transfer short, if the request has more pieces of memory than one submission takes, or if
+//! the filesystem lacks the first way of zeroing.
 
 use std::ops::Range;
 
 use sidecore_block::{BlockError, Operation};
 
-/// Rounds in a row that may bring nothing but "try again".
+/// The largest number of consecutive rounds without progress ("try again").
 const MAX_FRUITLESS_ROUNDS: u8 = 100;
 
-/// How the rounds of a portion are made.
+/// The operation of a portion's rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Between the guest's memory and the file.
+    /// A transfer between the guest's memory and the file.
     Transfer,
-    /// Through the slot's bounce buffer, where direct I/O cannot take the guest's memory.
+    /// A transfer through the slot's bounce buffer, if direct I/O cannot take the guest's memory.
     Bounce,
-    /// Data to the medium.
+    /// A write of cached data to the medium.
     Sync,
-    /// Blocks given back, which then read as zeros.
+    /// A release of blocks, which then read as zeros.
     Punch,
-    /// Blocks kept, but marked as zeros.
+    /// Blocks are kept, and marked as zeros.
     ZeroRange,
-    /// Zeros written, where the filesystem has no other way.
+    /// Zeros are written, if the filesystem has no other way.
     WriteZeros,
 }
 
 impl Way {
-    /// Whether the kernel answers with a count of bytes moved.
+    /// Whether the kernel returns a count of bytes moved.
     #[inline]
     pub const fn is_transfer(self) -> bool {
         matches!(self, Self::Transfer | Self::Bounce | Self::WriteZeros)
@@ -39,12 +39,12 @@ impl Way {
 /// A place for one portion in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
-    /// Where the request is that it is a portion of.
+    /// The place of the portion's request.
     pub request: u32,
     pub way: Way,
-    /// Up to where it is done, in bytes from the request's start.
+    /// The end of the completed part, in bytes from the request's start.
     pub done_bytes: u64,
-    /// Where it ends.
+    /// The portion's end, in bytes from the request's start.
     pub end_bytes: u64,
     fruitless_rounds: u8,
 }
@@ -52,9 +52,9 @@ pub(super) struct Slot {
 /// The meaning of a completion for its portion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is over.
+    /// The portion has ended.
     Done(Result<(), BlockError>),
-    /// There is another round.
+    /// The portion needs another round.
     Again,
 }
 
@@ -63,14 +63,14 @@ impl Slot {
         Self::new(0, Way::Sync, 0..0)
     }
 
-    /// The portion `bytes` of a request.
+    /// Makes the portion `bytes` of a request.
     #[inline]
     pub fn new(request: u32, way: Way, bytes: Range<u64>) -> Self {
         Self { request, way, done_bytes: bytes.start, end_bytes: bytes.end, fruitless_rounds: 0 }
     }
 
-    /// Judges a round of an `operation` by the kernel's `result`. Transfers continue at multiples
-    /// of `align_bytes` only, because direct I/O takes no others.
+    /// Evaluates the kernel's `result` for a round of an `operation`. Transfers continue only at
+    /// multiples of `align_bytes`, because direct I/O takes no other offsets.
     #[inline]
     pub fn judge(&mut self, operation: Operation, result: i32, align_bytes: usize) -> Verdict {
         match u64::try_from(result) {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_transfer_goes_on_until_nothing_moves() {
+    fn a_short_transfer_continues_until_no_byte_moves() {
         let mut slot = slot(Way::Transfer, 4096);
         assert_eq!(slot.judge(READ, 1000, 1), Verdict::Again);
         assert_eq!(slot.done_bytes, 1000);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroing_falls_back_to_what_every_filesystem_can() {
+    fn zeroing_falls_back_to_writing_zeros() {
         const ZERO: Operation = Operation::WriteZeroes { may_unmap: true };
         let mut slot = slot(Way::Punch, 4096);
         assert_eq!(slot.judge(ZERO, -libc::EOPNOTSUPP, 1), Verdict::Again);

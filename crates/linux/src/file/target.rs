@@ -1,4 +1,4 @@
-//! The target of a file store: the open file, and its abilities.
+//! The target of a file store: the open file, and its capabilities.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,9 +16,9 @@ use super::{FileError, FileOptions};
 /// The alignment of direct I/O in bytes; powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Alignment {
-    /// Of each piece of memory.
+    /// The alignment of each piece of memory.
     pub memory_bytes: usize,
-    /// Of each piece's size, and of the offset in the file.
+    /// The alignment of each piece's size, and of the offset in the file.
     pub file_bytes: usize,
 }
 
@@ -29,32 +29,32 @@ impl Alignment {
 /// An open and locked file.
 #[derive(Debug)]
 pub(super) struct Target {
-    /// The descriptor that I/O goes to.
+    /// The descriptor for I/O.
     file: OwnedFd,
     hold: Hold,
     pub geometry: Geometry,
     /// `None` if I/O goes through the page cache.
     pub direct: Option<Alignment>,
-    /// Whether zeroing is writing zeros: the filesystem's own ways zero parts
-    /// of its blocks in the page cache, which go to the device later.
+    /// Whether zeroing writes zeros: the filesystem's own operations zero partial blocks in the
+    /// page cache, which reaches the device later.
     pub zero_by_writing: bool,
-    /// The kernel's limits for one request; `None` if it has none.
+    /// The kernel's limits for one request; `None` without limits.
     pub limits: Option<Limits>,
 }
 
 /// The limits of a block device below which the kernel need not split a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Bytes.
+    /// The largest transfer in bytes.
     transfer_bytes: u64,
-    /// Pieces of contiguous memory, and the size of each.
+    /// The largest number of contiguous memory pieces, and the largest size of each.
     segments: u64,
     segment_bytes: u64,
 }
 
 impl Limits {
-    /// The most from memory that is made of pages of this size: a power of two,
-    /// so that portions of aligned buffers are aligned.
+    /// The largest portion whose memory consists of pages of this size: a power of two, so that
+    /// portions of aligned buffers are aligned.
     pub fn portion_bytes(&self, page_bytes: u64) -> u64 {
         let gathered_bytes = self.segments.saturating_mul(page_bytes.min(self.segment_bytes));
         1 << self.transfer_bytes.min(gathered_bytes).max(PAGE_BYTES).ilog2()
@@ -69,10 +69,10 @@ impl Limits {
     }
 }
 
-/// The lock that keeps the file ours for as long as there is I/O to it.
+/// The lock on the file, held as long as I/O to the file is possible.
 #[derive(Debug)]
 enum Hold {
-    /// A lock of this store's own.
+    /// The store's own lock.
     Claim(Claim),
     /// The lock of the code that opened the file.
     Owner(Arc<dyn Owner>),
@@ -91,7 +91,8 @@ impl AsFd for Target {
 }
 
 impl Target {
-    /// Holds a lock, and must be registered with every ring on the file: see [`Claim`].
+    /// The descriptor with the lock, which must be registered with every ring on the file: see
+    /// [`Claim`].
     pub fn fence(&self) -> BorrowedFd<'_> {
         match &self.hold {
             Hold::Claim(claim) => claim.fence(),
@@ -109,7 +110,8 @@ impl Target {
         Self::new(file, direct, Hold::Claim(claim), options)
     }
 
-    /// Over a descriptor that was opened with `O_DIRECT`, and that `owner` holds for this store.
+    /// Makes a target of a descriptor that was opened with `O_DIRECT`, and that `owner` holds for
+    /// the store.
     pub fn over(file: OwnedFd, owner: Arc<dyn Owner>, options: &FileOptions) -> Result<Self, FileError> {
         let direct = alignment_of(&file);
         Self::new(file, direct, Hold::Owner(owner), options)
@@ -159,7 +161,7 @@ impl Target {
             read_only: options.read_only,
             volatile_cache: true,
             discard,
-            // Holes are punched, in files as on devices.
+            // Punched holes read as zeros, in files and on devices.
             discard_zeroes: discard,
             write_zeroes: !options.read_only,
         };
@@ -168,7 +170,7 @@ impl Target {
     }
 }
 
-/// The block size asked for, or the smallest.
+/// The requested block size, or the smallest.
 fn wanted_block_bytes(options: &FileOptions) -> Result<u32, FileError> {
     let wanted = options.block_bytes.unwrap_or(SECTOR_BYTES as u32);
     if !wanted.is_power_of_two() || !(SECTOR_BYTES as u32..=1 << 16).contains(&wanted) {
@@ -177,8 +179,8 @@ fn wanted_block_bytes(options: &FileOptions) -> Result<u32, FileError> {
     Ok(wanted)
 }
 
-/// Allocates without changing what is there. Where there is nothing to allocate, as on a
-/// block device, or no way to do it, all is as well as it can be.
+/// Allocates blocks without changing data. Succeeds if no block has to be allocated, as on a block
+/// device, or the filesystem cannot allocate.
 fn allocate(file: &OwnedFd, offset_bytes: u64, len_bytes: u64) -> std::io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset_bytes, len_bytes) {
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::INVAL | Errno::NOSYS) => Ok(()),
@@ -186,7 +188,7 @@ fn allocate(file: &OwnedFd, offset_bytes: u64, len_bytes: u64) -> std::io::Resul
     }
 }
 
-/// Whether it is a block device, not a regular file.
+/// Whether the path is a block device, not a regular file.
 fn is_device(stat: &rustix::fs::Stat, path: &Path) -> Result<bool, FileError> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok(false),
@@ -195,9 +197,9 @@ fn is_device(stat: &rustix::fs::Stat, path: &Path) -> Result<bool, FileError> {
     }
 }
 
-/// Opens what is claimed once more, for I/O: directly if that is wanted and possible.
+/// Opens the claimed file again, for I/O: directly, if that is requested and possible.
 fn reopen(claim: &Claim, options: &FileOptions) -> Result<(OwnedFd, Option<Alignment>), FileError> {
-    // By descriptor, not by name: names change.
+    // By descriptor, not by name, because names change.
     let name = format!("/proc/self/fd/{}", claim.as_fd().as_raw_fd());
     let wrap =
         |action| move |source: Errno| FileError::Kernel { action, path: options.path.clone(), source: source.into() };
@@ -222,26 +224,26 @@ fn reopen(claim: &Claim, options: &FileOptions) -> Result<(OwnedFd, Option<Align
 
 /// Whether the file is in memory, so that no I/O to it waits for a device.
 ///
-/// Filesystems on devices tell io_uring that they can try without waiting
-/// (`FMODE_NOWAIT`), tmpfs does not; with `O_NONBLOCK` io_uring tries all the
-/// same, instead of handing each request to a worker thread.
+/// Filesystems on devices tell io_uring that they can try without waiting (`FMODE_NOWAIT`), but
+/// tmpfs does not; with `O_NONBLOCK` io_uring tries all the same, instead of passing each request
+/// to a worker thread.
 fn answers_at_once(file: &OwnedFd) -> bool {
-    // A block device's node lies in a tmpfs, too: the one on /dev.
+    // A block device's node is on a tmpfs, too: the one on /dev.
     let is_regular = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     rustix::fs::fstat(file).is_ok_and(is_regular)
         && rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC)
 }
 
-/// The alignment that direct I/O to the file needs; `None` if the file does not support direct I/O
+/// Returns the alignment of direct I/O to the file; `None` if the file does not support direct I/O
 /// after all.
 fn alignment_of(file: &OwnedFd) -> Option<Alignment> {
     if answers_at_once(file) {
         return Some(Alignment::NONE);
     }
-    let told = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+    let found = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
         .ok()
         .filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
-    match told {
+    match found {
         Some(stat) if stat.stx_dio_mem_align == 0 || stat.stx_dio_offset_align == 0 => None,
         Some(stat) => Some(Alignment {
             memory_bytes: stat.stx_dio_mem_align as usize,
@@ -251,7 +253,7 @@ fn alignment_of(file: &OwnedFd) -> Option<Alignment> {
     }
 }
 
-/// Finds out by reading, where the kernel (before 6.1) or the filesystem does not tell.
+/// Finds the alignment by reading, if the kernel (before 6.1) or the filesystem does not report it.
 fn try_alignments(file: &OwnedFd) -> Option<Alignment> {
     #[repr(align(4096))]
     struct Aligned([u8; 4096]);
@@ -259,30 +261,30 @@ fn try_alignments(file: &OwnedFd) -> Option<Alignment> {
     [512, 1024, 2048, 4096].into_iter().find_map(|file_bytes| {
         let piece = buffer.0.get_mut(..file_bytes)?;
         rustix::io::pread(file, piece, 0).ok()?;
-        // Memory is asked for no more than a page's alignment; assuming the
-        // most costs a copy, assuming too little costs the request.
+        // No device needs more than a page's alignment of memory. A larger assumption than
+        // necessary costs a copy, a smaller one costs the request.
         Some(Alignment { memory_bytes: PAGE_BYTES as usize, file_bytes })
     })
 }
 
-/// Whether the filesystem gives space back. Asked behind the end of the file,
-/// where there is nothing to lose.
+/// Whether the filesystem can punch holes. Tested behind the end of the file, where no data can be
+/// lost.
 fn punches_holes(file: &OwnedFd, size_bytes: u64) -> bool {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(file, flags, size_bytes, PAGE_BYTES).is_ok()
 }
 
-/// Whether the device can zero a range by itself, which is what punching a hole in a block device
-/// asks of it (`blkdev_fallocate` in the kernel's block/fops.c).
+/// Whether the device can zero a range by itself, as a punched hole in a block device needs
+/// (`blkdev_fallocate` in the kernel's block/fops.c).
 fn device_zeroes(file: &OwnedFd) -> bool {
     queue_limit(file, "write_zeroes_max_bytes").is_some_and(|limit| limit > 0)
 }
 
-/// A limit of a block device's queue, as the kernel tells it in sysfs.
+/// A limit of a block device's queue, from sysfs.
 fn queue_limit(file: &OwnedFd, name: &str) -> Option<u64> {
     let stat = rustix::fs::fstat(file).ok()?;
     let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-    // A partition has its disk's queue.
+    // A partition uses its disk's queue.
     ["queue", "../queue"].iter().find_map(|queue| {
         let mut path = OsString::from(format!("/sys/dev/block/{major}:{minor}/"));
         path.push(queue);

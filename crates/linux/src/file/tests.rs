@@ -21,7 +21,7 @@ const MIB: u64 = 1 << 20;
 /// Guest memory that is aligned to pages (see `contract::guest_memory`).
 const ALIGNED: u64 = 0x1_0000_0000;
 
-/// A directory that is in memory, or `None` and a word about it.
+/// A directory in memory; `None`, and a message, if the machine has none.
 fn tmpfs() -> Option<TempDir> {
     let directory = tempfile::tempdir_in("/dev/shm").ok();
     let found = directory
@@ -42,8 +42,8 @@ fn open(path: &Path) -> FileStore {
     open_patiently(&FileOptions::new(path))
 }
 
-/// Opens a device that was just used: a program that another test is starting
-/// has copies of all descriptors, for a moment, and they hold it.
+/// Opens a device that was just used: a program that another test is starting has copies of all
+/// descriptors, for a moment, and keeps the device in use.
 fn open_patiently(options: &FileOptions) -> FileStore {
     for _ in 0..200 {
         match FileStore::open(options) {
@@ -86,7 +86,7 @@ impl Drop for Loop {
     }
 }
 
-/// A mounted filesystem. Gone when dropped, before the loop device below it.
+/// A mounted filesystem. Unmounted when dropped, before the loop device below it.
 struct Mount {
     directory: TempDir,
     _device: Option<Loop>,
@@ -140,7 +140,7 @@ fn a_file_in_memory_keeps_the_contract() {
 
 #[test]
 fn a_file_on_a_disk_keeps_the_contract() {
-    // Wherever the machine keeps its temporary files.
+    // On the filesystem of the machine's temporary files.
     let directory = tempfile::tempdir().unwrap();
     let path = image(&directory, "disk", 4 * MIB);
     check(&path, |_| {});
@@ -148,7 +148,7 @@ fn a_file_on_a_disk_keeps_the_contract() {
 }
 
 #[test]
-fn a_file_on_ext4_keeps_the_contract_and_bounces_what_it_must() {
+fn a_file_on_ext4_keeps_the_contract_and_bounces_unaligned_requests() {
     let Some(mount) = Mount::ext4(64 * MIB) else { return };
     let path = image(&mount.directory, "disk", 4 * MIB);
     let store = open(&path);
@@ -169,8 +169,8 @@ fn a_block_device_keeps_the_contract() {
     check(&device.device, |_| {});
 }
 
-/// The kernel's workers that carry out what this thread's io_urings could not do where they were
-/// asked.
+/// The kernel's workers that carry out requests which this thread's io_urings could not do in
+/// place.
 fn workers_of_this_thread() -> usize {
     let name = format!("iou-wrk-{}", rustix::thread::gettid().as_raw_nonzero());
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
@@ -246,12 +246,12 @@ fn unaligned_memory_works_under_direct_io() {
 }
 
 #[test]
-fn more_pieces_than_one_submission_takes() {
+fn a_request_may_have_more_pieces_than_a_submission() {
     let Some(directory) = tmpfs() else { return };
     let mut harness = harness(&image(&directory, "disk", 4 * MIB));
     let bytes = contract::pattern(2, 512 * 300);
     harness.poke(ALIGNED, &bytes);
-    // Every second one backwards, so that no two are neighbours.
+    // Every second piece backwards, so that no two are adjacent.
     let pieces: Vec<_> = (0..300).map(|index| (ALIGNED + 512 * (index ^ 1), 512)).collect();
     let write = harness.request(Operation::Write, 0, &pieces);
     assert_eq!(harness.run_one(write), Ok(()));
@@ -260,7 +260,7 @@ fn more_pieces_than_one_submission_takes() {
 }
 
 #[test]
-fn what_is_written_is_in_the_file() {
+fn written_data_is_in_the_file() {
     let Some(directory) = tmpfs() else { return };
     let path = image(&directory, "disk", MIB);
     let bytes = contract::pattern(3, 4096);
@@ -299,7 +299,7 @@ fn a_discard_frees_blocks_and_a_zeroing_need_not() {
 }
 
 #[test]
-fn a_full_filesystem_is_told_from_a_broken_one() {
+fn a_full_filesystem_is_distinguished_from_a_broken_one() {
     let mounts = [Mount::tmpfs("1M"), Mount::ext4(8 * MIB)];
     for mount in mounts.into_iter().flatten() {
         let mut harness = harness(&image(&mount.directory, "disk", 64 * MIB));
@@ -310,9 +310,9 @@ fn a_full_filesystem_is_told_from_a_broken_one() {
             })
             .collect();
         let failed = results.iter().position(Result::is_err).expect("64 MiB do not fit");
-        // The part before the edge is written before the rest of the request is refused.
+        // The part before the limit is written before the rest of the request is refused.
         assert_eq!(results[failed], Err(BlockError::NoSpace));
-        // The store goes on, where there is space.
+        // The store continues where it has space.
         let read = harness.request(Operation::Read, 0, &[(ALIGNED, MIB)]);
         assert_eq!(harness.run_one(read), Ok(()));
     }
@@ -330,7 +330,7 @@ fn a_failing_medium_is_an_io_error() {
 }
 
 #[test]
-fn a_file_that_shrinks_under_us_reads_short() {
+fn a_file_that_shrinks_while_it_is_served_reads_short() {
     let Some(directory) = tmpfs() else { return };
     let path = image(&directory, "disk", MIB);
     let mut harness = harness(&path);
@@ -342,7 +342,7 @@ fn a_file_that_shrinks_under_us_reads_short() {
 }
 
 #[test]
-fn what_cannot_be_a_disk_is_refused_with_its_name() {
+fn a_file_that_cannot_be_a_disk_is_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
     let refuse = |path: &Path| {
         let error = FileStore::open(&FileOptions::new(path)).unwrap_err();
@@ -382,7 +382,7 @@ fn a_file_belongs_to_one_writer_or_to_readers() {
     for second in [&writer, &reader] {
         assert!(matches!(FileStore::open(second), Err(FileError::Busy { .. })));
     }
-    // The file is free again at once, though it was registered with a ring.
+    // The file is free again at once, although it was registered with a ring.
     let device: Arc<dyn BlockDevice> = Arc::new(first);
     let mut harness = Harness::new(&device, 8);
     harness.store(0, &[1; 512]);
@@ -429,7 +429,7 @@ fn a_sidecore_that_sleeps_in_epoll_is_woken() {
     let mut sleeper = EpollSleeper::new().unwrap();
     sleeper.watch(channel.wake_fd().unwrap(), WakeKey(1)).unwrap();
     for _ in 0..20 {
-        // A flush goes through a worker thread of the kernel's.
+        // A worker thread of the kernel carries out a flush.
         let mut flush = BlockRequest::blank(0);
         flush.operation = Operation::Flush;
         channel.submit(Nanos::ZERO, &mut vec![flush]);
@@ -447,7 +447,7 @@ fn a_sidecore_that_sleeps_in_epoll_is_woken() {
 }
 
 #[test]
-fn a_channel_says_since_when_it_waits_for_the_kernel_through_a_stage_too() {
+fn a_channel_reports_since_when_it_waits_for_the_kernel_also_through_a_stage() {
     let directory = tempfile::tempdir().unwrap();
     let store: Arc<dyn BlockDevice> = Arc::new(open(&image(&directory, "disk", MIB)));
     let stage: Arc<dyn BlockDevice> = Arc::new(FaultStore::new(Arc::clone(&store), FaultPlan::default()));
@@ -461,7 +461,7 @@ fn a_channel_says_since_when_it_waits_for_the_kernel_through_a_stage_too() {
             flush
         };
         channel.submit(Nanos::ZERO, &mut vec![flush(Nanos(7)), flush(Nanos(5))]);
-        // However far the kernel is by now, no request is completed before the next poll.
+        // No request is completed before the next poll, at any progress of the kernel.
         assert_eq!(channel.waits_since(), Some(Nanos(5)));
         let mut completed = Batch::new();
         while completed.len() < 2 {
@@ -482,7 +482,7 @@ fn a_channel_dropped_with_requests_in_flight_waits_for_the_kernel() {
         channel.attach_memory(&memory).unwrap();
         let requests = (0..64).map(|index| {
             let operation = if index % 8 == 0 { Operation::Flush } else { Operation::Write };
-            // Without a tag: the test does not wait for them.
+            // Without a tag: the test does not wait for these requests.
             contract::request(&memory, operation, index * 65536, &[(ALIGNED, 65536)])
         });
         let mut batch: Vec<Box<BlockRequest>> = requests.collect();

@@ -1,4 +1,4 @@
-//! Giving a host file blocks, and taking them back.
+//! Allocating a host file's blocks, and freeing them.
 
 use std::io::IoSlice;
 use std::os::fd::AsFd;
@@ -9,31 +9,31 @@ use rustix::io::Errno;
 use super::{HostFile, HostFileError};
 use crate::file::ZEROS;
 
-/// Pieces of zeros in one write: 1 MiB.
+/// The largest number of zero pieces in one write: 1 MiB.
 const ZERO_PIECES: usize = 16;
 
 impl HostFile {
-    /// Makes all of the range really written: holes, and blocks that were only set aside, become
-    /// zeros on the device, with the filesystem's knowledge and durably. What was written stays as
-    /// it is. The filesystem chooses the blocks, at the first write to a part of the disk (thesis
-    /// 5.3), and [`HostFile::extents`] then tells them.
+    /// Makes the whole range written blocks: holes, and blocks that were only reserved, become
+    /// zeros on the device, with the filesystem's knowledge and durably. Written data stays as it
+    /// is. The filesystem chooses the blocks, at the first write to a part of the disk (thesis
+    /// 5.3), and [`HostFile::extents`] then returns them.
     ///
-    /// This writes through the filesystem, so it does not need the lease. No
-    /// other write to the range may be in progress.
+    /// This writes through the filesystem, so it does not need the lease. No other write to the
+    /// range may be in progress.
     ///
     /// # Errors
-    /// [`HostFileError::NoSpace`]: some of the range may have been allocated,
-    /// and is zeros. [`HostFileError::BadRange`], [`HostFileError::ReadOnly`], and the kernel's.
+    /// [`HostFileError::NoSpace`]: some of the range may have been allocated, and is zeros.
+    /// [`HostFileError::BadRange`], [`HostFileError::ReadOnly`], and the kernel's errors.
     pub fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), HostFileError> {
         self.check_writable(offset_bytes, len_bytes)?;
         let gaps = self.gaps(offset_bytes, len_bytes)?;
         if gaps.is_empty() {
             return Ok(());
         }
-        // First all of them, so that a full filesystem is found out before anything is written.
+        // All gaps are allocated first, so that a full filesystem is found before the first write.
         for &(offset_bytes, len_bytes) in &gaps {
             match rustix::fs::fallocate(self.lease.as_fd(), FallocateFlags::KEEP_SIZE, offset_bytes, len_bytes) {
-                // Writing allocates as well.
+                // Without support for allocation, the write allocates.
                 Ok(()) | Err(Errno::OPNOTSUPP) => {}
                 Err(error) => return Err(self.no_space_or("allocate", error)),
             }
@@ -48,15 +48,15 @@ impl HostFile {
         }
     }
 
-    /// Gives the range's blocks back to the filesystem; it reads as zeros then.
+    /// Returns the range's blocks to the filesystem. Then the range reads as zeros.
     ///
     /// The blocks may belong to another file before this returns: no I/O to them may be in flight,
-    /// and no user may still know their place.
+    /// and no user may still have their place.
     ///
     /// # Errors
-    /// [`HostFileError::BadRange`], [`HostFileError::ReadOnly`], and the kernel's.
+    /// [`HostFileError::BadRange`], [`HostFileError::ReadOnly`], and the kernel's errors.
     pub fn punch(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), HostFileError> {
-        // A part of a block would be zeroed in the page cache.
+        // The filesystem would zero a partial block in the page cache.
         self.check_writable(offset_bytes, len_bytes)?;
         if len_bytes == 0 {
             return Ok(());
@@ -66,7 +66,7 @@ impl HostFile {
             .map_err(|error| self.no_space_or("punch a hole in", error))
     }
 
-    /// The parts of the range (offset and length) without written blocks.
+    /// Returns the parts of the range (offset and length) without written blocks.
     fn gaps(&self, offset_bytes: u64, len_bytes: u64) -> Result<Vec<(u64, u64)>, HostFileError> {
         let mut extents = Vec::new();
         self.read_map(offset_bytes, len_bytes, &mut extents)?;

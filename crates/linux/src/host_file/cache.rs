@@ -1,5 +1,5 @@
-//! Keeping a file out of the page cache while its blocks are accessed below
-//! the filesystem: a page there would be a second truth.
+//! Keeping a file out of the page cache while its blocks are accessed below the filesystem: a
+//! cached page would be a second version of the data.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -8,17 +8,17 @@ use rustix::fs::Advice;
 use rustix::mm::{MapFlags, ProtFlags};
 use sidecore_units::PAGE_BYTES;
 
-/// How often dropping is tried: a page stays if the kernel happens to look at it at that moment.
+/// The number of attempts to drop the pages: a page stays if the kernel uses it at that moment.
 const ATTEMPTS: usize = 16;
 
-/// Bytes of the file that are looked at at once where the kernel does not count them.
+/// The bytes of the file that are checked at once if the kernel does not count cached pages.
 const WINDOW_BYTES: u64 = 1 << 30;
 
 /// The number of cachestat(2), Linux 6.5; the same on every architecture.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// Writes what is only in memory to the device and empties the file's part of
-/// the page cache; returns the bytes that stay there all the same.
+/// Writes data that is only in memory to the device, and drops the file's pages from the page
+/// cache. Returns the bytes that stay in the cache all the same.
 pub(super) fn sync_and_drop(file: BorrowedFd<'_>, size_bytes: u64) -> io::Result<u64> {
     let mut cached_bytes = 0;
     for _ in 0..ATTEMPTS {
@@ -33,11 +33,11 @@ pub(super) fn sync_and_drop(file: BorrowedFd<'_>, size_bytes: u64) -> io::Result
     Ok(cached_bytes)
 }
 
-/// Bytes of the file in the page cache.
+/// Returns the file's bytes in the page cache.
 pub(super) fn cached(file: BorrowedFd<'_>, size_bytes: u64) -> io::Result<u64> {
     match count(file) {
         Ok(cached_bytes) => Ok(cached_bytes),
-        // A kernel that is too old, or a sandbox that is.
+        // The kernel, or a sandbox, is too old.
         Err(_) => look(file, size_bytes),
     }
 }
@@ -46,7 +46,7 @@ fn count(file: BorrowedFd<'_>) -> io::Result<u64> {
     #[repr(C)]
     struct Range {
         offset: u64,
-        /// Zero for everything.
+        /// Zero for the whole file.
         len: u64,
     }
     #[repr(C)]
@@ -68,7 +68,7 @@ fn count(file: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(pages.cached.saturating_mul(PAGE_BYTES))
 }
 
-/// Maps the file, a window at a time, and asks which pages are there.
+/// Maps the file, a window at a time, and asks which pages are cached.
 fn look(file: BorrowedFd<'_>, size_bytes: u64) -> io::Result<u64> {
     let mut present = vec![0_u8; WINDOW_BYTES.min(size_bytes).div_ceil(PAGE_BYTES) as usize];
     let mut pages = 0_u64;
@@ -79,10 +79,10 @@ fn look(file: BorrowedFd<'_>, size_bytes: u64) -> io::Result<u64> {
         // written.
         let mapped =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, at)? };
-        // SAFETY: the range is the mapping, and the answer has a byte for each of its pages.
+        // SAFETY: the range is the mapping, and the result has a byte for each of its pages.
         let result = unsafe { libc::mincore(mapped, len, present.as_mut_ptr()) };
         let error = io::Error::last_os_error();
-        // SAFETY: the mapping is this function's own.
+        // SAFETY: this function owns the mapping.
         let _ = unsafe { rustix::mm::munmap(mapped, len) };
         if result != 0 {
             return Err(error);
@@ -102,8 +102,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_read_is_cached_until_it_is_dropped() {
-        // Where the temporary files are in memory, they stay there.
+    fn read_pages_are_cached_until_they_are_dropped() {
+        // If the temporary files are in memory, their pages stay there.
         let directory = tempfile::tempdir().unwrap();
         if rustix::fs::statfs(directory.path()).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC) {
             sidecore_skip::skip("temporary files are in memory");

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::{HostExtent, HostFileError};
 
-/// Bytes that are compared: a page is a whole number of every block.
+/// The number of bytes that are compared: a page is a multiple of every block size.
 const SAMPLE_BYTES: usize = 4096;
 
 /// Memory for direct I/O.
@@ -20,13 +20,13 @@ struct Sample([u8; SAMPLE_BYTES]);
 #[derive(Debug)]
 pub(super) struct Device {
     pub path: PathBuf,
-    /// Opened with `O_DIRECT`.
+    /// The descriptor, opened with `O_DIRECT`.
     pub file: OwnedFd,
     pub size_bytes: u64,
 }
 
 impl Device {
-    /// Opens the device that `path`'s filesystem, of number `number`, is on.
+    /// Opens the device below `path`'s filesystem, of number `number`.
     pub fn below(path: &Path, number: Dev, read_only: bool) -> Result<Self, HostFileError> {
         let (device, node) = find(number).ok_or_else(|| HostFileError::NoDevice {
             path: path.into(),
@@ -34,8 +34,8 @@ impl Device {
             minor: rustix::fs::minor(number),
         })?;
         let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
-        // By descriptor, not by name: this is the node that was checked. Not
-        // exclusively: it is the filesystem's.
+        // By descriptor, not by name, so that the checked node is opened. Not exclusively, because
+        // the filesystem uses the device.
         let name = format!("/proc/self/fd/{}", node.as_raw_fd());
         let opened = rustix::fs::open(name, access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty());
         let file = opened.map_err(|error| refusal(&device, error))?;
@@ -45,8 +45,8 @@ impl Device {
         Ok(Self { path: device, file, size_bytes })
     }
 
-    /// Whether the device holds the bytes of `file` where `extent` says, by a
-    /// sample. Nothing of the file may be in memory only.
+    /// Whether the device holds the bytes of `file` at the place of `extent`, by a sample. No data
+    /// of the file may be only in memory.
     pub fn agrees(&self, file: &impl AsFd, extent: &HostExtent) -> io::Result<bool> {
         let len = extent.len_bytes.min(SAMPLE_BYTES as u64) as usize;
         let mut through = Box::new(Sample([0; SAMPLE_BYTES]));
@@ -62,21 +62,21 @@ impl Device {
 fn refusal(device: &Path, error: Errno) -> HostFileError {
     let device = device.to_owned();
     match error {
-        // The kernel's answer where a mounted device may not be written to.
+        // The kernel's error if a mounted device may not be written to.
         Errno::BUSY => HostFileError::WriteMounted { device },
         Errno::PERM | Errno::ACCESS => HostFileError::DeviceDenied { device, source: error.into() },
         error => HostFileError::Kernel { action: "open", path: device, source: error.into() },
     }
 }
 
-/// The device's node, and a descriptor that is good for opening it only.
+/// Finds the device's node, and opens it with a descriptor that can only be reopened.
 fn find(number: Dev) -> Option<(PathBuf, OwnedFd)> {
     let name = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-    let told = std::fs::read_to_string(format!("/sys/dev/block/{name}/uevent")).unwrap_or_default();
-    let told = told.lines().find_map(|line| line.strip_prefix("DEVNAME="));
-    // As the kernel names it, and as udev does.
+    let uevent = std::fs::read_to_string(format!("/sys/dev/block/{name}/uevent")).unwrap_or_default();
+    let node = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+    // By the kernel's name, and by udev's.
     let candidates =
-        told.map(|told| Path::new("/dev").join(told)).into_iter().chain([Path::new("/dev/block").join(&name)]);
+        node.map(|node| Path::new("/dev").join(node)).into_iter().chain([Path::new("/dev/block").join(&name)]);
     candidates.into_iter().find_map(|path| {
         let node = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let stat = rustix::fs::fstat(&node).ok()?;
@@ -101,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_none_is_not_found() {
-        // Numbers of no device: what filesystems without one have.
+    fn an_invalid_device_number_is_not_found() {
+        // Numbers without a device, as filesystems without one have.
         assert!(find(rustix::fs::makedev(0, 1)).is_none());
         let error = Device::below(Path::new("disk"), rustix::fs::makedev(0, 77), true).unwrap_err();
         assert!(error.to_string().contains("0:77"), "{error}");

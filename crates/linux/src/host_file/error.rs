@@ -1,4 +1,4 @@
-//! Why a file cannot be mapped onto the device below its filesystem.
+//! The errors of mapping a file onto the device below its filesystem.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,118 +9,120 @@ use crate::FileError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExtentFlaw {
-    /// Its blocks belong to another file as well.
-    #[error("it shares its blocks with another file (reflink): make a copy of its own with cp --reflink=never")]
+    /// The extent's blocks belong to another file as well.
+    #[error("the extent shares its blocks with another file (reflink): make a separate copy with cp --reflink=never")]
     Shared,
-    /// It has no place on the device yet.
-    #[error("the filesystem has not decided where to put it, though it was asked to")]
+    /// The extent has no place on the device yet.
+    #[error("the filesystem has not chosen a place for the extent, although it was asked to")]
     Delayed,
     /// The bytes on the device are not the file's: compressed or encrypted.
-    #[error("it is stored compressed or encrypted")]
+    #[error("the extent is stored compressed or encrypted")]
     Encoded,
-    /// It is among the filesystem's own data.
-    #[error("it is stored inside the inode or another block (inline_data): make the file larger or copy it elsewhere")]
+    /// The extent is among the filesystem's own data.
+    #[error(
+        "the data is stored inside the inode or another block (inline_data): make the file larger or copy it elsewhere"
+    )]
     Inline,
-    /// It does not begin or end at a block.
-    #[error("it is not aligned to blocks")]
+    /// The extent does not begin or end at a block.
+    #[error("the extent is not aligned to blocks")]
     NotAligned,
-    /// The filesystem does not say where it is.
-    #[error("the filesystem does not say where it is")]
+    /// The filesystem does not reveal the extent's place.
+    #[error("the filesystem does not report the place of the extent")]
     Unknown,
-    /// The filesystem says something that this program does not know of.
-    #[error("the filesystem marks it with unknown flags {0:#x}")]
+    /// The filesystem reports unknown flags.
+    #[error("the filesystem marks the extent with unknown flags {0:#x}")]
     UnknownFlags(u32),
-    /// It is not on the device.
-    #[error("it ends past the end of the block device")]
+    /// The extent is outside of the device.
+    #[error("the extent ends past the end of the block device")]
     OutsideDevice,
-    /// The filesystem's list of extents makes no sense.
+    /// The filesystem's list of extents is inconsistent.
     #[error("the filesystem lists its extents out of order")]
     OutOfOrder,
 }
 
-/// Why a [`HostFile`](crate::HostFile) is refused, or one of its operations.
+/// The reason why a [`HostFile`](crate::HostFile), or one of its operations, is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostFileError {
-    /// The kernel refused.
+    /// A system call failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Kernel {
-        /// The failed action.
+        /// The action that failed, as a verb.
         action: &'static str,
-        /// The file or device.
+        /// The path of the file or device.
         path: PathBuf,
-        /// The kernel's reason.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// It cannot be a disk at all.
+    /// The path cannot be a disk at all.
     #[error(transparent)]
     Store(#[from] FileError),
-    /// It is not a regular file.
+    /// The path names no regular file.
     #[error("{} is not a regular file: a block device needs no mapping, serve it as it is", path.display())]
     NotRegular {
-        /// The path given.
+        /// The path as given.
         path: PathBuf,
     },
-    /// The filesystem's blocks are not on one device, or do not stay there.
+    /// The filesystem's blocks are not on one device, or may move.
     #[error(
         "{} is on {name}: {why}; put the file on ext4 or xfs, or serve it as an ordinary file",
         path.display()
     )]
     Filesystem {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The filesystem's name, or its number.
         name: String,
         /// The reason why the path is refused.
         why: &'static str,
     },
-    /// The file has a property that forbids going around the filesystem.
+    /// The file has a property that does not allow bypassing the filesystem.
     #[error("{} {property}: {remedy}", path.display())]
     Property {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The property that is not supported.
         property: &'static str,
-        /// The remedy.
+        /// The way to remove the property.
         remedy: &'static str,
     },
-    /// Some of its extents cannot be used.
+    /// Some of the file's extents cannot be used.
     #[error("{} cannot be mapped at byte {offset_bytes}: {flaw}", path.display())]
     Extent {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Where in it.
+        /// The extent's start in the file, in bytes.
         offset_bytes: u64,
-        /// The extent's flaw.
+        /// The reason why the extent cannot be used.
         flaw: ExtentFlaw,
     },
-    /// Another process has the file open, so there is no lease on it.
+    /// Another process has the file open, so a lease cannot be taken.
     #[error("another program has {} open (fuser -v shows which): close it there first", path.display())]
     InUse {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The program may have ended: its requests in flight hold the file as well.
+        /// Whether the program may have ended: its requests in flight keep the file open as well.
         may_have_ended: bool,
     },
-    /// Only its owner, or a process with `CAP_LEASE`, may have a lease on it.
+    /// Only the file's owner, or a process with `CAP_LEASE`, may take a lease.
     #[error("no leave to take a lease on {}: run as the file's owner, or with CAP_LEASE", path.display())]
     MayNotLease {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// There are no leases here.
+    /// The filesystem has no leases.
     #[error(
         "no lease can be had on {}: the filesystem has none, or they are switched off (sysctl fs.leases-enable)",
         path.display()
     )]
     NoLeases {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// The lease on it is being broken, or was given up.
+    /// The lease is being broken, or was given up.
     #[error("the lease on {} is gone: another process opens it", path.display())]
     LeaseGone {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
     /// The block device below has no node in `/dev`.
@@ -129,7 +131,7 @@ pub enum HostFileError {
         path.display()
     )]
     NoDevice {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The device's major number.
         major: u32,
@@ -143,9 +145,9 @@ pub enum HostFileError {
         device.display()
     )]
     DeviceDenied {
-        /// The device.
+        /// The path of the device's node.
         device: PathBuf,
-        /// The kernel's reason.
+        /// The error of the system call.
         source: io::Error,
     },
     /// The kernel lets no process write to a device with a mounted filesystem.
@@ -155,74 +157,74 @@ pub enum HostFileError {
         device.display()
     )]
     WriteMounted {
-        /// The device.
+        /// The path of the device's node.
         device: PathBuf,
     },
-    /// The device does not hold the file's bytes where the filesystem says.
+    /// The device does not hold the file's bytes at the place that the filesystem reports.
     #[error(
         "{} does not hold the bytes of {} where the filesystem says: the wrong device, or one more layer in between",
         device.display(),
         path.display()
     )]
     Disagrees {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The device.
+        /// The path of the device's node.
         device: PathBuf,
     },
-    /// Pages of it stay in the page cache.
+    /// Pages of the file stay in the page cache.
     #[error("{cached_bytes} bytes of {} stay in the page cache, though they were dropped", path.display())]
     StillCached {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// How much.
+        /// The number of cached bytes.
         cached_bytes: u64,
     },
     /// The filesystem is full.
     #[error("no space for {}: {}", path.display(), if *quota { "its quota is used up" } else { "the filesystem is full" })]
     NoSpace {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Whether it is a quota that is used up.
+        /// Whether a quota is used up, and not the filesystem.
         quota: bool,
     },
-    /// It was opened for reading.
+    /// The file was opened for reading.
     #[error("{} is read-only", path.display())]
     ReadOnly {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// A range does not begin and end at the filesystem's blocks, or is not in the file.
+    /// The range does not begin and end at the filesystem's blocks, or is not inside of the file.
     #[error(
         "bytes {offset_bytes} to {offset_bytes}+{len_bytes} of {} are not whole blocks of {block_bytes} bytes in it",
         path.display()
     )]
     BadRange {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Where the range begins.
+        /// The range's start in bytes.
         offset_bytes: u64,
-        /// Its length.
+        /// The range's length in bytes.
         len_bytes: u64,
-        /// The filesystem's block size.
+        /// The filesystem's block size in bytes.
         block_bytes: u32,
     },
-    /// It became smaller.
+    /// The file became smaller.
     #[error("{} was truncated from {was_bytes} to {is_bytes} bytes", path.display())]
     Shrunk {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Its size when it was opened.
+        /// The file's size when it was opened.
         was_bytes: u64,
-        /// Its size now.
+        /// The file's size now.
         is_bytes: u64,
     },
-    /// Its blocks are not where they were.
+    /// The file's blocks have moved.
     #[error("the blocks of {} at byte {offset_bytes} are not where they were", path.display())]
     Moved {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The first byte of which this is so.
+        /// The first byte whose block has moved.
         offset_bytes: u64,
     },
 }

@@ -1,17 +1,17 @@
-//! Where a part of a file lies.
+//! The place of a part of a file on the device.
 
-/// A part of a file that lies in one piece on the device.
+/// A part of a file that is contiguous on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostExtent {
-    /// Where it begins in the file, in bytes.
+    /// The start in the file, in bytes.
     pub logical_bytes: u64,
-    /// Where it begins on the device, in bytes.
+    /// The start on the device, in bytes.
     pub physical_bytes: u64,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub len_bytes: u64,
 }
 
-/// Appends an extent, or lengthens the last one if that was appended since there were `first`.
+/// Appends an extent, or lengthens the last one if it was appended after the first `first` extents.
 pub(super) fn push(extents: &mut Vec<HostExtent>, first: usize, next: HostExtent) {
     if extents.len() > first
         && let Some(last) = extents.last_mut()
@@ -24,7 +24,7 @@ pub(super) fn push(extents: &mut Vec<HostExtent>, first: usize, next: HostExtent
     }
 }
 
-/// The first byte of the file that two lists of extents place differently.
+/// Returns the first byte of the file for which two lists of extents differ.
 pub(super) fn first_difference(expected: &[HostExtent], found: &[HostExtent]) -> Option<u64> {
     let (expected, found) = (joined(expected), joined(found));
     let same = expected.iter().zip(&found).take_while(|(expected, found)| expected == found).count();
@@ -39,7 +39,7 @@ pub(super) fn first_difference(expected: &[HostExtent], found: &[HostExtent]) ->
     }
 }
 
-/// Extents that continue each other as one.
+/// Merges adjacent extents.
 fn joined(extents: &[HostExtent]) -> Vec<HostExtent> {
     let mut joined = Vec::with_capacity(extents.len());
     extents.iter().for_each(|extent| push(&mut joined, 0, *extent));
@@ -55,7 +55,7 @@ mod tests {
         let extent = |logical_bytes, physical_bytes| HostExtent { logical_bytes, physical_bytes, len_bytes: 4096 };
         let mut extents = vec![extent(0, 8192)];
         push(&mut extents, 1, extent(4096, 12288));
-        assert_eq!(extents.len(), 2, "what was there before stays as it was");
+        assert_eq!(extents.len(), 2, "earlier extents stay unchanged");
         push(&mut extents, 1, extent(8192, 16384));
         assert_eq!(extents[1].len_bytes, 8192);
         push(&mut extents, 1, extent(16384, 20480));

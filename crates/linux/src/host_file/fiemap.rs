@@ -1,4 +1,4 @@
-//! Asking a filesystem where a file's blocks are: FIEMAP
+//! Reading the map of a file's blocks from its filesystem: FIEMAP
 //! (Documentation/filesystems/fiemap.rst in the kernel's source).
 
 use std::io;
@@ -11,10 +11,10 @@ use sidecore_units::SECTOR_BYTES;
 use super::ExtentFlaw;
 use super::extent::{HostExtent, push};
 
-/// Extents that one call asks for: 28 KiB of answer.
+/// The number of extents that one call requests: 28 KiB.
 const BATCH: usize = 512;
 
-/// Write what is only in memory first (`FIEMAP_FLAG_SYNC`).
+/// Writes data that is only in memory first (`FIEMAP_FLAG_SYNC`).
 const SYNC: u32 = 1;
 
 /// `FIEMAP_EXTENT_*`.
@@ -66,7 +66,7 @@ const _: () = assert!(size_of::<Header>() == 32 && size_of::<Raw>() == 56);
 
 const FS_IOC_FIEMAP: Opcode = opcode::read_write::<Header>(b'f', 11);
 
-/// Why there is no map.
+/// The reason why a map cannot be read.
 #[derive(Debug)]
 pub(super) enum MapError {
     Kernel(io::Error),
@@ -75,9 +75,9 @@ pub(super) enum MapError {
 
 /// Appends the extents of `range` (bytes of the file) that hold data, in order, cut to the range,
 /// adjacent ones merged. An extent that is allocated but not written reads as zeros in the file,
-/// and as old data of another file on the device: it is left out, as a hole is.
+/// and as another file's old data on the device: it is left out, as a hole is.
 ///
-/// All of it must be on a device of `device_bytes`.
+/// All extents must be within a device of `device_bytes`.
 pub(super) fn written_extents(
     file: BorrowedFd<'_>,
     range: Range<u64>,
@@ -90,8 +90,8 @@ pub(super) fn written_extents(
     let mut flags = SYNC;
     while at < range.end {
         call.header = Header { start: at, length: range.end - at, flags, count: BATCH as u32, ..Header::default() };
-        // SAFETY: the kernel reads the header and writes it and at most `count`
-        // extents, for which there is room behind it.
+        // SAFETY: the kernel reads the header and writes it and at most `count` extents, for which
+        // the structure has space behind it.
         unsafe { rustix::ioctl::ioctl(file, Updater::<{ FS_IOC_FIEMAP }, Call>::new(&mut call)) }
             .map_err(|error| MapError::Kernel(error.into()))?;
         flags = 0;
@@ -103,8 +103,8 @@ pub(super) fn written_extents(
             let flawed = |flaw| MapError::Flaw { offset_bytes: raw.logical.max(range.start), flaw };
             let end = raw.logical.checked_add(raw.length).filter(|end| *end > at);
             let end = end.ok_or_else(|| flawed(ExtentFlaw::OutOfOrder))?;
-            // The first extent may begin before what was asked for, no other
-            // before the one in front of it has ended.
+            // The first extent may begin before the requested range, every other one only after the
+            // end of the previous one.
             let start = raw.logical.max(range.start);
             if start < at {
                 return Err(flawed(ExtentFlaw::OutOfOrder));
@@ -132,7 +132,7 @@ pub(super) fn written_extents(
 
 /// Checks that the bytes on the device belong to the file alone.
 fn judge(raw: &Raw, device_bytes: u64) -> Result<(), ExtentFlaw> {
-    // In this order, because several come together, and the first says most.
+    // In this order, because several flags come together, and the first says most.
     let flaws = [
         (flag::DATA_INLINE | flag::DATA_TAIL, ExtentFlaw::Inline),
         (flag::DATA_ENCRYPTED | flag::ENCODED, ExtentFlaw::Encoded),
@@ -148,7 +148,7 @@ fn judge(raw: &Raw, device_bytes: u64) -> Result<(), ExtentFlaw> {
         0 => {}
         unknown => return Err(ExtentFlaw::UnknownFlags(unknown)),
     }
-    // Nothing is mapped to where the superblock is.
+    // The superblock's place belongs to no file.
     if raw.physical == 0 {
         return Err(ExtentFlaw::Unknown);
     }

@@ -1,4 +1,4 @@
-//! Which filesystems, and which files on them, can be gone around.
+//! The filesystems, and the files on them, that can be bypassed.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -9,19 +9,19 @@ use rustix::ioctl::{Getter, Opcode, opcode};
 
 use super::HostFileError;
 
-/// A filesystem whose blocks stay where they are.
+/// A filesystem that never moves blocks by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Ext4,
     Xfs,
 }
 
-/// Blocks that move with every write.
+/// A filesystem that moves blocks with every write.
 const MOVES: &str = "it writes blocks to a new place each time (copy on write), so a mapping does not last";
-/// No device at all.
+/// A filesystem without a device.
 const NO_DEVICE: &str = "there is no block device of this machine's below it";
 
-/// `f_type` of statfs(2), and what there is to say.
+/// The refused filesystems: `f_type` of statfs(2), name, and reason.
 const REFUSED: &[(u64, &str, &str)] = &[
     (0x9123_683e, "btrfs", MOVES),
     (0xca45_1a4e, "bcachefs", MOVES),
@@ -37,7 +37,7 @@ const REFUSED: &[(u64, &str, &str)] = &[
     (0x794c_7630, "overlayfs", "its files lie in other filesystems"),
 ];
 
-/// `FS_*_FL` of linux/fs.h, as FS_IOC_GETFLAGS gives them.
+/// `FS_*_FL` of linux/fs.h, as returned by FS_IOC_GETFLAGS.
 mod flag {
     pub const COMPR: u32 = 0x4;
     pub const IMMUTABLE: u32 = 0x10;
@@ -50,11 +50,12 @@ mod flag {
     pub const INLINE_DATA: u32 = 0x1000_0000;
 }
 
-/// Properties of a file, by what statx(2) and FS_IOC_GETFLAGS say; what they are, and what to do.
+/// The refused properties of a file, by the flags of statx(2) and FS_IOC_GETFLAGS: description and
+/// remedy.
 const PROPERTIES: &[(StatxAttributes, u32, &str, &str)] = &[
     (StatxAttributes::ENCRYPTED, flag::ENCRYPT, "is encrypted by its filesystem", COPY),
     (StatxAttributes::COMPRESSED, flag::COMPR, "is compressed by its filesystem", COPY),
-    (StatxAttributes::VERITY, flag::VERITY, "is protected by fs-verity, which would not see what is read", COPY),
+    (StatxAttributes::VERITY, flag::VERITY, "is protected by fs-verity, which would not check direct reads", COPY),
     (StatxAttributes::DAX, flag::DAX, "is accessed as memory (DAX)", "switch DAX off for it (chattr -x)"),
     (StatxAttributes::IMMUTABLE, flag::IMMUTABLE, "is immutable", "allow changes (chattr -i)"),
     (StatxAttributes::APPEND, flag::APPEND, "can only be appended to", "allow changes (chattr -a)"),
@@ -64,11 +65,11 @@ const PROPERTIES: &[(StatxAttributes, u32, &str, &str)] = &[
 
 const COPY: &str = "copy it to a place where new files are not";
 
-/// After a crash the journal would write back old data over what went around it.
+/// After a crash the journal would write old data over data that bypassed the filesystem.
 const JOURNAL: &str = "after a crash, the journal would overwrite what went around it; mount with data=ordered, and \
                        chattr -j the file";
 
-/// Fails unless it is a regular file on a filesystem that can be gone around.
+/// Fails unless the file is a regular file on a filesystem that can be bypassed.
 pub(super) fn check_filesystem(file: BorrowedFd<'_>, path: &Path) -> Result<Kind, HostFileError> {
     let wrap = |source: Errno| HostFileError::Kernel { action: "inspect", path: path.into(), source: source.into() };
     let stat = rustix::fs::fstat(file).map_err(wrap)?;
@@ -85,12 +86,13 @@ pub(super) fn check_filesystem(file: BorrowedFd<'_>, path: &Path) -> Result<Kind
     let known = REFUSED.iter().find(|(number, ..)| *number == magic);
     let (name, why) = match known {
         Some((_, name, why)) => ((*name).to_owned(), *why),
-        None => (format!("a filesystem of type {magic:#x}"), "it is not known how it places blocks"),
+        None => (format!("a filesystem of type {magic:#x}"), "its placement of blocks is unknown"),
     };
     Err(HostFileError::Filesystem { path: path.into(), name, why })
 }
 
-/// Fails if the file is encrypted, immutable or the like, by what can be known without opening it.
+/// Fails if the file is encrypted, immutable or the like, as far as this is known without opening
+/// it.
 pub(super) fn check_attributes(file: BorrowedFd<'_>, path: &Path) -> Result<(), HostFileError> {
     let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
     let stat =
@@ -98,7 +100,7 @@ pub(super) fn check_attributes(file: BorrowedFd<'_>, path: &Path) -> Result<(), 
     refuse(path, stat.stx_attributes, 0)
 }
 
-/// Fails if the open file's flags forbid going around its filesystem.
+/// Fails if the open file's flags do not allow bypassing its filesystem.
 pub(super) fn check_flags(file: BorrowedFd<'_>, kind: Kind, path: &Path) -> Result<(), HostFileError> {
     let wrap = |source: Errno| HostFileError::Kernel { action: "inspect", path: path.into(), source: source.into() };
     let flags = rustix::fs::ioctl_getflags(file).map_err(wrap)?.bits();
@@ -142,8 +144,9 @@ fn refuse(path: &Path, attributes: StatxAttributes, flags: u32) -> Result<(), Ho
     }
 }
 
-/// Whether ext4 is mounted so. In `/proc/mounts` this does not show where it is the filesystem's
-/// own default. (From Linux 6.1 on, such files also say that they have no direct I/O.)
+/// Whether ext4 is mounted with data=journal. `/proc/mounts` does not show the option if it is the
+/// filesystem's own default. (From Linux 6.1 on, such files also report that they have no direct
+/// I/O.)
 fn journals_data(file: BorrowedFd<'_>) -> bool {
     let Ok(stat) = rustix::fs::fstat(file.as_fd()) else { return false };
     let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));

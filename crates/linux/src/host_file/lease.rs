@@ -2,9 +2,9 @@
 //! and its notification before another process opens it.
 //!
 //! A program that opens the file, or truncates it by name, has to wait until the lease is given up
-//! or `/proc/sys/fs/lease-break-time` has passed; the holder hears of it by a signal. Only the
-//! *open file description* that the lease was taken on may exist, so all I/O through the filesystem
-//! goes over copies of that one descriptor.
+//! or `/proc/sys/fs/lease-break-time` has passed; the holder is notified by a signal. Only the
+//! *open file description* of the lease may exist, so all I/O through the filesystem uses
+//! duplicates of that one descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -28,21 +28,21 @@ struct OwnerEx {
     id: libc::pid_t,
 }
 
-/// How a [`HostFile`](crate::HostFile)'s lease stands.
+/// The state of a [`HostFile`](crate::HostFile)'s lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
     /// No other process has the file open.
     Held,
     /// Another process is waiting to open or truncate the file.
     Breaking {
-        /// When the kernel lets them, whatever happens; never if `None`.
+        /// The time when the kernel stops waiting for the holder; never if `None`.
         deadline: Option<Instant>,
     },
-    /// It was given up.
+    /// The holder has given the lease up.
     Released,
 }
 
-/// How long the kernel lets a program wait for another process's lease
+/// Returns the time for which the kernel lets a program wait for another process's lease
 /// (`/proc/sys/fs/lease-break-time`, 45 s by default); for ever if `None`.
 #[must_use]
 pub fn lease_break_time() -> Option<Duration> {
@@ -55,26 +55,26 @@ pub fn lease_break_time() -> Option<Duration> {
     }
 }
 
-/// The one open file description, and the lease on it.
+/// The only open file description, and the lease on it.
 #[derive(Debug)]
 pub(super) struct Lease {
     file: OwnedFd,
-    /// Locked while the kernel's lease is changed, so that the two are not compared meanwhile.
+    /// Locked while the kernel's lease is changed, so that no thread compares the two meanwhile.
     state: Mutex<LeaseState>,
     /// Signalled once each time the lease ceases to be held.
     broken: EventFd,
 }
 
 impl Owner for Lease {
-    /// The lease's own description: no other may exist. It is registered with
-    /// the rings on the device too.
+    /// The lease's own description: no other may exist. The description is registered with the
+    /// rings on the device too.
     fn fence(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }
 
 impl Lease {
-    /// Without a lease yet.
+    /// Makes the value without a lease yet.
     pub fn new(file: OwnedFd) -> io::Result<Arc<Self>> {
         let state = Mutex::new(LeaseState::Released);
         Ok(Arc::new(Self { file, state, broken: EventFd::new()? }))
@@ -84,8 +84,8 @@ impl Lease {
         &self.broken
     }
 
-    /// Locks the file as every store does, for programs that look for locks
-    /// and not for leases; false if another one has locked it.
+    /// Locks the file as every store does, for programs that check locks and not leases. False if
+    /// another description has locked the file.
     pub fn lock(&self, read_only: bool) -> io::Result<bool> {
         try_claim(self.as_fd(), read_only)
     }
@@ -98,7 +98,7 @@ impl Lease {
         if *state != LeaseState::Released {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
-        // To one thread, and with a signal that queues: see the watcher.
+        // Addressed to one thread, and with a signal that queues: see the watcher.
         fcntl(self.as_fd(), F_SETSIG, watcher::signal())?;
         let owner = OwnerEx { kind: F_OWNER_TID, id: watcher.thread() };
         // SAFETY: the descriptor is open and the structure outlives the call.
@@ -106,9 +106,9 @@ impl Lease {
             return Err(io::Error::last_os_error());
         }
         self.broken.drain();
-        // Always for writing, even to read only: under a lease for reading
-        // others could have the file open, and one who may only read it can
-        // still have its blocks shared or exchanged (FIDEDUPERANGE).
+        // Always a lease for writing, even for a read-only disk: under a lease for reading other
+        // processes could have the file open, and a process that may only read the file can still
+        // have its blocks shared or exchanged (FIDEDUPERANGE).
         fcntl(self.as_fd(), libc::F_SETLEASE, libc::F_WRLCK)?;
         *state = LeaseState::Held;
         Ok(())
@@ -122,17 +122,17 @@ impl Lease {
         }
         *state = LeaseState::Released;
         match fcntl(self.as_fd(), libc::F_SETLEASE, libc::F_UNLCK) {
-            // The kernel has taken it away.
+            // The kernel has taken the lease away.
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(()),
             result => result.map(drop),
         }
     }
 
-    /// How it stands, by the kernel's word.
+    /// Returns the lease's state, from the kernel.
     pub fn look(&self) -> LeaseState {
         let mut state = self.state();
         if *state == LeaseState::Held {
-            // While the lease is being broken, this is what it is going to be.
+            // While the lease is being broken, this is the state that it will get.
             let kind = fcntl(self.as_fd(), libc::F_GETLEASE, 0);
             if !kind.is_ok_and(|kind| kind == libc::F_WRLCK) {
                 let deadline = lease_break_time().and_then(|time| Instant::now().checked_add(time));
@@ -156,14 +156,14 @@ impl AsFd for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // Closing would do both, but not while a ring that is being taken down
-        // or a child that is just being forked has a copy of the descriptor.
+        // The close would do both, but not while a ring that is being taken down or a child that is
+        // just being forked has a copy of the descriptor.
         let _ = self.release();
         let _ = unclaim(self.as_fd());
     }
 }
 
-/// A command that takes and returns a number.
+/// Runs a command that takes and returns a number.
 fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> io::Result<libc::c_int> {
     // SAFETY: the descriptor is open, and the commands used here touch no memory.
     match unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } {

@@ -1,4 +1,4 @@
-//! Opening a host file: all that has to be true of it, one after the other.
+//! Opening a host file, with all checks in their order.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,26 +14,26 @@ use super::lease::Lease;
 use super::{HostFile, HostFileError, kernel, kind};
 use crate::{FileError, FileOptions, FileStore};
 
-/// For how long a lease is tried again that is refused although the lock was
-/// not: programs that only look at the file have it open for a moment.
+/// The time for which a refused lease is tried again although the lock was granted: programs that
+/// only look at the file have it open for a moment.
 const PATIENCE: Duration = Duration::from_millis(1000);
 
-/// How long to wait between two tries.
+/// The time between two attempts.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The file to open, and the way to open it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFileOptions {
-    /// A regular file on ext4 or xfs.
+    /// The path of a regular file on ext4 or xfs.
     pub path: PathBuf,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// How long opening waits for requests of a process that served the file and has ended.
+    /// The longest time that opening waits for requests of an ended process that served the file.
     pub predecessor_timeout: Duration,
 }
 
 impl HostFileOptions {
-    /// Writable.
+    /// Options for a writable file.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), read_only: false, predecessor_timeout: FileOptions::PREDECESSOR_TIMEOUT }
@@ -42,18 +42,18 @@ impl HostFileOptions {
 
 impl HostFile {
     /// Opens the file and the device below it, takes a lease on the file, and checks that its
-    /// blocks can be accessed there. Blocks the calling thread for
-    /// [`HostFileOptions::predecessor_timeout`] at most while requests of a dead process are left
-    /// on the file, for a second where another program has the file open, and for as long as it
+    /// blocks can be accessed on the device. Blocks the calling thread for
+    /// [`HostFileOptions::predecessor_timeout`] at most while requests of a dead process are in
+    /// flight to the file, for a second if another program has the file open, and for as long as it
     /// takes to write the file's dirty pages.
     ///
     /// # Errors
-    /// It says what is wrong with the file, its filesystem or the device, and what can be done.
+    /// The fault of the file, its filesystem or the device, and the remedy.
     pub fn open(options: &HostFileOptions) -> Result<Self, HostFileError> {
         let path = options.path.as_path();
         let wrap =
             |action| move |source: Errno| HostFileError::Kernel { action, path: path.into(), source: source.into() };
-        // Looked at before it is opened: opening has effects.
+        // Inspected before it is opened, because opening has effects.
         let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(wrap("find"))?;
         let kind = kind::check_filesystem(found.as_fd(), path)?;
         kind::check_attributes(found.as_fd(), path)?;
@@ -102,14 +102,14 @@ pub(super) fn lease_refusal(path: &Path, error: io::Error) -> HostFileError {
         Some(libc::EAGAIN) => HostFileError::InUse { path, may_have_ended: false },
         Some(libc::EACCES) => HostFileError::MayNotLease { path },
         Some(libc::EINVAL) => HostFileError::NoLeases { path },
-        // It was broken, and was not yet given up.
+        // The lease was broken, and has not been given up yet.
         Some(libc::EBUSY) => HostFileError::LeaseGone { path },
         _ => HostFileError::Kernel { action: "take a lease on", path, source: error },
     }
 }
 
-/// Fails if the kernel swaps to the file. The lease would be refused as well,
-/// but without saying why.
+/// Fails if the kernel swaps to the file. The lease would be refused as well, but without the
+/// reason.
 fn check_no_swap(found: &OwnedFd, path: &Path) -> Result<(), HostFileError> {
     let Ok(stat) = rustix::fs::fstat(found) else { return Ok(()) };
     let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
@@ -122,13 +122,13 @@ fn check_no_swap(found: &OwnedFd, path: &Path) -> Result<(), HostFileError> {
     Ok(())
 }
 
-/// Opens what was found for direct I/O, once.
+/// Opens the inspected file for direct I/O, once.
 fn open_alone(found: &OwnedFd, options: &HostFileOptions) -> Result<OwnedFd, HostFileError> {
     let path = options.path.as_path();
     let name = format!("/proc/self/fd/{}", found.as_raw_fd());
     let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    // Without waiting for another process's lease in the kernel. Its holder may be dead, and then
-    // the lease lasts as long as its last request, or for `lease_break_time`.
+    // Does not wait in the kernel for another process's lease. Its holder may be dead, and then the
+    // lease lasts as long as the holder's last request, or for `lease_break_time`.
     let flags = access | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let start = Instant::now();
     let file = loop {
@@ -142,7 +142,7 @@ fn open_alone(found: &OwnedFd, options: &HostFileOptions) -> Result<OwnedFd, Hos
             Err(error) => return Err(kernel("open", path, error.into())),
         }
     };
-    // io_uring would otherwise give up where it has to wait.
+    // Otherwise io_uring would fail requests that have to wait.
     let wrap = |error: Errno| kernel("set up", path, error.into());
     let flags = rustix::fs::fcntl_getfl(&file).map_err(wrap)?;
     rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(wrap)?;
@@ -151,8 +151,8 @@ fn open_alone(found: &OwnedFd, options: &HostFileOptions) -> Result<OwnedFd, Hos
 
 /// Locks the file and takes the lease.
 ///
-/// The lock is held by the description that rings register: while it is refused, the file is served
-/// by another process, or has requests of one that has ended. The two cannot be told apart here.
+/// The lock is held by the description that rings register: while it is refused, another process
+/// serves the file, or an ended process still has requests. The two cannot be distinguished here.
 fn take_patiently(lease: &Arc<Lease>, options: &HostFileOptions) -> Result<(), HostFileError> {
     let path = &options.path;
     let start = Instant::now();

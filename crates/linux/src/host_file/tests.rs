@@ -20,7 +20,7 @@ use sidecore_skip::run;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// On each filesystem that there is, one after the other.
+/// Runs the test on each supported filesystem, one after the other.
 fn on_each(test: impl Fn(&Rig)) {
     for recipe in [EXT4, EXT4_1K, XFS] {
         if let Some(rig) = Rig::new(recipe) {
@@ -38,7 +38,10 @@ fn refused(path: &Path) -> HostFileError {
     let error =
         HostFile::open(&HostFileOptions { predecessor_timeout: SHORT, ..HostFileOptions::new(path) }).unwrap_err();
     eprintln!("refused: {error}");
-    assert!(error.to_string().contains(path.file_name().unwrap().to_str().unwrap()), "it is named: {error}");
+    assert!(
+        error.to_string().contains(path.file_name().unwrap().to_str().unwrap()),
+        "the error names the file: {error}"
+    );
     error
 }
 
@@ -52,7 +55,7 @@ fn harness(store: Arc<FileStore>) -> Harness {
     Harness::new(&(store as Arc<dyn BlockDevice>), 8)
 }
 
-/// A file's bytes in `range`, read from the device: what is no extent is zero.
+/// Reads a file's bytes in `range` from the device: bytes outside of extents are zeros.
 fn read_around(file: &HostFile, device: &mut Harness, offset_bytes: u64, len_bytes: u64) -> Vec<u8> {
     let mut extents = Vec::new();
     file.extents(offset_bytes, len_bytes, &mut extents).unwrap();
@@ -70,7 +73,7 @@ fn read_around(file: &HostFile, device: &mut Harness, offset_bytes: u64, len_byt
     bytes
 }
 
-/// Writes to the device where the file's bytes are; all must be mapped.
+/// Writes to the device at the places of the file's bytes, which must all be mapped.
 fn write_around(file: &HostFile, device: &mut Harness, offset_bytes: u64, bytes: &[u8]) {
     let mut extents = Vec::new();
     file.extents(offset_bytes, bytes.len() as u64, &mut extents).unwrap();
@@ -81,7 +84,7 @@ fn write_around(file: &HostFile, device: &mut Harness, offset_bytes: u64, bytes:
     }
 }
 
-/// Whether there is an event within the time.
+/// Whether an event comes within `time`.
 fn event_within(file: &HostFile, time: Duration) -> bool {
     let events = file.lease_events();
     let mut fds = [PollFd::new(&events, PollFlags::IN)];
@@ -90,28 +93,28 @@ fn event_within(file: &HostFile, time: Duration) -> bool {
 }
 
 const LONG: Duration = Duration::from_secs(20);
-/// For a file that stays in use.
+/// A timeout for a file that stays in use.
 const SHORT: Duration = Duration::from_millis(100);
 
-/// An open that does not wait for the lease to be given up: it breaks it and goes away.
-fn knock(path: &Path) {
+/// Opens the file without waiting for its lease: this breaks the lease, and closes the file again.
+fn break_lease(path: &Path) {
     let error = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
 }
 
-/// The hypervisor's threads and the sidecores share one.
+/// The hypervisor's threads and the sidecores share a host file.
 const _: fn() = || {
     fn shared<T: Send + Sync>() {}
     shared::<HostFile>();
 };
 
 #[test]
-fn extents_are_where_the_bytes_are() {
+fn extents_are_the_places_of_the_bytes() {
     on_each(|rig| {
         let bytes = pattern(1, MIB as usize);
         let path = rig.sparse("disk", 4 * MIB);
         let file = File::options().write(true).open(&path).unwrap();
-        // Data, hole, data, set aside, data at the end; in no order.
+        // Data, hole, data, reserved, data at the end; in no order.
         file.write_all_at(&bytes, 3 * MIB).unwrap();
         file.write_all_at(&bytes[..64 << 10], 0).unwrap();
         file.write_all_at(&bytes[..256 << 10], MIB).unwrap();
@@ -130,13 +133,13 @@ fn extents_are_where_the_bytes_are() {
             let mut device = harness(device);
             let extents = all_extents(&file);
             let mapped: u64 = extents.iter().map(|extent| extent.len_bytes).sum();
-            assert_eq!(mapped, MIB + 64 * KIB + 256 * KIB, "what is only set aside is a hole: {extents:?}");
+            assert_eq!(mapped, MIB + 64 * KIB + 256 * KIB, "reserved blocks are a hole: {extents:?}");
             assert!(read_around(&file, &mut device, 0, 4 * MIB) == content);
-            // The sample that is compared when it is opened.
+            // The sample that the open compares.
             let agrees = |extent: &HostExtent| file.device.agrees(&file.lease.as_fd(), extent).unwrap();
             assert!(agrees(&extents[0]));
             assert!(!agrees(&HostExtent { physical_bytes: extents[0].physical_bytes + 4096, ..extents[0] }));
-            // Cut to what is asked for.
+            // Cut to the requested range.
             assert!(read_around(&file, &mut device, 3 * MIB + 512, 1024) == content[3 << 20..][512..1536]);
             let mut none = Vec::new();
             file.extents(2 * MIB, MIB, &mut none).unwrap();
@@ -158,7 +161,7 @@ fn many_extents_take_several_calls() {
         }
         assert_eq!(all_extents(&file).len(), 600);
         assert!(read_around(&file, &mut harness(file.device_store()), 0, 1200 * 4096) == content);
-        // The same in parts.
+        // The same in several parts.
         let mut parts = Vec::new();
         (0..1200).for_each(|index| file.extents(index * 4096, 4096, &mut parts).unwrap());
         file.verify(0, 1200 * 4096, &parts).unwrap();
@@ -166,7 +169,7 @@ fn many_extents_take_several_calls() {
 }
 
 #[test]
-fn what_is_allocated_is_zeros_and_not_what_was_there_before() {
+fn allocated_blocks_are_zeros_and_not_old_data() {
     on_each(|rig| {
         // The device is full of another file's old bytes.
         let secret = vec![0x5a; 32 << 20];
@@ -191,12 +194,12 @@ fn what_is_allocated_is_zeros_and_not_what_was_there_before() {
         file.extents(512 * KIB, 6 * MIB, &mut extents).unwrap();
         assert_eq!(extents.iter().map(|extent| extent.len_bytes).sum::<u64>(), 6 * MIB);
         assert!(read_around(&file, &mut device, 0, 8 * MIB) == expected);
-        // Nothing left to do, so nothing is done.
+        // The range is allocated already, so no write is made.
         file.allocate(512 * KIB, 6 * MIB).unwrap();
         file.verify(512 * KIB, 6 * MIB, &extents).unwrap();
 
-        // Data written around the filesystem is in the file, and is there after a crash, like the
-        // blocks that it is in.
+        // Data written directly to the device is in the file, and survives a crash, like its
+        // blocks.
         let bytes = pattern(4, 256 << 10);
         write_around(&file, &mut device, 3 * MIB, &bytes);
         expected[3 << 20..][..256 << 10].copy_from_slice(&bytes);
@@ -231,12 +234,12 @@ fn a_range_is_whole_blocks_of_a_writable_file() {
 }
 
 #[test]
-fn a_full_filesystem_is_said_to_be_full() {
+fn a_full_filesystem_is_reported_as_full() {
     let Some(rig) = Rig::new(Recipe { size_mib: 16, ..EXT4 }) else { return };
     let file = open(&rig.sparse("disk", 64 * MIB));
     let error = file.allocate(0, 64 * MIB).unwrap_err();
     assert!(matches!(error, HostFileError::NoSpace { quota: false, .. }), "{error}");
-    // The allocated range is zeros or holes, and can be given back.
+    // The allocated range is zeros or holes, and can be returned.
     assert!(read_around(&file, &mut harness(file.device_store()), 0, MIB).iter().all(|byte| *byte == 0));
     file.punch(0, 64 * MIB).unwrap();
     file.allocate(0, MIB).unwrap();
@@ -256,23 +259,23 @@ fn a_punched_hole_is_a_hole() {
         expected[1 << 20..][..64 << 10].fill(0);
         assert!(read_around(&file, &mut harness(file.device_store()), 0, 4 * MIB) == expected);
         assert!(harness(file.file_store()).load(MIB, 128 << 10) == expected[1 << 20..][..128 << 10]);
-        // And has blocks again, after that.
+        // The range can be allocated again.
         file.allocate(MIB, 64 * KIB).unwrap();
         assert!(read_around(&file, &mut harness(file.device_store()), 0, 4 * MIB) == expected);
     });
 }
 
 #[test]
-fn nothing_stays_in_the_page_cache() {
+fn no_page_stays_in_the_page_cache() {
     on_each(|rig| {
-        // Dirty when it is opened.
+        // The pages are dirty when the file is opened.
         let bytes = pattern(6, 1 << 20);
         let file = open(&rig.file("disk", &bytes));
         let cached = || cache::cached(file.lease.as_fd(), MIB).unwrap();
         assert_eq!(cached(), 0);
         let mut through = harness(file.file_store());
         through.store(4096, &pattern(7, 8192));
-        // A sector is less than a block.
+        // A sector is smaller than a block.
         let zeroes = through.range_request(Operation::WriteZeroes { may_unmap: true }, 65536 + 512, 1024);
         assert_eq!(through.run_one(zeroes), Ok(()));
         file.punch(128 * KIB, u64::from(file.block_bytes())).unwrap();
@@ -282,10 +285,10 @@ fn nothing_stays_in_the_page_cache() {
         expected[128 << 10..][..file.block_bytes() as usize].fill(0);
         expected[4096..12288].copy_from_slice(&pattern(7, 8192));
         expected[65536 + 512..][..1024].fill(0);
-        // It is all on the device.
+        // All data is on the device.
         let mut device = harness(file.device_store());
         assert!(read_around(&file, &mut device, 0, MIB) == expected);
-        // Nor does zeroing on the device, which has a filesystem on it.
+        // Zeroing on the device, below a mounted filesystem, caches no page either.
         let extent = all_extents(&file)[0];
         let zeroes =
             device.range_request(Operation::WriteZeroes { may_unmap: true }, extent.physical_bytes + 1024, 2048);
@@ -293,7 +296,7 @@ fn nothing_stays_in_the_page_cache() {
         expected[1024..3072].fill(0);
         assert!(through.load(0, 1 << 20) == expected);
 
-        // If something is there for whatever reason, it goes with the lease.
+        // Pages that are cached for another reason are dropped with the lease.
         rustix::fs::fadvise(file.lease.as_fd(), 0, None, rustix::fs::Advice::WillNeed).unwrap();
         device.store(extent.physical_bytes, &pattern(13, 4096));
         expected[..4096].copy_from_slice(&pattern(13, 4096));
@@ -312,7 +315,7 @@ fn the_files_store_keeps_the_contract() {
 }
 
 #[test]
-fn another_who_opens_the_file_waits_and_is_heard_of() {
+fn another_process_that_opens_the_file_waits_and_causes_an_event() {
     on_each(|rig| {
         let path = rig.file("disk", &vec![1; MIB as usize]);
         let file = open(&path);
@@ -323,17 +326,17 @@ fn another_who_opens_the_file_waits_and_is_heard_of() {
             let path = path.clone();
             move || File::options().read(true).write(true).open(path).unwrap()
         });
-        assert!(event_within(&file, LONG), "the break is not heard of");
+        assert!(event_within(&file, LONG), "no event of the break");
         let LeaseState::Breaking { deadline } = file.lease_state() else { panic!("{:?}", file.lease_state()) };
         assert!(deadline.is_none_or(|deadline| deadline > Instant::now()));
         assert!(matches!(file.extents(0, MIB, &mut Vec::new()), Err(HostFileError::LeaseGone { .. })));
         assert!(matches!(file.extents(0, MIB, &mut Vec::new()), Err(HostFileError::LeaseGone { .. })));
-        // The last that was under way.
+        // The last write in flight.
         let bytes = pattern(8, 4096);
         let mut extents = Vec::new();
         file.read_map(0, 4096, &mut extents).unwrap();
         device.store(extents[0].physical_bytes, &bytes);
-        assert!(!other.is_finished(), "it has to wait");
+        assert!(!other.is_finished(), "the other process has to wait");
         assert!(file.drain_lease_events());
         assert!(!file.drain_lease_events());
 
@@ -345,35 +348,35 @@ fn another_who_opens_the_file_waits_and_is_heard_of() {
         file.release_lease().unwrap();
         let mut read = vec![0; 4096];
         other.read_exact_at(&mut read, 0).unwrap();
-        assert!(read == bytes, "it reads what was written around the filesystem");
-        // Both go through the filesystem now.
+        assert!(read == bytes, "the other process reads directly written data");
+        // Both processes use the filesystem now.
         let mut through = harness(file.file_store());
         other.write_all_at(&pattern(9, 4096), 8192).unwrap();
         assert!(through.load(8192, 4096) == pattern(9, 4096));
         let error = file.try_lease_again(|| ()).unwrap_err();
         assert!(matches!(error, HostFileError::InUse { .. }), "{error}");
 
-        // Dirty pages of another process.
+        // Dirty pages of the other process.
         other.write_all_at(&pattern(10, 4096), 4096).unwrap();
         drop(other);
         file.try_lease_again(|| ()).unwrap();
         assert_eq!(file.lease_state(), LeaseState::Held);
         assert!(!event_within(&file, Duration::ZERO));
         assert!(read_around(&file, &mut device, 4096, 8192) == [pattern(10, 4096), pattern(9, 4096)].concat());
-        // And it can be broken again.
-        knock(&path);
+        // The new lease can be broken again.
+        break_lease(&path);
         assert!(event_within(&file, LONG));
     });
 }
 
 #[test]
-fn each_of_several_files_hears_of_its_own_lease() {
+fn each_of_several_files_gets_the_events_of_its_own_lease() {
     let Some(rig) = Rig::new(EXT4) else { return };
     let paths: Vec<_> = (0..8).map(|index| rig.sparse(&format!("disk{index}"), MIB)).collect();
     let files: Vec<_> = paths.iter().map(|path| open(path)).collect();
-    knock(&paths[3]);
+    break_lease(&paths[3]);
     assert!(event_within(&files[3], LONG));
-    // Reading and writing are broken one after the other; it is one event.
+    // The lease is broken for reading and for writing, but with one event.
     assert!(rustix::fs::open(&paths[3], OFlags::RDWR | OFlags::NONBLOCK, Mode::empty()).is_err());
     let truncate = std::thread::spawn({
         let path = paths[6].clone();
@@ -411,14 +414,14 @@ fn the_file_is_free_when_it_is_dropped() {
         drop((through, file));
         drop(File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap());
     }
-    // A store keeps all of it.
+    // A store keeps the whole file.
     let store = open(&path).device_store();
-    knock(&path);
+    break_lease(&path);
     drop(store);
     drop(File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap());
 }
 
-/// The name of the file that this process is to hold until it is killed.
+/// The variable with the file that this process has to hold until it is killed.
 const HOLD: &str = "SIDECORE_TEST_HOLD";
 
 #[test]
@@ -446,7 +449,7 @@ fn a_file_whose_holder_was_killed_is_free() {
             .unwrap();
         let output = BufReader::new(holder.stdout.take().unwrap());
         let is_held = output.lines().map_while(Result::ok).any(|line| line.ends_with("held"));
-        knock(&path);
+        break_lease(&path);
         holder.kill().unwrap();
         holder.wait().unwrap();
         assert!(is_held);
@@ -467,12 +470,12 @@ fn a_file_that_another_process_has_open_is_refused() {
         assert!(matches!(error, HostFileError::InUse { .. }), "{error}");
         drop(other);
     }
-    // Another host file, too; whose lease is broken by it.
+    // Another host file is refused, too; its open breaks the first one's lease.
     let first = open(&path);
     assert!(matches!(refused(&path), HostFileError::InUse { .. }));
     assert!(event_within(&first, LONG));
     first.release_lease().unwrap();
-    // A file's store respects the lock, with the lease gone as well.
+    // A file's store respects the lock, also after the lease is gone.
     let store = FileStore::open(&FileOptions::new(&path)).unwrap_err();
     assert!(matches!(store, FileError::Busy { .. }), "{store}");
     drop(first);
@@ -480,25 +483,25 @@ fn a_file_that_another_process_has_open_is_refused() {
 }
 
 #[test]
-fn it_is_a_signal_that_tells_of_a_break() {
+fn a_signal_notifies_of_a_broken_lease() {
     let Some(rig) = Rig::new(EXT4) else { return };
-    let heard = || watcher::HEARD.load(std::sync::atomic::Ordering::SeqCst);
-    let before = heard();
-    // Each time, because other tests hear of theirs.
+    let signals = || watcher::SIGNALS.load(std::sync::atomic::Ordering::SeqCst);
+    let before = signals();
+    // Once per round, because other tests cause signals, too.
     for round in 0..20 {
         let path = rig.sparse(&format!("disk{round}"), MIB);
         let file = open(&path);
         let start = Instant::now();
-        knock(&path);
+        break_lease(&path);
         assert!(event_within(&file, LONG));
-        eprintln!("heard of after {:?}", start.elapsed());
+        eprintln!("event after {:?}", start.elapsed());
     }
-    // But for those that were just to be counted when the thread looked anyway.
-    assert!(heard() >= before + 15, "{} signals", heard() - before);
+    // Except for breaks that the thread's regular check counted first.
+    assert!(signals() >= before + 15, "{} signals", signals() - before);
 }
 
 #[test]
-fn what_is_no_file_on_a_disk_is_refused() {
+fn other_files_than_those_on_a_disk_are_refused() {
     let memory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = memory.path().join("disk");
     File::create(&path).unwrap().set_len(MIB).unwrap();
@@ -511,7 +514,7 @@ fn what_is_no_file_on_a_disk_is_refused() {
     assert!(matches!(refused(&rig.sparse("empty", 0)), HostFileError::Store(FileError::Empty { .. })));
     let odd = refused(&rig.sparse("odd", MIB + 512));
     assert!(matches!(odd, HostFileError::Store(FileError::PartialBlock { block_bytes: 4096, .. })));
-    // A name that leads to a file is as good.
+    // A link to a file is accepted.
     std::os::unix::fs::symlink(rig.sparse("disk", MIB), rig.path("link")).unwrap();
     drop(open(&rig.path("link")));
 }
@@ -538,7 +541,7 @@ fn a_file_with_odd_properties_is_refused() {
         run("chattr", &[&format!("-{flag}"), name]).unwrap();
         assert!(matches!(error, HostFileError::Property { .. }), "{flag}: {error}");
     }
-    // The changes that another process made while it had the file.
+    // Changes by another process while it had the file open.
     let file = open(&path);
     file.release_lease().unwrap();
     run("chattr", &["+i", name]).unwrap();
@@ -564,7 +567,7 @@ fn swap_space_is_refused() {
     }
     let _swap = Swap(name);
     let error = refused(&path);
-    // Where the mounts are not those of /proc/swaps, the lease says so.
+    // If the mounts are not those of /proc/swaps, the lease is refused.
     assert!(matches!(error, HostFileError::Property { .. } | HostFileError::InUse { .. }), "{error}");
 }
 
@@ -572,7 +575,7 @@ fn swap_space_is_refused() {
 fn a_filesystem_that_journals_data_is_refused() {
     let recipes = [
         Recipe { mount: "data=journal", ..EXT4 },
-        // As its own default, where the list of mounts does not show it.
+        // As the filesystem's default, which the list of mounts does not show.
         Recipe { tune: &["-E", "mount_opts=data=journal"], ..EXT4 },
     ];
     for recipe in recipes {
@@ -585,13 +588,13 @@ fn a_filesystem_that_journals_data_is_refused() {
 
 #[test]
 fn a_file_inside_its_inode_is_refused() {
-    // So large inodes leave room for fewer of them than usual.
+    // Inodes so large need a smaller number of them than usual.
     let make = &["-q", "-I", "4096", "-N", "1024", "-b", "4096", "-O", "inline_data"];
     let Some(rig) = Rig::new(Recipe { make, ..EXT4 }) else { return };
     let error = refused(&rig.file("disk", &[1; 512]));
     assert!(matches!(error, HostFileError::Property { .. }), "{error}");
     assert!(error.to_string().contains("inline_data"), "{error}");
-    // The filesystem as such is fine.
+    // Other files of the filesystem are accepted.
     drop(open(&rig.file("large", &[1; 65536])));
 }
 
@@ -615,14 +618,14 @@ fn a_file_that_shares_blocks_is_refused() {
     let error = refused(&path);
     assert!(matches!(error, HostFileError::Extent { flaw: ExtentFlaw::Shared, offset_bytes: 0, .. }), "{error}");
     assert!(error.to_string().contains("reflink"), "{error}");
-    // And one that is shared while the lease is gone.
+    // A file that is shared while its lease is gone.
     let path = rig.file("later", &vec![1; MIB as usize]);
     let file = open(&path);
     file.release_lease().unwrap();
     clone(&path);
     let error = file.try_lease_again(|| ()).unwrap_err();
     assert!(matches!(error, HostFileError::Extent { flaw: ExtentFlaw::Shared, .. }), "{error}");
-    // The filesystem goes on with it.
+    // I/O continues through the filesystem.
     let mut through = harness(file.file_store());
     through.store(0, &pattern(11, 4096));
     assert!(through.load(0, 4096) == pattern(11, 4096));

@@ -1,41 +1,42 @@
-//! The thread that hears of leases being broken.
+//! The thread that is notified of broken leases.
 //!
-//! The kernel tells the holder of a lease by a signal and by nothing else. It is addressed to this
-//! one thread (`F_OWNER_TID`), which has all signals blocked and fetches them with sigtimedwait(2):
-//! no handler is installed, no system call of another thread is interrupted, and whatever else the
-//! process does with signals, ends up in other threads as before.
+//! The kernel notifies the holder of a lease only by a signal. The signal is addressed to this one
+//! thread (`F_OWNER_TID`), which has all signals blocked and fetches them with sigtimedwait(2): no
+//! handler is installed, no system call of another thread is interrupted, and all other signals of
+//! the process are delivered to other threads as before.
 //!
-//! The signal only says "look": which leases are being broken is asked of the kernel
-//! (`F_GETLEASE`). So nothing depends on one signal per event. It is a real-time signal all the
-//! same, because where the queue of those is full, the kernel sends a SIGIO instead, which cannot
-//! be lost; and the thread looks by itself every second, of the forty-five that there are.
+//! The signal is only a hint: the thread asks the kernel which leases are being broken
+//! (`F_GETLEASE`). So correctness does not depend on one signal per event. A real-time signal is
+//! used all the same, because if their queue is full, the kernel sends a SIGIO instead, which
+//! cannot be lost; and the thread checks by itself every second, well within the default limit of
+//! forty-five.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
 
 use super::lease::Lease;
 
-/// How often the leases are looked at without a signal.
+/// The time between two checks of the leases without a signal.
 static PERIOD: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Which of the real-time signals: any would do, because it is sent to one thread only.
+/// The number of the real-time signal. Every one would do, because it is sent to one thread only.
 const REAL_TIME_SIGNAL: libc::c_int = 9;
 
-/// The thread, which runs as long as the process once it is needed.
+/// The thread, which runs until the end of the process once it is needed.
 #[derive(Debug)]
 pub(super) struct Watcher {
     thread: libc::pid_t,
     leases: Arc<Mutex<Vec<Weak<Lease>>>>,
 }
 
-/// How many signals there were, for tests: that the leases were looked at does not show why.
+/// The number of signals, for tests: a checked lease does not show the check's cause.
 #[cfg(test)]
-pub(super) static HEARD: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+pub(super) static SIGNALS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
 static RUNNING: Mutex<Option<Arc<Watcher>>> = Mutex::new(None);
 
 impl Watcher {
-    /// The process's one watcher, started if it was not needed before.
+    /// Returns the process's watcher, and starts it at the first call.
     pub fn running() -> io::Result<Arc<Self>> {
         let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(watcher) = running.as_ref() {
@@ -51,10 +52,10 @@ impl Watcher {
         let (send, receive) = mpsc::sync_channel(1);
         let watched = Arc::clone(&leases);
         std::thread::Builder::new().name("lease-watcher".to_owned()).spawn(move || {
-            // Blocked before the first signal can be addressed to the thread: unblocked, it would
-            // end the process.
+            // Blocked before the first signal can be addressed to the thread: an unblocked signal
+            // would end the process.
             let blocked = block_all_signals();
-            // SAFETY: takes nothing, and never fails.
+            // SAFETY: the call takes no argument, and never fails.
             let thread = blocked.map(|()| unsafe { libc::gettid() });
             let is_ready = thread.is_ok();
             if send.send(thread).is_err() || !is_ready {
@@ -69,12 +70,12 @@ impl Watcher {
         Ok(Self { thread, leases })
     }
 
-    /// The thread that signals go to.
+    /// The thread to which signals are addressed.
     pub fn thread(&self) -> libc::pid_t {
         self.thread
     }
 
-    /// Looks at this lease, too, for as long as it has another holder.
+    /// Checks this lease, too, for as long as it has another holder.
     pub fn watch(&self, lease: &Arc<Lease>) {
         let lease = Arc::downgrade(lease);
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,7 +85,7 @@ impl Watcher {
     }
 }
 
-/// The signal that it waits for.
+/// The number of the expected signal.
 pub(super) fn signal() -> libc::c_int {
     libc::SIGRTMIN() + REAL_TIME_SIGNAL
 }
@@ -93,7 +94,7 @@ fn look(leases: &Mutex<Vec<Weak<Lease>>>) {
     let mut leases = leases.lock().unwrap_or_else(PoisonError::into_inner);
     leases.retain(|lease| lease.strong_count() > 0);
     let live: Vec<_> = leases.iter().filter_map(Weak::upgrade).collect();
-    // This may be the last to drop one.
+    // This may drop the last reference to a lease.
     drop(leases);
     for lease in live {
         lease.look();
@@ -101,8 +102,8 @@ fn look(leases: &Mutex<Vec<Weak<Lease>>>) {
 }
 
 fn block_all_signals() -> io::Result<()> {
-    // SAFETY: an all-zero set is valid, sigfillset makes it full, and the mask
-    // is this thread's own.
+    // SAFETY: an all-zero set is valid, sigfillset makes it full, and the mask is this thread's
+    // own.
     let error = unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
@@ -111,10 +112,10 @@ fn block_all_signals() -> io::Result<()> {
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
-/// Until there is a signal or it is time to look anyway.
+/// Waits for a signal or for the time of the next check.
 fn wait_for_signal() {
     // SAFETY: an all-zero set is valid; everything outlives the calls; the signal's details are not
-    // asked for.
+    // requested.
     unsafe {
         let mut awaited: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut awaited);
@@ -122,7 +123,7 @@ fn wait_for_signal() {
         libc::sigaddset(&raw mut awaited, libc::SIGIO);
         let signal = libc::sigtimedwait(&raw const awaited, std::ptr::null_mut(), &raw const PERIOD);
         #[cfg(test)]
-        HEARD.fetch_add(u64::from(signal > 0), std::sync::atomic::Ordering::SeqCst);
+        SIGNALS.fetch_add(u64::from(signal > 0), std::sync::atomic::Ordering::SeqCst);
         let _ = signal;
     }
 }

@@ -8,38 +8,39 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::EnvironmentError;
 
-/// The number of the first one.
+/// The number of the first kept descriptor.
 const FIRST: RawFd = 3;
 
-/// More than this is a mistake: it is the most files that Linux lets a process
-/// have open unless it is told otherwise (`fs.nr_open`).
+/// A larger count is a mistake: this is the default of the most files that Linux lets a process
+/// have open (`fs.nr_open`).
 const MAX: usize = 1 << 20;
 
 /// systemd's name for an unnamed descriptor.
 const UNNAMED: &str = "unknown";
 
-/// Whether the descriptors were taken. The variables stay as they are: no
-/// thread may change the environment while another reads it.
+/// Whether the descriptors were taken. The variables keep their values: no thread may change the
+/// environment while another reads it.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// A descriptor that outlived the process which stored it.
 #[derive(Debug)]
 pub struct KeptDescriptor {
-    /// The name under which it was stored; several may have the same one.
+    /// The name under which the descriptor was stored; several may have the same one.
     pub name: String,
-    /// The descriptor, closed on exec. The manager has a copy until it is told to forget the name.
+    /// The descriptor, closed on exec. The manager keeps a copy until
+    /// [`ServiceManager::forget`](super::ServiceManager::forget).
     pub fd: OwnedFd,
 }
 
-/// Takes what the service manager kept for this process: what `$LISTEN_FDS` counts, if
-/// `$LISTEN_PID` is this process, named by `$LISTEN_FDNAMES`. Only the first call finds anything.
-/// The order says nothing: systemd has the newest first, others the oldest.
+/// Takes the descriptors that the service manager kept for this process: as many as `$LISTEN_FDS`
+/// counts, if `$LISTEN_PID` is this process, named by `$LISTEN_FDNAMES`. Only the first call
+/// returns any. The order has no meaning: systemd has the newest first, others the oldest.
 ///
-/// To be called before anything else opens files. Numbers that are not open,
-/// or are not from outside, are left out with a warning.
+/// Call before any other file is opened. Numbers that are not open, or were opened by this process,
+/// are left out with a warning.
 ///
 /// # Errors
-/// The variables make no sense; nothing was taken.
+/// The variables have invalid values; no descriptor was taken.
 pub fn take_kept() -> Result<Vec<KeptDescriptor>, EnvironmentError> {
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Ok(Vec::new());
@@ -68,7 +69,7 @@ pub fn take_kept() -> Result<Vec<KeptDescriptor>, EnvironmentError> {
     Ok(kept)
 }
 
-/// The variables of the environment.
+/// The values of the environment's variables.
 pub(super) struct Variables {
     pub(super) pid: Option<OsString>,
     pub(super) count: Option<OsString>,
@@ -76,14 +77,14 @@ pub(super) struct Variables {
 }
 
 impl Variables {
-    /// The names of descriptors 3, 4, and so on, if they are for this process.
+    /// Returns the names of descriptors 3, 4, and so on, if they are for this process.
     pub(super) fn names(self, own_pid: u32) -> Result<Vec<String>, EnvironmentError> {
         let (Some(pid), Some(count)) = (self.pid, self.count) else {
             return Ok(Vec::new());
         };
         match pid.to_str().and_then(|pid| pid.parse::<u32>().ok()) {
             None => return wrong("LISTEN_PID", pid, "the number of a process"),
-            // Inherited from a parent that did not take them.
+            // The variables were inherited from a parent that did not take the descriptors.
             Some(pid) if pid != own_pid => return Ok(Vec::new()),
             Some(_) => {}
         }
@@ -107,16 +108,16 @@ fn wrong<T>(variable: &'static str, value: OsString, expected: &'static str) -> 
     Err(EnvironmentError { variable, value, expected })
 }
 
-/// Makes a number that came through exec a descriptor of ours.
+/// Takes ownership of a number that came through exec.
 fn take(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: these commands of fcntl take and return plain numbers, and fail
-    // if no file is open under this one.
+    // SAFETY: these commands of fcntl take and return plain numbers, and fail if no file is open
+    // under the number.
     let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
     if flags < 0 {
         return Err(io::Error::last_os_error());
     }
-    // Exec closes what has this flag, and all that is opened in this process
-    // has it: whatever the environment says, this one has an owner here.
+    // Exec closes all files with this flag, and all files that this process opens have it: so this
+    // file has an owner here, even if the environment says otherwise.
     if flags & libc::FD_CLOEXEC != 0 {
         return Err(io::Error::other("this process has opened it itself"));
     }
@@ -124,7 +125,7 @@ fn take(number: RawFd) -> io::Result<OwnedFd> {
     if unsafe { libc::fcntl(number, libc::F_SETFD, flags | libc::FD_CLOEXEC) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is open, came from outside, and is given away once: the flag that was just set
+    // SAFETY: the file is open, was inherited, and gets its owner once: the flag that was just set
     // keeps a second call, even a racing one, which `TAKEN` prevents, from taking it again.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }

@@ -9,7 +9,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use super::kept::Variables;
 use super::*;
 
-/// A manager in a directory that goes away.
+/// A manager in a temporary directory.
 fn manager() -> (tempfile::TempDir, UnixDatagram, ServiceManager) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("notify");
@@ -62,7 +62,7 @@ fn a_stored_descriptor_goes_with_its_name() {
 
 #[test]
 fn an_abstract_socket_is_named_with_an_at_sign() {
-    // Autobound: the kernel finds a name that is free.
+    // Autobound: the kernel chooses a free name.
     let socket = rustix::net::socket_with(
         rustix::net::AddressFamily::UNIX,
         rustix::net::SocketType::DGRAM,
@@ -78,7 +78,7 @@ fn an_abstract_socket_is_named_with_an_at_sign() {
 }
 
 #[test]
-fn addresses_that_are_none_are_refused() {
+fn invalid_addresses_are_refused() {
     let long = format!("/{}", "x".repeat(200));
     for value in ["run/notify", "@", "vsock:2:1234", "no\0te", long.as_str()] {
         let error = ServiceManager::at(OsStr::new(value)).unwrap_err();
@@ -87,7 +87,7 @@ fn addresses_that_are_none_are_refused() {
 }
 
 #[test]
-fn names_that_are_none_are_refused_before_anything_is_sent() {
+fn invalid_names_are_refused_before_a_message_is_sent() {
     let (_directory, socket, manager) = manager();
     let long = "x".repeat(NAME_MAX + 1);
     for name in ["", "a:b", "a\nFDSTORE=1", "a\u{7f}", "größe", long.as_str()] {
@@ -106,7 +106,7 @@ fn a_manager_that_is_gone_is_an_error() {
 }
 
 #[test]
-fn a_barrier_is_passed_when_the_manager_closes_what_came() {
+fn a_barrier_is_passed_when_the_manager_closes_the_descriptor() {
     let (_directory, socket, manager) = manager();
     let answering = std::thread::spawn(move || {
         let (message, fds) = receive(&socket);
@@ -115,7 +115,7 @@ fn a_barrier_is_passed_when_the_manager_closes_what_came() {
     });
     manager.barrier(Duration::from_secs(20)).unwrap();
     let _socket = answering.join().unwrap();
-    // And not before.
+    // Not earlier.
     assert_eq!(manager.barrier(Duration::from_millis(1)).unwrap_err().kind(), io::ErrorKind::TimedOut);
 }
 
@@ -131,7 +131,7 @@ fn kept_descriptors_have_names_in_order() {
 }
 
 #[test]
-fn what_is_not_there_or_for_another_process_is_nothing() {
+fn missing_variables_and_another_process_mean_no_descriptors() {
     for (pid, count) in [(None, None), (Some("77"), None), (None, Some("1")), (Some("78"), Some("1"))] {
         assert_eq!(names(pid, count, Some("a")).unwrap(), [""; 0]);
     }

@@ -1,5 +1,5 @@
-//! Real filesystems for tests: in memory, on loop devices, mounted in a private namespace, and gone
-//! when dropped or when the test is killed.
+//! Real filesystems for tests: in memory, on loop devices, mounted in a private namespace, and
+//! removed when dropped or when the test is killed.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,31 +9,31 @@ use std::process::Command;
 use sidecore_skip::{run, skip};
 use tempfile::TempDir;
 
-/// How to make a filesystem.
+/// The way to make a filesystem.
 #[derive(Clone, Copy, Debug)]
 pub struct Recipe {
     pub kind: &'static str,
     pub size_mib: u64,
     pub make: &'static [&'static str],
-    /// Options of ext4's tune2fs, if there is something to change.
+    /// Options of ext4's tune2fs, if there are any.
     pub tune: &'static [&'static str],
     pub mount: &'static str,
 }
 
 pub const EXT4: Recipe =
     Recipe { kind: "ext4", size_mib: 96, make: &["-q", "-b", "4096", "-E", "nodiscard"], tune: &[], mount: "noatime" };
-/// The smallest blocks there are: four in a page.
+/// The smallest blocks: four in a page.
 pub const EXT4_1K: Recipe = Recipe { make: &["-q", "-b", "1024", "-E", "nodiscard"], ..EXT4 };
 pub const XFS: Recipe = Recipe { kind: "xfs", size_mib: 320, make: &["-q", "-K"], tune: &[], mount: "noatime" };
 
-/// A mounted filesystem.
+/// A mounted filesystem. Unmounted when dropped.
 pub struct Rig {
     pub device: PathBuf,
     directory: TempDir,
 }
 
 impl Rig {
-    /// `None`, and a word about it, if this machine or user cannot.
+    /// Makes the filesystem; `None`, and a message, if this machine or user cannot.
     pub fn new(recipe: Recipe) -> Option<Self> {
         let content = tempfile::tempfile_in("/dev/shm").ok()?;
         content.set_len(recipe.size_mib << 20).unwrap();
@@ -49,10 +49,11 @@ impl Rig {
         .filter(|rig| rig.mount(recipe.mount))
     }
 
-    /// The device as a crash would leave it now, mounted anew.
+    /// Returns the device as after a crash at this moment, mounted anew.
     pub fn after_a_crash(&self, mount: &str) -> Option<Self> {
         let content = tempfile::tempfile_in("/dev/shm").ok()?;
-        // Around the device's page cache, where the filesystem keeps what it has not yet written.
+        // Bypasses the device's page cache, where the filesystem keeps data that it has not written
+        // yet.
         let device = rustix::fs::open(&self.device, rustix::fs::OFlags::DIRECT, rustix::fs::Mode::empty())
             .map(File::from)
             .unwrap();
@@ -89,7 +90,7 @@ impl Rig {
 
     fn mount(&self, options: &str) -> bool {
         let (device, directory) = (self.device.to_str().unwrap(), self.directory.path().to_str().unwrap());
-        // A detached loop device goes when the last to use it does.
+        // A detached loop device is removed after its last use.
         run("mount", &["-o", options, device, directory]).is_some() && run("losetup", &["--detach", device]).is_some()
     }
 
@@ -97,14 +98,14 @@ impl Rig {
         self.directory.path().join(name)
     }
 
-    /// A file of so many bytes, all hole.
+    /// Makes a file of `len_bytes` that is one hole.
     pub fn sparse(&self, name: &str, len_bytes: u64) -> PathBuf {
         let path = self.path(name);
         File::create(&path).unwrap().set_len(len_bytes).unwrap();
         path
     }
 
-    /// A file with these bytes.
+    /// Makes a file with these bytes.
     pub fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, bytes).unwrap();
@@ -116,20 +117,20 @@ impl Drop for Rig {
     fn drop(&mut self) {
         // A ring's files are closed some time after the ring, hence lazily.
         let _ = Command::new("umount").arg("--lazy").arg(self.directory.path()).output();
-        // In vain if it was detached when it was mounted.
+        // Fails if the mount has detached the device.
         let _ = Command::new("losetup").arg("--detach").arg(&self.device).output();
     }
 }
 
-/// Gives this thread, and the programs it starts, mounts of their own: they go
-/// with it, however it ends.
+/// Gives this thread, and the programs that it starts, mounts of their own, which end with the
+/// thread.
 fn hide_mounts() {
-    // SAFETY: concerns this thread only, and touches no memory.
+    // SAFETY: the call concerns this thread only, and touches no memory.
     if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
         return;
     }
-    // SAFETY: changes the propagation of this thread's own mounts; the names
-    // are constants, and where nothing is mounted, no more are read.
+    // SAFETY: changes the propagation of this thread's own mounts; the names are constants, and
+    // without a mount the other arguments are not read.
     unsafe {
         libc::mount(
             std::ptr::null(),

@@ -1,10 +1,10 @@
-//! Requests that are under way, each in one or several portions.
+//! The requests in flight, each in one or several portions.
 //!
-//! A portion is as much as one submission takes without the kernel having to cut it: a block
-//! device's queue has limits, and io_uring hands a request that exceeds them to a worker thread,
-//! because it cannot wait for the pieces where it is (`bio_split_rw` in the kernel's
-//! block/blk-merge.c fails a `REQ_NOWAIT` bio that needs splitting). The portions of a request are
-//! under way at the same time, each in a [`Slot`](super::slot::Slot) of its own.
+//! A portion is as much as one submission takes without the kernel having to split it: a block
+//! device's queue has limits, and io_uring passes a request above the limits to a worker thread,
+//! because it cannot wait for the pieces in place (`bio_split_rw` in the kernel's block/blk-merge.c
+//! fails a `REQ_NOWAIT` bio that needs splitting). The portions of a request are in flight at the
+//! same time, each in a [`Slot`](super::slot::Slot) of its own.
 
 use std::ops::Range;
 
@@ -18,14 +18,14 @@ use super::slot::Way;
 struct Ongoing {
     request: Option<Box<BlockRequest>>,
     way: Way,
-    /// Up to where portions of it were given out.
+    /// The end of the portions that were given to slots.
     given_bytes: u64,
-    /// How many of those are in slots.
+    /// The number of portions in slots.
     portions: u32,
     result: Result<(), BlockError>,
 }
 
-/// All requests of a channel that are under way.
+/// All requests in flight of a channel.
 #[derive(Debug)]
 pub(super) struct Requests {
     places: Box<[Ongoing]>,
@@ -33,25 +33,25 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Room for `depth` of them.
+    /// Makes `depth` free places.
     pub fn new(depth: usize) -> Self {
         let place = || Ongoing { request: None, way: Way::Sync, given_bytes: 0, portions: 0, result: Ok(()) };
         Self { places: (0..depth).map(|_| place()).collect(), free: (0..depth as u32).rev().collect() }
     }
 
-    /// How many there can be.
+    /// The number of places.
     #[inline]
     pub fn depth(&self) -> usize {
         self.places.len()
     }
 
-    /// How many there are.
+    /// The number of requests in flight.
     #[inline]
     pub fn count(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// When the oldest of them was taken.
+    /// The time when the oldest request was accepted.
     pub fn oldest(&self) -> Option<Nanos> {
         if self.count() == 0 {
             return None;
@@ -59,7 +59,7 @@ impl Requests {
         self.places.iter().filter_map(|place| place.request.as_ref()).map(|request| request.taken_at).min()
     }
 
-    /// Takes a request in; its place, or the request back if there is no room.
+    /// Accepts a request. Returns its place, or the request if all places are taken.
     #[inline]
     pub fn begin(&mut self, request: Box<BlockRequest>, way: Way) -> Result<u32, Box<BlockRequest>> {
         let Some(index) = self.free.pop() else { return Err(request) };
@@ -68,21 +68,21 @@ impl Requests {
         Ok(index)
     }
 
-    /// The request in a place.
+    /// The request in this place.
     #[inline]
     pub fn get(&self, index: u32) -> Option<&BlockRequest> {
         self.places.get(index as usize)?.request.as_deref()
     }
 
-    /// The next portion, of at most `most_bytes`, and how it is carried out; `None` if all were
-    /// given out, or one has failed and the rest is in vain.
+    /// Returns the next portion, of at most `most_bytes`, and its operation; `None` if no portion
+    /// is left, or one has failed, so that the rest is useless.
     #[inline]
     pub fn next_portion(&mut self, index: u32, most_bytes: u64) -> Option<(Way, Range<u64>)> {
         let place = self.places.get_mut(index as usize)?;
         let len_bytes = place.request.as_ref()?.len_bytes;
         let start = place.given_bytes;
         let is_first = start == 0 && place.portions == 0 && place.result.is_ok();
-        // A flush has one portion, of nothing.
+        // A flush has one portion without bytes.
         if !is_first && (start >= len_bytes || place.result.is_err()) {
             return None;
         }
@@ -92,7 +92,7 @@ impl Requests {
         Some((place.way, start..end))
     }
 
-    /// Whether there is another portion to give out.
+    /// Whether the request has another portion.
     #[inline]
     pub fn has_more(&self, index: u32) -> bool {
         self.places.get(index as usize).is_some_and(|place| {
@@ -100,13 +100,13 @@ impl Requests {
         })
     }
 
-    /// A portion is over. The request, with its result, if that was the last of it.
+    /// Ends a portion. Returns the request, with its result, after its last portion.
     #[inline]
     pub fn finish_portion(&mut self, index: u32, result: Result<(), BlockError>) -> Option<Box<BlockRequest>> {
         let is_last = {
             let place = self.places.get_mut(index as usize)?;
             place.portions -= 1;
-            // The first error is the one that is told.
+            // The first error is the request's result.
             place.result = place.result.and(result);
             place.portions == 0
         };
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn after_an_error_nothing_more_is_begun_and_the_first_is_told() {
+    fn after_an_error_no_portion_is_started_and_the_first_error_is_returned() {
         let mut requests = Requests::new(1);
         let index = requests.begin(request(Operation::Write, 3000), Way::Transfer).unwrap();
         requests.next_portion(index, 1000).unwrap();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_no_bytes_is_one_portion() {
+    fn an_operation_without_data_is_one_portion() {
         let mut requests = Requests::new(1);
         for (operation, way, len_bytes) in [(Operation::Flush, Way::Sync, 0), (Operation::Discard, Way::Punch, 1 << 40)]
         {
