@@ -16,7 +16,8 @@
 //! use sidecore_ring::{RingFormat, RingLayout};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?);
+//! # let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?;
+//! # let file = std::fs::File::from(file);
 //! # file.set_len(1 << 20)?;
 //! let memory = GuestMemory::map(vec![RegionSpec {
 //!     guest_address: GuestAddress(0),

@@ -75,7 +75,8 @@ layout! {
 }
 
 layout! {
-    /// DMA_MAP: memory that the device may access; its file comes beside the message, if it has one.
+    /// DMA_MAP: memory that the device may access; its file comes beside the message, if it has
+    /// one.
     pub struct DmaMap: 32 {
         /// Size of this structure.
         pub argsz: u32 = 0,

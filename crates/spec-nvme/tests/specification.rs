@@ -140,7 +140,8 @@ fn statuses() {
     assert_eq!((status::CODE_MASK, status::MORE, status::DO_NOT_RETRY), (0x7FF, 0x2000, 0x4000));
 }
 
-/// Figure 275: the first and the last byte of each field, and the value of its bytes in the test.
+/// Figure 275: the first and the last byte of each field, and the value that the test gives to its
+/// bytes.
 const CONTROLLER_FIGURE: [(usize, usize, u8); 32] = [
     (0, 1, 0x11),
     (2, 3, 0x22),
@@ -176,7 +177,6 @@ const CONTROLLER_FIGURE: [(usize, usize, u8); 32] = [
     (768, 1023, 0x1E),
 ];
 
-/// Each field lies between the two byte numbers that it has there.
 #[test]
 fn the_controllers_structure() {
     let controller = Controller {

@@ -69,7 +69,8 @@ fn the_split_rings() {
             ("offsetof(struct vring_used_elem, len)", split::USED_LEN_OFFSET as u64),
             ("VRING_AVAIL_F_NO_INTERRUPT", split::NO_INTERRUPT.into()),
             ("VRING_USED_F_NO_NOTIFY", split::NO_NOTIFY.into()),
-            // vring_size with an alignment of 4: the descriptors and both rings, with padding between.
+            // vring_size with an alignment of 4: the descriptors and both rings, with padding
+            // between.
             (
                 "16 * 256 + ((sizeof(__virtio16) * (3 + 256) + 3) & ~3ull)",
                 (descriptor::BYTES * 256 + split::avail_bytes(256).next_multiple_of(4)) as u64,

@@ -2,15 +2,16 @@
 //!
 //! The descriptor in the command is the data itself, or leads to a segment: an array of
 //! descriptors, the last of which leads to the next segment, unless it was a Last Segment
-//! descriptor that led here. What is wrong has a status each (figure 96):
+//! descriptor that led here. Each fault has its status (figure 96):
 //!
-//! | status | for |
-//! | --- | --- |
-//! | SGL Descriptor Type Invalid | a type or subtype that this controller has not: keyed, transport, offsets |
-//! | Invalid SGL Segment Descriptor | a segment of no or half a descriptor, one that leads nowhere, or on from the last |
-//! | Invalid Number of SGL Descriptors | a segment descriptor before the end of a segment, or more than there is room for |
-//! | Data SGL Length Invalid | less memory than the command transfers |
-//! | Data Transfer Error | no memory there |
+//! * SGL Descriptor Type Invalid: a type or subtype that this controller does not support (keyed,
+//!   transport, offsets).
+//! * Invalid SGL Segment Descriptor: a segment that is empty or ends within a descriptor, a segment
+//!   before the last that does not lead to another, or a last segment that does.
+//! * Invalid Number of SGL Descriptors: a segment descriptor before the end of a segment, or more
+//!   descriptors than the limit.
+//! * Data SGL Length Invalid: less memory than the command transfers.
+//! * Data Transfer Error: an address without memory.
 //!
 //! Descriptors beyond the transfer are ignored (SGLS bit 18). Linux sends such lists with commands
 //! that applications pass through it.

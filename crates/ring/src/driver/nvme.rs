@@ -10,7 +10,8 @@
 //! use sidecore_ring::nvme::{Completion, CompletionQueue, SubmissionQueue};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?);
+//! # let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?;
+//! # let file = std::fs::File::from(file);
 //! # file.set_len(1 << 20)?;
 //! let memory = GuestMemory::map(vec![RegionSpec {
 //!     guest_address: GuestAddress(0x10_0000),
@@ -19,15 +20,18 @@
 //!     file: file.into(),
 //!     file_offset_bytes: 0,
 //! }])?;
-//! let mut commands = SubmissionRing::new(memory.guest_window(GuestAddress(0x10_0000), 32 * 64, 64)?, 32)?;
-//! let mut completions = CompletionRing::new(memory.guest_window(GuestAddress(0x11_0000), 32 * 16, 64)?, 32)?;
+//! let window = memory.guest_window(GuestAddress(0x10_0000), 32 * 64, 64)?;
+//! let mut commands = SubmissionRing::new(window, 32)?;
+//! let window = memory.guest_window(GuestAddress(0x11_0000), 32 * 16, 64)?;
+//! let mut completions = CompletionRing::new(window, 32)?;
 //! assert!(commands.push(&[7; 64]));
 //!
 //! let mut controller = SubmissionQueue::new(&memory, GuestAddress(0x10_0000), 32, 0)?;
 //! controller.set_tail(commands.tail())?;
 //! assert_eq!(controller.pop(), Some([7; 64]));
 //! let sq_head = controller.head();
-//! CompletionQueue::new(&memory, GuestAddress(0x11_0000), 32)?.push(Completion { sq_head, ..Completion::default() });
+//! let mut completion_queue = CompletionQueue::new(&memory, GuestAddress(0x11_0000), 32)?;
+//! completion_queue.push(Completion { sq_head, ..Completion::default() });
 //!
 //! let completion = completions.pop().ok_or("nothing was completed")?;
 //! commands.set_head(completion.sq_head)?;
