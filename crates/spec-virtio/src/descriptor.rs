@@ -15,3 +15,8 @@ pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 /// VIRTQ_DESC_F_INDIRECT: the buffer is a table of descriptors.
 pub const INDIRECT: u16 = 4;
+
+/// The number of bits by which the field at `offset` is shifted in the descriptor's second word.
+pub(crate) const fn shift(offset: usize) -> usize {
+    offset.wrapping_sub(LEN_OFFSET).wrapping_mul(8)
+}

@@ -1,6 +1,6 @@
 //! The packed virtqueue (2.8): one ring of descriptors and two event suppression structures.
 
-use crate::descriptor::LEN_OFFSET;
+use crate::descriptor::shift;
 
 /// Offset of a descriptor's buffer id (2.8.13).
 pub const DESCRIPTOR_ID_OFFSET: usize = 12;
@@ -42,11 +42,6 @@ pub struct Tail {
     pub id: u16,
     /// Flags, see [`descriptor`](crate::descriptor), [`AVAIL`] and [`USED`].
     pub flags: u16,
-}
-
-/// Bits by which a field of the second word is shifted.
-const fn shift(offset: usize) -> usize {
-    offset.wrapping_sub(LEN_OFFSET).wrapping_mul(8)
 }
 
 impl Tail {

@@ -1,6 +1,6 @@
 //! The split virtqueue (2.7): a descriptor table, the available ring and the used ring.
 
-use crate::descriptor::LEN_OFFSET;
+use crate::descriptor::shift;
 
 /// Offset of a descriptor's flags (2.7.5).
 pub const DESCRIPTOR_FLAGS_OFFSET: usize = 12;
@@ -71,11 +71,6 @@ pub struct Tail {
     pub flags: u16,
     /// The next descriptor of the chain, if the flags say that there is one.
     pub next: u16,
-}
-
-/// Bits by which a field of the second word is shifted.
-const fn shift(offset: usize) -> usize {
-    offset.wrapping_sub(LEN_OFFSET).wrapping_mul(8)
 }
 
 impl Tail {
