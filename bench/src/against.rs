@@ -1,8 +1,8 @@
-//! This build against another one (`--against PROGRAM`): the same work in pairs, this build first in
-//! one pair and the other build first in the next.
+//! This build against another one (`--against PROGRAM`): the same work in pairs, this build first
+//! in one pair and the other build first in the next.
 //!
-//! The daemons of both builds are driven by this build's client. Experiments without a daemon run as
-//! children, from the `sidecore-bench` of each build.
+//! The daemons of both builds are driven by this build's client. Experiments without a daemon run
+//! as children, from the `sidecore-bench` of each build.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -25,13 +25,13 @@ pub const BEFORE: &str = "before";
 /// The name of this build in verdicts.
 pub const THIS: &str = "this build";
 
-/// A ratio of this build to the other one must not be below this.
+/// The lowest allowed ratio of this build to the other one.
 pub const LIMIT: f64 = 0.98;
 
-/// The longest run of a pair: more pairs say more than longer ones.
+/// The longest run of a pair: more pairs narrow the interval more than longer runs do.
 const MAX_RUN: Duration = Duration::from_millis(100);
 
-/// The pairs of each case.
+/// The number of pairs of each case.
 #[must_use]
 pub fn pairs(scale: Scale) -> usize {
     match scale {
@@ -60,7 +60,7 @@ pub fn index(turn: usize, round: usize) -> usize {
     turn ^ (round & 1)
 }
 
-/// Records how each pair of neighbouring systems compares.
+/// Records the ratio of each pair of neighbouring systems.
 pub fn record_pairs(records: &mut Records, case: &str, work: &Work, systems: &[Named<'_>]) {
     for pair in systems.chunks_exact(2) {
         let [(this, this_runs), (other, other_runs)] = [pair[0], pair[1]];
@@ -86,7 +86,7 @@ pub fn bounds(records: &Records) -> Vec<Bound<'_>> {
     bounds.collect()
 }
 
-/// The ratios, in Markdown.
+/// Formats the ratios in Markdown.
 #[must_use]
 pub fn table(records: &Records) -> String {
     let mut page =
@@ -106,14 +106,14 @@ pub fn table(records: &Records) -> String {
 }
 
 /// Runs an experiment that needs no daemon in pairs of children, each build's `sidecore-bench` in
-/// turn; whether all bounds hold, or were not to be enforced.
+/// turn. Returns false if a bound that is to be enforced does not hold.
 ///
 /// # Errors
 /// There is no `sidecore-bench` beside `daemon`, the other build's; a child fails; an interrupt.
 pub fn children(name: &str, common: &Common, daemon: &Path) -> Result<bool> {
     let begin = Instant::now();
     stop::listen()?;
-    let this = std::env::current_exe().context("where is this program?")?;
+    let this = std::env::current_exe().context("the path of this program is unknown")?;
     let other = daemon.with_file_name(this.file_name().context("this program has no name")?);
     ensure!(other.exists(), "there is no {}: build it beside {}", other.display(), daemon.display());
     let directory = tempfile::tempdir()?;
@@ -140,9 +140,10 @@ pub fn children(name: &str, common: &Common, daemon: &Path) -> Result<bool> {
     common.conclude(begin, &outcome)
 }
 
-/// One run of an experiment by one build; its measurements.
+/// Runs an experiment of one build once. Returns the measurements.
 fn child(program: &PathBuf, name: &str, common: &Common, json: &Path) -> Result<Vec<Measure>> {
-    // Many short runs: each has the memory's layout of its own process, which is a part of the spread.
+    // Many short runs instead of a long one: the memory layout of each process is a part of the
+    // spread.
     let scale = if common.scale() == Scale::Tiny { "--tiny" } else { "--quick" };
     let mut command = Command::new(program);
     command.args([name, scale, "--json"]).arg(json).stdin(Stdio::null());
@@ -155,7 +156,7 @@ fn child(program: &PathBuf, name: &str, common: &Common, json: &Path) -> Result<
         String::from_utf8_lossy(&output.stderr)
     );
     let text = std::fs::read_to_string(json).with_context(|| format!("{} has no records", program.display()))?;
-    // Ratios within a build have fields of their own.
+    // Lines of ratios have other fields and are left out.
     Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
@@ -179,7 +180,7 @@ fn record_children(records: &mut Records, pairs: &[(Vec<Measure>, Vec<Measure>)]
         let (median, params) = ratios.settle_with_interval(Params::new());
         records.ratio(case, &of, system, &before(system), median, params);
     }
-    ensure!(ratios(records).next().is_some(), "the builds measure nothing in common");
+    ensure!(ratios(records).next().is_some(), "the builds have no measurement in common");
     Ok(())
 }
 
@@ -221,13 +222,14 @@ mod tests {
         assert_eq!((value("a", "1/m"), value("b", "m")), (1.25, 0.9));
         let verdicts: Vec<Verdict> =
             check(&bounds(&records), &records, OURS).iter().map(|checked| checked.verdict).collect();
-        // The first was measured in pairs most of which were disturbed; the second is slower in every pair.
+        // The first was measured in pairs most of which were disturbed; the second is slower in
+        // every pair.
         assert_eq!(verdicts, [Verdict::Unknown, Verdict::Fail]);
         assert!(table(&records).contains("| b, m of sidecored | 0.900 | 0.800 to 0.900 |"), "{}", table(&records));
     }
 
     #[test]
-    fn a_case_of_one_build_alone_is_left_out_and_nothing_in_common_is_an_error() {
+    fn a_case_of_one_build_alone_is_left_out_and_builds_without_a_common_case_are_an_error() {
         let both =
             (vec![measure("a", "ns", 1.0, true), measure("new", "ns", 1.0, true)], vec![measure("a", "ns", 1.0, true)]);
         let mut records = Records::new("e");

@@ -1,4 +1,4 @@
-//! What must hold: bounds on results, checked after the run.
+//! Bounds on results, checked after the run.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,38 +6,39 @@ use serde_json::Value;
 
 use crate::record::{FLOOR, Params, Records, counts};
 
-/// Which number, and where it has to be.
+/// A number of a case and its limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound<'a> {
-    /// The case that it is about.
+    /// The case that the number belongs to.
     pub case: &'a str,
-    /// Which number.
+    /// Selects the number in the case.
     pub of: Of<'a>,
-    /// Where it has to be.
+    /// The limit that the number must keep.
     pub limit: Limit,
 }
 
-/// Which number.
+/// Selects a number of a case: a ratio or a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of<'a> {
     /// The ratio of this metric to this peer.
     Ratio(&'a str, &'a str),
     /// The ratio of this metric to the machine's floor.
     FloorRatio(&'a str),
-    /// Our own number, in this unit.
+    /// This metric of the system under test, in this unit.
     Ours(&'a str, &'a str),
 }
 
-/// Where a number has to be.
+/// The limit of a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
-    /// This, or less.
+    /// The number is this or less.
     AtMost(f64),
-    /// This, or more.
+    /// The number is this or more.
     AtLeast(f64),
-    /// More than this.
+    /// The number is more than this.
     MoreThan(f64),
-    /// This, or more; a smaller number fails only if the interval of its median is below the limit.
+    /// The number is this or more; a smaller number fails only if the interval of its median is
+    /// below the limit.
     NotBelow(f64),
 }
 
@@ -57,34 +58,34 @@ impl Limit {
     }
 }
 
-/// How a bound fared.
+/// The result of the check of a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It holds.
+    /// The number keeps its limit.
     Pass,
-    /// It does not.
+    /// The number breaks its limit.
     Fail,
     /// The cores were not near and free for long enough, or the rounds spread across the limit.
     Unknown,
-    /// It was not measured in this run.
+    /// The number was not measured in this run.
     Missing,
 }
 
-/// A bound, and how it fared.
+/// A bound with the result of its check.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// What it is about.
+    /// The case, the metric and the systems, in words.
     pub what: String,
-    /// Where it has to be, in words.
+    /// The limit with its unit, in words.
     pub limit: String,
     /// The number with its unit, if it was measured.
     pub value: Option<String>,
-    /// How it fared.
+    /// The result of the check.
     pub verdict: Verdict,
 }
 
-/// Prints how bounds fared; whether all of them hold.
+/// Prints the results of the checks. Returns whether all bounds hold.
 pub fn print(checked: &[Checked]) -> bool {
     for bound in checked {
         let word = match bound.verdict {
@@ -99,7 +100,7 @@ pub fn print(checked: &[Checked]) -> bool {
     checked.iter().all(|bound| bound.verdict == Verdict::Pass)
 }
 
-/// Looks all of `bounds` up in `records`.
+/// Checks all of `bounds` against `records`.
 #[must_use]
 pub fn check(bounds: &[Bound<'_>], records: &Records, ours: &str) -> Vec<Checked> {
     bounds.iter().map(|bound| check_one(bound, records, ours)).collect()

@@ -3,7 +3,7 @@
 use crate::plot;
 use crate::record::{self, Records};
 
-/// Requests a second, and the median latency where it was measured.
+/// Formats requests a second, and the median latency if it was measured.
 #[must_use]
 pub fn requests(records: &Records, case: &str, system: &str) -> String {
     let Some(iops) = records.find(case, system, "iops") else { return String::new() };
@@ -12,8 +12,8 @@ pub fn requests(records: &Records, case: &str, system: &str) -> String {
     format!("{}{latency}", plot::per_second(iops.value))
 }
 
-/// How requests a second compare with a peer's: both numbers of the round in the middle and their
-/// ratio; and whether it does not count.
+/// Formats the ratio of requests a second to a peer's: both numbers of the median round and their
+/// ratio, with a remark if the ratio does not count.
 #[must_use]
 pub fn ratio(records: &Records, case: &str, peer: &str) -> String {
     let Some(ratio) = records.find_ratio(case, "iops", peer) else { return String::new() };
@@ -33,7 +33,7 @@ mod tests {
     use crate::record::{OURS, Params, params};
 
     #[test]
-    fn cells_say_what_there_is() {
+    fn cells_show_measured_numbers() {
         let mut records = Records::new("e");
         records.measure("a", OURS, "iops", 5e5, "1/s", Params::new());
         records.ratio("a", "iops", OURS, "peer", 1.5, params([("counts", false.into())]));

@@ -1,4 +1,4 @@
-//! The two cores of an experiment, and how far apart they are at the moment.
+//! The two cores of an experiment, and the distance between them at the moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,12 +11,13 @@ use sidecore_units::CoreId;
 
 use crate::{stats, stop};
 
-/// Where the client runs.
+/// The core of the client.
 pub const CLIENT: CoreId = CoreId(0);
-/// Where the server polls.
+/// The core of the polling server.
 pub const SERVER: CoreId = CoreId(1);
 
-/// Cores whose cache line takes longer than this for its round trip are far apart: a run between them does not count.
+/// The cores are far apart if the round trip of a cache line takes longer than this: a run between
+/// them does not count.
 pub const NEAR_NS: f64 = 250.0;
 
 /// Pins the calling thread.
@@ -31,7 +32,7 @@ pub fn pin(core: CoreId) -> Result<()> {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread on the server's core, asleep but for what it is asked to do there.
+/// A thread on the server's core, which sleeps until it gets a job.
 #[derive(Debug)]
 pub struct Partner {
     jobs: Sender<Job>,
@@ -44,30 +45,30 @@ impl Partner {
     /// There is no such core.
     pub fn start(core: CoreId) -> Result<Self> {
         let (jobs, inbox): (Sender<Job>, Receiver<Job>) = channel();
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         std::thread::Builder::new().name("partner".to_owned()).spawn(move || {
             let pinned = pin(core);
             let is_pinned = pinned.is_ok();
-            let _ = tell.send(pinned);
+            let _ = sender.send(pinned);
             if is_pinned {
                 inbox.into_iter().for_each(|job| job());
             }
         })?;
-        told.recv().context("the partner thread died")??;
+        receiver.recv().context("the partner thread died")??;
         Ok(Self { jobs })
     }
 
-    /// Runs `job` there; its result is to be had from what this returns.
+    /// Runs `job` on the partner's core. The result comes through the returned channel.
     ///
     /// # Errors
     /// The thread died.
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<Receiver<T>> {
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let job = Box::new(move || {
-            let _ = tell.send(job());
+            let _ = sender.send(job());
         });
         self.jobs.send(job).ok().context("the partner thread died")?;
-        Ok(told)
+        Ok(receiver)
     }
 }
 
@@ -82,8 +83,9 @@ struct Lines([Line; 2]);
 const BATCHES: u64 = 15;
 const ROUNDS: u64 = 1000;
 
-/// The round trip between this thread and the partner, in nanoseconds: by one line which both write, or by one for each
-/// direction. The median of batches, because other work on the machine interrupts some of them.
+/// Measures the round trip between this thread and the partner in nanoseconds: by one line which
+/// both write, or by a line for each direction. Returns the median of batches, because other work
+/// on the machine interrupts some of them.
 ///
 /// # Errors
 /// The partner died.
@@ -116,33 +118,33 @@ fn wait_for(word: &AtomicU64, value: u64) {
     }
 }
 
-/// A run in which more than this share of the time went into waiting for a core does not count.
+/// A run that spends more than this share of its time waiting for a core does not count.
 pub const UNDISTURBED_SHARE: f64 = 0.05;
 
-/// A run is not repeated more often than this for being disturbed: some programs get in their own way, every time.
+/// A disturbed run is repeated at most this often: some programs disturb themselves in every run.
 const MAX_REPEATS: u32 = 8;
 
-/// A run, and what is to be known about its circumstances.
+/// A run with the state of the cores around it.
 #[derive(Clone, Copy, Debug)]
 pub struct Gated<T> {
-    /// What the run gave.
+    /// The result of the run.
     pub result: T,
-    /// The round trip before it, in nanoseconds.
+    /// The round trip of a cache line before the run, in nanoseconds.
     pub before_ns: f64,
-    /// The round trip after it, in nanoseconds.
+    /// The round trip of a cache line after the run, in nanoseconds.
     pub after_ns: f64,
-    /// The share of its time that was lost in waiting for a core.
+    /// The share of the run's time that was spent waiting for a core.
     pub waited_share: f64,
 }
 
 impl<T> Gated<T> {
-    /// The same with another result.
+    /// Replaces the result.
     pub fn map<U>(self, result: impl FnOnce(T) -> U) -> Gated<U> {
         let Self { result: given, before_ns, after_ns, waited_share } = self;
         Gated { result: result(given), before_ns, after_ns, waited_share }
     }
 
-    /// Whether the run counts: between near cores, and with those to itself.
+    /// Whether the run counts: its cores were near, and no other work took them.
     #[must_use]
     pub fn counts(&self) -> bool {
         self.before_ns < NEAR_NS && self.after_ns < NEAR_NS && self.waited_share < UNDISTURBED_SHARE
@@ -158,24 +160,24 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate that is patient for `patience`, for all runs together.
+    /// Makes a gate that waits and repeats for at most `patience`, over all runs.
     #[must_use]
     pub fn new(partner: Partner, patience: Duration) -> Self {
         Self { partner, give_up: Instant::now() + patience, retries: 0 }
     }
 
-    /// How many runs were thrown away, or waited for.
+    /// The number of runs that waited or were repeated.
     #[must_use]
     pub fn retries(&self) -> u64 {
         self.retries
     }
 
-    /// Runs `run`, which gives a result and the share of time lost in waiting for a core ([`crate::process::Watch`]),
-    /// until it counts, or until patience is over: then what there is is returned, and says that it does not count.
-    /// Nothing else may use the server's core when `run` returns.
+    /// Runs `run`, which returns a result and the share of time spent waiting for a core
+    /// ([`crate::process::Watch`]), until the run counts or the patience is over: the last run is
+    /// returned then, and does not count. The server's core must be idle when `run` returns.
     ///
     /// # Errors
-    /// What `run` says; an interrupt.
+    /// `run` fails; an interrupt.
     pub fn run<T>(&mut self, mut run: impl FnMut(&Partner) -> Result<(T, f64)>) -> Result<Gated<T>> {
         let mut repeats = 0;
         loop {

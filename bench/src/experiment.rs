@@ -1,5 +1,4 @@
-//! What all experiments have in common: what they can be told, where they run, and what becomes of
-//! their results.
+//! The parts that all experiments share: options, programs, cores, and the publication of results.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,13 +17,13 @@ use crate::record::{Params, Records, params};
 use crate::sidecored::{self, Controller, Device, Sidecored};
 use crate::{stop, verdicts, workers};
 
-/// What every experiment can be told.
+/// The options that all experiments have.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Common {
-    /// All of it, within some minutes at most.
+    /// Run everything with fewer and shorter rounds, within some minutes at most.
     #[arg(long)]
     pub quick: bool,
-    /// Only a few milliseconds each, without peers: does it work at all?
+    /// Run everything for a few milliseconds and without peers, to see that it works.
     #[arg(long, conflicts_with = "quick")]
     pub tiny: bool,
     /// Append the records to this file, a JSON object a line.
@@ -33,22 +32,26 @@ pub struct Common {
     /// Fail if one of the bounds does not hold.
     #[arg(long)]
     pub enforce: bool,
-    /// Append how each bound fared to this file, for `sidecore-bench verdicts`.
+    /// Append the result of each bound to this file, for `sidecore-bench verdicts`.
     #[arg(long, value_name = "FILE")]
     pub verdicts: Option<PathBuf>,
     /// Write the table into docs/bench.md, its main rows into README.md, and plots to docs/bench.
     #[arg(long)]
     pub update_readme: bool,
-    /// Instead of peers and floors, compare with another build: its `sidecored`, beside which its
-    /// `sidecore-bench` is. 20 pairs for each case, 10 with `--quick`; the bound is 0.98.
+    /// Compare with another build instead of peers and floors: the path of its `sidecored`, beside
+    /// which is its `sidecore-bench`. Each case runs in 20 pairs, 10 with `--quick`; the bound is
+    /// 0.98.
     #[arg(long, value_name = "BINARY", conflicts_with = "update_readme")]
     pub against: Option<PathBuf>,
 }
 
-/// What those can be told that measure programs.
+/// The options of experiments that measure programs.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Programs {
-    /// Without the peer.
+    /// The options that all experiments have.
+    #[command(flatten)]
+    pub common: Common,
+    /// Do not measure the peer.
     #[arg(long)]
     pub no_peer: bool,
     /// The daemon to measure; by default the one that was built with this program.
@@ -56,19 +59,19 @@ pub struct Programs {
     pub daemon: Option<PathBuf>,
 }
 
-/// How long an experiment takes.
+/// The length of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// As long as it has to.
+    /// All rounds at their full length.
     Full,
     /// Some minutes at most.
     Quick,
-    /// No longer than it takes to see that it works.
+    /// The shortest runs that show that the experiment works.
     Tiny,
 }
 
 impl Scale {
-    /// Its name in records.
+    /// The scale's name in records.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -79,40 +82,40 @@ impl Scale {
     }
 }
 
-/// The results of an experiment, for people.
+/// The results of an experiment for its readers.
 pub struct Report<'a> {
     /// All results, in Markdown.
     pub table: String,
     /// Sentences below the table in docs/bench.md.
     pub note: String,
-    /// What must hold of the system of this name.
+    /// The bounds, with the name of the system that they are about.
     pub bounds: (&'a str, &'a [Bound<'a>]),
     /// The experiment's rows in README.md.
     pub headlines: &'a [Headline],
-    /// Draws the pictures, if there are any.
+    /// Draws the experiment's pictures, if it has any.
     pub draw: fn(&Records) -> Result<()>,
 }
 
 impl<'a> Report<'a> {
-    /// A report without notes and pictures.
+    /// Makes a report without notes and pictures.
     #[must_use]
     pub fn new(table: String, bounds: (&'a str, &'a [Bound<'a>]), headlines: &'a [Headline]) -> Self {
         Self { table, note: String::new(), bounds, headlines, draw: |_| Ok(()) }
     }
 }
 
-/// The end of an experiment.
+/// The results of an experiment that has ended.
 pub struct Outcome<'a> {
-    /// All that was measured.
+    /// All measurements and ratios.
     pub records: &'a Records,
-    /// The results, for people.
+    /// The report on the records.
     pub report: Report<'a>,
-    /// How much did not count, in words.
+    /// The number of disturbed or repeated runs, in words.
     pub disturbed: String,
 }
 
 impl Common {
-    /// How long the experiment takes.
+    /// The scale that the options select.
     #[must_use]
     pub fn scale(&self) -> Scale {
         match self {
@@ -122,15 +125,28 @@ impl Common {
         }
     }
 
-    /// Prints what came of an experiment that began at `begin`, and keeps it where that was asked
-    /// for; false if a bound was to be enforced and does not hold.
+    /// Starts the clock of an experiment, listens for signals, and takes priority over other work
+    /// on the machine, if the process has the privilege. Started processes inherit the priority,
+    /// all of them alike.
+    ///
+    /// # Errors
+    /// A signal handler cannot be registered.
+    pub fn begin(&self) -> Result<Instant> {
+        let begin = Instant::now();
+        stop::listen()?;
+        let _ = rustix::process::nice(workers::AHEAD);
+        Ok(begin)
+    }
+
+    /// Prints the outcome of an experiment that began at `begin`, and writes it to the files that
+    /// the options name. Returns false if a bound that is to be enforced does not hold.
     ///
     /// # Errors
     /// A file cannot be written.
     pub fn conclude(&self, begin: Instant, outcome: &Outcome<'_>) -> Result<bool> {
         let Outcome { records, report, disturbed } = outcome;
         let (ours, bounds) = report.bounds;
-        // A tiny run is over before anything has settled.
+        // A tiny run ends before the system is in a steady state.
         let bounds = if self.tiny { &[] } else { bounds };
         println!("\n{}", report.table);
         let checked = bounds::check(bounds, records, ours);
@@ -151,16 +167,16 @@ impl Common {
 
 /// An experiment with a client on one core and programs on the other.
 pub struct Experiment {
-    /// When it began.
+    /// The start of the experiment.
     pub begin: Instant,
-    /// What it was told.
+    /// The experiment's options.
     pub options: Common,
     daemon: PathBuf,
     /// The client's clock.
     pub clock: Clock,
-    /// Lets runs through that count.
+    /// Repeats runs until they count.
     pub gate: Gate,
-    /// What it has measured.
+    /// The results so far.
     pub records: Records,
     directory: tempfile::TempDir,
     run: tempfile::TempDir,
@@ -168,25 +184,21 @@ pub struct Experiment {
 }
 
 impl Experiment {
-    /// Takes the client's core for this thread and the server's for a partner; `patience` is how
-    /// long to wait, in all, for these to be near and free.
+    /// Pins this thread to the client's core and starts a partner on the server's. `patience` is
+    /// the time, over all runs, to wait for these cores to be near and free.
     ///
     /// # Errors
-    /// There are no two cores, or there is nowhere to put files.
-    pub fn start(name: &str, options: &Common, programs: &Programs, patience: Duration) -> Result<Self> {
-        let begin = Instant::now();
-        stop::listen()?;
-        // Ahead of whatever else the machine does; what we start inherits it, all of it alike. It
-        // is a privilege.
-        let _ = rustix::process::nice(workers::AHEAD);
+    /// The machine has fewer than two cores, or no place for temporary files.
+    pub fn start(name: &str, programs: &Programs, patience: Duration) -> Result<Self> {
+        let begin = programs.common.begin()?;
         cores::pin(cores::CLIENT).context("the experiment needs two cores")?;
         let partner = Partner::start(cores::SERVER).context("the experiment needs two cores")?;
-        let scale = options.scale().name();
+        let scale = programs.common.scale().name();
         eprintln!("{name}, {scale}: client on core {}, server on core {}", cores::CLIENT, cores::SERVER);
         Ok(Self {
             begin,
-            options: options.clone(),
-            daemon: programs.daemon.clone().map_or_else(sidecored::beside_us, Ok)?,
+            options: programs.common.clone(),
+            daemon: programs.daemon.clone().map_or_else(sidecored::beside_this_program, Ok)?,
             clock: Clock::new(),
             gate: Gate::new(partner, patience),
             records: Records::new(name),
@@ -197,13 +209,13 @@ impl Experiment {
         })
     }
 
-    /// Where its files are.
+    /// The directory of the experiment's files.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Starts our daemon; its files are in a new directory `name` of the experiment's.
+    /// Starts this build's daemon with its files in a new directory `name` of the experiment.
     ///
     /// # Errors
     /// As [`Sidecored::start`].
@@ -211,7 +223,7 @@ impl Experiment {
         Sidecored::start(&self.daemon, self.run.path(), name, controllers, devices)
     }
 
-    /// Starts the same with the daemon of `--against`, if there is one.
+    /// Starts the daemon of `--against` in the same way, if the option is set.
     ///
     /// # Errors
     /// As [`Sidecored::start`].
@@ -227,7 +239,7 @@ impl Experiment {
         self.options.against.as_ref().map(start).transpose()
     }
 
-    /// Starts the peer with its best settings, each tried out for as long as `trial`.
+    /// Starts the peer with its best settings, each of which is tried for `trial`.
     ///
     /// # Errors
     /// As [`StorageDaemon::start_best`].
@@ -242,14 +254,14 @@ impl Experiment {
         StorageDaemon::start_best(program, self.directory(), name, disk, queues, trial)
     }
 
-    /// The peer's program, if it is wanted and there is one.
+    /// Finds the peer's program, unless the options exclude the peer.
     #[must_use]
     pub fn find_peer(&self) -> Option<Program> {
         let without = self.options.tiny || self.no_peer || self.options.against.is_some();
         if without { None } else { Program::find_beside(&self.daemon, !self.options.quick) }
     }
 
-    /// Parameters that all measurements have.
+    /// The parameters of every measurement.
     #[must_use]
     pub fn params(&self) -> Params {
         params([
@@ -259,11 +271,11 @@ impl Experiment {
         ])
     }
 
-    /// Has `load` do `work`, after the same for as long as `warm_up`, on a program that is frozen
+    /// Runs `load` with `work`, after a warm-up of the same kind, on a program that is frozen
     /// before and after.
     ///
     /// # Errors
-    /// What `load` says; the program has ended; an interrupt.
+    /// `load` fails; the program has ended; an interrupt.
     pub fn round(
         &mut self,
         process: &mut Process,
@@ -284,8 +296,8 @@ impl Experiment {
         })
     }
 
-    /// Prints, checks and keeps what was measured; false if a bound was to be enforced and does not
-    /// hold.
+    /// Prints, checks and writes the results. Returns false if a bound that is to be enforced does
+    /// not hold.
     ///
     /// # Errors
     /// A file cannot be written.

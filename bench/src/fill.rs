@@ -1,4 +1,4 @@
-//! Disks that have been written before anything is measured on them.
+//! Disks that are written before they are measured.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use tempfile::TempDir;
 
 use crate::stop;
 
-/// In which order a disk's pieces are written.
+/// The order in which the pieces of a disk are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// From its start to its end.
+    /// From the start to the end.
     Sequential,
-    /// Each once, in an order that is always the same.
+    /// Each piece once, in a random order that is always the same.
     Random,
 }
 
-/// Writes the first `bytes` of a disk in pieces, one after the other, and makes that durable.
+/// Writes the first `bytes` of a disk in pieces, one at a time, and flushes them.
 ///
 /// # Errors
 /// The device fails a request, or does not answer; an interrupt.
@@ -44,8 +44,9 @@ pub fn fill(socket: &Path, bytes: u64, piece_bytes: u32, order: Order) -> Result
     Ok(())
 }
 
-/// The same from its start to its end, through a queue of either kind whose slots are as large as the pieces, whatever
-/// is in them; it need not be durable.
+/// Writes the first `bytes` of a disk from the start to the end, through a queue of either kind
+/// whose slots are as large as the pieces. The data is the present content of a slot, and is not
+/// flushed.
 ///
 /// # Errors
 /// As [`fill`].
@@ -60,7 +61,7 @@ pub fn fill_queue<Q: Queue>(queue: &mut Q, bytes: u64, piece_bytes: u32) -> Resu
     Ok(())
 }
 
-/// Shows the device the one request, and waits until it is done.
+/// Publishes the one queued request and waits for its completion.
 fn complete<Q: Queue>(queue: &mut Q, completions: &mut Vec<Q::Completion>) -> Result<()> {
     queue.publish()?;
     completions.clear();
@@ -75,24 +76,24 @@ fn complete<Q: Queue>(queue: &mut Q, completions: &mut Vec<Q::Completion>) -> Re
     Ok(())
 }
 
-/// A directory for files that are in memory, so that what is measured is the path and not a medium.
+/// Makes a directory in memory, so that measurements show the path and not a medium.
 ///
 /// # Errors
-/// There is no such filesystem.
+/// There is no tmpfs at `/dev/shm`.
 pub fn directory_in_memory() -> Result<TempDir> {
     tempfile::Builder::new().prefix("sidecore-bench").tempdir_in("/dev/shm").context("no tmpfs")
 }
 
-/// A file whose blocks are all there.
+/// Makes a file whose blocks are all allocated.
 ///
 /// # Errors
-/// There is no room for it.
+/// The filesystem has too little space.
 pub fn allocated_file(path: &Path, bytes: u64) -> Result<PathBuf> {
     rustix::fs::fallocate(File::create(path)?, FallocateFlags::empty(), 0, bytes)?;
     Ok(path.to_owned())
 }
 
-/// A commit on a slow and busy machine takes its time.
+/// Long enough for a commit on a slow and busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 const WAIT: Duration = Duration::from_millis(100);
 
@@ -100,11 +101,11 @@ fn sector(index: u64, piece_bytes: u32) -> Sector {
     Sector(index * u64::from(piece_bytes) / SECTOR_BYTES)
 }
 
-/// A bijection on `0..count`, a power of two, whose neighbours lie anywhere.
+/// A bijection on `0..count`, a power of two, that scatters neighbours.
 fn shuffled(index: u64, count: u64) -> u64 {
     let mask = count.next_power_of_two() - 1;
     let mut mixed = index;
-    // Each step can be undone within the mask.
+    // Each step is invertible within the mask.
     for _ in 0..3 {
         mixed = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) & mask;
         mixed ^= mixed >> (mask.count_ones() / 2).max(1);

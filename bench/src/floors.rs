@@ -1,4 +1,4 @@
-//! What the machine itself can do: nothing that is measured here can be beaten by a design, only approached.
+//! The floors: measurements of the machine itself, which a design can approach and not beat.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,11 @@ use crate::cores::Partner;
 use crate::load::{BLOCK_BYTES, Places};
 use crate::{huge_pages, stats};
 
-/// Round trip of a token through two eventfds, in nanoseconds: both sides spin on the system call, or sleep in it.
+/// Measures the round trip of a token through two eventfds, in nanoseconds: both sides spin on the
+/// system call, or sleep in it.
 ///
 /// # Errors
-/// The kernel; the partner died.
+/// A system call fails; the partner died.
 pub fn eventfd_round_trip_ns(partner: &Partner, blocking: bool, rounds: u32) -> Result<f64> {
     let flags = if blocking { EventfdFlags::CLOEXEC } else { EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK };
     let (there, back) = (rustix::event::eventfd(0, flags)?, rustix::event::eventfd(0, flags)?);
@@ -54,11 +55,11 @@ fn take(eventfd: &impl std::os::fd::AsFd) -> rustix::io::Result<()> {
     }
 }
 
-/// How a copy is made. None of them fetches ahead of the block that it copies: that is for designs to do. The store's own
-/// loop is the streaming one: what it copies into the arena it stores past the caches.
+/// The way of a copy. No way prefetches beyond the block that it copies: that is left to designs.
+/// The store's own loop streams: its writes into the arena bypass the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
-    /// The store's own loop, with nothing to look ahead to.
+    /// The store's own loop, without a next block to prefetch.
     Store,
     Plain(CopyHow),
 }
@@ -75,18 +76,18 @@ impl How {
     }
 }
 
-/// Buffers that a copy goes round: as many as a client's requests in flight.
+/// The buffers that the copies cycle through: as many as a client's requests in flight.
 const BUFFERS: u64 = 32;
 
 const GUEST_BASE: u64 = 1 << 30;
 const USER_BASE: u64 = 1 << 40;
 
-/// A store's memory and a client's, and nothing between them but a copy.
+/// A store's memory and a client's, with copies as the only work between them.
 #[derive(Debug)]
 pub struct CopyFloor {
     arena: Arena,
-    /// The same size again as shared memory, where the arena is on huge pages: the instructions which are not the
-    /// arena's own are measured on it.
+    /// Shared memory of the arena's size, if the arena is on huge pages: the copy instructions that
+    /// the arena does not use are measured on it.
     shared: Option<SharedMemory>,
     client: GuestMemory,
     buffers: SharedMemory,
@@ -98,7 +99,7 @@ impl CopyFloor {
     /// Makes arenas of `bytes`, on huge pages if there are enough free ones.
     ///
     /// # Errors
-    /// Not enough memory.
+    /// The machine has not enough memory.
     pub fn new(bytes: u64) -> Result<Self> {
         let arena = Arena::new(usize::try_from(bytes)?)?;
         let client = memory(BUFFERS * u64::from(BLOCK_BYTES), MemfdFlags::empty())?;
@@ -122,12 +123,13 @@ impl CopyFloor {
         self.arena.pages() == PageKind::Huge
     }
 
-    /// Copies blocks out of random places (or, with `write`, into them) for about `duration`, by the instructions that
-    /// turned out the fastest when this was first asked, and returns nanoseconds for each and the name of the way. Into
-    /// them, streaming stores are among those.
+    /// Copies blocks from random places of the arena (with `write`, to such places) for about
+    /// `duration`, by the way that was the fastest at the first call. Streaming stores are among
+    /// the ways only with `write`, or if there is no other way. Returns nanoseconds for each block
+    /// and the name of the way.
     ///
     /// # Errors
-    /// A copy fails, which none should.
+    /// A copy is outside of the arena, which is a bug.
     pub fn copy_ns(&mut self, write: bool, duration: Duration) -> Result<(f64, &'static str)> {
         let how = match self.best[usize::from(write)] {
             Some(how) => how,
@@ -136,7 +138,7 @@ impl CopyFloor {
         Ok((self.measure(how, write, duration)?, how.name()))
     }
 
-    /// The same by the store's own loop, alone; nanoseconds for each and the name of the way.
+    /// As [`CopyFloor::copy_ns`], but always by the store's own loop.
     ///
     /// # Errors
     /// As [`CopyFloor::copy_ns`].
@@ -145,7 +147,8 @@ impl CopyFloor {
     }
 
     fn choose(&self, write: bool, duration: Duration) -> Result<How> {
-        // Without huge pages there is no second arena that a plain copy would be as good on.
+        // Plain copies need shared memory on huge pages: on small pages they would be slower than
+        // in the arena.
         let mut ways = Vec::new();
         if self.shared.is_some() {
             ways.extend(PLAIN.map(How::Plain));
@@ -154,7 +157,7 @@ impl CopyFloor {
             ways.push(How::Store);
         }
         let mut best = (f64::INFINITY, How::Store);
-        // Round and round, so that a disturbance hits one try and not one way.
+        // The ways take turns, so that a disturbance hits one trial and not one way.
         for how in ways.iter().copied().cycle().take(3 * ways.len()) {
             let ns = self.measure(how, write, duration / 6)?;
             best = if ns < best.0 { (ns, how) } else { best };
@@ -185,8 +188,9 @@ impl CopyFloor {
                     _ => {
                         segments.bind(&self.client);
                         segments.push(GuestAddress(GUEST_BASE + buffer * block), block, &mut hint)?;
-                        // Told to fetch what it is about to copy anyway, or what is in the cache: fetching the lines
-                        // that a streaming store is about to replace would only be in its way.
+                        // Prefetches the block that is read anyway; for a write, a line in the
+                        // cache, because fetching the lines that a streaming store replaces would
+                        // only delay the store.
                         let next = self.arena.address_of(if write { 0 } else { at });
                         if write {
                             self.arena.write(at, &segments, whole_block, next)

@@ -1,12 +1,12 @@
-//! The experiment `fresh-writes`: what the log of answered changes costs a write to blocks that a volume does not have yet.
+//! The experiment `fresh-writes`: the cost of the log of answered changes for a write to blocks
+//! that a volume does not have yet.
 //!
-//! Two controllers in this process, over stores in memory, one of which keeps a log. No ring and no daemon is in between,
-//! so that as little as possible hides the difference: such a write is allocated, written, mapped, logged and answered.
-//! The two take turns; between two runs the volume is emptied and committed, which is not measured.
+//! Two controllers in this process serve stores in memory, one of them with a log. No ring and no
+//! daemon is on the path, because they would hide the difference: such a write is allocated,
+//! written, mapped, logged and answered. The two controllers take turns. Between two runs the
+//! volume is emptied and committed, outside of the measurement.
 
 mod volume;
-
-use std::time::Instant;
 
 use anyhow::Result;
 
@@ -16,7 +16,7 @@ use crate::experiment::{Common, Outcome, Report, Scale};
 use crate::process::watched;
 use crate::record::{OURS, Ratio, Records, params};
 use crate::rounds::{Pairs, Rounds};
-use crate::{cores, stop, workers};
+use crate::{cores, stop};
 use volume::Volume;
 
 const NAME: &str = "fresh-writes";
@@ -32,12 +32,12 @@ pub struct Options {
     pub common: Common,
 }
 
-/// How long everything takes.
+/// The lengths and numbers of runs.
 struct Plan {
     /// Writes of a run.
     writes: u64,
     pairs: usize,
-    /// How often a disturbed pair is repeated.
+    /// The most repetitions of disturbed pairs in a case.
     repeats: usize,
 }
 
@@ -53,24 +53,20 @@ impl Plan {
 
 const CASES: [(&str, usize); 2] = [("write/4k/qd1", 1), ("write/4k/qd32", 32)];
 
-/// The bounds.
 const BOUNDS: [Bound<'static>; 2] = [
     Bound { case: CASES[0].0, of: Of::Ratio(METRIC, WITHOUT), limit: Limit::AtMost(1.03) },
     Bound { case: CASES[1].0, of: Of::Ratio(METRIC, WITHOUT), limit: Limit::AtMost(1.03) },
 ];
 
-/// Runs the experiment; whether all bounds hold, or nobody asked.
+/// Runs the experiment. Returns false if a bound that is to be enforced does not hold.
 ///
 /// # Errors
-/// There is no such core, or not enough memory; an interrupt.
+/// The machine has too few cores or not enough memory; an interrupt.
 pub fn run(options: &Options) -> Result<bool> {
     if let Some(daemon) = &options.common.against {
         return against::children(NAME, &options.common, daemon);
     }
-    let begin = Instant::now();
-    stop::listen()?;
-    // Ahead of whatever else the machine does. It is a privilege.
-    let _ = rustix::process::nice(workers::AHEAD);
+    let begin = options.common.begin()?;
     let scale = options.common.scale();
     let plan = Plan::of(scale);
     let mut records = Records::new(NAME);
@@ -88,9 +84,9 @@ pub fn run(options: &Options) -> Result<bool> {
     options.common.conclude(begin, &outcome)
 }
 
-/// Pairs of runs, in turns; how many did not count.
+/// Measures pairs of runs. Returns the number of disturbed pairs.
 fn measure(records: &mut Records, case: &str, depth: usize, plan: &Plan, scale: Scale) -> Result<usize> {
-    // The controllers' own threads stay on the core where they are made.
+    // The controllers' threads inherit the core of the thread that makes the controllers.
     cores::pin(cores::SERVER)?;
     let mut volumes = [Volume::new(true, depth, plan.writes)?, Volume::new(false, depth, plan.writes)?];
     cores::pin(cores::CLIENT)?;
@@ -100,7 +96,7 @@ fn measure(records: &mut Records, case: &str, depth: usize, plan: &Plan, scale: 
     while pair < plan.pairs {
         stop::check()?;
         let mut ns = [0.0; 2];
-        // The two begin in turn, so that neither always comes after the other.
+        // The order alternates, so that neither volume always comes after the other.
         let first = (pair + disturbed) % 2;
         let ((), waited) = watched(|| {
             for index in [first, 1 - first] {

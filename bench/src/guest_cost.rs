@@ -1,10 +1,11 @@
-//! The experiment `guest-cost`: what a disk costs the client that uses it.
+//! The experiment `guest-cost`: the cost of a disk for the client that uses it.
 //!
-//! A sidecore that looks at a ring takes cache lines from the client that writes it. The client pays for them, and a
-//! guest with work of its own feels it more than the sidecore does. A client therefore spends a fixed time on each
-//! request, writes its descriptors, and shows each request at once, as a kernel's driver does. Its time for a request
-//! beyond its own work is compared with the same against a responder that only answers, looking at the ring at the best
-//! of several fixed intervals.
+//! A sidecore that polls a ring takes cache lines from the client that writes the ring. The client
+//! pays for them, and a guest with work of its own feels the loss more than the sidecore does. The
+//! client therefore works for a fixed time before each request, writes its descriptors, and
+//! publishes each request at once, as a kernel's driver does. Its time for a request beyond its own
+//! work is compared with the time that the same client needs with a responder that only answers and
+//! polls the ring at the best of several fixed intervals.
 
 mod client;
 mod floor;
@@ -19,7 +20,7 @@ use sidecore_driver::{BlkClient, ClientOptions, NvmeClient, NvmeOptions, NvmeQue
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores::Gated;
-use crate::experiment::{Common, Experiment, Programs, Report, Scale};
+use crate::experiment::{Experiment, Programs, Report, Scale};
 use crate::load::BLOCK_BYTES;
 use crate::process::Watch;
 use crate::publish::Headline;
@@ -34,30 +35,27 @@ const NAME: &str = "guest-cost";
 const DISK_BYTES: u64 = 64 << 20;
 const DEPTHS: [u16; 3] = [1, 32, 128];
 const OWN_WORK_NS: [u64; 5] = [0, 100, 250, 500, 1000];
-/// Intervals between two looks of the floor's responder.
+/// Intervals between two polls of the floor's responder.
 const INTERVALS_NS: [u64; 8] = [0, 250, 500, 1000, 2000, 4000, 8000, 16_000];
 
-/// What to run.
+/// The options of this experiment.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// What every experiment can be told.
-    #[command(flatten)]
-    pub common: Common,
-    /// What is measured.
+    /// The options of experiments that measure programs.
     #[command(flatten)]
     pub programs: Programs,
-    /// Only these queues.
+    /// Measure only these queues.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "QUEUES")]
     pub only: Vec<Format>,
-    /// Only these depths.
+    /// Measure only these depths.
     #[arg(long, value_delimiter = ',', value_name = "COUNT")]
     pub depths: Vec<u16>,
-    /// Only these times of the client's own work.
+    /// Measure only these times of the client's own work.
     #[arg(long, value_delimiter = ',', value_name = "NANOSECONDS")]
     pub own_work: Vec<u64>,
 }
 
-/// What requests are written into.
+/// The format of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// A split virtqueue, three descriptors a request.
@@ -105,18 +103,18 @@ fn case(format: Format, depth: u16, own_work_ns: u64) -> String {
     format!("{}/qd{depth}/{own_work_ns}ns", format.name())
 }
 
-/// Runs by which the floor's best interval is chosen, for each.
+/// Trial runs for each interval, which choose the floor's best interval.
 const TRIALS: usize = 3;
 
-/// How long everything takes.
+/// The lengths and numbers of runs.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     run: Duration,
     warm_up: Duration,
-    /// A look for the floor's best interval.
+    /// The length of a trial run of one interval.
     trial: Duration,
     rounds: usize,
-    /// How long, in all, to wait for near and free cores.
+    /// The time, over all runs, to wait for near and free cores.
     patience: Duration,
 }
 
@@ -137,7 +135,7 @@ impl Plan {
     }
 }
 
-/// The cases with the share of the floor that they must reach.
+/// The cases that must reach a share of the floor.
 fn bounded_cases() -> Vec<String> {
     let mut cases = Vec::new();
     for format in Format::ALL {
@@ -148,17 +146,17 @@ fn bounded_cases() -> Vec<String> {
     cases
 }
 
-/// A daemon and what it did in the case at hand.
+/// A daemon with its runs in the current case.
 struct Daemon {
     name: String,
     sidecored: Sidecored,
     runs: Vec<Gated<Cost>>,
 }
 
-/// A connection with its one queue.
+/// A connection with one queue.
 enum Client {
     Blk(Box<BlkClient>),
-    /// The client stays for as long as its queue is used.
+    /// The client must live as long as its queue is used.
     Nvme(#[allow(dead_code)] Box<NvmeClient>, Box<NvmeQueue>),
 }
 
@@ -199,16 +197,17 @@ const HEADLINES: &[Headline] = &[
     ("nvme/qd32/500ns", Of::FloorRatio("iops")),
 ];
 
-/// Runs the experiment and reports; false if a bound was to be enforced and does not hold.
+/// Runs the experiment and reports. Returns false if a bound that is to be enforced does not hold.
 ///
 /// # Errors
-/// Something does not start or fails, or the experiment was interrupted. Everything that was started has ended then.
+/// A program does not start or fails, or the experiment was interrupted. All started programs have
+/// ended then.
 pub fn run(options: &Options) -> Result<bool> {
-    let scale = options.common.scale();
-    let rounds = options.common.against.as_ref().map(|_| against::pairs(scale));
+    let scale = options.programs.common.scale();
+    let rounds = options.programs.common.against.as_ref().map(|_| against::pairs(scale));
     let plan = Plan::of(scale);
     let plan = Plan { rounds: rounds.unwrap_or(plan.rounds), ..plan };
-    let experiment = Experiment::start(NAME, &options.common, &options.programs, plan.patience)?;
+    let experiment = Experiment::start(NAME, &options.programs, plan.patience)?;
     let mut bench = Bench { experiment, options: options.clone(), plan, daemons: Vec::new() };
     bench.start_daemons()?;
     for format in Format::ALL.into_iter().filter(|format| wants(&options.only, format)) {
@@ -247,7 +246,7 @@ impl Bench {
         Ok(())
     }
 
-    /// All cases of one kind of queue at one depth, over the same connections.
+    /// Runs all cases of one kind of queue at one depth, over the same connections.
     fn queue(&mut self, format: Format, depth: u16) -> Result<()> {
         let mut floor = match format {
             Format::Nvme => Floor::nvme(&Format::nvme(depth))?,
@@ -306,10 +305,10 @@ impl Bench {
         Ok(())
     }
 
-    /// The interval at which the responder serves this client best.
+    /// Finds the interval at which the responder serves this client best.
     fn best_interval(&mut self, floor: &mut Floor, guest: &Guest) -> Result<u64> {
         let trial = Guest { duration: self.plan.trial, ..*guest };
-        // With one request in flight, every wait is the client's.
+        // With one request in flight, each pause of the responder delays the client.
         let intervals = if guest.depth == 1 { 1 } else { INTERVALS_NS.len() };
         let mut iops = [0.0; INTERVALS_NS.len()];
         for _ in 0..TRIALS {
@@ -327,7 +326,7 @@ impl Bench {
         let mut floor_params = params.clone();
         floor_params.insert("interval_ns".to_owned(), interval_ns.into());
         record_costs(records, case, FLOOR, &floor_params, floor_runs);
-        let mut line = format!("  {case:<28} floor {:>4.0} ns (looks every {interval_ns} ns)", median(floor_runs));
+        let mut line = format!("  {case:<28} floor {:>4.0} ns (polls every {interval_ns} ns)", median(floor_runs));
         for daemon in &self.daemons {
             record_costs(records, case, &daemon.name, params, &daemon.runs);
             line.push_str(&format!("  {} {:.0} ns", daemon.name, median(&daemon.runs)));
@@ -348,7 +347,7 @@ impl Bench {
     }
 }
 
-/// One run on a daemon that is frozen before and after.
+/// Runs the client on a daemon that is frozen before and after.
 fn round(
     experiment: &mut Experiment,
     plan: &Plan,
@@ -370,7 +369,7 @@ fn round(
 
 type Value = fn(&Cost) -> f64;
 
-/// The numbers of a cost: their names, units, and how to get them.
+/// The numbers of a cost, with their names and units.
 const METRICS: [(&str, &str, Value); 4] = [
     ("client_ns", "ns", |cost| cost.client_ns),
     ("iops", "1/s", |cost| cost.iops),
@@ -395,7 +394,7 @@ fn record_costs(records: &mut Records, case: &str, system: &str, params: &Params
     }
 }
 
-/// Records `metrics` divided by a peer's, round by round.
+/// Records the ratios of `metrics` to a peer's, round by round.
 fn record_ratios(
     records: &mut Records,
     case: &str,

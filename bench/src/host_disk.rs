@@ -1,12 +1,13 @@
 //! Disks of the host's kernel for the length of an experiment, in memory, and a filesystem on one.
 //!
-//! FAST'12 and NeSC measured on ramdisks. Everything is taken down when it is dropped. Should this program be killed,
-//! loop devices and their files go with the programs that use them: the files have no names any more, and the kernel
-//! clears a loop device when the last one has closed it; what may stay is a mount, and a zram disk does.
+//! FAST'12 and NeSC measured on ramdisks. Each disk and each mount is removed when it is dropped.
+//! If this program is killed, loop devices and their files go with the programs that use them: the
+//! files are unlinked, and the kernel clears a loop device at its last close. A mount may stay, and
+//! a zram disk does.
 //!
-//! Disks that are compared have to be of the same memory. What a tmpfs gets page by page may lie anywhere, the first file
-//! where nobody else wanted to: large reads from one loop device were seen to take 1.7 times as long as from the next.
-//! So loop devices are made of huge pages.
+//! Disks that are compared must have memory of the same kind. Single pages of a tmpfs may lie
+//! anywhere, and those of its first file lay more favourably: large reads from one loop device were
+//! seen to take 1.7 times as long as from the next. Loop devices are therefore made of huge pages.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,12 +16,12 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::FallocateFlags;
 
-/// What a disk is made of.
+/// The kind of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A loop device over a file on tmpfs: the kernel's workers carry its requests out.
     Loop,
-    /// zram: who makes a request carries it out.
+    /// zram: the thread that makes a request carries it out.
     Zram,
 }
 
@@ -34,7 +35,7 @@ pub struct HostDisk {
 
 #[derive(Debug)]
 enum Keep {
-    /// The device is there until this goes.
+    /// The device exists until this file is closed.
     Open(#[allow(dead_code)] File),
     /// The number of a zram disk.
     Number(u32),
@@ -48,26 +49,26 @@ pub struct Tmpfs {
 }
 
 impl Tmpfs {
-    /// Mounts one at `path`, which is made.
+    /// Mounts a tmpfs at `path`, a directory that is made.
     ///
     /// # Errors
-    /// Only root may.
+    /// The process is not root's.
     pub fn new(path: &Path) -> Result<Self> {
         std::fs::create_dir_all(path)?;
         run("mount", &["-t", "tmpfs", "-o", "huge=always,size=100%", "sidecore-bench", text(path)?])?;
         Ok(Self { path: path.to_owned(), is_mounted: true })
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes it out of sight: it goes with the last file that is open on it.
+    /// Unmounts the filesystem lazily: it ends with the last file that is open on it.
     ///
     /// # Errors
-    /// The kernel does not let us.
+    /// The kernel refuses to unmount.
     pub fn detach(&mut self) -> Result<()> {
         detach(&self.path, &mut self.is_mounted)
     }
@@ -96,10 +97,10 @@ fn end(path: &Path, is_mounted: &mut bool) {
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
 
 impl HostDisk {
-    /// A disk of `bytes`, zero everywhere. `directory` is on a [`Tmpfs`].
+    /// Makes a disk of `bytes`, zero everywhere. `directory` is on a [`Tmpfs`].
     ///
     /// # Errors
-    /// Only root may; no such devices; no room.
+    /// The process is not root's; the kernel has no such devices; too little memory.
     pub fn new(kind: Kind, directory: &Path, bytes: u64) -> Result<Self> {
         match kind {
             Kind::Loop => Self::on_loop(directory, bytes),
@@ -115,7 +116,7 @@ impl HostDisk {
         let _ = std::fs::remove_file(&backing);
         let path = PathBuf::from(attached?.trim());
         let open = File::open(&path);
-        // While it is open this only tells the kernel to clear it after the last one has closed it.
+        // While the device is open, this only tells the kernel to clear it at its last close.
         run("losetup", &["--detach", text(&path)?])?;
         let open = open.with_context(|| format!("cannot open {}", path.display()))?;
         Ok(Self { keep: Keep::Open(open), path })
@@ -137,7 +138,8 @@ impl Drop for HostDisk {
             std::fs::write(format!("/sys/block/zram{number}/reset"), "1")?;
             std::fs::write(Path::new(ZRAM_CONTROL).join("hot_remove"), number.to_string())
         };
-        // A filesystem that was just unmounted, or a program that just ended, may keep it for a moment.
+        // A filesystem that was just unmounted, or a program that just ended, may hold the disk for
+        // a moment.
         let mut last = Ok(());
         for _ in 0..200 {
             last = remove();
@@ -152,22 +154,22 @@ impl Drop for HostDisk {
     }
 }
 
-/// An ext4 on a disk, mounted.
+/// A mounted ext4 on a disk.
 #[derive(Debug)]
 pub struct Ext4 {
-    /// Where it is mounted.
+    /// The mount point.
     pub path: PathBuf,
     is_mounted: bool,
     device: HostDisk,
 }
 
 impl Ext4 {
-    /// Makes one on `device` and mounts it at `path`, which is made.
+    /// Makes a filesystem on `device` and mounts it at `path`, a directory that is made.
     ///
     /// # Errors
-    /// Only root may; no mkfs.ext4.
+    /// The process is not root's; mkfs.ext4 is not installed.
     pub fn new(device: HostDisk, path: &Path) -> Result<Self> {
-        // Nothing is left to be done in the background while others measure.
+        // Leaves no initialization for the background, where it would disturb measurements.
         let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
         run("mkfs.ext4", &["-q", "-F", "-b", "4096", "-E", options, text(&device.path)?])?;
         std::fs::create_dir_all(path)?;
@@ -175,16 +177,16 @@ impl Ext4 {
         Ok(Self { path: path.to_owned(), device, is_mounted: true })
     }
 
-    /// The device below.
+    /// The device below the filesystem.
     #[must_use]
     pub fn device(&self) -> &Path {
         &self.device.path
     }
 
-    /// A file of `bytes` with every block written.
+    /// Makes a file of `bytes` with every block written.
     ///
     /// # Errors
-    /// No room.
+    /// The filesystem has too little space.
     pub fn written_file(&self, name: &str, bytes: u64) -> Result<PathBuf> {
         use std::io::Write;
         let path = self.path.join(name);
@@ -201,10 +203,10 @@ impl Ext4 {
         Ok(path)
     }
 
-    /// Takes the filesystem out of sight: it goes with the last file that is open on it.
+    /// Unmounts the filesystem lazily: it ends with the last file that is open on it.
     ///
     /// # Errors
-    /// The kernel does not let us.
+    /// The kernel refuses to unmount.
     pub fn detach(&mut self) -> Result<()> {
         detach(&self.path, &mut self.is_mounted)
     }
@@ -220,7 +222,7 @@ fn text(path: &Path) -> Result<&str> {
     path.to_str().context("not a name in UTF-8")
 }
 
-/// What a program says that has to succeed.
+/// Runs a program that must succeed, and returns its standard output.
 fn run(program: &str, arguments: &[&str]) -> Result<String> {
     let output = Command::new(program)
         .args(arguments)

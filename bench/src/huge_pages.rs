@@ -15,7 +15,7 @@ pub struct HugePages {
 }
 
 impl HugePages {
-    /// Sees to it that `pages` are free, if we may; ask [`free`] for what came of it.
+    /// Makes `pages` huge pages free, if the process has the privilege; [`free`] tells the result.
     #[must_use]
     pub fn reserve(pages: u64) -> Self {
         let (Some(reserved), Some(missing)) = (read(RESERVED), pages.checked_sub(free())) else {
@@ -36,7 +36,7 @@ impl Drop for HugePages {
     }
 }
 
-/// How many huge pages are free.
+/// The number of free huge pages.
 #[must_use]
 pub fn free() -> u64 {
     read(FREE).unwrap_or(0)

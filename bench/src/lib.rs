@@ -1,11 +1,11 @@
-//! The experiments: what this project claims about speed, measured beside its peers and beside the
+//! The experiments: this project's claims about speed, measured beside its peers and beside the
 //! machine's floors.
 //!
 //! Every comparison is interleaved (ours, theirs, ours, theirs ...) through one client, and given
 //! as the median of the rounds' ratios with their spread. On virtual machines the two cores move
-//! apart and together again while one measures, which by itself changes a result threefold: each
+//! apart and together again during a measurement, which by itself changes a result threefold: each
 //! run is therefore taken between two measurements of the round trip of a cache line, and counts
-//! only if both were near, and if nothing else took the cores ([`cores`]).
+//! only if both were short, and if no other work took the cores ([`cores`]).
 //!
 //! The results are lines of JSON ([`record`]), tables in the documentation ([`publish`]) and a plot
 //! ([`plot`]).

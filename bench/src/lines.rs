@@ -7,33 +7,33 @@ use crate::plot::escape;
 /// Charts with the same lines in them, side by side.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// Above everything.
+    /// The text above all charts.
     pub title: String,
-    /// What the colours mean, at most five.
+    /// The names of the colours, at most five.
     pub series: Vec<String>,
     /// The charts, two in a row.
     pub panels: Vec<Panel>,
 }
 
-/// One chart.
+/// A chart of lines on logarithmic axes.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// Above it.
+    /// The text above the chart.
     pub title: String,
-    /// Its lines.
+    /// The lines, in the order in which they are drawn.
     pub lines: Vec<Line>,
-    /// How a place on the horizontal axis is written; it is divided by powers of two.
+    /// Formats a value on the horizontal axis, which is divided by powers of two.
     pub x_label: fn(f64) -> String,
-    /// How a place on the vertical axis is written; it is divided by powers of ten.
+    /// Formats a value on the vertical axis, which is divided by powers of ten.
     pub y_label: fn(f64) -> String,
 }
 
-/// One line.
+/// A line of a chart, with a dot at each point.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// Which of the figure's series it belongs to.
+    /// The index of the line's series in the figure.
     pub series: usize,
-    /// Its points, from left to right.
+    /// Points from left to right.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -46,7 +46,7 @@ const BELOW: f64 = 70.0;
 const BETWEEN: f64 = 90.0;
 
 impl Figure {
-    /// The picture.
+    /// Draws the charts.
     #[must_use]
     pub fn to_svg(&self) -> String {
         let rows = self.panels.len().div_ceil(2).max(1) as f64;
@@ -73,7 +73,7 @@ impl Figure {
     }
 }
 
-/// An axis from one power to another.
+/// An axis from one power of `base` to another.
 struct Axis {
     base: f64,
     low: i32,
@@ -90,12 +90,12 @@ impl Axis {
         if low > high {
             return Self { base, low: 0, high: 1 };
         }
-        // A hair of a power is not worth another one.
+        // A rounding error beyond a power does not add the next power.
         let (low, high) = ((low + 1e-9).floor() as i32, (high - 1e-9).ceil() as i32);
         Self { base, low, high: high.max(low + 1) }
     }
 
-    /// How far along it `value` is, 0 to 1.
+    /// The position of `value` along the axis, 0 to 1.
     fn share(&self, value: f64) -> f64 {
         ((value.log(self.base) - f64::from(self.low)) / f64::from(self.high - self.low)).clamp(0.0, 1.0)
     }

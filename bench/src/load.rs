@@ -10,10 +10,10 @@ use sidecore_units::{SECTOR_BYTES, Sector};
 use crate::stats::Histogram;
 use crate::stop;
 
-/// Size of a request in bytes, unless it is said otherwise.
+/// The size of a request in bytes by default.
 pub const BLOCK_BYTES: u32 = 4096;
 
-/// What to do.
+/// The work of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
     /// Write instead of read.
@@ -22,15 +22,15 @@ pub struct Work {
     pub depth: u16,
     /// Size of each request, a multiple of 512.
     pub bytes: u32,
-    /// How many places of that size, one after the other, the random ones are taken from.
+    /// The number of places of that size, one after the other, from which random ones are chosen.
     pub blocks: u64,
-    /// Where the first of them is.
+    /// The start of the first place.
     pub first: Sector,
     /// Read every byte of every completed read, and write every byte before every write.
     pub touch: bool,
-    /// Let others have the core whenever there is nothing to be seen.
+    /// Yield the core after each empty poll.
     pub yields: bool,
-    /// For how long.
+    /// The length of the run.
     pub duration: Duration,
 }
 
@@ -57,18 +57,18 @@ impl Work {
     }
 }
 
-/// What came of it.
+/// The results of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
     /// Requests a second.
     pub iops: f64,
     /// Median latency in nanoseconds; measured at depth 1 only, zero elsewhere.
     pub latency_p50_ns: f64,
-    /// 99th percentile of it.
+    /// The 99th percentile of the latency, under the same condition.
     pub latency_p99_ns: f64,
     /// Mean latency in nanoseconds, at any depth.
     pub latency_mean_ns: f64,
-    /// Kicks for each request.
+    /// Notifications of the device for each request.
     pub kicks_per_request: f64,
     /// Calls for each request.
     pub calls_per_request: f64,
@@ -82,13 +82,13 @@ pub struct Places {
 }
 
 impl Places {
-    /// Blocks below `blocks`.
+    /// Makes the sequence of places below `blocks`.
     #[must_use]
     pub fn new(blocks: u64) -> Self {
         Self { state: 0x9e37_79b9_7f4a_7c15, blocks: blocks.max(1) }
     }
 
-    /// The next block's number.
+    /// Draws the next place.
     #[inline]
     pub fn next_block(&mut self) -> u64 {
         // xorshift64*, and the high half scaled down.
@@ -99,15 +99,15 @@ impl Places {
     }
 }
 
-/// Looks at the clock after requests for this many bytes, or after [`REQUESTS_PER_LOOK`]; and sooner at first, because
-/// some requests take milliseconds.
-const BYTES_PER_LOOK: u64 = 16 << 20;
-const REQUESTS_PER_LOOK: u64 = 512;
-const FIRST_LOOK: u64 = 8;
+/// The clock is read after requests for this many bytes, or after [`REQUESTS_PER_READING`]; and
+/// sooner at first, because some requests take milliseconds.
+const BYTES_PER_READING: u64 = 16 << 20;
+const REQUESTS_PER_READING: u64 = 512;
+const FIRST_READING: u64 = 8;
 
-/// A polling client looks this often by itself, which is all that it does between two completions; then it looks at the
-/// clock as well.
-const LOOKS_PER_WAIT: u32 = 1 << 16;
+/// After so many empty polls, a polling client waits in the driver, which ends if the device is
+/// silent for too long.
+const POLLS_PER_WAIT: u32 = 1 << 16;
 
 /// Runs the loop on `queue`, all of whose slots are free, and waits for the last completion.
 ///
@@ -117,10 +117,10 @@ pub fn run<Q: Queue>(queue: &mut Q, work: &Work, clock: &Clock) -> Result<Sample
     run_all(std::slice::from_mut(queue), work, clock)
 }
 
-/// The same on several queues in turn, each with `work.depth` requests in flight.
+/// As [`run`], on several queues in turn, each with `work.depth` requests in flight.
 ///
 /// # Errors
-/// As [`run`]; there is no queue.
+/// As [`run`]; `queues` is empty.
 pub fn run_all<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock) -> Result<Sample> {
     let take = |queue: &mut Q| (0..work.depth).map_while(|_| queue.take_slot()).collect::<Vec<Slot>>();
     let slots: Vec<Vec<Slot>> = queues.iter_mut().map(take).collect();
@@ -145,7 +145,7 @@ fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<S
     ensure!(!queues.is_empty(), "no queue");
     let before = sum(queues);
     let pattern = if work.touch && work.write { vec![0x5a; work.bytes as usize] } else { Vec::new() };
-    let per_look = (BYTES_PER_LOOK / u64::from(work.bytes.max(1))).clamp(1, REQUESTS_PER_LOOK);
+    let per_reading = (BYTES_PER_READING / u64::from(work.bytes.max(1))).clamp(1, REQUESTS_PER_READING);
     let alone = work.depth == 1 && queues.len() == 1;
     let mut places = Places::new(work.blocks);
     let mut latencies = Histogram::default();
@@ -159,14 +159,14 @@ fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<S
     }
     let mut since = start;
     let mut done = 0_u64;
-    let mut step = per_look.min(FIRST_LOOK);
-    let mut look_at = step;
+    let mut step = per_reading.min(FIRST_READING);
+    let mut next_reading = step;
     let mut silence = 0_u32;
     let finish = 'load: loop {
         for queue in &mut *queues {
             completions.clear();
             if queue.poll_completions(&mut completions)? == 0 {
-                look_on(queue, work, &mut silence)?;
+                wait_on(queue, work, &mut silence)?;
                 continue;
             }
             done += completions.len() as u64;
@@ -184,9 +184,9 @@ fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<S
                 submit(queue, slot, work.next_sector(&mut places), work, &pattern)?;
             }
             queue.publish()?;
-            if done >= look_at {
-                step = (step * 2).min(per_look);
-                look_at = done + step;
+            if done >= next_reading {
+                step = (step * 2).min(per_reading);
+                next_reading = done + step;
                 let now = clock.raw();
                 if clock.delta(start, now) >= work.duration {
                     break 'load now;
@@ -195,19 +195,11 @@ fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<S
             }
         }
     };
-    for queue in &mut *queues {
-        while queue.in_flight() > 0 {
-            completions.clear();
-            if queue.poll_completions(&mut completions)? == 0 {
-                look_on(queue, work, &mut silence)?;
-            }
-        }
-        queue.take_calls();
-    }
+    drain(queues, work, &mut completions)?;
     let after = sum(queues);
     let seconds = clock.delta(start, finish).as_secs_f64();
     let requests = (after.requests - before.requests) as f64;
-    // The histogram is in the clock's raw ticks, and equal counts of them are equal times in every run.
+    // The histogram holds raw ticks of the clock, which are equally long in every run.
     let quantile = |share| if alone { clock.delta_as_nanos(0, latencies.quantile(share) as u64) as f64 } else { 0.0 };
     let in_flight = f64::from(work.depth) * queues.len() as f64;
     Ok(Sample {
@@ -218,6 +210,21 @@ fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<S
         kicks_per_request: (after.kicks - before.kicks) as f64 / requests,
         calls_per_request: (after.calls - before.calls) as f64 / requests,
     })
+}
+
+/// Waits for the requests in flight, and takes the interrupts that no wait has taken.
+fn drain<Q: Queue>(queues: &mut [Q], work: &Work, completions: &mut Vec<Q::Completion>) -> Result<()> {
+    let mut silence = 0_u32;
+    for queue in queues {
+        while queue.in_flight() > 0 {
+            completions.clear();
+            if queue.poll_completions(completions)? == 0 {
+                wait_on(queue, work, &mut silence)?;
+            }
+        }
+        queue.take_calls();
+    }
+    Ok(())
 }
 
 #[inline]
@@ -233,20 +240,20 @@ fn submit<Q: Queue>(queue: &mut Q, slot: Slot, sector: Sector, work: &Work, patt
     Ok(())
 }
 
-/// How long a device may be silent before it counts as dead.
+/// A device that is silent for longer counts as dead.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// There was nothing: sleeps until there is something, or goes on looking.
+/// After an empty poll: sleeps until an interrupt, or returns to go on polling.
 #[inline]
-fn look_on<Q: Queue>(queue: &mut Q, work: &Work, silence: &mut u32) -> Result<()> {
+fn wait_on<Q: Queue>(queue: &mut Q, work: &Work, silence: &mut u32) -> Result<()> {
     *silence = silence.wrapping_add(1);
     if work.yields {
         rustix::thread::sched_yield();
     }
-    if queue.notify() == Notify::Interrupt || silence.is_multiple_of(LOOKS_PER_WAIT) { wait(queue) } else { Ok(()) }
+    if queue.notify() == Notify::Interrupt || silence.is_multiple_of(POLLS_PER_WAIT) { wait(queue) } else { Ok(()) }
 }
 
-/// Spins, or sleeps, until there is something.
+/// Spins or sleeps until there is a completion.
 #[cold]
 #[inline(never)]
 fn wait<Q: Queue>(queue: &mut Q) -> Result<()> {

@@ -1,9 +1,9 @@
 //! The experiment `local-block`: disks for guests on this host.
 //!
-//! A client on one core drives a disk whose server polls on the other, at several depths, on several stores; beside our
-//! daemon runs qemu-storage-daemon, and beside both what the machine can do at all. Smaller experiments look at what
-//! idle neighbours cost, what an idle daemon costs, how fast a sleeping one wakes, and where the time of one request
-//! goes.
+//! A client on one core drives a disk whose server polls on the other, at several depths, on
+//! several stores. The same load drives qemu-storage-daemon, and floors show what the machine can
+//! do at all. Smaller experiments measure the cost of idle neighbours and of an idle daemon, the
+//! time in which a sleeping daemon wakes, and the parts of the time of one request.
 
 mod breakdown;
 mod contended;
@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores::{self, Gated, Partner};
-use crate::experiment::{Common, Experiment, Programs, Report, Scale};
+use crate::experiment::{Experiment, Programs, Report, Scale};
 use crate::floors::{self, CopyFloor};
 use crate::huge_pages::{self, HugePages};
 use crate::peer;
@@ -29,19 +29,16 @@ use crate::record::{FLOOR, OURS, Params};
 
 const NAME: &str = "local-block";
 
-/// What to run.
+/// The options of this experiment.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// What every experiment can be told.
-    #[command(flatten)]
-    pub common: Common,
-    /// What is measured.
+    /// The options of experiments that measure programs.
     #[command(flatten)]
     pub programs: Programs,
-    /// The client reads what it has read and writes what it writes.
+    /// Touch the data: the client reads each byte that it got and writes each byte that it sends.
     #[arg(long)]
     pub touch: bool,
-    /// Only these parts.
+    /// Run only these parts.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<Part>,
 }
@@ -49,32 +46,32 @@ pub struct Options {
 /// A part of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
-    /// What the machine can do.
+    /// The floors of the machine.
     Floors,
     /// Stores, operations and depths, beside the peer.
     Matrix,
-    /// What 256 idle devices cost a busy one.
+    /// The cost of 256 idle devices for a busy one.
     IdleNeighbours,
-    /// What an idle daemon costs.
+    /// The CPU time of an idle daemon.
     IdleCpu,
-    /// How fast a sleeping daemon wakes.
+    /// The time in which a sleeping daemon wakes.
     WakeLatency,
     /// The latency of a polled disk while other work uses both cores.
     Contended,
-    /// Where the time of one request goes.
+    /// The parts of the time of one request.
     Breakdown,
 }
 
-/// How long everything takes.
+/// The lengths and numbers of runs.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     run: Duration,
     warm_up: Duration,
     rounds: usize,
     trial: Duration,
-    /// How long, in all, to wait for near and free cores.
+    /// The time, over all runs, to wait for near and free cores.
     patience: Duration,
-    /// After this long, on a machine that is busy, the matrix makes do with one round for each case.
+    /// After this time, on a busy machine, the matrix runs one round for each case.
     budget: Duration,
     store_bytes: u64,
     idle_cpu: Duration,
@@ -83,7 +80,7 @@ struct Plan {
     neighbours: usize,
     stages: usize,
     contended: Duration,
-    /// Whether there is time for a sidecore to notice that its core is lost.
+    /// Whether runs are long enough for a sidecore to notice that its core is lost.
     is_contention_noticed: bool,
 }
 
@@ -149,7 +146,6 @@ impl Plan {
 
 const NO_SLOWER_THAN_INTERRUPTS: Of<'static> = Of::Ratio("latency_p50", contended::INTERRUPT);
 
-/// What must hold.
 const BOUNDS: &[Bound<'static>] = &[
     Bound { case: "null/randread/qd1", of: Of::Ratio("latency_p50", peer::NAME), limit: Limit::AtMost(0.2) },
     Bound { case: "null/randread/qd32", of: Of::Ratio("iops", peer::NAME), limit: Limit::AtLeast(3.5) },
@@ -174,27 +170,28 @@ const HEADLINES: &[Headline] = &[
     ("file/randwrite/qd32", Of::Ratio("iops", peer::NAME)),
 ];
 
-/// All that the parts share.
+/// The state that all parts share.
 struct Bench {
     experiment: Experiment,
     options: Options,
     plan: Plan,
     on_huge_pages: bool,
-    /// Made when it is first needed: half a GiB.
+    /// Half a GiB, made at its first use.
     copy_floor: Option<Arc<Mutex<CopyFloor>>>,
 }
 
-/// Runs the experiment and reports; false if a bound was to be enforced and does not hold.
+/// Runs the experiment and reports. Returns false if a bound that is to be enforced does not hold.
 ///
 /// # Errors
-/// Something does not start or fails, or the experiment was interrupted. Everything that was started has ended then.
+/// A program does not start or fails, or the experiment was interrupted. All started programs have
+/// ended then.
 pub fn run(options: &Options) -> Result<bool> {
-    let plan = if options.common.against.is_some() { Plan::of_builds } else { Plan::of };
-    let plan = plan(options.common.scale());
+    let plan = if options.programs.common.against.is_some() { Plan::of_builds } else { Plan::of };
+    let plan = plan(options.programs.common.scale());
     raise_file_limit();
-    let experiment = Experiment::start(NAME, &options.common, &options.programs, plan.patience)?;
-    // The store's and the floor's arenas, the floor's shared one (with two builds, two stores' and no
-    // floor's), and some for the clients.
+    let experiment = Experiment::start(NAME, &options.programs, plan.patience)?;
+    // For the arenas of the store and of the floor and the floor's shared memory (with two builds,
+    // the arenas of two stores and none of a floor), and some pages for the clients.
     let huge_pages = HugePages::reserve(3 * plan.store_bytes / huge_pages::BYTES + 32);
     let on_huge_pages = huge_pages::free() * huge_pages::BYTES >= 3 * plan.store_bytes;
     let mut bench = Bench { experiment, options: options.clone(), plan, on_huge_pages, copy_floor: None };
@@ -232,14 +229,14 @@ pub fn run(options: &Options) -> Result<bool> {
 
 impl Bench {
     fn wants(&self, part: Part) -> bool {
-        match (&self.options.only[..], &self.options.common.against) {
+        match (&self.options.only[..], &self.options.programs.common.against) {
             ([], Some(_)) => part == Part::Matrix,
             ([], None) => true,
             (only, _) => only.contains(&part),
         }
     }
 
-    /// Parameters that all measurements have.
+    /// The parameters of every measurement.
     fn common_params(&self) -> Params {
         let mut params = self.experiment.params();
         params.insert("huge_pages".to_owned(), self.on_huge_pages.into());
@@ -289,7 +286,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One measurement of the copy floor, on the server's core: nanoseconds, and how.
+    /// Measures the copy floor once, on the server's core: nanoseconds, and the name of the way.
     fn copy_once(&mut self, write: bool, by_store: bool) -> Result<Gated<(f64, &'static str)>> {
         let (floor, duration) = (self.copy_floor()?, self.plan.run);
         self.experiment.gate.run(|partner| {
@@ -304,7 +301,7 @@ impl Bench {
     }
 }
 
-/// Hundreds of clients have some thousands of files.
+/// Raises the limit of open files: hundreds of clients have thousands of them.
 fn raise_file_limit() {
     let resource = rustix::process::Resource::Nofile;
     let mut limit = rustix::process::getrlimit(resource);

@@ -1,4 +1,4 @@
-//! `sidecore-bench`: runs an experiment, or measures one socket by hand.
+//! `sidecore-bench`: runs an experiment, or measures the disk of one socket.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -20,30 +20,31 @@ use sidecore_units::SECTOR_BYTES;
 #[command(about = "The experiments", disable_help_subcommand = true)]
 struct Arguments {
     #[command(subcommand)]
-    what: What,
+    command: Command,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Command {
     /// Disks for guests on this host, beside qemu-storage-daemon.
     LocalBlock(local_block::Options),
-    /// Virtual functions beside the physical one, the same bytes as a file, and qemu-storage-daemon.
+    /// Virtual functions beside the physical one, the same bytes as a file, and
+    /// qemu-storage-daemon.
     Nested(nested::Options),
-    /// NVMe functions beside our virtio disks and qemu-storage-daemon.
+    /// NVMe functions beside virtio disks and qemu-storage-daemon.
     NvmeVf(nvme_vf::Options),
     /// The cost of a virtual function over the physical one.
     VfCost(nested::vf_cost::Options),
-    /// What it takes to translate an address.
+    /// The cost of translating an address.
     Translation(translation::Options),
-    /// What a disk costs the client that uses it.
+    /// The cost of a disk for the client that uses it.
     GuestCost(guest_cost::Options),
     /// The cost of the log of answered changes to a write to fresh blocks.
     FreshWrites(fresh_writes::Options),
-    /// The cost of weights where nothing is short.
+    /// The cost of weights where the store is no bottleneck.
     Shares(shares::Options),
     /// Put the verdicts of several experiments into docs/bench.md; fails unless every bound holds.
     Verdicts(verdicts::Options),
-    /// Drive one vhost-user disk and print what it does.
+    /// Drive one vhost-user disk and print its speed.
     Socket(Socket),
 }
 
@@ -57,7 +58,7 @@ struct Socket {
     /// Requests in flight.
     #[arg(long, default_value_t = 32)]
     depth: u16,
-    /// For how long.
+    /// Length of the run in seconds.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
     /// Ask for packed rings.
@@ -69,32 +70,32 @@ struct Socket {
     /// Do without EVENT_IDX.
     #[arg(long)]
     no_event_idx: bool,
-    /// Sleep until called, instead of polling.
+    /// Sleep until an interrupt, instead of polling.
     #[arg(long)]
     interrupt: bool,
-    /// Write all of it first, from its start to its end: destroys what is on the disk.
+    /// Write the whole disk first, from its start to its end: destroys what is on the disk.
     #[arg(long)]
     fill: bool,
     /// Size of each request in bytes.
     #[arg(long, default_value_t = BLOCK_BYTES)]
     bytes: u32,
-    /// Read what was read, write what is written.
+    /// Touch the data: read each byte that was read and write each byte to be written.
     #[arg(long)]
     touch: bool,
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().what {
-        What::LocalBlock(options) => local_block::run(&options),
-        What::Nested(options) => nested::run(&options),
-        What::NvmeVf(options) => nvme_vf::run(&options),
-        What::VfCost(options) => nested::vf_cost::run(&options),
-        What::Translation(options) => translation::run(&options),
-        What::GuestCost(options) => guest_cost::run(&options),
-        What::FreshWrites(options) => fresh_writes::run(&options),
-        What::Shares(options) => shares::run(&options),
-        What::Verdicts(options) => verdicts::run(&options),
-        What::Socket(options) => socket(&options).map(|()| true),
+    let result = match Arguments::parse().command {
+        Command::LocalBlock(options) => local_block::run(&options),
+        Command::Nested(options) => nested::run(&options),
+        Command::NvmeVf(options) => nvme_vf::run(&options),
+        Command::VfCost(options) => nested::vf_cost::run(&options),
+        Command::Translation(options) => translation::run(&options),
+        Command::GuestCost(options) => guest_cost::run(&options),
+        Command::FreshWrites(options) => fresh_writes::run(&options),
+        Command::Shares(options) => shares::run(&options),
+        Command::Verdicts(options) => verdicts::run(&options),
+        Command::Socket(options) => socket(&options).map(|()| true),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
@@ -151,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arguments_fit_together() {
+    fn the_arguments_are_consistent() {
         Arguments::command().debug_assert();
     }
 }

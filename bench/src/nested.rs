@@ -1,11 +1,12 @@
-//! The experiment `nested`: virtual functions beside what they are an alternative to, in the shape of NeSC's Figures
-//! 8.1 and 8.2.
+//! The experiment `nested`: virtual functions beside their alternatives, in the shape of NeSC's
+//! Figures 8.1 and 8.2.
 //!
-//! Requests of 512 bytes to 2 MiB at random places, one at a time and many at a time, to a thin volume that was
-//! written before (`vf`); to the same blocks without translation and protection (`pf`); to the same bytes in a file on
-//! the host's filesystem (`file`); and to such a file through qemu-storage-daemon. All of it on loop devices of one
-//! kind, and once more on the store in memory, where nothing but the path itself is left. What such a device can do at
-//! most, with no guest, no function and no filesystem on the way, is the `floor`.
+//! Requests of 512 bytes to 2 MiB at random places, one at a time and many at a time, go to a thin
+//! volume that was written before (`vf`); to the same blocks without translation and protection
+//! (`pf`); to the same bytes in a file on the host's filesystem (`file`); and to such a file
+//! through qemu-storage-daemon. The disks below are all loop devices or all zram disks. Another
+//! pass is on the store in memory, where the path itself is the only cost. The `floor` is the most
+//! that such a disk can do, with no guest, no function and no filesystem on the way.
 
 mod alone;
 mod report;
@@ -20,7 +21,7 @@ use anyhow::Result;
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores;
-use crate::experiment::{Common, Experiment, Programs, Report, Scale};
+use crate::experiment::{Experiment, Programs, Report, Scale};
 use crate::host_disk::{HostDisk, Kind};
 use crate::huge_pages::{self, HugePages};
 use crate::publish::Headline;
@@ -33,29 +34,26 @@ const NAME: &str = "nested";
 /// The same bytes as a file on the host's filesystem.
 const FILE: &str = "file";
 
-/// What to run.
+/// The options of this experiment.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// What every experiment can be told.
-    #[command(flatten)]
-    pub common: Common,
-    /// What is measured.
+    /// The options of experiments that measure programs.
     #[command(flatten)]
     pub programs: Programs,
-    /// The client reads what it has read and writes what it writes.
+    /// Touch the data: the client reads each byte that it got and writes each byte that it sends.
     #[arg(long)]
     pub touch: bool,
-    /// Only on these stores.
+    /// Measure only on these stores.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "STORE")]
-    pub only: Vec<Ground>,
-    /// Only requests of these sizes in bytes.
+    pub only: Vec<Medium>,
+    /// Measure only requests of these sizes in bytes.
     #[arg(long, value_delimiter = ',', value_name = "BYTES")]
     pub sizes: Vec<u32>,
 }
 
-/// What everything is built on.
+/// The medium below all systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Ground {
+pub enum Medium {
     /// The store in the daemon's memory.
     Ram,
     /// Loop devices over files in memory.
@@ -64,7 +62,7 @@ pub enum Ground {
     Zram,
 }
 
-impl Ground {
+impl Medium {
     fn name(self) -> &'static str {
         match self {
             Self::Ram => "ram",
@@ -73,7 +71,7 @@ impl Ground {
         }
     }
 
-    /// The smallest requests that there may be.
+    /// The size of the smallest request.
     fn block_bytes(self) -> u32 {
         match self {
             Self::Ram | Self::Loop => 512,
@@ -89,15 +87,15 @@ impl Ground {
         }
     }
 
-    /// Whether the kernel's workers carry the requests out, who then need a core.
+    /// Whether threads of the kernel carry the requests out, and then need a core.
     fn has_workers(self) -> bool {
         self == Self::Loop
     }
 }
 
-const GROUNDS: [Ground; 3] = [Ground::Ram, Ground::Loop, Ground::Zram];
+const MEDIA: [Medium; 3] = [Medium::Ram, Medium::Loop, Medium::Zram];
 
-/// How long everything takes.
+/// The lengths and numbers of runs.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     sizes: &'static [u32],
@@ -105,14 +103,14 @@ struct Plan {
     warm_up: Duration,
     rounds: usize,
     trial: Duration,
-    /// How long, in all, to wait for near and free cores.
+    /// The time, over all runs, to wait for near and free cores.
     patience: Duration,
-    /// After this long, on a machine that is busy, one round for each case has to do.
+    /// After this time, on a busy machine, each case runs one round.
     budget: Duration,
     volume_bytes: u64,
 }
 
-/// The sizes of Figures 8.1 and 8.2, and on to where they say that all converge.
+/// The sizes of Figures 8.1 and 8.2, and larger ones, up to where all systems are said to converge.
 const SIZES: [u32; 13] = [
     512,
     1 << 10,
@@ -130,7 +128,7 @@ const SIZES: [u32; 13] = [
 ];
 
 impl Plan {
-    /// The same for pairs of builds.
+    /// The same plan for pairs of builds.
     fn against(self, scale: Scale) -> Self {
         Self { run: against::run_time(self.run), rounds: against::pairs(scale), budget: Duration::MAX, ..self }
     }
@@ -172,21 +170,20 @@ impl Plan {
     }
 }
 
-/// Requests in flight: one, whose latency is measured; and as many as fill the path.
+/// Requests in flight: one, for the latency; and as many as fill the path.
 fn depths(bytes: u32) -> [u16; 2] {
     [1, if bytes < 256 << 10 { 32 } else { 8 }]
 }
 
-/// The name of a case.
-fn case(ground: Ground, write: bool, bytes: u32, depth: u16) -> String {
-    format!("{}/{}/{}/qd{depth}", ground.name(), operation(write), size_name(bytes))
+fn case(medium: Medium, write: bool, bytes: u32, depth: u16) -> String {
+    format!("{}/{}/{}/qd{depth}", medium.name(), operation(write), size_name(bytes))
 }
 
 fn operation(write: bool) -> &'static str {
     if write { "randwrite" } else { "randread" }
 }
 
-/// `4KiB`.
+/// Formats a size, for instance as `4KiB`.
 fn size_name(bytes: u32) -> String {
     match bytes {
         0x10_0000.. => format!("{}MiB", bytes >> 20),
@@ -195,7 +192,7 @@ fn size_name(bytes: u32) -> String {
     }
 }
 
-/// All that is shared.
+/// The state that all cases share.
 struct Bench {
     experiment: Experiment,
     options: Options,
@@ -211,17 +208,17 @@ const HEADLINES: &[Headline] = &[
     ("loop/randwrite/4KiB/qd32", Of::Ratio("iops", FILE)),
 ];
 
-/// Runs the experiment; whether all bounds hold, or nobody asked.
+/// Runs the experiment. Returns false if a bound that is to be enforced does not hold.
 ///
 /// # Errors
-/// Something cannot be started or measured; an interrupt.
+/// A program does not start, or a measurement fails; an interrupt.
 pub fn run(options: &Options) -> Result<bool> {
-    let plan = Plan::of(options.common.scale());
+    let plan = Plan::of(options.programs.common.scale());
     let mut bench = Bench::start(NAME, options, plan)?;
     let _huge_pages = bench.reserve_huge_pages();
-    for ground in GROUNDS {
-        if options.only.is_empty() || options.only.contains(&ground) {
-            bench.on(ground)?;
+    for medium in MEDIA {
+        if options.only.is_empty() || options.only.contains(&medium) {
+            bench.on(medium)?;
         }
     }
     let cases = BoundCases::of(&bench);
@@ -235,53 +232,54 @@ pub fn run(options: &Options) -> Result<bool> {
 
 impl Bench {
     fn start(name: &str, options: &Options, plan: Plan) -> Result<Self> {
-        let Options { common, programs, .. } = options;
+        let Programs { common, .. } = &options.programs;
         let plan = if common.against.is_some() { plan.against(common.scale()) } else { plan };
-        let experiment = Experiment::start(name, common, programs, plan.patience)?;
+        let experiment = Experiment::start(name, &options.programs, plan.patience)?;
         Ok(Self { experiment, options: options.clone(), plan })
     }
 
     fn builds(&self) -> bool {
-        self.options.common.against.is_some()
+        self.options.programs.common.against.is_some()
     }
 
-    /// For the stores in memory, and for each client the buffers of its largest requests.
+    /// Reserves pages for the stores in memory, and for the buffers of the largest requests of each
+    /// client.
     fn reserve_huge_pages(&self) -> HugePages {
         let daemons = if self.builds() { 2 } else { 1 };
         HugePages::reserve(daemons * (servers::ram_bytes(self.plan.volume_bytes) / huge_pages::BYTES + 64))
     }
 
-    fn on(&mut self, ground: Ground) -> Result<()> {
-        let Some(kind) = ground.disk() else {
+    fn on(&mut self, medium: Medium) -> Result<()> {
+        let Some(kind) = medium.disk() else {
             let mut servers = servers::on_ram(self, true)?;
-            self.cases(ground, &mut servers)?;
+            self.cases(medium, &mut servers)?;
             return servers.end();
         };
         if !rustix::process::geteuid().is_root() {
-            eprintln!("  only root can set up disks: nothing is measured on {}", ground.name());
+            eprintln!("  only root can set up disks: nothing is measured on {}", medium.name());
             return Ok(());
         }
-        // Containers often have none, and zram may not be built.
+        // Containers often have no loop devices, and zram may not be built.
         if let Err(error) = HostDisk::new(kind, self.experiment.directory(), 1 << 20) {
-            eprintln!("  nothing is measured on {}: {error:#}", ground.name());
+            eprintln!("  nothing is measured on {}: {error:#}", medium.name());
             return Ok(());
         }
         let peer = self.experiment.find_peer();
-        // Ends after the servers that are started under it.
-        let _confined = ground.has_workers().then(|| Confined::to(cores::CLIENT));
-        let mut servers = servers::on_disks(self, ground, kind, peer.as_ref())?;
-        self.cases(ground, &mut servers)?;
+        // Dropped after the servers that are started under it.
+        let _confined = medium.has_workers().then(|| Confined::to(cores::CLIENT));
+        let mut servers = servers::on_disks(self, medium, kind, peer.as_ref())?;
+        self.cases(medium, &mut servers)?;
         servers.end()
     }
 
-    fn sizes(&self, ground: Ground) -> Vec<u32> {
+    fn sizes(&self, medium: Medium) -> Vec<u32> {
         let wanted = &self.options.sizes;
         let all = if wanted.is_empty() { self.plan.sizes } else { &SIZES };
-        let is_wanted = |bytes: &u32| *bytes >= ground.block_bytes() && (wanted.is_empty() || wanted.contains(bytes));
+        let is_wanted = |bytes: &u32| *bytes >= medium.block_bytes() && (wanted.is_empty() || wanted.contains(bytes));
         all.iter().copied().filter(is_wanted).collect()
     }
 
-    /// Parameters that all measurements have.
+    /// The parameters of every measurement.
     fn common_params(&self) -> Params {
         let mut params = self.experiment.params();
         params.insert("span_bytes".to_owned(), self.plan.volume_bytes.into());
@@ -290,22 +288,22 @@ impl Bench {
     }
 }
 
-/// The cases that bounds are about: all on loop devices, by name.
+/// The cases with bounds: all cases on loop devices, by name.
 struct BoundCases(Vec<(u32, u16, String)>);
 
 impl BoundCases {
     fn of(bench: &Bench) -> Self {
         let mut cases = Vec::new();
-        for bytes in bench.sizes(Ground::Loop) {
+        for bytes in bench.sizes(Medium::Loop) {
             for write in [false, true] {
-                cases.extend(depths(bytes).map(|depth| (bytes, depth, case(Ground::Loop, write, bytes, depth))));
+                cases.extend(depths(bytes).map(|depth| (bytes, depth, case(Medium::Loop, write, bytes, depth))));
             }
         }
         Self(cases)
     }
 
-    /// What must hold: translation costs next to nothing, and a virtual function is ahead of a file everywhere, and far
-    /// ahead at 4 KiB.
+    /// The bounds: translation costs next to nothing, and a virtual function is faster than a file
+    /// in every case, and much faster at 4 KiB.
     fn bounds(&self) -> Vec<Bound<'_>> {
         let mut bounds = Vec::new();
         for (bytes, depth, case) in &self.0 {
@@ -327,9 +325,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cases_have_names_that_say_everything() {
-        assert_eq!(case(Ground::Loop, true, 512, 1), "loop/randwrite/512B/qd1");
-        assert_eq!(case(Ground::Ram, false, 4096, 32), "ram/randread/4KiB/qd32");
+    fn the_name_of_a_case_holds_all_its_parameters() {
+        assert_eq!(case(Medium::Loop, true, 512, 1), "loop/randwrite/512B/qd1");
+        assert_eq!(case(Medium::Ram, false, 4096, 32), "ram/randread/4KiB/qd32");
         assert_eq!(size_name(2 << 20), "2MiB");
         assert_eq!((depths(128 << 10), depths(256 << 10)), ([1, 32], [1, 8]));
     }

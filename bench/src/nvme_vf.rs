@@ -1,7 +1,9 @@
-//! The experiment `nvme-vf`: NVMe controllers over vfio-user, beside our own virtio disks and qemu-storage-daemon's.
+//! The experiment `nvme-vf`: NVMe controllers over vfio-user, beside virtio disks of the same
+//! daemon and qemu-storage-daemon's.
 //!
-//! One client in user space, the same loop for all, on one core; the servers take the other one in turn. Both of our
-//! front ends are in one daemon, on the same store, and only the one that is measured is connected.
+//! One client in user space, the same loop for all, runs on one core; the servers take turns on the
+//! other. Both front ends of this daemon are in one process, on the same store, and only the
+//! measured one is connected.
 
 mod report;
 mod run;
@@ -12,47 +14,44 @@ use anyhow::Result;
 
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
-use crate::experiment::{Common, Experiment, Programs, Report, Scale};
+use crate::experiment::{Experiment, Programs, Report, Scale};
 use crate::huge_pages::{self, HugePages};
 use crate::peer;
 use crate::publish::Headline;
 use crate::record::Params;
 
 const NAME: &str = "nvme-vf";
-/// The system that it is about.
+/// The system that is measured.
 const NVME: &str = "nvme";
-/// What it is to keep up with: the same daemon's other front end.
+/// The system to keep up with: the same daemon's other front end.
 const VIRTIO: &str = "virtio-blk";
 
-/// What to run.
+/// The options of this experiment.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// What every experiment can be told.
-    #[command(flatten)]
-    pub common: Common,
-    /// What is measured.
+    /// The options of experiments that measure programs.
     #[command(flatten)]
     pub programs: Programs,
-    /// Only these stores.
+    /// Measure only on these stores.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "STORE")]
-    pub only: Vec<Ground>,
-    /// Only so many queues.
+    pub only: Vec<Medium>,
+    /// Measure only these numbers of queues.
     #[arg(long, value_delimiter = ',', value_name = "COUNT")]
     pub queues: Vec<u16>,
 }
 
-/// What the disks are on.
+/// The medium below the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Ground {
-    /// Nothing is kept.
+pub enum Medium {
+    /// A store that keeps no data.
     Null,
-    /// Memory.
+    /// A store in memory.
     Ram,
-    /// A volume each of a controller in memory: virtual functions.
+    /// A volume for each disk, of a controller in memory: virtual functions.
     Volume,
 }
 
-impl Ground {
+impl Medium {
     const ALL: [Self; 3] = [Self::Null, Self::Ram, Self::Volume];
 
     fn name(self) -> &'static str {
@@ -64,14 +63,14 @@ impl Ground {
     }
 }
 
-/// How long everything takes.
+/// The lengths and numbers of runs.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     run: Duration,
     warm_up: Duration,
     rounds: usize,
     trial: Duration,
-    /// How long, in all, to wait for near and free cores.
+    /// The time, over all runs, to wait for near and free cores.
     patience: Duration,
     /// The size of each disk.
     disk_bytes: u64,
@@ -108,8 +107,8 @@ impl Plan {
     }
 }
 
-/// What must hold: an NVMe function is at least as fast as the virtio disk on the same store, and a command costs
-/// neither a message nor, with a client that polls, an interrupt.
+/// The bounds: an NVMe function is at least as fast as the virtio disk on the same store, and a
+/// command costs neither a message nor, with a client that polls, an interrupt.
 const BOUNDS: [Bound<'static>; 12] = {
     const fn bound(case: &'static str, of: Of<'static>, limit: Limit) -> Bound<'static> {
         Bound { case, of, limit }
@@ -143,7 +142,7 @@ const HEADLINES: &[Headline] = &[
     ("volume/randread/qd32/q1", Of::Ratio("iops", VIRTIO)),
 ];
 
-/// All that the cases share.
+/// The state that all cases share.
 struct Bench {
     experiment: Experiment,
     options: Options,
@@ -151,15 +150,16 @@ struct Bench {
     on_huge_pages: bool,
 }
 
-/// Runs the experiment and reports; false if a bound was to be enforced and does not hold.
+/// Runs the experiment and reports. Returns false if a bound that is to be enforced does not hold.
 ///
 /// # Errors
-/// Something does not start or fails, or the experiment was interrupted. Everything that was started has ended then.
+/// A program does not start or fails, or the experiment was interrupted. All started programs have
+/// ended then.
 pub fn run(options: &Options) -> Result<bool> {
-    let builds = options.common.against.is_some();
+    let builds = options.programs.common.against.is_some();
     let plan = if builds { Plan::of_builds } else { Plan::of };
-    let plan = plan(options.common.scale());
-    let experiment = Experiment::start(NAME, &options.common, &options.programs, plan.patience)?;
+    let plan = plan(options.programs.common.scale());
+    let experiment = Experiment::start(NAME, &options.programs, plan.patience)?;
     let daemons = if builds { 2 } else { 1 };
     let server_bytes = daemons * (plan.disk_bytes + run::controller_bytes(plan.disk_bytes));
     let huge_pages = HugePages::reserve(server_bytes / huge_pages::BYTES + 32);
@@ -172,7 +172,7 @@ pub fn run(options: &Options) -> Result<bool> {
 }
 
 impl Bench {
-    /// Parameters that all measurements have.
+    /// The parameters of every measurement.
     fn common_params(&self) -> Params {
         let mut params = self.experiment.params();
         params.insert("huge_pages".to_owned(), self.on_huge_pages.into());

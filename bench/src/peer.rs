@@ -1,4 +1,5 @@
-//! The peer: qemu-storage-daemon's vhost-user-blk export, as new as this machine can get it and at its best settings.
+//! The peer: qemu-storage-daemon's vhost-user-blk export, in the newest version that this machine
+//! can get and with its best settings.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -18,21 +19,21 @@ use crate::record::Params;
 /// The peer's name in the records.
 pub const NAME: &str = "qemu-storage-daemon";
 
-/// Where there is a storage daemon.
+/// The program of the peer.
 #[derive(Clone, Debug)]
 pub struct Program {
     command: Vec<String>,
-    /// What it says of itself, for instance `11.1.0`.
+    /// The version that the program prints, for instance `11.1.0`.
     pub version: String,
-    /// Why it is not the newest one, if it is not.
+    /// The reason why the program is not the newest one, if it is not.
     pub remark: Option<String>,
 }
 
 impl Program {
-    /// The newest there is: the one in `roots`, made now if `may_fetch`; else the installed one.
+    /// Finds the newest program: in `roots`, fetched now if `may_fetch`; else the installed one.
     ///
     /// # Errors
-    /// There is none at all.
+    /// No program is found.
     pub fn find(roots: &Path, may_fetch: bool) -> Result<Self> {
         let root = if may_fetch { Root::find_or_fetch(roots, |what| eprintln!("  {what}")) } else { Root::find(roots) };
         match root.and_then(|root| root.command(NAME)) {
@@ -48,11 +49,11 @@ impl Program {
 }
 
 impl Program {
-    /// The newest there is, kept beside the output of the build that `daemon` is from; says which it is, or why there
-    /// is none.
+    /// Finds the newest program, in a cache beside the output of the build that `daemon` is from.
+    /// Prints the version, or the reason why there is none.
     #[must_use]
     pub fn find_beside(daemon: &Path, may_fetch: bool) -> Option<Self> {
-        // Like the build's own output, made once and kept.
+        // A cache like the build's own output, made once and kept.
         let target = daemon.parent().and_then(Path::parent);
         let roots = target.map_or_else(std::env::temp_dir, |target| target.join(ROOTS));
         match Self::find(&roots, may_fetch) {
@@ -84,29 +85,29 @@ fn version(command: &[String]) -> Result<String> {
     version.map(str::to_owned).with_context(|| format!("{NAME} does not say its version"))
 }
 
-/// What it serves.
+/// A disk that the peer serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disk {
-    /// Keeps nothing (`null-co`).
+    /// A disk that keeps no data (`null-co`).
     Null {
-        /// Size in bytes.
+        /// The size of the disk.
         bytes: u64,
     },
-    /// A file.
+    /// A disk in a file.
     File {
-        /// Where it is.
+        /// The file.
         path: PathBuf,
-        /// Through the page cache as well, if that turns out faster.
+        /// Whether to try the page cache too.
         cached: bool,
     },
 }
 
-/// The settings that are tried, and of which the best is taken.
+/// Settings of the peer; all are tried, and the best are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How long its iothread polls before it sleeps, in nanoseconds.
+    /// The time for which the iothread polls before it sleeps, in nanoseconds.
     pub poll_max_ns: u64,
-    /// Files: around the page cache.
+    /// Whether a file is opened past the page cache.
     pub direct: bool,
 }
 
@@ -124,7 +125,7 @@ impl Settings {
             .collect()
     }
 
-    /// In words, for the records.
+    /// Describes the settings for the records.
     #[must_use]
     pub fn describe(&self, disk: &Disk) -> String {
         match disk {
@@ -137,33 +138,33 @@ impl Settings {
     }
 }
 
-/// The peer, running.
+/// The peer as a running process.
 #[derive(Debug)]
 pub struct StorageDaemon {
-    /// Its process.
+    /// The process, which is frozen between runs.
     pub process: Process,
-    /// Where its disk is to be had.
+    /// The socket of the disk.
     pub socket: PathBuf,
-    /// Its settings in words.
+    /// The settings in words.
     pub settings: String,
     command: Vec<String>,
     name: String,
     directory: PathBuf,
 }
 
-/// Starts it, and waits until it serves its socket.
+/// Starts the peer, and waits until its socket accepts.
 fn run(name: &str, command: &[String], socket: &Path, directory: &Path) -> Result<Process> {
     let mut process = Process::start(name, &[cores::SERVER], command, directory)?;
-    // The socket's file is there before anybody listens on it.
+    // The socket's file exists before the peer listens on it.
     process.wait_until(|_| UnixStream::connect(socket).is_ok())?;
     Ok(process)
 }
 
 impl StorageDaemon {
-    /// Tries all settings with a short load each and keeps the best, frozen.
+    /// Tries all settings with a short load each, and starts the peer with the best, frozen.
     ///
     /// # Errors
-    /// None of them works.
+    /// No settings work.
     pub fn start_best(
         program: &Program,
         directory: &Path,
@@ -194,7 +195,7 @@ impl StorageDaemon {
         Ok(daemon)
     }
 
-    /// What there is to say of it in records.
+    /// The parameters of the peer's measurements.
     #[must_use]
     pub fn params(&self, program: &Program) -> Params {
         let mut params = program.params();
@@ -230,17 +231,17 @@ impl StorageDaemon {
         Ok(Self { process, socket, settings, command, name, directory })
     }
 
-    /// Ends it, and starts it with the same settings, frozen.
+    /// Kills the peer, and starts it again with the same settings, frozen.
     ///
     /// # Errors
-    /// It does not start again.
+    /// The peer does not start again.
     pub fn restart(&mut self) -> Result<()> {
         self.process.kill()?;
         self.process = run(&self.name, &self.command, &self.socket, &self.directory)?;
         self.process.freeze()
     }
 
-    /// The product of its requests a second at depth 1 and at depth 32.
+    /// Runs a short load. Returns the product of requests a second at depth 1 and at depth 32.
     fn try_out(self, trial: Duration) -> Result<f64> {
         let mut client = BlkClient::connect(&self.socket, &ClientOptions::default())?;
         let blocks = client.config().capacity_sectors / 8;

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 /// A chart of groups of bars.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// Above everything.
+    /// The text above the chart.
     pub title: String,
-    /// What the colours mean, at most three.
+    /// The names of the colours, at most three.
     pub series: Vec<String>,
     /// The groups, from top to bottom.
     pub groups: Vec<Group>,
@@ -16,18 +16,18 @@ pub struct Chart {
 /// Bars that belong together.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// What they are of.
+    /// The name to the left of the bars.
     pub name: String,
-    /// The bars.
+    /// The bars from top to bottom.
     pub bars: Vec<Bar>,
 }
 
-/// One bar.
+/// A bar of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct Bar {
-    /// Which of the chart's series it belongs to.
+    /// The index of the bar's series in the chart.
     pub series: usize,
-    /// Its value, in requests a second.
+    /// The length of the bar, in requests a second.
     pub value: f64,
 }
 
@@ -40,12 +40,12 @@ const BAR: f64 = 13.0;
 const GAP: f64 = 10.0;
 
 impl Chart {
-    /// The picture.
+    /// Draws the chart.
     #[must_use]
     pub fn to_svg(&self) -> String {
         let values =
             || self.groups.iter().flat_map(|group| &group.bars).map(|bar| bar.value).filter(|value| *value > 0.0);
-        // The axis goes from one power of ten to another, with all bars between.
+        // The axis goes from one power of ten to another, which enclose all bars.
         let low = values().fold(f64::INFINITY, f64::min).log10().floor();
         let high = values().fold(0.0, f64::max).log10().ceil();
         let (low, high) = if low < high { (low, high) } else { (0.0, 1.0) };
@@ -103,7 +103,7 @@ fn colour(series: usize) -> &'static str {
     COLOURS[series % COLOURS.len()]
 }
 
-/// A rate, short: `12.3 M/s`.
+/// Formats a rate in few digits, for instance `12.3 M/s`.
 #[must_use]
 pub fn per_second(value: f64) -> String {
     let (scaled, unit) = match value {
@@ -121,7 +121,7 @@ pub fn per_second(value: f64) -> String {
     format!("{scaled:.digits$}{unit}")
 }
 
-/// Text as it stands in SVG.
+/// Escapes text for SVG.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

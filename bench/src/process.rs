@@ -1,4 +1,5 @@
-//! A program under measurement: started on its core, frozen while the other one runs, and ended whatever happens.
+//! A program under measurement: started on its core, frozen while other programs run, and ended in
+//! any case.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -23,11 +24,11 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` on `cores`, all of its output going to a file in `directory`. It dies with us, even if we are
-    /// killed.
+    /// Starts `command` on `cores`, with all of its output going to a file in `directory`. The
+    /// program dies with this one, also if this one is killed.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The program cannot be started.
     pub fn start(name: &str, cores: &[CoreId], command: &[String], directory: &Path) -> Result<Self> {
         let log = directory.join(format!("{name}.log"));
         let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
@@ -43,10 +44,10 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, log })
     }
 
-    /// Waits until `is_ready`, given the program's output so far, says so.
+    /// Waits until `is_ready` accepts the program's output so far.
     ///
     /// # Errors
-    /// The program ends, or is not ready for half a minute; the error has its output.
+    /// The program ends, or is not ready within half a minute; the error has its output.
     pub fn wait_until(&mut self, is_ready: impl Fn(&str) -> bool) -> Result<()> {
         let end = Instant::now() + START_TIMEOUT;
         loop {
@@ -65,20 +66,20 @@ impl Process {
         }
     }
 
-    /// What it has printed.
+    /// All output of the program so far.
     #[must_use]
     pub fn output(&self) -> String {
         std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// Takes it off its core, without ending it.
+    /// Stops the program's threads, which frees its core.
     ///
     /// # Errors
-    /// It has ended.
+    /// The program has ended.
     pub fn freeze(&mut self) -> Result<()> {
         self.signal(Signal::STOP)?;
         let end = Instant::now() + STOP_TIMEOUT;
-        // Every thread stops at its own next chance.
+        // Each thread stops at its own next chance.
         while !self.states()?.iter().all(|state| *state == 'T') {
             if let Some(status) = self.child.try_wait()? {
                 bail!("{} ended ({status}):\n{}", self.name, self.output());
@@ -91,41 +92,41 @@ impl Process {
         Ok(())
     }
 
-    /// Lets it go on.
+    /// Continues a frozen program.
     ///
     /// # Errors
-    /// It has ended.
+    /// The program has ended.
     pub fn thaw(&mut self) -> Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Ends it at once, and waits until it is gone.
+    /// Kills the program and reaps it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// A system call fails.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// The CPU time of all its threads so far.
+    /// The CPU time of all the program's threads so far.
     ///
     /// # Errors
-    /// It has ended.
+    /// The program has ended.
     pub fn cpu_time(&self) -> Result<Duration> {
         Ok(self.threads("schedstat")?.iter().map(|text| schedstat(text, 0)).sum())
     }
 
-    /// How long its threads were ready to run and had to wait for a core so far.
+    /// The time for which the program's threads were ready to run and waited for a core so far.
     fn waits(&self) -> Result<Duration> {
         Ok(self.threads("schedstat")?.iter().map(|text| schedstat(text, 1)).sum())
     }
 
-    /// Asks it to end.
+    /// Ends the program by SIGTERM.
     ///
     /// # Errors
-    /// It does not, and had to be killed; or it failed.
+    /// The program does not end and had to be killed, or it failed.
     pub fn end(mut self) -> Result<()> {
         self.thaw()?;
         self.signal(Signal::TERM)?;
@@ -163,7 +164,7 @@ impl Process {
     fn threads(&self, file: &str) -> Result<Vec<String>> {
         let directory = format!("/proc/{}/task", self.child.id());
         let tasks = std::fs::read_dir(&directory).with_context(|| format!("{} is gone", self.name))?;
-        // A thread may end between the two looks.
+        // A thread may end between the two reads.
         Ok(tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join(file)).ok()).collect())
     }
 }
@@ -182,76 +183,79 @@ impl Drop for Process {
     }
 }
 
-/// Time on a core, time waited for one, turns on one (Linux, Documentation/scheduler/sched-stats).
+/// Parses a field of schedstat: time on a core, time waited for one, turns on one (Linux,
+/// Documentation/scheduler/sched-stats).
 pub(crate) fn schedstat(text: &str, field: usize) -> Duration {
     Duration::from_nanos(text.split_whitespace().nth(field).and_then(|number| number.parse().ok()).unwrap_or(0))
 }
 
-/// Watches whether this thread and a program had their cores for themselves: on a machine that does other work as well,
-/// a run that had to wait measures that work.
+/// Watches whether this thread and a program had their cores for themselves: on a machine with
+/// other work, a run that waited measures that work.
 ///
-/// To be started and asked while the program is frozen: only of a thread that does not run are the kernel's numbers up
-/// to date.
+/// Start and ask a watch while the program is frozen: the kernel's numbers are up to date only for
+/// a thread that does not run.
 #[derive(Debug)]
 pub struct Watch {
     since: Instant,
     own_waits: Duration,
     waits: Duration,
     cpu: Duration,
-    strangers: Option<Duration>,
+    others: Option<Duration>,
 }
 
 impl Watch {
-    /// Starts to watch this thread, and all threads of `process`.
+    /// Starts to watch this thread and all threads of `process`.
     ///
     /// # Errors
     /// The program has ended.
     pub fn start(process: Option<&Process>) -> Result<Self> {
         let (waits, cpu) = waits_and_cpu(process)?;
-        Ok(Self { own_waits: own_waits(), waits, cpu, strangers: None, since: Instant::now() })
+        Ok(Self { own_waits: own_waits(), waits, cpu, others: None, since: Instant::now() })
     }
 
-    /// The same where the kernel's workers do a part of the work, on a core that they have to be given: what counts is
-    /// what others than those took of the machine.
+    /// Starts a watch for a program whose requests the kernel's workers carry out, on a core that
+    /// they get from the program. Waiting is no loss then; the share counts the CPU time of all
+    /// other threads of the machine.
     ///
     /// # Errors
     /// As [`Watch::start`].
     pub fn start_with_workers(process: Option<&Process>) -> Result<Self> {
-        let strangers = Some(workers::strangers_time(&us(process)));
-        Ok(Self { strangers, ..Self::start(process)? })
+        let others = Some(workers::other_cpu_time(&own_pids(process)));
+        Ok(Self { others, ..Self::start(process)? })
     }
 
-    /// The share of the time since then that was lost in waiting for a core, by the same thread and program; or that
-    /// others had.
+    /// The share of the time since the start that this thread and the same program spent waiting
+    /// for a core; with workers, the share that other threads ran.
     ///
     /// # Errors
     /// The program has ended.
     pub fn share(&self, process: Option<&Process>) -> Result<f64> {
         let elapsed = self.since.elapsed();
-        if let Some(before) = self.strangers {
-            let lost = workers::strangers_time(&us(process)).saturating_sub(before);
+        if let Some(before) = self.others {
+            let lost = workers::other_cpu_time(&own_pids(process)).saturating_sub(before);
             return Ok(lost.as_secs_f64() / elapsed.as_secs_f64().max(1e-9));
         }
         let (waits, cpu) = waits_and_cpu(process)?;
-        // A program's threads may wait for each other on its one core: no more was lost than the core did not give it.
+        // Threads of a program may wait for each other on its one core: the core withheld no more
+        // than this.
         let lost = waits.saturating_sub(self.waits).min(elapsed.saturating_sub(cpu.saturating_sub(self.cpu)));
         let lost = own_waits().saturating_sub(self.own_waits) + lost;
         Ok(lost.as_secs_f64() / elapsed.as_secs_f64().max(1e-9))
     }
 }
 
-/// A job's result, and the share of its time that this thread waited for its core.
+/// Runs a job. Returns its result and the share of its time that this thread waited for its core.
 ///
 /// # Errors
-/// Those of the job.
+/// The job fails.
 pub fn watched<T>(job: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let watch = Watch::start(None)?;
     let result = job()?;
     Ok((result, watch.share(None)?))
 }
 
-/// This program and the one that it watches.
-fn us(process: Option<&Process>) -> Vec<u32> {
+/// The process ids of this program and of the watched one.
+fn own_pids(process: Option<&Process>) -> Vec<u32> {
     std::iter::once(std::process::id()).chain(process.map(|process| process.child.id())).collect()
 }
 

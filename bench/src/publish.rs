@@ -1,5 +1,5 @@
-//! Results in the documentation: all of them in docs/bench.md, and the main rows of each experiment
-//! in README.md.
+//! Results in the documentation: all of them in docs/bench.md, the main rows of each experiment in
+//! README.md.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::record::{FLOOR, Records};
 const PAGE: &str = "docs/bench.md";
 const README: &str = "README.md";
 
-/// The name of the place in README.md for the rows of all experiments.
+/// The name of the place in README.md that holds the rows of all experiments.
 const ROWS: &str = "bench";
 
 /// The most rows of an experiment in README.md.
@@ -24,13 +24,13 @@ const MAX_ROWS: usize = 6;
 const HEADER: &str = "| experiment | case | Sidecore | beside | ratio | bound | revision |\n\
     | --- | --- | --- | --- | --- | --- | --- |\n";
 
-/// A row of README.md: the case, and which of its numbers.
+/// A row of README.md: the case, and its number.
 pub type Headline = (&'static str, Of<'static>);
 
 /// Writes the results of an experiment into the documentation.
 ///
 /// # Errors
-/// A page cannot be read or written, or has no place for them.
+/// A page cannot be read or written, or has no place for the results.
 pub fn publish(records: &Records, report: &Report<'_>, checked: &[Checked]) -> Result<()> {
     let (name, Report { table, note, .. }) = (records.experiment(), report);
     let source = format!("{note}Measured by `cargo xtask bench {name}` at revision {}.", records.revision());
@@ -42,7 +42,7 @@ pub fn publish(records: &Records, report: &Report<'_>, checked: &[Checked]) -> R
     (report.draw)(records)
 }
 
-/// Puts text into a place of a page.
+/// Replaces the text of a named place of a page.
 ///
 /// # Errors
 /// As [`pages::update`].
@@ -50,7 +50,7 @@ pub fn update(page: &str, name: &str, text: &str) -> Result<()> {
     pages::update(Path::new(page), name, text).context("cannot publish")
 }
 
-/// How a bound fared, in a word; one that fails stands out.
+/// The word for a verdict in tables; a failure stands out.
 #[must_use]
 pub fn word(verdict: Verdict) -> &'static str {
     match verdict {
@@ -61,7 +61,7 @@ pub fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// The rows of an experiment, those that were measured.
+/// The measured rows of an experiment.
 fn rows(records: &Records, report: &Report<'_>, checked: &[Checked]) -> Vec<String> {
     let (ours, bounds) = report.bounds;
     let row = |(case, of): &Headline| {
@@ -100,7 +100,7 @@ fn number(value: f64, unit: &str) -> String {
     }
 }
 
-/// The table of README.md with other rows of one experiment, in the place of its old ones.
+/// Replaces the rows of one experiment in the table of README.md, at their place.
 fn replace_rows(table: &str, name: &str, rows: &[String]) -> String {
     let start = format!("| [{name}](");
     let old: Vec<&str> = table.lines().filter(|line| line.starts_with("| [")).collect();
@@ -114,7 +114,7 @@ fn replace_rows(table: &str, name: &str, rows: &[String]) -> String {
     new
 }
 
-/// Fails unless a table of README.md is as this program writes it.
+/// Fails unless a table of README.md has the format that this program writes.
 #[cfg(test)]
 fn check_rows(table: &str) -> Result<()> {
     use anyhow::ensure;

@@ -1,4 +1,4 @@
-//! What every experiment writes: one JSON object a line.
+//! The records that every experiment writes: one JSON object a line.
 
 use std::io::Write;
 use std::path::Path;
@@ -7,15 +7,15 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The name that floors (what the machine itself can do) have as a system.
+/// The system name of floors, which are measurements of the machine itself.
 pub const FLOOR: &str = "floor";
-/// The name that our daemon has.
+/// The system name of this build's daemon.
 pub const OURS: &str = "sidecored";
 
 /// Parameters of a measurement, by name; a name ends in its unit.
 pub type Params = Map<String, Value>;
 
-/// One line.
+/// One line of the records.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 #[serde(untagged)]
 pub enum Record {
@@ -28,19 +28,19 @@ pub enum Record {
 /// A number that was measured.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct Measure {
-    /// The experiment's name.
+    /// The name of the experiment.
     pub experiment: String,
     /// The case, for instance `null/randread/qd1`.
     pub case: String,
     /// The program that was measured, or [`FLOOR`].
     pub system: String,
-    /// What was measured, for instance `iops`.
+    /// The measured metric, for instance `iops`.
     pub metric: String,
     /// The median of the rounds.
     pub value: f64,
     /// The value's unit, for instance `1/s` or `ns`.
     pub unit: String,
-    /// How it was measured, and the spread of the rounds.
+    /// The circumstances of the measurement, and the spread of the rounds.
     pub params: Params,
     /// The commit that was measured.
     pub revision: String,
@@ -49,9 +49,9 @@ pub struct Measure {
 /// Two systems' numbers, divided round by round.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct Ratio {
-    /// The experiment's name.
+    /// The name of the experiment.
     pub experiment: String,
-    /// The case.
+    /// The case, for instance `null/randread/qd1`.
     pub case: String,
     /// Always `ratio`.
     pub metric: &'static str,
@@ -63,14 +63,14 @@ pub struct Ratio {
     pub peer: String,
     /// The median of the rounds' ratios.
     pub value: f64,
-    /// The spread of the rounds, and whether they count.
+    /// The spread of the rounds, and whether the rounds count.
     pub params: Params,
     /// The commit that was measured.
     pub revision: String,
 }
 
 impl Ratio {
-    /// The two numbers with this ratio, of one round; none if only the ratios of the rounds are
+    /// The two numbers with this ratio, of one round; `None` if only the ratios of the rounds are
     /// known.
     #[must_use]
     pub fn pair(&self) -> Option<(f64, f64)> {
@@ -79,7 +79,7 @@ impl Ratio {
     }
 }
 
-/// All records of one run, as they come in.
+/// All records of one run, in the order of their measurement.
 #[derive(Debug)]
 pub struct Records {
     experiment: String,
@@ -88,13 +88,13 @@ pub struct Records {
 }
 
 impl Records {
-    /// No records yet of `experiment`.
+    /// Starts the records of `experiment`.
     #[must_use]
     pub fn new(experiment: &str) -> Self {
         Self { experiment: experiment.to_owned(), revision: revision(), records: Vec::new() }
     }
 
-    /// The experiment's name.
+    /// The name of the experiment.
     #[must_use]
     pub fn experiment(&self) -> &str {
         &self.experiment
@@ -129,7 +129,7 @@ impl Records {
         }));
     }
 
-    /// The measured number of that case, system and metric.
+    /// Finds the measurement of a case, a system and a metric.
     #[must_use]
     pub fn find(&self, case: &str, system: &str, metric: &str) -> Option<&Measure> {
         self.records.iter().find_map(|record| match record {
@@ -138,7 +138,7 @@ impl Records {
         })
     }
 
-    /// The ratio of that case and metric to that peer.
+    /// Finds the ratio of a case and a metric to a peer.
     #[must_use]
     pub fn find_ratio(&self, case: &str, of: &str, peer: &str) -> Option<&Ratio> {
         self.records.iter().find_map(|record| match record {
@@ -147,7 +147,7 @@ impl Records {
         })
     }
 
-    /// All of them.
+    /// All records in order.
     #[must_use]
     pub fn all(&self) -> &[Record] {
         &self.records
@@ -159,7 +159,7 @@ impl Records {
         &self.revision
     }
 
-    /// Appends all of them to a file, a line each.
+    /// Appends all records to a file, a line each.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -178,21 +178,21 @@ impl Records {
     }
 }
 
-/// Whether the measurement was made in circumstances that count, or does not depend on them.
+/// Whether the measurement was undisturbed, or does not depend on disturbances.
 #[must_use]
 pub fn counts(params: &Params) -> bool {
     params.get("counts").and_then(Value::as_bool).unwrap_or(true)
 }
 
-/// Parameters from pairs.
+/// Makes parameters from pairs of names and values.
 #[must_use]
 pub fn params<const N: usize>(pairs: [(&str, Value); N]) -> Params {
     pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// The commit that is checked out, with `-dirty` where the tree differs from it; `unknown` outside
-/// of a repository. Pages that experiments write into do not count: all of one session have the
-/// same revision.
+/// The commit that is checked out, with `-dirty` if the tree differs from it; `unknown` outside of
+/// a repository. Changes of README.md and docs do not count, because experiments write into them:
+/// all experiments of one session have the same revision.
 fn revision() -> String {
     let git = |arguments: &[&str]| {
         let output = std::process::Command::new("git").args(arguments).output().ok()?;
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_the_fields_that_its_readers_expect() {
+    fn a_line_has_the_documented_fields() {
         let mut records = Records { experiment: "e".into(), revision: "r".into(), records: Vec::new() };
         records.measure("null/randread/qd1", OURS, "iops", 2.5, "1/s", params([("rounds", 5.into())]));
         records.ratio("null/randread/qd1", "iops", OURS, FLOOR, 0.5, Params::new());

@@ -5,10 +5,10 @@ use rustix::fs::MemfdFlags;
 use sidecore_block::{BlockRequest, Operation};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 
-/// Memory as a guest's, from address 0.
+/// Maps memory like a guest's, from address 0.
 ///
 /// # Errors
-/// There is not that much memory.
+/// The machine has not enough memory.
 pub fn memory(len_bytes: u64) -> Result<GuestMemory> {
     let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC)?;
     rustix::fs::ftruncate(&file, len_bytes)?;
@@ -16,7 +16,7 @@ pub fn memory(len_bytes: u64) -> Result<GuestMemory> {
     Ok(GuestMemory::map(vec![RegionSpec { guest_address, user_address, len_bytes, file, file_offset_bytes: 0 }])?)
 }
 
-/// A request whose buffer is the one with this number among buffers of `len_bytes`.
+/// Makes a request with the buffer of this number, among buffers of `len_bytes`.
 ///
 /// # Errors
 /// The buffer is not in `memory`.

@@ -1,4 +1,4 @@
-//! The rounds of one measurement, those among them that count, and what to say of them.
+//! The rounds of one measurement, the rounds among them that count, and their summary.
 
 use serde_json::Value;
 
@@ -10,13 +10,12 @@ use crate::stats;
 pub struct Pairs(Vec<(f64, f64, bool)>);
 
 impl Pairs {
-    /// Adds a round: our number, the peer's, and whether it was measured in circumstances that
-    /// count.
+    /// Adds a round: this system's number, the peer's, and whether the round was undisturbed.
     pub fn add(&mut self, ours: f64, theirs: f64, counts: bool) {
         self.0.push((ours, theirs, counts));
     }
 
-    /// Our numbers divided by the peer's.
+    /// The ratios of this system's numbers to the peer's.
     #[must_use]
     pub fn ratios(&self) -> Rounds {
         let mut ratios = Rounds::new();
@@ -24,7 +23,8 @@ impl Pairs {
         ratios
     }
 
-    /// The pair with the median ratio; of an even number of rounds, the one before the middle.
+    /// The pair with the median ratio; of an even number of rounds, the lower of the two in the
+    /// middle.
     fn middle(&self) -> Option<(f64, f64)> {
         let only_counting = self.ratios().counting().1;
         let counting = self.0.iter().filter(|(_, _, counts)| *counts || !only_counting);
@@ -33,9 +33,9 @@ impl Pairs {
         pairs.get(pairs.len().saturating_sub(1) / 2).copied()
     }
 
-    /// The median ratio, and the parameters with the spread of the ratios and the pair in the
-    /// middle: tables show that pair beside its own ratio, because the medians of two systems may
-    /// come from different rounds.
+    /// The median ratio, and `params` with the spread of the ratios and the pair in the middle:
+    /// tables show that pair beside its own ratio, because the medians of two systems may come from
+    /// different rounds.
     #[must_use]
     pub fn settle(&self, mut params: Params) -> (f64, Params) {
         if let Some((ours, theirs)) = self.middle() {
@@ -45,7 +45,7 @@ impl Pairs {
     }
 }
 
-/// The median of the rounds that count, and what is to be said of all of them.
+/// The values of the rounds, which are summed up by those that count.
 #[derive(Clone, Debug, Default)]
 pub struct Rounds {
     values: Vec<f64>,
@@ -53,13 +53,13 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// None yet.
+    /// Starts without rounds.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds the value of a round, and whether it was measured in circumstances that count.
+    /// Adds the value of a round, and whether the round was undisturbed.
     pub fn add(&mut self, value: f64, counts: bool) {
         self.values.push(value);
         self.counts.push(counts);
@@ -71,20 +71,20 @@ impl Rounds {
         self.values.is_empty()
     }
 
-    /// The rounds that count, if they are the greater part; else all of them, and that they do not.
+    /// The rounds that count, and true, if they are the greater part; else all rounds, and false.
     fn counting(&self) -> (Vec<f64>, bool) {
         let both = self.values.iter().zip(&self.counts);
         let counting: Vec<f64> = both.filter(|(_, counts)| **counts).map(|(value, _)| *value).collect();
         if counting.len() * 2 > self.values.len() { (counting, true) } else { (self.values.clone(), false) }
     }
 
-    /// The median.
+    /// The median of the rounds that count, or of all if most do not.
     #[must_use]
     pub fn median(&self) -> f64 {
         stats::median(&self.counting().0)
     }
 
-    /// The median, and the parameters with the spread.
+    /// The median, and `params` with the spread.
     #[must_use]
     pub fn settle(&self, mut params: Params) -> (f64, Params) {
         let (values, counts) = self.counting();
@@ -95,7 +95,7 @@ impl Rounds {
         (self.median(), params)
     }
 
-    /// The same with the interval of the median, as `low` and `high`.
+    /// As [`settle`](Self::settle), with the interval of the median as `low` and `high`.
     #[must_use]
     pub fn settle_with_interval(&self, params: Params) -> (f64, Params) {
         let (low, high) = stats::median_interval(&self.counting().0);

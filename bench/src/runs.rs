@@ -1,4 +1,4 @@
-//! What one system did in the rounds of one case, and the records that become of it.
+//! The runs of one system in one case, and their records.
 
 use crate::cores::Gated;
 use crate::load::{Sample, Work};
@@ -9,13 +9,13 @@ use crate::stats;
 /// A number of a sample that becomes a record.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// Its name in records.
+    /// The name of the metric in records.
     pub name: &'static str,
-    /// Its unit.
+    /// The unit of the value.
     pub unit: &'static str,
-    /// There is one only where a single request is in flight.
+    /// Whether the metric is measured only with a single request in flight.
     pub alone: bool,
-    /// It.
+    /// Takes the metric from a sample.
     pub value: fn(&Sample, &Work) -> f64,
 }
 
@@ -29,11 +29,11 @@ pub const IOPS: Metric = metric("iops", "1/s", false, |sample, _| sample.iops);
 pub const BANDWIDTH: Metric = metric("bandwidth", "B/s", false, |sample, work| sample.iops * f64::from(work.bytes));
 /// The median latency.
 pub const LATENCY_P50: Metric = metric("latency_p50", "ns", true, |sample, _| sample.latency_p50_ns);
-/// Its 99th percentile.
+/// The 99th percentile of the latency.
 pub const LATENCY_P99: Metric = metric("latency_p99", "ns", true, |sample, _| sample.latency_p99_ns);
-/// Its mean.
+/// The mean latency.
 pub const LATENCY_MEAN: Metric = metric("latency_mean", "ns", true, |sample, _| sample.latency_mean_ns);
-/// Kicks for each request.
+/// Notifications of the device (kicks) for each request.
 pub const KICKS: Metric = metric("kicks_per_request", "1", false, |sample, _| sample.kicks_per_request);
 /// Calls for each request.
 pub const CALLS: Metric = metric("calls_per_request", "1", false, |sample, _| sample.calls_per_request);
@@ -41,30 +41,30 @@ pub const CALLS: Metric = metric("calls_per_request", "1", false, |sample, _| sa
 /// The metrics whose ratio is recorded.
 const RATIOS: [Metric; 2] = [IOPS, LATENCY_P50];
 
-/// What one system did in the rounds of one case.
+/// The runs of one system in one case, a run for each round.
 #[derive(Clone, Debug, Default)]
 pub struct Runs(Vec<Gated<Sample>>);
 
 impl Runs {
-    /// Adds a round.
+    /// Adds the run of a round.
     pub fn add(&mut self, run: Gated<Sample>) {
         self.0.push(run);
     }
 
-    /// All of them.
+    /// All runs in order.
     #[must_use]
     pub fn all(&self) -> &[Gated<Sample>] {
         &self.0
     }
 
-    /// One number of each.
+    /// Takes one number from each run.
     pub fn rounds(&self, value: impl Fn(&Sample) -> f64) -> Rounds {
         let mut rounds = Rounds::new();
         self.0.iter().for_each(|run| rounds.add(value(&run.result), run.counts()));
         rounds
     }
 
-    /// One number of each round and the peer's of the same round.
+    /// Compares each run with the peer's run of the same round.
     pub(crate) fn compared(&self, peer: &Self, compare: impl Fn(&Sample, &Sample) -> f64) -> Rounds {
         let mut rounds = Rounds::new();
         for (ours, peer) in self.0.iter().zip(&peer.0) {
@@ -73,13 +73,13 @@ impl Runs {
         rounds
     }
 
-    /// The median of the round trips before and after each.
+    /// The median of the round trips before and after each run.
     #[must_use]
     pub fn line_ns(&self) -> f64 {
         stats::median(&self.0.iter().flat_map(|run| [run.before_ns, run.after_ns]).collect::<Vec<_>>())
     }
 
-    /// The median share of the time that was lost in waiting.
+    /// The median share of the time that was spent waiting for a core.
     #[must_use]
     pub fn waited_share(&self) -> f64 {
         stats::median(&self.0.iter().map(|run| run.waited_share).collect::<Vec<_>>())
@@ -89,7 +89,7 @@ impl Runs {
 /// A system's name and its runs.
 pub type Named<'a> = (&'a str, &'a Runs);
 
-/// Records how one system compares with another; `is_alone` if a single request was in flight.
+/// Records the ratios of one system to another; `is_alone` if a single request was in flight.
 pub fn record_ratios(
     records: &mut Records,
     case: &str,
@@ -109,7 +109,7 @@ pub fn record_ratios(
     }
 }
 
-/// By how many nanoseconds a request takes longer than a peer's.
+/// The metric of the nanoseconds by which a request takes longer than a peer's.
 pub const ADDED: &str = "added_ns";
 
 /// Records the time that a request takes beyond a peer's, by the requests a second of each round.

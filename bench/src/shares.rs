@@ -1,14 +1,15 @@
-//! The experiment `shares`: the cost of weights where nothing is short.
+//! The experiment `shares`: the cost of weights where the store is no bottleneck.
 //!
-//! Two functions are served by two sidecores from stores in memory, as fast as the sidecores can. If both belong to one
-//! controller, the sidecores account for them and look at each other's accounts; if each has a controller of its own, no
-//! function has another beside it, and nothing is accounted for. The two arrangements take turns. Each sidecore makes its
-//! own requests, so that two cores are enough, and no ring or client hides a difference.
+//! Two sidecores serve two functions from stores in memory, as fast as they can. If both functions
+//! belong to one controller, the sidecores account for them and read each other's accounts; if each
+//! function has a controller of its own, no accounting is needed. The two arrangements take turns.
+//! Each sidecore makes its own requests, so that two cores are enough, and no ring or client hides
+//! a difference.
 
 mod arrangement;
 mod sidecore;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -19,11 +20,11 @@ use crate::cores::{self, Partner};
 use crate::experiment::{Common, Outcome, Report, Scale};
 use crate::record::{OURS, Records, params};
 use crate::rounds::{Pairs, Rounds};
-use crate::{cells, stop, workers};
+use crate::{cells, stop};
 use arrangement::Arrangement;
 
 const NAME: &str = "shares";
-/// Each function has a controller of its own.
+/// The arrangement in which each function has a controller of its own.
 const APART: &str = "two-controllers";
 const METRIC: &str = "iops";
 /// Requests in flight in each queue.
@@ -37,14 +38,14 @@ pub struct Options {
     pub common: Common,
 }
 
-/// Which sidecore serves which function.
+/// The assignment of functions to sidecores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Placement {
-    /// Each serves one of the functions.
+    /// Each sidecore serves one of the functions.
     Apart,
-    /// Each serves half of the queues of both functions.
+    /// Each sidecore serves half of the queues of both functions.
     Spread,
-    /// As [`Placement::Apart`], and the second function rests: the first is the only one with requests.
+    /// As [`Placement::Apart`], but only the first function has requests.
     Resting,
 }
 
@@ -52,9 +53,9 @@ enum Placement {
 struct Case {
     name: &'static str,
     placement: Placement,
-    /// Queues of each function.
+    /// The queues of each function.
     queues: usize,
-    /// Size of each request.
+    /// The size of each request.
     bytes: u64,
 }
 
@@ -70,13 +71,14 @@ const CASES: [Case; 5] = [
     case("resting/4KiB/q4", Placement::Resting, 4, 4096),
 ];
 
-/// How long everything takes.
+/// The lengths and numbers of runs.
 struct Plan {
     warm_up: Duration,
-    /// In full, the store's window is measured again within a run (every two seconds).
+    /// Long enough in a full run that the store's window is measured again within it (every two
+    /// seconds).
     measured: Duration,
     pairs: usize,
-    /// How often a disturbed pair is repeated.
+    /// The most repetitions of disturbed pairs in a case.
     repeats: usize,
 }
 
@@ -92,18 +94,15 @@ impl Plan {
     }
 }
 
-/// Runs the experiment; whether all bounds hold, or nobody asked.
+/// Runs the experiment. Returns false if a bound that is to be enforced does not hold.
 ///
 /// # Errors
-/// There are no two cores, or not enough memory; an interrupt.
+/// The machine has too few cores or not enough memory; an interrupt.
 pub fn run(options: &Options) -> Result<bool> {
     if let Some(daemon) = &options.common.against {
         return against::children(NAME, &options.common, daemon);
     }
-    let begin = Instant::now();
-    stop::listen()?;
-    // Ahead of whatever else the machine does. It is a privilege.
-    let _ = rustix::process::nice(workers::AHEAD);
+    let begin = options.common.begin()?;
     let scale = options.common.scale();
     let plan = Plan::of(scale);
     cores::pin(cores::CLIENT).context("the experiment needs two cores")?;
@@ -125,7 +124,7 @@ pub fn run(options: &Options) -> Result<bool> {
     options.common.conclude(begin, &outcome)
 }
 
-/// Pairs of runs, in turns; how many were disturbed.
+/// Measures pairs of runs. Returns the number of disturbed pairs.
 fn measure(
     records: &mut Records,
     case: Case,
@@ -141,7 +140,7 @@ fn measure(
         stop::check()?;
         let mut per_s = [0.0; 2];
         let mut waited = 0.0_f64;
-        // The two begin in turn, so that neither always comes after the other.
+        // The order alternates, so that neither arrangement always comes after the other.
         let first = (pair + disturbed) % 2;
         for index in [first, 1 - first] {
             let run = arrangements[index].run(case, partner, plan)?;

@@ -1,4 +1,4 @@
-//! Our daemon under measurement.
+//! The daemon under measurement.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,41 +9,41 @@ use crate::cores;
 use crate::process::Process;
 use crate::record::OURS;
 
-/// What a store is made of.
+/// The store of a device or a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// Keeps nothing.
+    /// A store that keeps no data.
     Null {
-        /// Size in bytes.
+        /// The size of the store.
         bytes: u64,
     },
-    /// Memory.
+    /// A store in memory.
     Ram {
-        /// Size in bytes.
+        /// The size of the store.
         bytes: u64,
     },
     /// A file or a block device.
     File {
-        /// Where it is.
+        /// The file.
         path: PathBuf,
     },
-    /// A virtual function: a volume of a controller, made if there is none.
+    /// A virtual function: a volume of a controller, which is made if missing.
     Volume {
-        /// The controller's name.
+        /// The name of the controller.
         controller: &'static str,
-        /// The volume's name.
+        /// The name of the volume.
         volume: &'static str,
-        /// The volume's size in bytes.
+        /// The size of the volume.
         bytes: u64,
     },
     /// A controller's physical function.
     Physical {
-        /// The controller's name.
+        /// The name of the controller.
         controller: &'static str,
     },
-    /// That of the device of this name.
+    /// The store of another device.
     Shared {
-        /// The other device.
+        /// The name of the other device.
         with: &'static str,
     },
 }
@@ -51,15 +51,15 @@ pub enum Store {
 /// A controller on a store of its own, formatted when the daemon starts.
 #[derive(Clone, Debug)]
 pub struct Controller {
-    /// Its name.
+    /// The name in the configuration.
     pub name: &'static str,
-    /// Its store.
+    /// The store below the controller.
     pub store: Store,
-    /// Its unit of translation in bytes.
+    /// The unit of translation in bytes.
     pub block_bytes: u32,
 }
 
-/// What a device looks like to its guest.
+/// The kind of device that a guest sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FrontEnd {
     /// A virtio block device over vhost-user.
@@ -69,43 +69,44 @@ pub enum FrontEnd {
     Nvme,
 }
 
-/// A device of the daemon's, on a store of its own.
+/// A device of the daemon on a store of its own.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// Its name.
+    /// The name in the configuration, and of the socket.
     pub name: String,
-    /// Its store.
+    /// The store below the device.
     pub store: Store,
-    /// How it idles: `poll`, `adaptive` or `interrupt`.
+    /// The idle policy: `poll`, `adaptive` or `interrupt`.
     pub idle: &'static str,
-    /// What its guest sees.
+    /// The kind of device that the guest sees.
     pub front_end: FrontEnd,
-    /// Queues, or pairs of queues.
+    /// Virtqueues, or NVMe queue pairs.
     pub queues: u16,
 }
 
 impl Device {
-    /// A virtio disk with one queue, whose sidecore polls.
+    /// Makes a virtio disk with one queue, which is polled.
     #[must_use]
     pub fn new(name: &str, store: Store) -> Self {
         Self { name: name.to_owned(), store, idle: "poll", front_end: FrontEnd::VirtioBlk, queues: 1 }
     }
 }
 
-/// The daemon, running.
+/// The daemon as a running process.
 #[derive(Debug)]
 pub struct Sidecored {
-    /// Its process.
+    /// The process, which is frozen between runs.
     pub process: Process,
     directory: PathBuf,
 }
 
 impl Sidecored {
-    /// Starts `program` with one sidecore on the server's core, which serves `devices`, whose stores may be of
-    /// `controllers`; its files are in a new directory `name` below `directory`.
+    /// Starts `program` with one sidecore on the server's core, which serves `devices`, on stores
+    /// of their own or of `controllers`. The daemon's files are in a new directory `name` below
+    /// `directory`.
     ///
     /// # Errors
-    /// It does not start; the error has what it says.
+    /// The daemon does not start; the error has its output.
     pub fn start(
         program: &Path,
         directory: &Path,
@@ -119,19 +120,20 @@ impl Sidecored {
         let config = directory.join("sidecored.toml");
         std::fs::write(&config, configuration(&directory, controllers, devices)?)?;
         let command = [program.display().to_string(), "--config".to_owned(), config.display().to_string()];
-        // Its sidecore goes to its own core; the rest of it, which has nothing to do, to the client's.
+        // The sidecore pins itself to its own core; the other threads, which have no work, run on
+        // the client's.
         let mut process = Process::start(OURS, &[cores::CLIENT, cores::SERVER], &command, &directory)?;
         process.wait_until(|output| output.lines().any(|line| line.starts_with("ready")))?;
         Ok(Self { process, directory })
     }
 
-    /// Where the device of that name is to be had.
+    /// The socket of the device of that name.
     #[must_use]
     pub fn socket(&self, device: &str) -> PathBuf {
         socket(&self.directory, device)
     }
 
-    /// Where its control API listens.
+    /// The socket of the control API.
     #[must_use]
     pub fn control_socket(&self) -> PathBuf {
         control_socket(&self.directory)
@@ -193,11 +195,11 @@ fn mebibytes(bytes: u64) -> Result<String> {
     Ok(format!("{}MiB", bytes >> 20))
 }
 
-/// Where the daemon is that was built with this program.
+/// The path of the daemon that was built with this program.
 ///
 /// # Errors
-/// This program is nowhere.
-pub fn beside_us() -> Result<PathBuf> {
-    let us = std::env::current_exe().context("where is this program?")?;
-    Ok(us.with_file_name(OURS))
+/// The path of this program is unknown.
+pub fn beside_this_program() -> Result<PathBuf> {
+    let this = std::env::current_exe().context("the path of this program is unknown")?;
+    Ok(this.with_file_name(OURS))
 }

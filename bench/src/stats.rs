@@ -1,6 +1,6 @@
 //! Medians, spreads and a histogram.
 
-/// The middle value; zero of nothing.
+/// The middle value; zero without values.
 #[must_use]
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
@@ -12,7 +12,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The mean without the lowest and the highest twentieth; zero of nothing.
+/// The mean without the lowest and the highest twentieth; zero without values.
 #[must_use]
 pub fn trimmed_mean(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -21,7 +21,7 @@ pub fn trimmed_mean(mut values: Vec<f64>) -> f64 {
     if kept.is_empty() { 0.0 } else { kept.iter().sum::<f64>() / kept.len() as f64 }
 }
 
-/// The smallest and the largest value; zeros of nothing.
+/// The smallest and the largest value; zeros without values.
 #[must_use]
 pub fn spread(values: &[f64]) -> (f64, f64) {
     let smallest = values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -30,14 +30,16 @@ pub fn spread(values: &[f64]) -> (f64, f64) {
 }
 
 /// An interval that holds the true median with a confidence of at least 95 %, by the order of the
-/// values alone (the sign test's); of fewer than six values, which give no such interval, the spread.
+/// values alone (the sign test's); of fewer than six values, which give no such interval, the
+/// spread.
 #[must_use]
 pub fn median_interval(values: &[f64]) -> (f64, f64) {
     const TAIL: f64 = 0.025;
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let count = sorted.len();
-    // P(X = k) of a binomial variable, from k = 0 on: how likely the k-th value is beyond the median.
+    // P(X = k) of a binomial variable, from k = 0 on: the probability that exactly k values are
+    // below the median.
     let (mut probability, mut tail, mut rank) = (0.5_f64.powf(count as f64), 0.0, 0);
     while tail + probability <= TAIL && rank < count {
         tail += probability;
@@ -51,7 +53,7 @@ pub fn median_interval(values: &[f64]) -> (f64, f64) {
     }
 }
 
-/// Steps within a doubling: values are exact up to here and to 1/256 beyond.
+/// Steps within a doubling: values below are counted exactly, and larger ones to 1/256.
 const STEPS: u64 = 256;
 
 /// Counts of values, each known to 0.4 %, in constant memory and time.
@@ -77,19 +79,19 @@ impl Histogram {
         self.sum += value;
     }
 
-    /// How many were counted.
+    /// The number of counted values.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Their mean; zero of nothing.
+    /// The mean of the counted values; zero without values.
     #[must_use]
     pub fn mean(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
-    /// The value that `share` (0 to 1) of them are at or below.
+    /// The value that `share` (0 to 1) of the counted values are at or below.
     #[must_use]
     pub fn quantile(&self, share: f64) -> f64 {
         let rank = (self.count as f64 * share).ceil().max(1.0) as u64;

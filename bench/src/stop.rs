@@ -1,5 +1,5 @@
-//! Ctrl-C: the experiment ends at the next convenient point, and everything it started is ended and removed as on any
-//! other failure.
+//! Ctrl-C: the experiment ends at the next convenient point, and all programs and files that it
+//! made are removed as on any other failure.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,7 @@ static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 /// Starts to listen for SIGINT and SIGTERM.
 ///
 /// # Errors
-/// The kernel does not let us.
+/// A signal handler cannot be registered.
 pub fn listen() -> Result<()> {
     let stop = STOP.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM] {
@@ -21,16 +21,16 @@ pub fn listen() -> Result<()> {
     Ok(())
 }
 
-/// Whether to end.
+/// Whether a signal has asked the experiment to end.
 #[must_use]
 pub fn is_wanted() -> bool {
     STOP.get().is_some_and(|stop| stop.load(Ordering::Relaxed))
 }
 
-/// Fails if the experiment is to end.
+/// Fails if a signal has asked the experiment to end.
 ///
 /// # Errors
-/// It is.
+/// The experiment is to end.
 pub fn check() -> Result<()> {
     if is_wanted() {
         bail!("interrupted");

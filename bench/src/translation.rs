@@ -1,8 +1,10 @@
-//! The experiment `translation`: what it takes to turn a virtual function's blocks into its controller's.
+//! The experiment `translation`: the cost of turning a virtual function's blocks into its
+//! controller's.
 //!
-//! The translation unit alone, in this process, with nothing around it: a hit in a queue's last extent, a hit in the
-//! BTLB, walks of trees of one, a thousand and a million extents, ranges that lie in many extents; and how much memory
-//! the trees take, fresh and after many changes at random places.
+//! The translation unit runs alone, in this process: a hit in a queue's last extent, a hit in the
+//! BTLB, walks of trees of one, a thousand and a million extents, and ranges that lie in many
+//! extents. The experiment also measures the memory of the trees, fresh and after many changes at
+//! random places.
 
 mod report;
 mod trees;
@@ -21,27 +23,27 @@ use crate::process::watched;
 use crate::publish::Headline;
 use crate::record::{OURS, Params, Records, params};
 use crate::rounds::Rounds;
-use crate::{cores, stop, workers};
+use crate::{cores, stop};
 use trees::Tree;
 
 const NAME: &str = "translation";
 
-/// What to run.
+/// The options of this experiment.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// What every experiment can be told.
+    /// The options that all experiments have.
     #[command(flatten)]
     pub common: Common,
 }
 
-/// How long everything takes.
+/// The lengths and numbers of runs.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     run: Duration,
     rounds: usize,
-    /// How often a disturbed run is repeated.
+    /// The most repetitions of a disturbed run.
     repeats: usize,
-    /// Extents of the largest tree.
+    /// The extents of the largest tree.
     large: u64,
 }
 
@@ -59,9 +61,10 @@ impl Plan {
 
 const MILLION: u64 = 1_000_000;
 
-/// Each translation begins when the one before it has its answer: what a request waits for.
+/// The metric of translations that each wait for the result of the one before: the time that a
+/// request waits.
 const ALONE: &str = "translation";
-/// They are independent of each other: what a queue with many requests sees.
+/// The metric of independent translations: the time that a queue with many requests sees.
 const OVERLAPPED: &str = "translation_overlapped";
 const BYTES: &str = "bytes_per_extent";
 
@@ -69,7 +72,6 @@ const LAST_EXTENT: &str = "last-extent";
 const BTLB: &str = "btlb";
 const WALK_LARGE: &str = "walk/1000000";
 
-/// What must hold.
 const BOUNDS: &[Bound<'static>] = &[
     Bound { case: LAST_EXTENT, of: Of::Ours(ALONE, " ns"), limit: Limit::AtMost(10.0) },
     Bound { case: BTLB, of: Of::Ours(ALONE, " ns"), limit: Limit::AtMost(10.0) },
@@ -85,16 +87,16 @@ const HEADLINES: &[Headline] = &[
     ("memory/1000000", Of::Ours(BYTES, " bytes")),
 ];
 
-/// Blocks in each extent of a fresh tree.
+/// The blocks of each extent of a fresh tree.
 const EXTENT_BLOCKS: u64 = 16;
 
-/// Blocks of one request.
+/// The blocks of one request.
 const REQUEST_BLOCKS: u64 = 4;
 
-/// Extents that a range request lies in.
+/// The extents that a range request lies in.
 const RANGE_EXTENTS: u64 = 16;
 
-/// Extents of the BTLB case: as many as the BTLB holds.
+/// The extents of the BTLB case: as many as the BTLB holds.
 const ROTATION: u64 = sidecore_extent::DEFAULT_BTLB_ENTRIES as u64;
 
 struct Bench {
@@ -104,18 +106,15 @@ struct Bench {
     disturbed: usize,
 }
 
-/// Runs the experiment; whether all bounds hold, or nobody asked.
+/// Runs the experiment. Returns false if a bound that is to be enforced does not hold.
 ///
 /// # Errors
-/// There is no such core, or not enough memory; an interrupt.
+/// The machine has too few cores or not enough memory; an interrupt.
 pub fn run(options: &Options) -> Result<bool> {
     if let Some(daemon) = &options.common.against {
         return against::children(NAME, &options.common, daemon);
     }
-    let begin = Instant::now();
-    stop::listen()?;
-    // Ahead of whatever else the machine does. It is a privilege.
-    let _ = rustix::process::nice(workers::AHEAD);
+    let begin = options.common.begin()?;
     cores::pin(cores::SERVER).or_else(|_| cores::pin(cores::CLIENT))?;
     let scale = options.common.scale();
     let mut bench = Bench { scale, plan: Plan::of(scale), records: Records::new(NAME), disturbed: 0 };
@@ -157,7 +156,7 @@ impl Bench {
         let mut turn = 0;
         let params = self.params(&tree);
         self.both(BTLB, params, 1, &mut |offset| {
-            // Round and round, so that the last extent is never the right one.
+            // The extents take turns, so that the last extent is never the right one.
             turn = (turn + 1) % ROTATION;
             let at = turn * EXTENT_BLOCKS + places.next_block() + offset;
             reader.translate(BlockRange { first: Vlba(at), count: REQUEST_BLOCKS })
@@ -170,9 +169,9 @@ impl Bench {
         Ok(())
     }
 
-    /// Single blocks all over the tree.
+    /// Measures single blocks all over the tree.
     fn walks(&mut self, tree: &Tree, case: &str) -> Result<()> {
-        // In a tree of one extent every other way hits.
+        // In a tree of one extent, both caches would hit.
         let alone = tree.extents() == 1;
         let mut reader = tree.reader(if alone { 0 } else { sidecore_extent::DEFAULT_BTLB_ENTRIES });
         let mut places = Places::new(tree.blocks());
@@ -185,7 +184,7 @@ impl Bench {
         })
     }
 
-    /// Ranges of several extents; the time is that of one piece.
+    /// Measures ranges of several extents; the recorded time is that of one piece.
     fn ranges(&mut self, tree: &Tree, case: &str) -> Result<()> {
         let mut reader = tree.reader(sidecore_extent::DEFAULT_BTLB_ENTRIES);
         let mut places = Places::new(tree.blocks() / EXTENT_BLOCKS - RANGE_EXTENTS);
@@ -197,14 +196,14 @@ impl Bench {
         })
     }
 
-    /// The largest tree: fresh, and after changes all over it.
+    /// Measures the largest tree: fresh, and after changes all over it.
     fn large(&mut self) -> Result<()> {
         let extents = self.plan.large;
         let mut tree = Tree::fresh(extents)?;
         self.memory(&tree, &format!("memory/{extents}"));
         self.walks(&tree, &format!("walk/{extents}"))?;
         self.ranges(&tree, &format!("range/{RANGE_EXTENTS}-of-{extents}"))?;
-        // As many changes as extents: hardly a leaf is as it was.
+        // As many changes as extents: hardly a leaf stays as it was.
         let (changes, elapsed) = tree.churn(extents)?;
         let case = format!("memory/{extents}-churned");
         self.memory(&tree, &case);
@@ -234,7 +233,8 @@ impl Bench {
         ])
     }
 
-    /// Measures `one`, which does `pieces` translations, one after the other and side by side.
+    /// Measures `one`, which does `pieces` translations, first dependent on each other and then
+    /// independent.
     fn both(
         &mut self,
         case: &str,
@@ -272,18 +272,19 @@ impl Bench {
     }
 }
 
-/// Looks at the clock after this many.
-const PER_LOOK: u64 = 2000;
+/// The calls between two readings of the clock.
+const PER_READING: u64 = 2000;
 
-/// Nanoseconds for each call of `one`. It adds what it is given, zero, to the address that it translates, and returns
-/// the physical one. `DEPENDENT`: the zero comes out of the physical address before, which the processor has to wait
-/// for.
+/// Measures nanoseconds for each call of `one`. The argument of `one` is always zero: `one` adds it
+/// to the address to translate, and returns the physical address. `DEPENDENT`: the zero is computed
+/// from the physical address before, so that the processor has to wait for that.
 fn time<const DEPENDENT: bool>(duration: Duration, one: &mut impl FnMut(u64) -> Option<u64>) -> Result<f64> {
     let mut zero = 0;
     let mut batch = || -> Result<()> {
-        for _ in 0..PER_LOOK {
+        for _ in 0..PER_READING {
             let physical = one(zero).context("a translation found nothing")?;
-            // No physical address is as large as that, which only we know.
+            // No physical address has this bit, but the processor and the compiler do not know
+            // that.
             let top = std::hint::black_box(physical) >> 63;
             if DEPENDENT {
                 zero = top;
@@ -291,7 +292,7 @@ fn time<const DEPENDENT: bool>(duration: Duration, one: &mut impl FnMut(u64) -> 
         }
         Ok(())
     };
-    // Caches and branch predictors.
+    // Warms up caches and branch predictors.
     let warm_up = Instant::now();
     while warm_up.elapsed() < duration / 5 {
         batch()?;
@@ -300,7 +301,7 @@ fn time<const DEPENDENT: bool>(duration: Duration, one: &mut impl FnMut(u64) -> 
     let mut count = 0;
     loop {
         batch()?;
-        count += PER_LOOK;
+        count += PER_READING;
         let elapsed = start.elapsed();
         if elapsed >= duration {
             return Ok(elapsed.as_nanos() as f64 / count as f64);

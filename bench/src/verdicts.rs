@@ -1,4 +1,4 @@
-//! How the bounds of all experiments fared, collected from their runs into one table of
+//! The results of the bounds of all experiments, collected from their runs into one table of
 //! docs/bench.md.
 
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ const PAGE: &str = "docs/bench.md";
 const NAME: &str = "bench: bounds";
 const README: &str = "README.md";
 
-/// A bound, and how it fared in a run.
+/// A bound with its result in a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Line {
     experiment: String,
@@ -24,12 +24,13 @@ struct Line {
     revision: String,
     what: String,
     limit: String,
-    /// None if it was not measured.
+    /// `None` if the number was not measured.
     value: Option<String>,
     verdict: Verdict,
 }
 
-/// Why a bound can be met by no design: of the lines of this experiment whose text starts so.
+/// The reason why no design can keep a bound: for lines of this experiment whose text starts with
+/// `what`.
 struct Note {
     experiment: &'static str,
     what: &'static str,
@@ -43,7 +44,7 @@ const NOTES: [Note; 2] = [
     Note { experiment: "nested", what: "loop/randwrite/4KiB/qd32: iops of vf / file", why: OUT_OF_REACH },
 ];
 
-/// Appends how an experiment's bounds fared to `file`, a JSON object a line.
+/// Appends the results of an experiment's bounds to `file`, a JSON object a line.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -66,17 +67,17 @@ pub fn append(file: &Path, (experiment, scale, revision): (&str, &str, &str), ch
     open.and_then(|mut open| open.write_all(&text)).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// What `sidecore-bench verdicts` is told.
+/// The options of `sidecore-bench verdicts`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// What the experiments' `--verdicts` wrote.
+    /// The file that the experiments' `--verdicts` wrote.
     file: std::path::PathBuf,
 }
 
-/// Writes the table into docs/bench.md; whether all bounds hold.
+/// Writes the table into docs/bench.md. Returns whether all bounds hold.
 ///
 /// # Errors
-/// A file cannot be read or written, or is not what it should be.
+/// A file cannot be read or written, or is not in the format of `--verdicts`.
 pub fn run(options: &Options) -> Result<bool> {
     let name = options.file.display();
     let text = std::fs::read_to_string(&options.file).with_context(|| format!("cannot read {name}"))?;
@@ -93,7 +94,7 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(!lines.is_empty() && lines.iter().all(|line| line.verdict == Verdict::Pass))
 }
 
-/// The bounds that fail first, then those that are not known, then those that hold.
+/// Orders the bounds: failing ones first, then unmeasured and unknown ones, then those that hold.
 fn table(mut lines: Vec<Line>) -> String {
     let rank = |line: &Line| match line.verdict {
         Verdict::Fail => 0,
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_hold_comes_first_and_everything_is_there() {
+    fn bounds_that_do_not_hold_come_first_and_all_bounds_are_listed() {
         let table = table(lines());
         let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| nested")).collect();
         assert_eq!(rows.len(), 4, "{table}");

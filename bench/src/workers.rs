@@ -11,22 +11,24 @@ use crate::process::schedstat;
 const CORES: &str = "/sys/devices/virtual/workqueue/cpumask";
 const GROUP: &str = "/proc/self/autogroup";
 
-/// What an experiment that wants to be ahead of everything else adds to its niceness.
+/// The change of niceness by which an experiment takes priority over other work.
 pub const AHEAD: i32 = -10;
 
-/// Keeps the kernel's unbound workers on one core, and us from being ahead of them there, until it is dropped.
+/// Keeps the kernel's unbound workers on one core, and gives up this program's priority over them
+/// there, until dropped.
 ///
-/// A thread that polls a core for itself makes a worker that is woken there wait for the end of its time slice, which is
-/// thousands of times longer than a request takes; and even one that yields, if it is worth more to the scheduler.
+/// A thread that polls a core makes a worker that is woken there wait for the end of the time
+/// slice, which is thousands of times longer than a request takes. Even a thread that yields does
+/// so, if the scheduler gives it more weight.
 #[derive(Debug)]
 pub struct Confined {
     before: Option<String>,
-    /// The niceness that our session had among others (sched(7), the autogroup feature).
+    /// The niceness of this session among others (sched(7), the autogroup feature).
     group_nice: Option<i32>,
 }
 
 impl Confined {
-    /// Keeps them on `core`, if we may, and undoes what [`AHEAD`] did.
+    /// Moves the workers to `core`, if the process has the privilege, and undoes [`AHEAD`].
     #[must_use]
     pub fn to(core: CoreId) -> Self {
         let before = fs::read_to_string(CORES).ok().map(|mask| mask.trim().to_owned());
@@ -36,14 +38,14 @@ impl Confined {
         Self { before: before.filter(|_| fs::write(CORES, mask).is_ok()), group_nice }
     }
 
-    /// Whether they are there.
+    /// Whether the workers are confined.
     #[must_use]
     pub fn is_confined(&self) -> bool {
         self.before.is_some()
     }
 }
 
-/// `/autogroup-25 nice -20`.
+/// Parses `/autogroup-25 nice -20`.
 fn group_nice() -> Option<i32> {
     fs::read_to_string(GROUP).ok()?.trim().rsplit(' ').next()?.parse().ok()
 }
@@ -62,13 +64,14 @@ impl Drop for Confined {
     }
 }
 
-/// How long all threads on this machine have run so far, except those of `ours` and the kernel's workers and the
-/// interrupts that are served for them, and how long the hypervisor below had given our cores to others.
+/// The time that all threads on this machine have run so far, except those of `ours`, the kernel's
+/// workers and the interrupts that serve them, and the time for which the hypervisor below gave
+/// this machine's cores to others.
 ///
-/// Where workers have to get a core from those who wait for them, being kept off it is no sign of a disturbance; that
-/// somebody else was on it, is one.
+/// Where workers must get a core from the threads that wait for them, a thread that is kept off its
+/// core is no sign of a disturbance; other work on the core is one.
 #[must_use]
-pub fn strangers_time(ours: &[u32]) -> Duration {
+pub fn other_cpu_time(ours: &[u32]) -> Duration {
     let Ok(processes) = fs::read_dir("/proc") else { return Duration::ZERO };
     let mut total = stolen_time();
     for process in processes.flatten() {
@@ -76,7 +79,7 @@ pub fn strangers_time(ours: &[u32]) -> Duration {
         if id.is_none_or(|id| ours.contains(&id)) || is_worker(&process.path()) {
             continue;
         }
-        // A thread may end while we look.
+        // A thread may end between the two reads.
         for task in fs::read_dir(process.path().join("task")).into_iter().flatten().flatten() {
             if let Ok(text) = fs::read_to_string(task.path().join("schedstat")) {
                 total += schedstat(&text, 0);
@@ -103,16 +106,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_ours_is_no_stranger() {
+    fn the_time_of_our_own_threads_is_left_out() {
         let me = std::process::id();
-        let all = strangers_time(&[]);
+        let all = other_cpu_time(&[]);
         assert!(all > Duration::ZERO);
-        // More time than everybody else can have taken meanwhile.
+        // More time than all other threads can take meanwhile.
         let start = std::time::Instant::now();
         while start.elapsed() < Duration::from_millis(20) {
             std::hint::black_box(0);
         }
-        assert!(strangers_time(&[]) > all);
-        assert!(strangers_time(&[me]) < strangers_time(&[]));
+        assert!(other_cpu_time(&[]) > all);
+        assert!(other_cpu_time(&[me]) < other_cpu_time(&[]));
     }
 }

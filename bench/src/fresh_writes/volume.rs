@@ -1,4 +1,4 @@
-//! An empty volume of a controller in this process, to be filled.
+//! A volume of a controller in this process, which a run fills and empties.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,16 +13,17 @@ use sidecore_volume::{FormatOptions, HeapMemory, LOG_ENTRY_BYTES, LogPlace};
 use crate::requests;
 
 const BLOCK_BYTES: u64 = 4096;
-/// No two writes are one extent.
+/// The distance between two writes: the gap keeps two writes from becoming one extent.
 const STRIDE_BYTES: u64 = 2 * BLOCK_BYTES;
-/// Entries of the log for each write of a run: it is committed between runs, and not because it is half full.
+/// Entries of the log for each write of a run: so many that only the end of a run commits, and not
+/// a log that is half full.
 const ENTRIES_PER_WRITE: usize = 3;
 /// A run that takes longer has lost a request.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) struct Volume {
     channel: Box<dyn BlockChannel>,
-    /// Requests at rest.
+    /// Requests that are not in flight.
     idle: Batch,
     completed: Batch,
     writes: u64,
@@ -33,10 +34,10 @@ pub(super) struct Volume {
 }
 
 impl Volume {
-    /// A volume with room for so many writes. Its controller commits when it is asked to.
+    /// Makes a volume with room for `writes` writes. Its controller commits only on a flush.
     pub(super) fn new(has_log: bool, depth: usize, writes: u64) -> Result<Self> {
         let size_bytes = writes * STRIDE_BYTES;
-        // Blocks are given back when a commit is durable: half of them are on their way.
+        // Freed blocks are reusable after a durable commit: half of the blocks may wait for one.
         let store = RamStore::new(Geometry::new(4 * size_bytes + (64 << 20), 512)).context("not enough memory")?;
         let log_bytes = (usize::try_from(writes)? * ENTRIES_PER_WRITE * LOG_ENTRY_BYTES).max(8 << 20);
         let place = LogPlace { device: 1, inode: 1, boot: [1; 16] };
@@ -69,7 +70,7 @@ impl Volume {
         })
     }
 
-    /// Fills it, and empties it again; nanoseconds for each write.
+    /// Fills the volume and empties it again. Returns nanoseconds for each write.
     pub(super) fn run(&mut self) -> Result<f64> {
         let start = Instant::now();
         let (mut sent, mut done) = (0, 0);
@@ -97,7 +98,7 @@ impl Volume {
         Ok(Nanos(u64::try_from(self.begin.elapsed().as_nanos())?))
     }
 
-    /// Takes back what is done.
+    /// Collects the completed requests. Returns their number.
     fn collect(&mut self) -> Result<u64> {
         let now = self.now()?;
         self.channel.poll(now, &mut self.completed);
@@ -121,7 +122,7 @@ impl Volume {
         loop {
             self.channel.submit(self.now()?, &mut batch);
             if self.collect()? > 0 {
-                // It is not one of those that write.
+                // The request has no buffer and is not one of the writes.
                 self.idle.pop();
                 return Ok(());
             }

@@ -1,4 +1,5 @@
-//! The client: a closed loop that works for a while before each request, and shows each request at once.
+//! The client: a closed loop that works for a while before each request and publishes each request
+//! at once.
 
 use std::time::Duration;
 
@@ -11,28 +12,29 @@ use crate::load::{BLOCK_BYTES, Places};
 use crate::stats::Histogram;
 use crate::stop;
 
-/// Requests from one look at the clock to the next.
-const REQUESTS_PER_LOOK: u64 = 512;
+/// Requests between two readings of the clock.
+const REQUESTS_PER_READING: u64 = 512;
 
-/// Looks in vain after which the client checks that the device is alive.
-const LOOKS_PER_WAIT: u32 = 1 << 16;
+/// After so many empty polls, the client checks that the device is alive.
+const POLLS_PER_WAIT: u32 = 1 << 16;
 
-/// How long a device may be silent before it counts as dead.
+/// A device that is silent for longer counts as dead.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Work of the client's own: multiplications that touch no memory, in several chains at once. A single chain is mostly
-/// waiting, in which a processor that executes out of order would hide what comes before and after it.
+/// The client's own work: multiplications that touch no memory, in several chains at once. A
+/// processor that executes out of order mostly waits in a single chain, and would hide the code
+/// before and after the chain in that time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnWork {
     steps: u64,
-    /// How long it takes.
+    /// The duration of the work.
     pub(super) ns: f64,
 }
 
 impl OwnWork {
     const TRIAL_STEPS: u64 = 1 << 20;
 
-    /// Work that takes about `ns`, by this core's speed at present.
+    /// Makes work that takes about `ns` at this core's present speed.
     pub(super) fn of(ns: u64, clock: &Clock) -> Self {
         let ns_per_step = (0..5).map(|_| Self::time(Self::TRIAL_STEPS, clock)).fold(f64::INFINITY, f64::min);
         let steps = (ns as f64 / ns_per_step).round() as u64;
@@ -57,7 +59,7 @@ impl OwnWork {
     }
 }
 
-/// What the client does.
+/// The load of the client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Guest {
     pub(super) depth: u16,
@@ -66,7 +68,7 @@ pub(super) struct Guest {
     pub(super) duration: Duration,
 }
 
-/// What a run cost.
+/// The cost of a run for the client.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
     /// Requests a second.
@@ -75,7 +77,7 @@ pub(super) struct Cost {
     pub(super) client_ns: f64,
     /// Median latency of the requests in one slot.
     pub(super) latency_p50_ns: f64,
-    /// 99th percentile of it.
+    /// The 99th percentile of these latencies.
     pub(super) latency_p99_ns: f64,
 }
 
@@ -96,7 +98,7 @@ fn run_on<Q: Queue>(queue: &mut Q, guest: &Guest, clock: &Clock, slots: &[Slot])
     let mut completions: Vec<Q::Completion> = Vec::with_capacity(slots.len());
     let mut latencies = Histogram::default();
     let mut silence = 0_u32;
-    // Latencies are of one slot: to stamp every request would be work of the client's too.
+    // Latencies are of one slot: a stamp for every request would add to the client's work.
     let watched = slots.first().copied();
     let mut sent_at = clock.raw();
     let start = sent_at;
@@ -111,7 +113,7 @@ fn run_on<Q: Queue>(queue: &mut Q, guest: &Guest, clock: &Clock, slots: &[Slot])
     for slot in slots {
         next(queue, *slot, &mut sent_at)?;
     }
-    let (mut done, mut look_at) = (0_u64, 0_u64);
+    let (mut done, mut next_reading) = (0_u64, 0_u64);
     let finish = loop {
         completions.clear();
         if queue.poll_completions(&mut completions)? == 0 {
@@ -127,8 +129,8 @@ fn run_on<Q: Queue>(queue: &mut Q, guest: &Guest, clock: &Clock, slots: &[Slot])
             }
             next(queue, slot, &mut sent_at)?;
         }
-        if done >= look_at {
-            look_at = done + REQUESTS_PER_LOOK;
+        if done >= next_reading {
+            next_reading = done + REQUESTS_PER_READING;
             let now = clock.raw();
             if clock.delta(start, now) >= guest.duration {
                 break now;
@@ -152,11 +154,11 @@ fn run_on<Q: Queue>(queue: &mut Q, guest: &Guest, clock: &Clock, slots: &[Slot])
     })
 }
 
-/// Every so often, checks that the device still answers.
+/// Counts empty polls, and checks from time to time that the device still answers.
 #[inline]
 fn wait_on<Q: Queue>(queue: &mut Q, silence: &mut u32) -> Result<()> {
     *silence = silence.wrapping_add(1);
-    if silence.is_multiple_of(LOOKS_PER_WAIT) {
+    if silence.is_multiple_of(POLLS_PER_WAIT) {
         stop::check()?;
         ensure!(queue.wait(PATIENCE)?, "the device does not answer");
     }
@@ -168,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_work_grows_with_what_is_asked_for() {
+    fn own_work_grows_with_the_requested_time() {
         let clock = Clock::new();
         assert_eq!(OwnWork::of(0, &clock).steps, 0);
         let (little, much) = (OwnWork::of(100, &clock), OwnWork::of(100_000, &clock));

@@ -1,5 +1,5 @@
-//! The floor: a responder that takes requests from the same rings and answers them, with no parser and no store. It looks
-//! at the ring at a fixed interval.
+//! The floor: a responder that takes requests from the same rings and answers them, with no parser
+//! and no store. The responder polls at a fixed interval.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,13 +42,13 @@ pub(super) struct NvmeResponder {
 
 /// The device's end of a queue.
 trait Respond: Send {
-    /// Answers every request that is there.
-    fn look(&mut self) -> Result<()>;
+    /// Answers all queued requests.
+    fn poll(&mut self) -> Result<()>;
 }
 
 impl Respond for VirtioResponder {
     #[inline]
-    fn look(&mut self) -> Result<()> {
+    fn poll(&mut self) -> Result<()> {
         let mut found = false;
         while let Some(token) = self.ring.pop(&self.memory, &mut self.chain)? {
             let status = self.chain.writable().last().context("a chain without a status byte")?.address;
@@ -66,13 +66,14 @@ impl Respond for VirtioResponder {
 
 impl Respond for NvmeResponder {
     #[inline]
-    fn look(&mut self) -> Result<()> {
+    fn poll(&mut self) -> Result<()> {
         self.commands.set_tail(self.tail.load(0))?;
         while let Some(command) = self.commands.pop() {
             let command_id = u16::from_le_bytes([command[2], command[3]]);
             let sq_head = self.commands.head();
             self.completions.push(Completion { sq_head, sq_id: 1, command_id, ..Completion::default() });
-            // The queue has twice as many entries as there are slots: none is written before the client has taken it.
+            // The queue has twice as many entries as there are slots: no entry is overwritten
+            // before the client has taken it.
             let _ = self.completions.set_head(self.completions.position().tail);
         }
         Ok(())
@@ -80,10 +81,10 @@ impl Respond for NvmeResponder {
 }
 
 impl Floor {
-    /// A virtqueue of the kind that `options` ask for.
+    /// Makes a virtqueue of the format that `options` select.
     ///
     /// # Errors
-    /// Not enough memory.
+    /// The machine has not enough memory.
     pub(super) fn virtio(options: &ClientOptions) -> Result<Self> {
         let offered = features::RING_PACKED | features::EVENT_IDX | features::INDIRECT_DESC | features::VERSION_1;
         let Loopback { queue, memory, layout, .. } = Loopback::new(options, offered)?;
@@ -94,10 +95,10 @@ impl Floor {
         Ok(Self::Virtio { queue: Box::new(queue), responder: Some(responder) })
     }
 
-    /// An NVMe queue pair.
+    /// Makes an NVMe queue pair.
     ///
     /// # Errors
-    /// Not enough memory.
+    /// The machine has not enough memory.
     pub(super) fn nvme(options: &NvmeOptions) -> Result<Self> {
         let NvmeLoopback { queue, memory, commands, completions, tail } = NvmeLoopback::new(options)?;
         let responder = NvmeResponder {
@@ -108,7 +109,7 @@ impl Floor {
         Ok(Self::Nvme { queue: Box::new(queue), responder: Some(responder) })
     }
 
-    /// Runs `guest` against the responder, which looks every `interval_ns`.
+    /// Runs `guest` with the responder, which polls every `interval_ns`.
     ///
     /// # Errors
     /// An interrupt; the partner died.
@@ -132,7 +133,7 @@ impl Floor {
     }
 }
 
-/// Has `responder` answer on the server's core while `load` runs here.
+/// Runs `responder` on the server's core while `load` runs on this one.
 fn against<R: Respond + 'static>(
     partner: &Partner,
     responder: &mut Option<R>,
@@ -156,17 +157,17 @@ fn against<R: Respond + 'static>(
 }
 
 fn respond(ring: &mut impl Respond, interval_ns: u64, stop: &AtomicBool, clock: &Clock) -> Result<()> {
-    let mut looked_at = clock.raw();
+    let mut polled_at = clock.raw();
     while !stop.load(Ordering::Relaxed) {
-        ring.look()?;
+        ring.poll()?;
         if interval_ns == 0 {
             std::hint::spin_loop();
             continue;
         }
-        while clock.delta_as_nanos(looked_at, clock.raw()) < interval_ns {
+        while clock.delta_as_nanos(polled_at, clock.raw()) < interval_ns {
             std::hint::spin_loop();
         }
-        looked_at = clock.raw();
+        polled_at = clock.raw();
     }
     Ok(())
 }

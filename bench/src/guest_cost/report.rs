@@ -1,4 +1,4 @@
-//! The results in a table.
+//! The table of the results.
 
 use std::fmt::Write as _;
 

@@ -1,12 +1,12 @@
-//! Where the time of one request goes: the paths of driver and device in one process, with a look at the time stamp
-//! counter between the stages.
+//! The parts of the time of one request: the paths of driver and device in one process, with
+//! readings of the time stamp counter between the stages.
 //!
-//! The device is the very code that the daemon runs ([`sidecore_virtio::blk::BlkQueue`] polled in a loop), on the
-//! server's core; the driver is the client of all other experiments. Stamps are taken where the code has seams: before
-//! and after submission, where the store gets the request and gives it back, when the device's turn is over, and when
-//! the client has the completion. What lies between two seams is not taken apart any further, but for finding and
-//! parsing, which is measured again alone, in one core's cache. A stamp costs some nanoseconds, which are in the
-//! numbers.
+//! The device is the very code that the daemon runs ([`sidecore_virtio::blk::BlkQueue`] polled in a
+//! loop), on the server's core; the driver is the client of all other experiments. Stamps are taken
+//! at the seams of the code: before and after submission, where the store gets the request and
+//! completes it, at the end of the device's turn, and when the client has the completion. The time
+//! between two seams is not divided any further, except for finding and parsing, which is measured
+//! again alone, in one core's cache. A stamp costs some nanoseconds, which are in the numbers.
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
@@ -38,21 +38,21 @@ const CASE: &str = "breakdown/null/randread/qd1";
 
 const DISK_BYTES: u64 = 64 << 20;
 
-/// The stages, in their order.
+/// The stages of a request, in their order.
 const STAGES: [&str; 5] =
     ["client_submits", "sidecore_finds_and_parses", "store", "sidecore_completes", "client_finds_completion"];
 
-/// What the device's side saw of one request.
+/// The stamps of one request on the device's side.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct DeviceStamps {
     submitted: u64,
     stored: u64,
     turn_over: u64,
 }
 
-/// What the client's side saw of it.
+/// The stamps of one request on the client's side.
 #[derive(Clone, Copy, Debug)]
-struct Did {
+struct ClientStamps {
     start: u64,
     published: u64,
     completed: u64,
@@ -108,8 +108,11 @@ fn one_round(partner: &Partner, clock: &Clock, requests: usize) -> Result<Round>
     let between = |from: u64, to: u64, correction: i64| ns((to.wrapping_sub(from) as i64).wrapping_add(correction));
     // The first requests fault pages in and train the branch predictors.
     let pairs = || did.iter().zip(&seen).skip(requests / 10);
-    // The counter's steps are as long as a stage, which a mean sees through; without what was interrupted.
-    let mean = |stage: &dyn Fn(&Did, &Seen) -> f64| stats::trimmed_mean(pairs().map(|(d, s)| stage(d, s)).collect());
+    // A step of the counter is as long as a stage, but a mean resolves finer times. The trimming
+    // leaves out interrupted requests.
+    let mean = |stage: &dyn Fn(&ClientStamps, &DeviceStamps) -> f64| {
+        stats::trimmed_mean(pairs().map(|(d, s)| stage(d, s)).collect())
+    };
     Ok(Round {
         stages: [
             mean(&|did, _| between(did.start, did.published, 0)),
@@ -126,8 +129,8 @@ fn disk() -> Arc<BlkDevice> {
     Arc::new(BlkDevice::new("disk", BlkOptions::default(), Geometry::new(DISK_BYTES, 512)))
 }
 
-/// The client's side: one request after the other.
-fn drive(queue: &mut sidecore_driver::BlkQueue, clock: &Clock, requests: usize) -> Result<Vec<Did>> {
+/// The client's side: one request at a time.
+fn drive(queue: &mut sidecore_driver::BlkQueue, clock: &Clock, requests: usize) -> Result<Vec<ClientStamps>> {
     let mut did = Vec::with_capacity(requests);
     let mut completions = Vec::with_capacity(1);
     let slot = queue.take_slot().context("no slot")?;
@@ -139,12 +142,12 @@ fn drive(queue: &mut sidecore_driver::BlkQueue, clock: &Clock, requests: usize) 
         queue.publish()?;
         let published = clock.raw();
         completions.clear();
-        let mut looks = 0_u64;
+        let mut polls = 0_u64;
         while queue.poll_completions(&mut completions)? == 0 {
-            looks += 1;
-            ensure!(looks < 1 << 32, "the device does not answer");
+            polls += 1;
+            ensure!(polls < 1 << 32, "the device does not answer");
         }
-        did.push(Did { start, published, completed: clock.raw() });
+        did.push(ClientStamps { start, published, completed: clock.raw() });
     }
     Ok(did)
 }
@@ -156,7 +159,7 @@ fn serve(
     stop: &AtomicBool,
     clock: &Clock,
     requests: usize,
-) -> Result<Vec<Seen>> {
+) -> Result<Vec<DeviceStamps>> {
     let depth = usize::from(resources.layout.size);
     let fresh = RingState::fresh(resources.layout.format);
     let inner = NullStore::new(device.geometry()).open_channel(&CoreContext::default(), depth)?;
@@ -168,20 +171,20 @@ fn serve(
         let now = clock.raw();
         if matches!(queue.poll(Nanos(now), 32), Polled::Busy(_)) {
             let turn_over = clock.raw();
-            seen.push(Seen { submitted: stamps.submitted.get(), stored: stamps.stored.get(), turn_over });
+            seen.push(DeviceStamps { submitted: stamps.submitted.get(), stored: stamps.stored.get(), turn_over });
         }
     }
     Ok(seen)
 }
 
-/// When the store last got and gave back something.
+/// The times at which the store last got and completed requests.
 #[derive(Debug, Default)]
 struct Stamps {
     submitted: Cell<u64>,
     stored: Cell<u64>,
 }
 
-/// A store's channel that takes note of the time.
+/// A store's channel that stamps the times.
 struct Stamped {
     inner: Box<dyn BlockChannel>,
     clock: Clock,
@@ -214,7 +217,8 @@ impl BlockChannel for Stamped {
     }
 }
 
-/// How far the partner's time stamp counter is ahead of ours, in ticks: its stamp against the middle of ours around it.
+/// The ticks by which the partner's time stamp counter is ahead of this core's: its stamp against
+/// the middle of two stamps around it.
 fn clock_ahead(partner: &Partner, clock: &Clock) -> Result<i64> {
     const ROUNDS: u64 = 2000;
     let words = Arc::new([AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)]);
@@ -243,7 +247,8 @@ fn clock_ahead(partner: &Partner, clock: &Clock) -> Result<i64> {
     Ok(stats::median(&ahead) as i64)
 }
 
-/// Taking a request from the ring and parsing it when everything is in this core's cache, in nanoseconds.
+/// Measures the taking and parsing of a request when all of it is in this core's cache, in
+/// nanoseconds.
 fn parse_alone(clock: &Clock, requests: usize) -> Result<f64> {
     let device = disk();
     let Loopback { mut queue, memory, layout, .. } = Loopback::new(&ClientOptions::default(), device.features())?;

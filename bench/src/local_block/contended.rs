@@ -16,10 +16,11 @@ use crate::rounds::{Pairs, Rounds};
 use crate::sidecored::{Device, Sidecored, Store};
 use crate::{against, control, cores, stop};
 
-/// A client that sleeps between requests and until their ends, one that sleeps until their ends, one that polls.
+/// The cases: the client sleeps between requests and until completions, sleeps until completions,
+/// or polls.
 pub(super) const CASES: [&str; 3] = ["contended/paced", "contended/sleeping", "contended/polling"];
 
-/// How long the first of them sleeps between two requests.
+/// The pause of the paced client between two requests.
 const PACE: Duration = Duration::from_millis(1);
 
 /// The same daemon with `idle = "interrupt"`.
@@ -28,7 +29,7 @@ pub(super) const INTERRUPT: &str = "interrupt";
 const DISK_BYTES: u64 = 64 << 20;
 const DISK: &str = "disk";
 
-/// A sidecore may take this long to notice that its core is lost.
+/// The longest time in which a sidecore may notice that its core is lost.
 const NOTICE_LIMIT: Duration = Duration::from_secs(30);
 
 type Metric = (&'static str, fn(&Sample) -> f64);
@@ -38,7 +39,7 @@ const METRICS: [Metric; 3] = [
     ("latency_mean", |sample| sample.latency_mean_ns),
 ];
 
-/// A thread on each core that is always ready to run.
+/// A thread on each core that is always ready to run, until dropped.
 struct Burners {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Result<()>>>,
@@ -77,7 +78,8 @@ struct System {
     samples: Vec<Sample>,
 }
 
-/// Runs the cases: the polled disk of this daemon, the same one interrupt-driven, and that of `--against`.
+/// Runs the cases: on the polled disk of this daemon, on the same disk with interrupts, and on that
+/// of `--against`.
 pub(super) fn run(bench: &mut Bench) -> Result<()> {
     let mut systems = start(bench)?;
     let burners = Burners::start();
@@ -141,7 +143,7 @@ fn measure(bench: &Bench, systems: &mut [System], case: &str) -> Result<()> {
     Ok(())
 }
 
-/// One request after the other, with a sleep before each.
+/// Runs one request at a time, with a sleep before each.
 fn run_paced(queue: &mut BlkQueue, work: &Work) -> Result<Sample> {
     let slot = queue.take_slot().context("no slot")?;
     let (mut completions, mut latencies) = (Vec::new(), Vec::new());
@@ -169,7 +171,7 @@ fn run_paced(queue: &mut BlkQueue, work: &Work) -> Result<Sample> {
     })
 }
 
-/// Whether the daemon says that its core is lost.
+/// Whether the daemon reports that its core is lost.
 fn is_noticed(daemon: &Sidecored) -> Result<bool> {
     let answer = control::get(&daemon.control_socket(), "/v1/sidecores")?;
     Ok(answer["sidecores"][0]["warning"].is_string())

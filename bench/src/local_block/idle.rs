@@ -1,4 +1,4 @@
-//! What idleness costs: neighbours that do nothing, a daemon that does nothing, and one that has to be woken.
+//! The cost of idleness: of idle neighbours, of an idle daemon, and of waking a sleeping one.
 
 use std::time::{Duration, Instant};
 
@@ -21,14 +21,15 @@ pub(super) const WAKE: &str = "wake-latency";
 
 const DISK_BYTES: u64 = 64 << 20;
 
-/// Far longer than an adaptive device spins before it sleeps.
+/// A pause far longer than an adaptive device spins before it sleeps.
 const ASLEEP: Duration = Duration::from_millis(5);
 
 fn null(name: &str, idle: &'static str) -> Device {
     Device { idle, ..Device::new(name, Store::Null { bytes: DISK_BYTES }) }
 }
 
-/// The latency of a busy device with many connected, idle ones on its sidecore, less that of one alone.
+/// Measures the latency of a busy device with many connected, idle devices on its sidecore, less
+/// its latency alone.
 pub(super) fn neighbours(bench: &mut Bench) -> Result<()> {
     let count = bench.plan.neighbours;
     let mut alone = bench.experiment.start_ours("alone", &[], &[null("busy", "poll")])?;
@@ -72,7 +73,7 @@ fn one_run(bench: &mut Bench, daemon: &mut Sidecored, client: &mut BlkClient, wo
     bench.experiment.round(&mut daemon.process, bench.plan.warm_up, work, load)
 }
 
-/// The share of one core that a daemon takes whose adaptive devices, connected, have nothing to do.
+/// Measures the share of one core that a daemon takes whose connected adaptive devices are idle.
 pub(super) fn cpu(bench: &mut Bench) -> Result<()> {
     let devices = [null("first", "adaptive"), null("second", "adaptive")];
     let daemon = bench.experiment.start_ours("idle", &[], &devices)?;
@@ -80,7 +81,7 @@ pub(super) fn cpu(bench: &mut Bench) -> Result<()> {
     let clients = devices.iter().map(|device| BlkClient::connect(daemon.socket(&device.name), &options));
     let mut clients: Vec<BlkClient> = clients.collect::<Result<_, _>>()?;
     for client in &mut clients {
-        // Busy for a moment, because a daemon that never worked may idle in another way.
+        // A short load, because a daemon that never worked may idle in another way.
         let work = Work { duration: bench.plan.warm_up, ..Work::default() };
         load::run(client.queue(0).context("no queue")?, &work, &bench.experiment.clock)?;
     }
@@ -97,7 +98,7 @@ pub(super) fn cpu(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// The latency of the first request after a sleep that is far longer than the daemon spins.
+/// Measures the latency of the first request after a pause far longer than the daemon spins.
 pub(super) fn wake_latency(bench: &mut Bench) -> Result<()> {
     let daemon = bench.experiment.start_ours("wake", &[], &[null("disk", "adaptive")])?;
     let mut client = BlkClient::connect(daemon.socket("disk"), &ClientOptions::default())?;

@@ -1,4 +1,5 @@
-//! Stores, operations and depths: ours and the peer's in turn, between near cores, through one client.
+//! Stores, operations and depths: this daemon and the peer in turn, between near cores, through one
+//! client.
 
 use std::path::Path;
 
@@ -34,7 +35,7 @@ enum Kind<'a> {
         process: &'a mut Process,
         client: BlkClient,
     },
-    /// Nothing but the copies.
+    /// The copies of the data alone.
     Copies,
 }
 
@@ -52,7 +53,7 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
     };
     let mut ours = bench.experiment.start_ours("matrix", &[], &devices(&our_file))?;
     ours.process.freeze()?;
-    // No file has two servers.
+    // Each file has one server at most.
     let mut before = bench.experiment.start_before("matrix", &[], &devices(&their_file))?;
     if let Some(before) = &mut before {
         before.process.freeze()?;
@@ -63,7 +64,7 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
     let mut their_null = start("peer-null", Disk::Null { bytes })?;
     let mut their_file = start("peer-file", Disk::File { path: their_file, cached: true })?;
     for store in STORES {
-        // The peer has no store in memory; its fastest one that keeps what it is given is a file on tmpfs.
+        // The peer has no store in memory; its fastest store that keeps data is a file on tmpfs.
         let theirs = if store == "null" { &mut their_null } else { &mut their_file };
         let mut systems = vec![bench.ours(&mut ours, store, OURS)?];
         let builds = before.is_some();
@@ -127,7 +128,7 @@ impl Bench {
             duration: self.plan.run,
             ..Work::default()
         };
-        let builds = self.options.common.against.is_some();
+        let builds = self.options.programs.common.against.is_some();
         for system in &mut *systems {
             system.runs = Runs::default();
         }

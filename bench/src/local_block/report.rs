@@ -1,4 +1,4 @@
-//! The results in a table and as a picture.
+//! The table and the picture of the results.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -38,7 +38,7 @@ pub(super) fn table(records: &Records) -> String {
     page
 }
 
-/// The smaller experiments, a line each.
+/// Formats the smaller experiments, a line each.
 fn smaller(records: &Records) -> String {
     let mut rows = String::new();
     let mut row = |name: &str, case: &str, system: &str, metric: &str| {
@@ -77,7 +77,7 @@ fn number(value: f64) -> String {
     if value.abs() >= 10.0 { format!("{value:.0}") } else { format!("{value:.2}") }
 }
 
-/// The version of the peer, for below the table.
+/// The note below the table: the version of the peer.
 pub(super) fn note(records: &Records) -> String {
     let version = records.all().iter().find_map(|record| match record {
         Record::Measure(measure) if measure.system == peer::NAME => {

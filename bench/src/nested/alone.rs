@@ -1,7 +1,7 @@
-//! A disk without guests, functions and filesystems: the most that anybody can have of it.
+//! A disk without guests, functions and filesystems: the most that it can do.
 //!
-//! One thread on the server's core gives the disk what a sidecore would give it, through the store that the controller
-//! uses, and has nothing else to do. The client's core is left to the kernel's workers.
+//! One thread on the server's core drives the disk as a sidecore would, through the store that the
+//! controller uses, and has no other work. The client's core is left to the kernel's workers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,18 +20,20 @@ use crate::huge_pages;
 use crate::load::{Places, Sample, Work};
 use crate::stats::Histogram;
 
-/// A disk that nobody else uses, written from its start to its end.
+/// A disk without other users, written from its start to its end.
 pub(super) struct Alone {
     store: Arc<FileStore>,
     memory: GuestMemory,
 }
 
 impl Alone {
+    /// Opens the disk and writes all of it.
+    ///
     /// # Errors
     /// The disk is in use, or cannot be written.
     pub(super) fn new(path: &Path, bytes: u64) -> Result<Self> {
         let store = Arc::new(FileStore::open(&FileOptions::new(PathBuf::from(path)))?);
-        // As the clients have: the buffers of the largest requests in flight.
+        // As large as the clients': the buffers of the largest requests in flight.
         let memory = memory(64 << 20)?;
         let alone = Self { store, memory };
         let mut channel = alone.store.open_channel(&CoreContext::default(), 1)?;
@@ -44,7 +46,7 @@ impl Alone {
         Ok(alone)
     }
 
-    /// Runs the load there, on the partner's core.
+    /// Runs the load on the partner's core.
     ///
     /// # Errors
     /// The disk fails.
@@ -54,12 +56,12 @@ impl Alone {
     }
 }
 
-/// A request of a load: everything but its place.
+/// A request of a load, without its place.
 #[derive(Clone, Copy)]
 struct Request {
     operation: Operation,
     bytes: u64,
-    /// Which buffer.
+    /// The index of the buffer.
     slot: u64,
 }
 
@@ -141,7 +143,7 @@ fn run_one(channel: &mut dyn sidecore_block::BlockChannel, request: Box<BlockReq
     Ok(())
 }
 
-/// Memory of this program, on huge pages if there are any left, as a guest's.
+/// Memory of this program, on huge pages if any are free, like a guest's.
 fn memory(bytes: u64) -> Result<GuestMemory> {
     let huge = bytes.next_multiple_of(huge_pages::BYTES);
     let make = |kind: MemfdFlags| -> rustix::io::Result<_> {

@@ -1,4 +1,4 @@
-//! The cases of one ground, every system in turn, between near cores, through one client.
+//! The cases on one store: every system in turn, between near cores, through one client.
 
 use anyhow::{Context, Result};
 use quanta::Clock;
@@ -7,7 +7,7 @@ use sidecore_units::Sector;
 
 use super::alone::Alone;
 use super::servers::{PF, Server, Servers, System, VF};
-use super::{Bench, Ground, case, depths};
+use super::{Bench, Medium, case, depths};
 use crate::cores::Gated;
 use crate::load::{self, Sample, Work};
 use crate::process::Watch;
@@ -17,7 +17,7 @@ use crate::{against, stats};
 
 const METRICS: [Metric; 5] = [IOPS, BANDWIDTH, LATENCY_P50, LATENCY_P99, LATENCY_MEAN];
 
-/// What one system did in one case.
+/// The runs of one system in one case.
 struct Measured {
     name: String,
     params: Params,
@@ -31,13 +31,14 @@ struct Client<'a> {
 }
 
 impl Bench {
-    pub(super) fn cases(&mut self, ground: Ground, servers: &mut Servers) -> Result<()> {
-        for bytes in self.sizes(ground) {
+    pub(super) fn cases(&mut self, medium: Medium, servers: &mut Servers) -> Result<()> {
+        for bytes in self.sizes(medium) {
             let [_, deep] = depths(bytes);
             let options = ClientOptions { slots: deep, slot_bytes: bytes, ..ClientOptions::default() };
             let Servers { programs, systems, alone, .. } = servers;
             let mut clients = Vec::new();
-            // Buffers as large as the requests: with larger ones between them, they would share their places in caches.
+            // Buffers are as large as the requests: larger ones between them would share their
+            // places in caches.
             for system in &*systems {
                 let process = programs.get_mut(system.program).context("no such program")?.process();
                 process.thaw()?;
@@ -53,15 +54,15 @@ impl Bench {
                         depth,
                         bytes,
                         touch: self.options.touch,
-                        yields: ground.has_workers(),
+                        yields: medium.has_workers(),
                         duration: self.plan.run,
                         ..Work::default()
                     };
-                    self.case(&case(ground, write, bytes, depth), &work, programs, (&mut clients, alone.as_ref()))?;
+                    self.case(&case(medium, write, bytes, depth), &work, programs, (&mut clients, alone.as_ref()))?;
                 }
             }
         }
-        self.translations(ground, servers)
+        self.translations(medium, servers)
     }
 
     fn case(
@@ -78,7 +79,8 @@ impl Bench {
             if round > 0 && self.experiment.begin.elapsed() > self.plan.budget {
                 break;
             }
-            // Each round begins with another one, so that none always comes after the same.
+            // Each round begins with another system, so that no system always comes after the same
+            // one.
             for turn in 0..clients.len() {
                 let index = if builds { against::index(turn, round) } else { (turn + round) % clients.len() };
                 let (Some(client), Some(measured)) = (clients.get_mut(index), all.get_mut(index)) else { continue };
@@ -153,8 +155,9 @@ impl Bench {
         }
     }
 
-    /// How often the last extent was the right one, over everything that was measured.
-    fn translations(&mut self, ground: Ground, servers: &mut Servers) -> Result<()> {
+    /// Records the share of requests that found their mapping in the last extent, over all
+    /// measurements.
+    fn translations(&mut self, medium: Medium, servers: &mut Servers) -> Result<()> {
         servers.programs.first_mut().context("no program")?.process().thaw()?;
         let mut found = Vec::new();
         for system in servers.systems.iter().filter(|system| !system.before) {
@@ -166,8 +169,8 @@ impl Bench {
         debug_assert!(found.iter().any(|(name, _)| *name == VF));
         for (name, share) in found {
             let params = self.common_params();
-            self.experiment.records.measure(ground.name(), name, "last_extent_share", share, "1", params);
-            eprintln!("  {:<26}  {name}: {share:.4} of all requests in the last extent", ground.name());
+            self.experiment.records.measure(medium.name(), name, "last_extent_share", share, "1", params);
+            eprintln!("  {:<26}  {name}: {share:.4} of all requests in the last extent", medium.name());
         }
         Ok(())
     }

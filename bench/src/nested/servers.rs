@@ -1,4 +1,4 @@
-//! What is compared: the programs, the devices that they serve, and what those are on.
+//! The systems of the comparison: programs, the devices that they serve, and the disks below.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use sidecore_units::{SECTOR_BYTES, Sector};
 
 use super::alone::Alone;
-use super::{Bench, FILE, Ground, NAME};
+use super::{Bench, FILE, Medium, NAME};
 use crate::fill::{Order, fill};
 use crate::host_disk::{Ext4, HostDisk, Kind, Tmpfs};
 use crate::peer::{self, Disk, Program, StorageDaemon};
@@ -25,7 +25,7 @@ pub(super) const SCATTERED: &str = "vf-scattered";
 /// The unit of translation, unless the store's is larger: NeSC's.
 const BLOCK_BYTES: u32 = 1024;
 
-/// What a scattered volume was written in.
+/// The size of the pieces of a scattered volume.
 const PIECE_BYTES: u32 = 64 << 10;
 
 const CONTROLLER: &str = "pool";
@@ -34,7 +34,8 @@ const CONTROLLER: &str = "pool";
 const VOLUME: &str = "disk";
 const SCATTERED_VOLUME: &str = "scattered";
 
-/// What a controller's store has to have for a volume: room for metadata, and the reserve.
+/// The size of a controller's store for volumes of this size, with room for metadata and the
+/// reserve.
 fn store_bytes(volumes_bytes: u64) -> u64 {
     volumes_bytes + volumes_bytes / 8 + (32 << 20)
 }
@@ -47,12 +48,12 @@ pub(super) fn ram_bytes(volume_bytes: u64) -> u64 {
 /// One system in the comparison.
 pub(super) struct System {
     pub name: &'static str,
-    /// The index of the program that serves it.
+    /// The index of the program that serves the system.
     pub program: usize,
-    /// Whether that is the daemon of `--against`.
+    /// Whether that program is the daemon of `--against`.
     pub before: bool,
     pub socket: PathBuf,
-    /// Where its part of the disk begins, and how long it is.
+    /// The start of the system's part of the disk; `span_bytes` is its length.
     pub first: Sector,
     pub span_bytes: u64,
     pub params: Params,
@@ -73,16 +74,16 @@ impl Server {
     }
 }
 
-/// All that is compared on one ground. The order matters: programs end before what they use goes.
+/// All systems on one store. The order of the fields matters: programs end before the files that
+/// they use.
 pub(super) struct Servers {
     pub programs: Vec<Server>,
     pub systems: Vec<System>,
-    /// A disk of the same kind for itself, if it is about disks.
+    /// A disk of the same kind without other users, if the store is on disks.
     pub alone: Option<Alone>,
     _files: Option<Files>,
 }
 
-/// The disks.
 struct Files {
     _ext4: Ext4,
     _controllers: Vec<HostDisk>,
@@ -90,7 +91,7 @@ struct Files {
 }
 
 impl Servers {
-    /// Ends the programs; ours has to end in order.
+    /// Ends the programs. This build's daemon must end in order.
     pub(super) fn end(self) -> Result<()> {
         for program in self.programs {
             match program {
@@ -101,8 +102,8 @@ impl Servers {
         Ok(())
     }
 
-    /// What our daemon says of its virtual functions: how many requests found their mapping in the last extent, and how
-    /// many did not. It is to be running.
+    /// The counters of a virtual function, from the running daemon of this build: the number of
+    /// requests that found their mapping in the last extent, and of those that did not.
     pub(super) fn translations(&self, volume: &str) -> Option<(u64, u64)> {
         let Some(Server::Ours(daemon)) = self.programs.first() else { return None };
         let answer = control::get(&daemon.control_socket(), "/v1/controllers").ok()?;
@@ -113,7 +114,7 @@ impl Servers {
 }
 
 impl System {
-    /// The volume behind it, if there is one.
+    /// The volume behind the system, if it has one.
     pub(super) fn volume(&self) -> Option<&'static str> {
         match self.name {
             VF => Some(VOLUME),
@@ -127,7 +128,8 @@ fn volume(volume: &'static str, bytes: u64) -> Store {
     Store::Volume { controller: CONTROLLER, volume, bytes }
 }
 
-/// A controller in memory, and nothing else: what is left is the path itself. `scattered`: with a second virtual function.
+/// Serves a controller in memory alone, where the path itself is the only cost. `scattered`: with a
+/// second virtual function.
 pub(super) fn on_ram(bench: &Bench, scattered: bool) -> Result<Servers> {
     let mut daemons = Vec::new();
     for before in builds(bench) {
@@ -141,7 +143,7 @@ fn builds(bench: &Bench) -> &'static [bool] {
     if bench.builds() { &[false, true] } else { &[false] }
 }
 
-/// A program and what it serves.
+/// A program with the systems that it serves.
 type Served = (Server, Vec<System>);
 
 fn ram_daemon(bench: &Bench, scattered: bool, before: bool) -> Result<Served> {
@@ -151,7 +153,7 @@ fn ram_daemon(bench: &Bench, scattered: bool, before: bool) -> Result<Served> {
     let mut devices =
         vec![Device::new(VF, volume(VOLUME, bytes)), Device::new(PF, Store::Physical { controller: CONTROLLER })];
     devices.extend(scattered.then(|| Device::new(SCATTERED, volume(SCATTERED_VOLUME, bytes))));
-    let mut daemon = bench.start_daemon(Ground::Ram.name(), before, &controller, &devices)?;
+    let mut daemon = bench.start_daemon(Medium::Ram.name(), before, &controller, &devices)?;
     let mut systems = functions(bench, &daemon)?;
     if scattered {
         fill(&daemon.socket(SCATTERED), bytes, PIECE_BYTES, Order::Random)?;
@@ -165,51 +167,51 @@ fn ram_daemon(bench: &Bench, scattered: bool, before: bool) -> Result<Served> {
     Ok((Server::Ours(daemon), systems))
 }
 
-/// A controller on one disk; a filesystem on another, with a file for us and one for the peer. With
-/// two builds of the daemon, a disk and a file for each, and no peer.
-pub(super) fn on_disks(bench: &Bench, ground: Ground, kind: Kind, peer: Option<&Program>) -> Result<Servers> {
+/// Serves a controller on one disk, and a filesystem on another with a file for this daemon and one
+/// for the peer. With two builds of the daemon there are a disk and a file for each, and no peer.
+pub(super) fn on_disks(bench: &Bench, medium: Medium, kind: Kind, peer: Option<&Program>) -> Result<Servers> {
     let bytes = bench.plan.volume_bytes;
-    let directory = bench.experiment.directory().join(format!("{}-disks", ground.name()));
+    let directory = bench.experiment.directory().join(format!("{}-disks", medium.name()));
     let mut memory = Tmpfs::new(&directory.join("memory"))?;
     let builds = builds(bench);
     let below = builds.iter().map(|_| HostDisk::new(kind, memory.path(), store_bytes(bytes)));
     let below: Vec<HostDisk> = below.collect::<Result<_>>()?;
     let other = HostDisk::new(kind, memory.path(), store_bytes(2 * bytes))?;
     let third = HostDisk::new(kind, memory.path(), bytes)?;
-    // No floor beside a comparison of builds.
+    // A comparison of builds has no floor.
     let alone = (!bench.builds()).then(|| Alone::new(&third.path, bytes)).transpose()?;
     let mut ext4 = Ext4::new(other, &directory.join("mounted"))?;
     let files = [ext4.written_file("ours", bytes)?, ext4.written_file("theirs", bytes)?];
     let mut served = Vec::new();
     for ((before, disk), file) in builds.iter().zip(&below).zip(&files) {
-        served.push(disk_daemon(bench, ground, *before, (disk, file))?);
+        served.push(disk_daemon(bench, medium, *before, (disk, file))?);
     }
     if let Some(program) = peer {
         let [_, path] = files;
-        let name = format!("{NAME}-{}", ground.name());
+        let name = format!("{NAME}-{}", medium.name());
         let disk = Disk::File { path, cached: false };
         let theirs = bench.experiment.start_peer(program, &name, &disk, 1, bench.plan.trial)?;
         let mut system = bench.system(peer::NAME, theirs.socket.clone());
         system.params.extend(theirs.params(program));
         served.push((Server::Theirs(theirs), vec![system]));
     }
-    // All files are open: should we be killed from here on, nothing stays mounted.
+    // All files are open: a program that is killed from here on leaves no mount.
     ext4.detach()?;
     memory.detach()?;
     finish(served, Some((alone, Files { _ext4: ext4, _controllers: below, _alone: third })))
 }
 
-/// A daemon with a controller on `disk` and `file` as it is.
-fn disk_daemon(bench: &Bench, ground: Ground, before: bool, (disk, file): (&HostDisk, &Path)) -> Result<Served> {
+/// Starts a daemon with a controller on `disk`, and `file` without a controller.
+fn disk_daemon(bench: &Bench, medium: Medium, before: bool, (disk, file): (&HostDisk, &Path)) -> Result<Served> {
     let bytes = bench.plan.volume_bytes;
     let store = Store::File { path: disk.path.clone() };
-    let controller = Controller { name: CONTROLLER, store, block_bytes: BLOCK_BYTES.max(ground.block_bytes()) };
+    let controller = Controller { name: CONTROLLER, store, block_bytes: BLOCK_BYTES.max(medium.block_bytes()) };
     let devices = [
         Device::new(VF, volume(VOLUME, bytes)),
         Device::new(PF, Store::Physical { controller: CONTROLLER }),
         Device::new(FILE, Store::File { path: file.to_owned() }),
     ];
-    let mut daemon = bench.start_daemon(ground.name(), before, &controller, &devices)?;
+    let mut daemon = bench.start_daemon(medium.name(), before, &controller, &devices)?;
     let mut systems = functions(bench, &daemon)?;
     systems.push(bench.system(FILE, daemon.socket(FILE)));
     systems.iter_mut().for_each(|system| system.before = before);
@@ -217,7 +219,7 @@ fn disk_daemon(bench: &Bench, ground: Ground, before: bool, (disk, file): (&Host
     Ok((Server::Ours(daemon), systems))
 }
 
-/// Puts the systems of the two builds beside each other.
+/// Orders the systems so that those of the two builds are beside each other.
 fn finish(served: Vec<Served>, disks: Option<(Option<Alone>, Files)>) -> Result<Servers> {
     let (mut programs, mut systems) = (Vec::new(), Vec::new());
     for (program, (server, its)) in served.into_iter().enumerate() {
@@ -234,7 +236,8 @@ fn finish(served: Vec<Served>, disks: Option<(Option<Alone>, Files)>) -> Result<
     Ok(Servers { programs, systems, alone: alone.flatten(), _files: files })
 }
 
-/// The virtual function, written; and the physical one, where its blocks are.
+/// Writes the virtual function's volume; returns this function and the physical one, which is
+/// limited to blocks of that volume.
 fn functions(bench: &Bench, daemon: &Sidecored) -> Result<Vec<System>> {
     let bytes = bench.plan.volume_bytes;
     fill(&daemon.socket(VF), bytes, 1 << 20, Order::Sequential)?;
@@ -242,7 +245,7 @@ fn functions(bench: &Bench, daemon: &Sidecored) -> Result<Vec<System>> {
     let mut vf = bench.system(VF, daemon.socket(VF));
     vf.params.insert("extents".to_owned(), extents.len().into());
     let mut pf = bench.system(PF, daemon.socket(PF));
-    // Whoever writes to the physical function may write where that volume's data is, and nowhere else.
+    // A writer to the physical function may write only where that volume's data is.
     let largest = extents.into_iter().max_by_key(|extent| extent.len_bytes).context("nothing is mapped")?;
     pf.first = Sector(largest.physical_bytes / SECTOR_BYTES);
     pf.span_bytes = largest.len_bytes;
@@ -273,7 +276,7 @@ struct Extent {
     len_bytes: u64,
 }
 
-/// All extents of a volume, which has to be mapped from its start to its end.
+/// Lists all extents of a volume, which must be mapped from its start to its end.
 fn extents(daemon: &Sidecored, volume: &str, bytes: u64) -> Result<Vec<Extent>> {
     let mut all = Vec::new();
     let mut from = Some(0);

@@ -1,8 +1,8 @@
-//! The experiment `vf-cost`: what a virtual function costs over the physical one.
+//! The experiment `vf-cost`: the cost of a virtual function over the physical one.
 //!
-//! Both functions belong to one controller on the store in memory and are measured in pairs, on the same blocks, through
-//! one client. Nothing but the function's own path is left of the difference: translation, the second tag, the
-//! accounting of what is in flight.
+//! Both functions belong to one controller on the store in memory and are measured in pairs, on the
+//! same blocks, through one client. The difference is the cost of the function's own path:
+//! translation, the second tag, and the accounting of requests in flight.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::servers::{self, PF, VF};
-use super::{Bench, Ground, Plan, case, depths};
+use super::{Bench, Medium, Plan, case, depths};
 use crate::bounds::{Bound, Limit, Of};
 use crate::cells;
-use crate::experiment::{Common, Programs, Report, Scale};
+use crate::experiment::{Programs, Report, Scale};
 use crate::publish::Headline;
 use crate::record::Records;
 use crate::runs::ADDED;
@@ -28,16 +28,13 @@ const RATIO_FROM_BYTES: u32 = 4 << 10;
 /// The options of this experiment.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// The options that all experiments have.
-    #[command(flatten)]
-    pub common: Common,
-    /// What is measured.
+    /// The options of experiments that measure programs.
     #[command(flatten)]
     pub programs: Programs,
-    /// Only requests of these sizes in bytes.
+    /// Measure only requests of these sizes in bytes.
     #[arg(long, value_delimiter = ',', value_name = "BYTES")]
     pub sizes: Vec<u32>,
-    /// With the queue of another virtual function connected on the same sidecore, which is idle.
+    /// Connect the queue of another virtual function on the same sidecore, which stays idle.
     #[arg(long)]
     pub beside: bool,
 }
@@ -61,20 +58,20 @@ const HEADLINES: &[Headline] = &[
     ("ram/randwrite/4KiB/qd32", Of::Ratio("iops", PF)),
 ];
 
-/// Runs the experiment; whether all bounds hold, or nobody asked.
+/// Runs the experiment. Returns false if a bound that is to be enforced does not hold.
 ///
 /// # Errors
-/// Something cannot be started or measured; an interrupt.
+/// A program does not start, or a measurement fails; an interrupt.
 pub fn run(options: &Options) -> Result<bool> {
-    let Options { common, programs, sizes, beside } = options.clone();
-    let plan = plan(common.scale());
-    let options = super::Options { common, programs, sizes, ..super::Options::default() };
+    let Options { programs, sizes, beside } = options.clone();
+    let plan = plan(programs.common.scale());
+    let options = super::Options { programs, sizes, ..super::Options::default() };
     let mut bench = Bench::start(NAME, &options, plan)?;
     let _huge_pages = bench.reserve_huge_pages();
     let mut servers = servers::on_ram(&bench, beside)?;
-    bench.cases(Ground::Ram, &mut servers)?;
+    bench.cases(Medium::Ram, &mut servers)?;
     servers.end()?;
-    let cases = cases(&bench.sizes(Ground::Ram));
+    let cases = cases(&bench.sizes(Medium::Ram));
     let records = &bench.experiment.records;
     bench.experiment.conclude(Report {
         note: "Medians of 20 pairs. ".to_owned(),
@@ -87,7 +84,7 @@ fn cases(sizes: &[u32]) -> Vec<(u32, String)> {
     let mut cases = Vec::new();
     for bytes in sizes {
         for write in [false, true] {
-            cases.extend(depths(*bytes).map(|depth| (*bytes, case(Ground::Ram, write, *bytes, depth))));
+            cases.extend(depths(*bytes).map(|depth| (*bytes, case(Medium::Ram, write, *bytes, depth))));
         }
     }
     cases

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use quanta::Clock;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeQueue, Queue};
 
-use super::{Bench, Ground, NVME, VIRTIO};
+use super::{Bench, Medium, NVME, VIRTIO};
 use crate::fill::{allocated_file, directory_in_memory, fill_queue};
 use crate::load::{self, BLOCK_BYTES, Sample, Work};
 use crate::peer::{self, Disk, Program, StorageDaemon};
@@ -19,24 +19,24 @@ use crate::{against, stop};
 const DEPTHS: [u16; 3] = [1, 32, 128];
 const QUEUES: [u16; 3] = [1, 2, 4];
 const MAX_QUEUES: u16 = 4;
-/// The depth at which a client that sleeps is measured.
+/// The depth of the cases whose client sleeps until interrupts.
 const INTERRUPT_DEPTH: u16 = 32;
-/// Bytes of a request that fills a volume.
+/// The size of a request that fills a volume.
 const FILL_BYTES: u32 = 128 << 10;
 
 const POOL: &str = "pool";
 
-/// The store of a controller with two volumes: room for metadata, and the reserve.
+/// The size of the store of a controller with two volumes, with room for metadata and the reserve.
 pub(super) fn controller_bytes(volume_bytes: u64) -> u64 {
     2 * volume_bytes + volume_bytes / 4 + (32 << 20)
 }
 
 const METRICS: [Metric; 6] = [IOPS, LATENCY_P50, LATENCY_P99, LATENCY_MEAN, KICKS, CALLS];
 
-/// What is done in one case.
+/// The load of one case.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    ground: Ground,
+    medium: Medium,
     work: Work,
     queues: u16,
     notify: Notify,
@@ -44,25 +44,25 @@ struct Case {
 
 const FRONT_ENDS: [(&str, FrontEnd); 2] = [(NVME, FrontEnd::Nvme), (VIRTIO, FrontEnd::VirtioBlk)];
 
-/// The programs by number.
+/// The index of this build's daemon among the programs.
 const OURS: usize = 0;
-/// The peer, or the other build.
+/// The index of the peer, or of the other build's daemon.
 const THEIRS: usize = 1;
 
 /// One system in the comparison.
 struct System {
     name: String,
-    /// Which of the programs serves it.
+    /// The index of the program that serves the system.
     program: usize,
     front_end: FrontEnd,
     socket: PathBuf,
     params: Params,
     runs: Runs,
-    /// It has not answered in this case.
+    /// Whether the system failed in this case, which is not measured any further then.
     is_silent: bool,
 }
 
-/// A connection with its queues taken out. The client stays for as long as they are used.
+/// A connection with its queues taken out. The client must live as long as the queues are used.
 enum Client {
     Blk(BlkClient, Vec<BlkQueue>),
     Nvme(Box<NvmeClient>, Vec<NvmeQueue>),
@@ -110,7 +110,7 @@ impl Client {
     }
 }
 
-/// Writes everything once, so that no block is without its place.
+/// Writes the whole disk, so that each block is mapped.
 fn fill<Q: Queue>(queues: &mut [Q], bytes: u64) -> Result<()> {
     fill_queue(queues.first_mut().context("no queue")?, bytes, FILL_BYTES)
 }
@@ -125,14 +125,14 @@ impl Bench {
     pub(super) fn measure(&mut self) -> Result<()> {
         let peer = self.experiment.find_peer();
         let only = self.options.only.clone();
-        for ground in Ground::ALL.into_iter().filter(|ground| only.is_empty() || only.contains(ground)) {
-            self.ground(ground, peer.as_ref())?;
+        for medium in Medium::ALL.into_iter().filter(|medium| only.is_empty() || only.contains(medium)) {
+            self.measure_on(medium, peer.as_ref())?;
         }
         Ok(())
     }
 
-    fn ground(&mut self, ground: Ground, peer: Option<&Program>) -> Result<()> {
-        let (mut daemon, mut before) = self.start_ours(ground)?;
+    fn measure_on(&mut self, medium: Medium, peer: Option<&Program>) -> Result<()> {
+        let (mut daemon, mut before) = self.start_ours(medium)?;
         let mut systems = Vec::new();
         for (name, front_end) in FRONT_ENDS {
             systems.push(System::new(name, OURS, front_end, daemon.socket(name), self.common_params()));
@@ -141,7 +141,7 @@ impl Bench {
                 systems.push(System::new(&against::before(name), THEIRS, front_end, before.socket(name), params));
             }
         }
-        if ground == Ground::Volume {
+        if medium == Medium::Volume {
             for system in &systems {
                 Client::connect(system, 1, 1, FILL_BYTES, Notify::Polled)?.fill(self.plan.disk_bytes)?;
             }
@@ -150,10 +150,10 @@ impl Bench {
         if let Some(before) = &mut before {
             before.process.freeze()?;
         }
-        // The peer has no store in memory; its fastest one that keeps what it is given is a file on tmpfs.
+        // The peer has no store in memory; its fastest store that keeps data is a file on tmpfs.
         let tmpfs = directory_in_memory()?;
         let mut theirs = match peer {
-            Some(program) => Some((program, self.start_peer(program, ground, tmpfs.path())?)),
+            Some(program) => Some((program, self.start_peer(program, medium, tmpfs.path())?)),
             None => None,
         };
         if let Some((program, theirs)) = &theirs {
@@ -161,7 +161,7 @@ impl Bench {
             params.extend(theirs.params(program));
             systems.push(System::new(peer::NAME, THEIRS, FrontEnd::VirtioBlk, theirs.socket.clone(), params));
         }
-        for case in self.cases(ground) {
+        for case in self.cases(medium) {
             let mut programs: Vec<&mut Process> = vec![&mut daemon.process];
             programs.extend(before.as_mut().map(|before| &mut before.process));
             programs.extend(theirs.as_mut().map(|(_, theirs)| &mut theirs.process));
@@ -178,15 +178,15 @@ impl Bench {
         daemon.process.end()
     }
 
-    /// Starts this build's daemon, and the other build's if there is one.
-    fn start_ours(&self, ground: Ground) -> Result<(Sidecored, Option<Sidecored>)> {
+    /// Starts this build's daemon, and the daemon of `--against` if the option is set.
+    fn start_ours(&self, medium: Medium) -> Result<(Sidecored, Option<Sidecored>)> {
         let bytes = self.plan.disk_bytes;
         let volume = |volume| Store::Volume { controller: POOL, volume, bytes };
-        let stores = match ground {
-            Ground::Null => [Store::Null { bytes }, Store::Shared { with: NVME }],
-            Ground::Ram => [Store::Ram { bytes }, Store::Shared { with: NVME }],
-            // A volume has one device that writes.
-            Ground::Volume => [volume(NVME), volume(VIRTIO)],
+        let stores = match medium {
+            Medium::Null => [Store::Null { bytes }, Store::Shared { with: NVME }],
+            Medium::Ram => [Store::Ram { bytes }, Store::Shared { with: NVME }],
+            // A volume has at most one device that writes.
+            Medium::Volume => [volume(NVME), volume(VIRTIO)],
         };
         let devices: Vec<Device> = FRONT_ENDS
             .into_iter()
@@ -195,23 +195,23 @@ impl Bench {
             .collect();
         let store = Store::Ram { bytes: controller_bytes(bytes).next_multiple_of(1 << 20) };
         let pool = [Controller { name: POOL, store, block_bytes: 1024 }];
-        let controllers: &[Controller] = if ground == Ground::Volume { &pool } else { &[] };
-        let ours = self.experiment.start_ours(ground.name(), controllers, &devices)?;
-        Ok((ours, self.experiment.start_before(ground.name(), controllers, &devices)?))
+        let controllers: &[Controller] = if medium == Medium::Volume { &pool } else { &[] };
+        let ours = self.experiment.start_ours(medium.name(), controllers, &devices)?;
+        Ok((ours, self.experiment.start_before(medium.name(), controllers, &devices)?))
     }
 
-    fn start_peer(&self, program: &Program, ground: Ground, tmpfs: &Path) -> Result<StorageDaemon> {
+    fn start_peer(&self, program: &Program, medium: Medium, tmpfs: &Path) -> Result<StorageDaemon> {
         let bytes = self.plan.disk_bytes;
-        let disk = if ground == Ground::Null {
+        let disk = if medium == Medium::Null {
             Disk::Null { bytes }
         } else {
             Disk::File { path: allocated_file(&tmpfs.join("theirs"), bytes)?, cached: true }
         };
-        let name = format!("{}-{}", peer::NAME, ground.name());
+        let name = format!("{}-{}", peer::NAME, medium.name());
         self.experiment.start_peer(program, &name, &disk, MAX_QUEUES, self.plan.trial)
     }
 
-    fn cases(&self, ground: Ground) -> Vec<Case> {
+    fn cases(&self, medium: Medium) -> Vec<Case> {
         let blocks = self.plan.disk_bytes / u64::from(BLOCK_BYTES);
         let mut cases = Vec::new();
         for queues in QUEUES {
@@ -221,9 +221,9 @@ impl Bench {
             for write in [false, true] {
                 for depth in DEPTHS {
                     let work = Work { write, depth, blocks, duration: self.plan.run, ..Work::default() };
-                    cases.push(Case { ground, work, queues, notify: Notify::Polled });
+                    cases.push(Case { medium, work, queues, notify: Notify::Polled });
                     if depth == INTERRUPT_DEPTH && queues == 1 {
-                        cases.push(Case { ground, work, queues, notify: Notify::Interrupt });
+                        cases.push(Case { medium, work, queues, notify: Notify::Interrupt });
                     }
                 }
             }
@@ -237,7 +237,7 @@ impl Bench {
             system.runs = Runs::default();
             system.is_silent = false;
         }
-        let builds = self.options.common.against.is_some();
+        let builds = self.options.programs.common.against.is_some();
         for round in 0..self.plan.rounds {
             for turn in 0..systems.len() {
                 let index = if builds { against::index(turn, round) } else { turn };
@@ -249,7 +249,7 @@ impl Bench {
                 let result = self.round(case, system, process);
                 stop::check()?;
                 match result.with_context(|| format!("measuring {}, {name}", system.name)) {
-                    // A peer that gives no answer at some load has no number there.
+                    // A peer that fails at some load has no number for this load.
                     Err(error) if system.program != OURS && !builds => {
                         eprintln!("  {error:#}");
                         system.is_silent = true;
@@ -305,7 +305,8 @@ impl Bench {
             params.insert("waited_share".to_owned(), system.runs.waited_share().into());
             let value = |sample: &Sample| (metric.value)(sample, &case.work);
             let (median, mut params) = system.runs.rounds(value).settle(params);
-            // How often something crosses does not depend on how near the cores are; none of the rounds may hide it.
+            // Counts of messages and interrupts do not depend on the distance of the cores; the
+            // maximum shows the round that the median would hide.
             let value = if metric.unit == "1" {
                 params.remove("counts");
                 system.runs.all().iter().map(|run| value(&run.result)).fold(0.0, f64::max)
@@ -315,7 +316,7 @@ impl Bench {
             self.experiment.records.measure(name, &system.name, metric.name, value, metric.unit, params);
         }
         if case.notify == Notify::Interrupt {
-            // One that was never called has no such number.
+            // A run without interrupts has no such number, and gets a huge one.
             let per_call = |sample: &Sample| 1.0 / sample.calls_per_request.max(1e-9);
             let (median, params) = system.runs.rounds(per_call).settle(system.params.clone());
             self.experiment.records.measure(name, &system.name, "completions_per_interrupt", median, "1", params);
@@ -325,13 +326,13 @@ impl Bench {
 
 impl Case {
     fn name(&self) -> String {
-        let Self { ground, work, queues, notify } = self;
+        let Self { medium, work, queues, notify } = self;
         let operation = if work.write { "randwrite" } else { "randread" };
         let asleep = if *notify == Notify::Interrupt { "/interrupt" } else { "" };
-        format!("{}/{operation}/qd{}/q{queues}{asleep}", ground.name(), work.depth)
+        format!("{}/{operation}/qd{}/q{queues}{asleep}", medium.name(), work.depth)
     }
 
-    /// Whether one request is in flight in all, so that there is a latency.
+    /// Whether one request is in flight in all, so that a latency is measured.
     fn is_alone(&self) -> bool {
         self.work.depth == 1 && self.queues == 1
     }

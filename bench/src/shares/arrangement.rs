@@ -1,4 +1,4 @@
-//! Two functions, on one controller or on one each.
+//! Two functions on one shared controller, or on a controller each.
 
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -12,13 +12,13 @@ use super::sidecore::{Queues, Work, serve};
 use super::{Case, DEPTH, Placement, Plan};
 use crate::cores::Partner;
 
-/// Size of a function's volume.
+/// The size of a function's volume.
 const VOLUME_BYTES: u64 = 64 << 20;
 /// Space for a controller's metadata and reserve, with a margin.
 const SPARE_BYTES: u64 = 32 << 20;
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// The functions' weights: that they differ must not matter.
+/// The functions' weights: different ones, because the cost must not depend on them.
 const WEIGHTS: [u32; 2] = [100, 400];
 
 pub(super) struct Arrangement {
@@ -28,14 +28,14 @@ pub(super) struct Arrangement {
 
 /// The result of a run.
 pub(super) struct Run {
-    /// Requests of both functions.
+    /// Requests a second of both functions.
     pub(super) per_s: f64,
-    /// The greater share of the time that one of the sidecores waited for its core.
+    /// The share of the time that a sidecore waited for its core: the larger of the two.
     pub(super) waited_share: f64,
 }
 
 impl Arrangement {
-    /// Two functions that share a controller, or do not.
+    /// Makes two functions, on one controller if `is_shared`.
     pub(super) fn new(is_shared: bool) -> Result<Self> {
         let first = controller(if is_shared { 2 } else { 1 })?;
         let second = if is_shared { Arc::clone(&first) } else { controller(1)? };
@@ -43,7 +43,7 @@ impl Arrangement {
         Ok(Self { functions, _controllers: vec![first, second] })
     }
 
-    /// Has this thread and the partner serve the functions.
+    /// Serves the functions on this thread and the partner's.
     pub(super) fn run(&self, case: Case, partner: &Partner, plan: &Plan) -> Result<Run> {
         let barrier = Arc::new(Barrier::new(2));
         let work = |sidecore: usize| Work {
@@ -91,7 +91,7 @@ fn controller(volumes: u64) -> Result<Arc<Controller>> {
     Ok(Controller::open("bench", Arc::new(store), &options, None)?)
 }
 
-/// A function on a volume that is written from its start to its end.
+/// Makes a function on a volume that is written from its start to its end.
 fn function(controller: &Arc<Controller>, volume: &str, weight: u32) -> Result<Arc<VirtualFunction>> {
     controller.create_volume(volume, VOLUME_BYTES, None)?;
     let function = controller.open_function(&FunctionOptions { weight, ..FunctionOptions::new(volume) })?;

@@ -13,44 +13,44 @@ use crate::load::Places;
 use crate::process::watched;
 use crate::requests;
 
-/// A request that takes so long is lost; no run is so long.
+/// A request that takes longer is lost; each run is shorter.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How many places lie between those of two queues.
+/// The distance between the sequences of two queues, in places.
 const PLACES_APART: usize = 10_000;
 
 /// The queues of one function on this sidecore.
 pub(super) struct Queues {
     pub(super) function: Arc<VirtualFunction>,
     pub(super) count: usize,
-    /// They are polled, and have no requests.
+    /// The queues are polled and have no requests.
     pub(super) rests: bool,
 }
 
 /// The load of a sidecore in a run.
 pub(super) struct Work {
     pub(super) queues: Vec<Queues>,
-    /// Size of each request.
+    /// The size of each request.
     pub(super) bytes: u64,
-    /// Where a function's requests lie.
+    /// The range of a function's requests.
     pub(super) span_bytes: u64,
     /// Requests in flight in each queue.
     pub(super) depth: usize,
     pub(super) warm_up: Duration,
     pub(super) measured: Duration,
-    /// All sidecores begin at a time, and none ends its queues before the others are done.
+    /// Makes all sidecores begin at the same time, and keep their queues until all are done.
     pub(super) barrier: Arc<Barrier>,
 }
 
 struct Queue {
     channel: Box<dyn BlockChannel>,
-    /// Requests at rest.
+    /// Requests that are not in flight.
     idle: Batch,
     places: Places,
 }
 
-/// Reads at random places, as many as the sidecore can; how many there were in the time measured, and the share of the
-/// time that this thread waited for its core.
+/// Reads at random places, as fast as the sidecore can. Returns the number of reads in the measured
+/// time, and the share of the time that this thread waited for its core.
 pub(super) fn serve(work: &Work) -> Result<(u64, f64)> {
     let mut queues = open(work);
     work.barrier.wait();
@@ -58,7 +58,7 @@ pub(super) fn serve(work: &Work) -> Result<(u64, f64)> {
         Ok(queues) => watched(|| turns(queues, work)),
         Err(_) => Ok((0, 0.0)),
     };
-    // Both end at a time: a function without queues is none to share with.
+    // Both sidecores end together: a function without queues would not share the store.
     work.barrier.wait();
     drain(&mut queues?)?;
     served
@@ -75,7 +75,8 @@ fn open(work: &Work) -> Result<Vec<Queue>> {
             let request = |index| requests::request(&memory, Operation::Read, index, work.bytes);
             let idle = (0..count).map(request).collect::<Result<Batch>>()?;
             let mut places = Places::new(work.span_bytes / work.bytes);
-            // No two queues read the same.
+            // Each queue starts elsewhere in the sequence, so that no two queues read the same
+            // places.
             (0..number * PLACES_APART).for_each(|_| _ = places.next_block());
             queues.push(Queue { channel, idle, places });
         }
@@ -83,7 +84,8 @@ fn open(work: &Work) -> Result<Vec<Queue>> {
     Ok(queues)
 }
 
-/// A turn polls every queue, and sends each request that is completed again.
+/// Polls every queue in turns, and sends each completed request again. Returns the number of
+/// completions in the measured time.
 fn turns(queues: &mut [Queue], work: &Work) -> Result<u64> {
     let begin = Instant::now();
     let end = work.warm_up + work.measured;
@@ -105,7 +107,7 @@ fn turns(queues: &mut [Queue], work: &Work) -> Result<u64> {
 }
 
 impl Queue {
-    /// Sends what is at rest, as a front end does; how many requests were completed.
+    /// Sends all idle requests, as a front end does. Returns the number of completed requests.
     fn turn(&mut self, bytes: u64, now: Nanos, completed: &mut Batch) -> Result<u64> {
         for request in &mut self.idle {
             request.offset_bytes = self.places.next_block() * bytes;
@@ -116,7 +118,7 @@ impl Queue {
         self.rest(completed)
     }
 
-    /// Takes what is completed to rest; how many requests that are.
+    /// Makes completed requests idle. Returns their number.
     fn rest(&mut self, completed: &mut Batch) -> Result<u64> {
         let count = completed.len() as u64;
         for mut request in completed.drain(..) {
@@ -128,7 +130,8 @@ impl Queue {
     }
 }
 
-/// Polls all queues until none has a request in flight: one that is not polled may have others wait for it.
+/// Polls all queues until no request is in flight: other queues may wait for a queue that is not
+/// polled.
 fn drain(queues: &mut [Queue]) -> Result<()> {
     let begin = Instant::now();
     let mut completed = Batch::new();

@@ -1,11 +1,11 @@
-//! The results in a table.
+//! The table of the results.
 
 use std::fmt::Write as _;
 
 use super::{ALONE, BYTES, OVERLAPPED};
 use crate::record::{OURS, Record, Records};
 
-/// The cases in the order in which they were measured.
+/// The cases, in the order of their measurement.
 fn cases(records: &Records) -> Vec<String> {
     let mut cases: Vec<String> = Vec::new();
     for record in records.all() {

@@ -1,4 +1,4 @@
-//! The trees that are translated by, and what reads them.
+//! The trees under measurement, and their readers.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::load::Places;
 
 const FUNCTION: FunctionId = FunctionId(1);
 
-/// A tree, all of whose blocks are mapped.
+/// A tree whose blocks are all mapped.
 pub(super) struct Tree {
     memory: Arc<NodeMemory>,
     tree: ExtentTree,
@@ -25,9 +25,9 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// So many extents, none of which continues another, built at once.
+    /// Builds a tree of so many extents, of which no two are contiguous on the store.
     pub(super) fn fresh(extents: u64) -> Result<Self> {
-        // Room for a tree of half empty nodes, twice.
+        // Room for twice the nodes of a tree whose nodes are half empty.
         let nodes = usize::try_from(extents / 16 + 4096)?;
         let memory = Arc::new(NodeMemory::with_pin(nodes, Box::new(sidecore_linux::pin_memory)));
         let blocks = extents * EXTENT_BLOCKS;
@@ -53,7 +53,7 @@ impl Tree {
         self.blocks
     }
 
-    /// What reads it, with a BTLB of so many entries.
+    /// Makes a reader with a BTLB of so many entries.
     pub(super) fn reader(&self, btlb_entries: usize) -> Reader {
         Reader {
             unit: TranslationUnit::new(Arc::clone(&self.memory), btlb_entries),
@@ -62,12 +62,12 @@ impl Tree {
         }
     }
 
-    /// Remaps pieces of 1 to 32 blocks all over the tree, `changes` of them, as writes after a snapshot do; how many
-    /// there were, and how long it took.
+    /// Remaps pieces of 1 to 32 blocks all over the tree, `changes` of them, as writes after a
+    /// snapshot do. Returns their number and the time.
     pub(super) fn churn(&mut self, changes: u64) -> Result<(u64, Duration)> {
         let mut places = Places::new(self.blocks);
         let mut lengths = Places::new(2 * EXTENT_BLOCKS);
-        // Beyond whatever is there, and never beside what was given out before.
+        // Beyond all mapped blocks, and never next to the extent before.
         let mut physical = 4 * self.blocks;
         let start = Instant::now();
         for _ in 0..changes {
@@ -77,20 +77,21 @@ impl Tree {
             physical += count + 1;
             let range = BlockRange { first: Vlba(first), count };
             self.tree.set(range, &[extent]).context("the tree takes no change")?;
-            // Nobody reads meanwhile.
+            // No reader exists meanwhile.
             self.memory.free(self.tree.take_retired());
         }
         Ok((changes, start.elapsed()))
     }
 }
 
-/// A bijection on `0..count` whose neighbours lie far apart.
+/// A bijection on `0..count` that puts neighbours far apart.
 fn scatter(index: u64, count: u64) -> u64 {
-    // Odd and not a multiple of five: prime to the powers of ten that counts are, and to the powers of two.
+    // Odd and not a multiple of five, so coprime to the powers of ten that counts are, and to the
+    // powers of two.
     index * 6_174_037 % count
 }
 
-/// A queue's and a sidecore's side of a tree.
+/// The state that a queue and a sidecore have for a tree.
 pub(super) struct Reader {
     unit: TranslationUnit,
     root: Arc<TreeRoot>,
@@ -98,19 +99,20 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// The fast path of a virtual function's queue.
+    /// Looks up the last extent: the fast path of a virtual function's queue.
     #[inline]
     pub(super) fn hit(&self, range: BlockRange) -> Option<u64> {
         self.last.hit(&self.root, range).map(|(physical, _)| physical.0)
     }
 
-    /// The whole way.
+    /// Translates by the whole path: last extent, BTLB, walk.
     #[inline]
     pub(super) fn translate(&mut self, range: BlockRange) -> Option<u64> {
         self.translate_pieces(range, 1)
     }
 
-    /// The whole way, to the last of as many pieces as there have to be.
+    /// Translates a range by the whole path. Returns the physical block of the last piece, if there
+    /// were exactly `pieces`.
     #[inline]
     pub(super) fn translate_pieces(&mut self, range: BlockRange, pieces: u64) -> Option<u64> {
         let mut found = None;
@@ -137,7 +139,7 @@ impl Reader {
     }
 }
 
-/// How much of this process is on huge pages.
+/// The bytes of this process that are on huge pages.
 pub(super) fn huge_page_bytes() -> u64 {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let line = rollup.lines().find_map(|line| line.strip_prefix("AnonHugePages:"));
@@ -149,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scattered_numbers_are_all_the_numbers_and_no_neighbours() {
+    fn scatter_is_a_bijection_without_neighbours() {
         for count in [1, 8, 1000, 20_000] {
             let scattered: Vec<u64> = (0..count).map(|index| scatter(index, count)).collect();
             let mut sorted = scattered.clone();
