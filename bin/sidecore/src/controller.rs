@@ -3,69 +3,63 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use sidecore_control::config::size;
 use sidecore_control::report::{ControllerReport, FunctionReport, SpaceReport};
 use sidecore_control::{Client, Controllers, Place, Share, offline};
 
+use crate::pick::{self, OnController};
 use crate::table::Table;
 use crate::units::{bytes, percent, short, time};
-use crate::{pick, print, print_json, volume};
+use crate::{print, print_json, volume};
 
-/// What is asked of controllers.
-#[derive(Args)]
-pub(crate) struct Arguments {
-    /// The controller; it need not be named if there is only one.
-    #[arg(long, short, value_name = "NAME", global = true)]
-    controller: Option<String>,
-    /// The control API's JSON instead of text.
-    #[arg(long, global = true)]
-    json: bool,
-    #[command(subcommand)]
-    command: Command,
-}
+/// The arguments of `sidecore controller`.
+pub(crate) type Arguments = OnController<Command>;
 
 #[derive(Subcommand)]
-enum Command {
+pub(crate) enum Command {
     /// List the controllers.
     List,
-    /// Show a controller: space, fragmentation, translation, functions, and what happened lately.
+    /// Show a controller: space, fragmentation, translation, functions, and recent events.
     Show,
     /// Drop extent trees from memory; they are read again as they are needed.
     Prune {
-        /// That of this volume only.
+        /// Drop only the tree of this volume.
         #[arg(long, value_name = "NAME")]
         volume: Option<String>,
     },
     /// Empty the sidecores' buffers of translations (BTLB).
     Flush,
-    /// Let blocks of one volume lie where equal blocks of another (or of the same) lie.
+    /// Map blocks of one volume to equal blocks of another volume (or of the same one).
     ///
-    /// The controller compares them first; blocks that differ are left as they are. Guests may use both meanwhile.
+    /// The controller compares the blocks first; blocks that differ stay as they are. Guests may
+    /// use both volumes meanwhile.
     Remap {
         /// The blocks that stay, as VOLUME:BLOCK.
         #[arg(value_parser = place)]
         from: Place,
-        /// The blocks that are given up for them, as VOLUME:BLOCK.
+        /// The blocks that are freed for them, as VOLUME:BLOCK.
         #[arg(value_parser = place)]
         to: Place,
-        /// How many blocks.
+        /// The number of blocks.
         count: u64,
     },
-    /// Make an empty controller's store of a file or block device that no daemon has open.
+    /// Format a file or block device as the store of an empty controller. No daemon may have it
+    /// open.
     Format {
         /// The file or block device.
         path: PathBuf,
         /// The unit of translation: 512, 1KiB or 4KiB. It is never changed afterwards.
         #[arg(long, value_name = "SIZE", default_value = "1KiB", value_parser = block_size)]
         block_size: u32,
-        /// What people call it.
+        /// A label, which is shown in lists.
         #[arg(long, value_name = "TEXT", default_value = "")]
         label: String,
-        /// Even if there is something on it: that is lost.
+        /// Format a store that is not blank, too: its contents are lost.
         #[arg(long)]
         force: bool,
-        /// Even if a daemon has been killed, and its log of what it answered last has not been replayed.
+        /// Format the store of a killed daemon whose log of answered changes has not been replayed,
+        /// too.
         #[arg(long, requires = "force")]
         accept_loss: bool,
     },
@@ -87,7 +81,7 @@ fn block_size(text: &str) -> Result<u32, String> {
 }
 
 pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<()> {
-    let Arguments { controller, json, command } = arguments;
+    let OnController { controller, json, command } = arguments;
     if let Command::Format { path, block_size, label, force, accept_loss } = &command {
         let spec = offline::FormatSpec { block_bytes: *block_size, label: label.clone() };
         let give_up = match (force, accept_loss) {
@@ -239,7 +233,7 @@ fn about(report: &ControllerReport, allocated_bytes: u64) -> Table {
     table
 }
 
-/// A bar of what the space is used for, and the numbers.
+/// Draws a bar of the uses of the space, and lists the numbers.
 fn space(space: &SpaceReport) -> String {
     const WIDTH: u64 = 60;
     let parts = [
@@ -254,7 +248,7 @@ fn space(space: &SpaceReport) -> String {
     let mut before = 0_u64;
     for (letter, _, bytes) in parts {
         before = before.saturating_add(bytes);
-        // By the end of the part rather than by its size, so that roundings do not add up.
+        // The end of a part is rounded and not its size, so that rounding errors do not add up.
         let end = u128::from(before) * u128::from(WIDTH) / u128::from(space.total_bytes.max(1));
         while (bar.len() as u128) < end.min(u128::from(WIDTH)) {
             bar.push(letter);
@@ -266,7 +260,7 @@ fn space(space: &SpaceReport) -> String {
     format!("\n[{bar}] {} in all\n{}", bytes(space.total_bytes), numbers.collect::<String>())
 }
 
-/// Where translations came from.
+/// The sources of translations, with their counts.
 fn translation(report: &ControllerReport) -> Table {
     let counts = &report.translation;
     let sum = |count: fn(&FunctionReport) -> u64| report.functions.iter().map(count).fold(0, u64::saturating_add);
@@ -344,7 +338,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bar_is_as_long_as_it_should_be_whatever_is_in_it() {
+    fn the_bar_has_its_full_length_for_any_use() {
         let full = SpaceReport { total_bytes: 600, free_bytes: 599, data_bytes: 1, ..SpaceReport::default() };
         let text = space(&full);
         assert!(text.starts_with(&format!("\n[{}]", ".".repeat(60))), "{text}");

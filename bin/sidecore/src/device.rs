@@ -10,10 +10,10 @@ use sidecore_control::{Client, NewDevice};
 use crate::flags::{DeviceFlags, VolumeFlags};
 use crate::{pick, print, print_json};
 
-/// What is done to devices.
+/// The arguments of `sidecore device`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The control API's JSON instead of text.
+    /// Print the control API's JSON instead of text.
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
@@ -22,17 +22,18 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve one more disk, until the daemon ends or it is removed.
+    /// Serve another disk, until it is removed or the daemon ends.
     Add(Box<AddArguments>),
-    /// Serve a disk no longer. Its guest sees it go away.
+    /// Stop serving a disk. Its guest sees the disk go away.
     Remove {
         /// The device.
         device: String,
     },
-    /// Serve clients that are turned away because writes that were answered to them may be missing.
+    /// Serve clients that are refused because writes that were answered to them may be missing.
     ///
-    /// After the daemon was killed and the log of what it had answered is gone, a guest that goes on would find zeroes
-    /// or old data where it wrote. Let it start anew, which needs no word, or say with this that the loss is known.
+    /// If the daemon was killed and its log of answered changes is gone, a guest that continues
+    /// would find zeroes or old data where it wrote. Restart the guest, which is always served, or
+    /// accept the loss with this command.
     AcceptLoss {
         /// The device.
         device: String,
@@ -41,20 +42,20 @@ enum Command {
 
 #[derive(Args)]
 struct AddArguments {
-    /// The device's name.
+    /// The name of the device.
     device: String,
     /// The socket to serve it on: of vhost-user, or of vfio-user for NVMe.
     path: PathBuf,
-    /// The volume that it shows, through a virtual function of its own.
+    /// The volume to serve, through a virtual function of its own.
     #[arg(long, value_name = "NAME", required_unless_present = "store", conflicts_with = "store")]
     volume: Option<String>,
-    /// The volume's controller; it need not be named if there is only one.
+    /// The volume's controller; not needed if there is only one.
     #[arg(long, short, value_name = "NAME", conflicts_with = "store")]
     controller: Option<String>,
     /// A store of the configuration, instead of a volume.
     #[arg(long, value_name = "NAME")]
     store: Option<String>,
-    /// A sidecore that serves it; several times for several.
+    /// A sidecore that serves the device; repeat the option for several.
     #[arg(long = "sidecore", value_name = "NAME")]
     sidecores: Vec<String>,
     #[command(flatten)]
@@ -91,7 +92,7 @@ pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
 }
 
 fn device(client: &Client, add: AddArguments) -> Result<NewDevice> {
-    // The daemon has another working directory.
+    // The daemon has another working directory, so it gets an absolute path.
     let mut device = NewDevice::new(&add.device, &std::path::absolute(add.path)?);
     device.0.extend(add.keys.0);
     let device = device.with("sidecores", add.sidecores);

@@ -1,4 +1,4 @@
-//! A volume as a disk of this program: the daemon serves it on a socket of its own for a while.
+//! A volume as a disk of this program: the daemon serves the volume on a temporary socket.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,24 +11,24 @@ use sidecore_units::Sector;
 
 use crate::interrupt::Interrupt;
 
-/// Requests under way.
+/// The most requests in flight.
 const DEPTH: u16 = 16;
 
 /// The most that one request moves, in bytes.
 pub(crate) const REQUEST_BYTES: u32 = 256 << 10;
 
-/// How often a signal is looked for while nothing completes.
-const LOOK: Duration = Duration::from_millis(200);
+/// The interval of checks for signals while no request completes.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// After this long without an answer the daemon is asked whether it is still there.
+/// After this time without a completion, the daemon is asked whether the device still works.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The name of the device that a process has served to it.
+/// The name of the device that the daemon serves to a process.
 pub(crate) fn temporary_name(pid: u32) -> String {
     format!("transfer-{pid}")
 }
 
-/// A device that is there for one command. Dropping it has it removed.
+/// A device for one command. Dropping it removes the device.
 pub(crate) struct TemporaryDevice<'a> {
     client: &'a Client,
     report: DeviceReport,
@@ -36,7 +36,7 @@ pub(crate) struct TemporaryDevice<'a> {
 }
 
 impl<'a> TemporaryDevice<'a> {
-    /// Has a volume of a controller served beside the control socket, where the daemon may make
+    /// Serves a volume of a controller beside the control socket, where the daemon may make
     /// sockets.
     pub(crate) fn serve(
         client: &'a Client,
@@ -48,7 +48,7 @@ impl<'a> TemporaryDevice<'a> {
         let directory = control_socket.parent().unwrap_or(Path::new("/"));
         let name = temporary_name(std::process::id());
         let socket: PathBuf = directory.join(format!("{name}.sock"));
-        // Who may use the control socket need not be the daemon's user, nor root.
+        // A user with access to the control socket may be neither the daemon's user nor root.
         let user = rustix::process::geteuid();
         let socket_owner = (!user.is_root()).then(|| user.as_raw().to_string());
         let device = NewDevice::new(&name, &socket).of_volume(controller, volume).with("read_only", read_only);
@@ -62,7 +62,6 @@ impl<'a> TemporaryDevice<'a> {
         self.report.block_bytes.into()
     }
 
-    /// Connects to it.
     pub(crate) fn connect(&self, interrupt: &Interrupt) -> Result<Disk<'_>> {
         let options = ClientOptions {
             slots: DEPTH,
@@ -78,20 +77,20 @@ impl<'a> TemporaryDevice<'a> {
             queue,
             _client: client,
             device: self,
-            under_way: vec![None; usize::from(DEPTH)],
+            in_flight: vec![None; usize::from(DEPTH)],
             completed: Vec::new(),
             interrupt: interrupt.clone(),
         })
     }
 
-    /// Has it removed.
+    /// Removes the device, and returns an error of the removal.
     pub(crate) fn remove(mut self) -> Result<()> {
         self.served = false;
         Ok(self.client.remove_device(&self.report.name)?)
     }
 
-    /// Fails if the device will never answer.
-    fn still_there(&self) -> Result<()> {
+    /// Fails if the device will never answer: it is gone or broken.
+    fn check_device(&self) -> Result<()> {
         let devices = self.client.devices().context("the daemon stopped in mid-transfer")?;
         match devices.into_iter().find(|device| device.name == self.report.name) {
             None => bail!("the device \"{}\" was removed in mid-transfer", self.report.name),
@@ -113,22 +112,22 @@ impl Drop for TemporaryDevice<'_> {
     }
 }
 
-/// What a request under way is about: where it is on the disk, and how long.
+/// The range of a request: offset and length in bytes.
 type Place = (u64, u32);
 
-/// A connected disk, with several requests under way.
+/// A connected disk with several requests in flight.
 pub(crate) struct Disk<'a> {
     queue: BlkQueue,
     _client: BlkClient,
     device: &'a TemporaryDevice<'a>,
-    /// By slot.
-    under_way: Vec<Option<Place>>,
+    /// Ranges of the requests in flight, by slot.
+    in_flight: Vec<Option<Place>>,
     completed: Vec<Completion>,
     interrupt: Interrupt,
 }
 
 impl Disk<'_> {
-    /// Writes, at some time before [`flush`](Self::flush) returns.
+    /// Submits a write, which is durable when [`flush`](Self::flush) has returned.
     pub(crate) fn write(&mut self, offset_bytes: u64, data: &[u8]) -> Result<()> {
         let slot = self.slot(&mut |_, _| Ok(()))?;
         let len_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
@@ -137,7 +136,7 @@ impl Disk<'_> {
         self.sent(slot, (offset_bytes, len_bytes))
     }
 
-    /// Asks for a piece; pieces that have come, in whatever order, go to `take` with their places.
+    /// Submits a read. Completed reads go to `take` in any order, with their offsets.
     pub(crate) fn read(
         &mut self,
         offset_bytes: u64,
@@ -149,7 +148,7 @@ impl Disk<'_> {
         self.sent(slot, (offset_bytes, len_bytes))
     }
 
-    /// Waits for all that was asked for.
+    /// Waits for all requests in flight.
     pub(crate) fn finish(&mut self, take: &mut impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
         while self.queue.in_flight() > 0 {
             self.wait(take)?;
@@ -157,7 +156,7 @@ impl Disk<'_> {
         Ok(())
     }
 
-    /// Waits for all that was written, and makes it durable.
+    /// Waits for all writes, and makes them durable.
     pub(crate) fn flush(&mut self) -> Result<()> {
         let take = &mut |_, _: &[u8]| Ok(());
         self.finish(take)?;
@@ -168,7 +167,7 @@ impl Disk<'_> {
     }
 
     fn sent(&mut self, slot: Slot, place: Place) -> Result<()> {
-        self.under_way[slot.index()] = Some(place);
+        self.in_flight[slot.index()] = Some(place);
         Ok(self.queue.publish()?)
     }
 
@@ -186,14 +185,14 @@ impl Disk<'_> {
         let mut asked = Instant::now();
         while self.queue.poll_completions(&mut self.completed)? == 0 {
             self.interrupt.check()?;
-            if !self.queue.wait(LOOK)? && asked.elapsed() > PATIENCE {
-                self.device.still_there()?;
+            if !self.queue.wait(SIGNAL_INTERVAL)? && asked.elapsed() > PATIENCE {
+                self.device.check_device()?;
                 asked = Instant::now();
             }
         }
         self.interrupt.check()?;
         for completion in std::mem::take(&mut self.completed) {
-            let (offset_bytes, len_bytes) = self.under_way[completion.slot.index()].take().unwrap_or((0, 0));
+            let (offset_bytes, len_bytes) = self.in_flight[completion.slot.index()].take().unwrap_or((0, 0));
             if completion.status != Status::Ok {
                 bail!("the volume refuses bytes {offset_bytes}+{len_bytes}: {}", why(completion.status));
             }
@@ -208,14 +207,14 @@ impl Disk<'_> {
     }
 }
 
-/// In words.
+/// The reason of a failed request, in words.
 fn why(status: Status) -> &'static str {
     match status {
         Status::IoError => {
             "an I/O error; `sidecore controller show` may say why (a full store, a quota that is used up)"
         }
-        Status::Unsupported => "it does not support that",
-        _ => "it gives no reason",
+        Status::Unsupported => "the device does not support the request",
+        _ => "the device gives no reason",
     }
 }
 

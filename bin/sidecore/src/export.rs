@@ -17,35 +17,37 @@ use crate::progress::Progress;
 use crate::units::bytes;
 use crate::{print, print_json, qemu, volume, worker};
 
-/// What to export, into what.
+/// The arguments of `sidecore volume export`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The volume or snapshot. Of a volume, what is in it at this moment: guests may go on.
+    /// The volume or snapshot. A volume is exported as it is at this moment; guests may continue to
+    /// write.
     volume: String,
     /// The image to make.
     image: PathBuf,
-    /// Its format, by qemu-img's name for it (qcow2, vmdk, vdi, ...).
+    /// The image's format, by qemu-img's name for it (qcow2, vmdk, vdi, ...).
     #[arg(long, value_name = "FORMAT", default_value = "raw")]
     format: String,
-    /// Replace an image that is there.
+    /// Replace an existing image.
     #[arg(long)]
     force: bool,
-    /// Also look for zeros in the volume, and leave holes for them.
+    /// Also detect zeros in the volume, and leave holes for them.
     #[arg(long)]
     skip_zeroes: bool,
-    /// Where to keep a raw image meanwhile: $TMPDIR, or the image's directory, unless given.
+    /// The directory of a temporary raw image; by default $TMPDIR, or the image's directory.
     #[arg(long, value_name = "DIRECTORY")]
     temporary: Option<PathBuf>,
 }
 
-/// A snapshot for as long as the export takes, so that what is exported is of one moment.
-struct Moment<'a> {
+/// The snapshot to export. An export of a volume makes a temporary one, so that the image shows one
+/// moment.
+struct Source<'a> {
     client: &'a Client,
     report: VolumeReport,
     temporary: bool,
 }
 
-impl<'a> Moment<'a> {
+impl<'a> Source<'a> {
     fn of(client: &'a Client, controller: &str, name: &str) -> Result<Self> {
         let report = client.volume(controller, name)?;
         if report.read_only {
@@ -53,14 +55,14 @@ impl<'a> Moment<'a> {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let snapshot = format!("export-{}-{now}", std::process::id());
-        // Nothing else has that name, so that it may be said before there is one.
-        worker::say_begun(&snapshot)?;
+        // The name is unique, so it may be announced before the snapshot exists.
+        worker::announce_volume(&snapshot)?;
         let report = client.snapshot_volume(controller, name, &snapshot)?;
         Ok(Self { client, report, temporary: true })
     }
 }
 
-impl Drop for Moment<'_> {
+impl Drop for Source<'_> {
     fn drop(&mut self) {
         if self.temporary
             && let Err(error) = self.client.delete_volume(&self.report.controller, &self.report.name)
@@ -77,12 +79,13 @@ pub(crate) fn run(socket: &Path, client: &Client, controller: &str, arguments: &
     let interrupt = Interrupt::listen()?;
     let started = Instant::now();
     let shown = arguments.image.display();
-    refuse_what_is_there(&arguments.image, arguments.force)?;
+    check_target(&arguments.image, arguments.force)?;
     let beside = match arguments.image.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
-    // Made where it is to be, so that it takes its place at once, and whole.
+    // The image is made in the directory of its place, so that a rename moves it there at once, and
+    // whole.
     let place = worker::workplace(beside)?;
     let made = place.file("image");
     let (raw_place, raw) = if arguments.format == "raw" {
@@ -94,34 +97,17 @@ pub(crate) fn run(socket: &Path, client: &Client, controller: &str, arguments: &
         (Some(elsewhere), raw)
     };
 
-    let moment = Moment::of(client, controller, &arguments.volume)?;
-    let report = &moment.report;
-    let extents = volume::all_extents(client, controller, &report.name)?;
-    let block_bytes = u64::from(report.block_bytes);
-    let mapped: Vec<Segment> =
-        extents.iter().map(|extent| (extent.first * block_bytes, extent.count * block_bytes)).collect();
-    let device = TemporaryDevice::serve(client, socket, (controller, &report.name), true)?;
-    let file = File::options().read(true).write(true).create_new(true).open(&raw)?;
-    file.set_len(report.size_bytes).with_context(|| format!("{} cannot be made", raw.display()))?;
-    let copied = {
-        let mut disk = device.connect(&interrupt)?;
-        let segments = image::widened(&mapped, device.block_bytes(), report.size_bytes);
-        copy(&mut disk, &segments, &file, arguments.skip_zeroes)?
-    };
-    device.remove()?;
-    file.sync_all()?;
-    let size_bytes = report.size_bytes;
-    drop(moment);
+    let (size_bytes, copied) = copy_volume(socket, client, controller, arguments, &raw, &interrupt)?;
     if let Some(place) = raw_place {
         let options = ["-f", "raw", "-O", &arguments.format].map(AsRef::as_ref);
         let arguments = options.into_iter().chain([raw.as_os_str(), made.as_os_str()]);
         qemu::convert(arguments, "converting", size_bytes, &interrupt)?;
-        // Removed first: the image's filesystem may not answer.
+        // The raw image is removed first: the other image's filesystem may not answer.
         drop(place);
         File::open(&made)?.sync_all()?;
     }
-    // Somebody may have made one meanwhile.
-    refuse_what_is_there(&arguments.image, arguments.force)?;
+    // Another process may have made the file meanwhile.
+    check_target(&arguments.image, arguments.force)?;
     std::fs::rename(&made, &arguments.image).with_context(|| format!("{shown} cannot be put in its place"))?;
 
     let seconds = started.elapsed().as_secs_f64();
@@ -145,7 +131,36 @@ pub(crate) fn run(socket: &Path, client: &Client, controller: &str, arguments: &
     ))?)
 }
 
-fn refuse_what_is_there(path: &Path, force: bool) -> Result<()> {
+/// Copies the volume, as it is now, into a raw image. Returns the volume's size and the number of
+/// bytes copied.
+fn copy_volume(
+    socket: &Path,
+    client: &Client,
+    controller: &str,
+    arguments: &Arguments,
+    raw: &Path,
+    interrupt: &Interrupt,
+) -> Result<(u64, u64)> {
+    let source = Source::of(client, controller, &arguments.volume)?;
+    let report = &source.report;
+    let extents = volume::all_extents(client, controller, &report.name)?;
+    let block_bytes = u64::from(report.block_bytes);
+    let mapped: Vec<Segment> =
+        extents.iter().map(|extent| (extent.first * block_bytes, extent.count * block_bytes)).collect();
+    let device = TemporaryDevice::serve(client, socket, (controller, &report.name), true)?;
+    let file = File::options().read(true).write(true).create_new(true).open(raw)?;
+    file.set_len(report.size_bytes).with_context(|| format!("{} cannot be made", raw.display()))?;
+    let copied = {
+        let mut disk = device.connect(interrupt)?;
+        let segments = image::widened(&mapped, device.block_bytes(), report.size_bytes);
+        copy(&mut disk, &segments, &file, arguments.skip_zeroes)?
+    };
+    device.remove()?;
+    file.sync_all()?;
+    Ok((report.size_bytes, copied))
+}
+
+fn check_target(path: &Path, force: bool) -> Result<()> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error).with_context(|| format!("{} cannot be looked at", path.display())),
@@ -155,7 +170,7 @@ fn refuse_what_is_there(path: &Path, force: bool) -> Result<()> {
     }
 }
 
-/// Reads the segments into the file; how many bytes were written there.
+/// Reads the segments into the file. Returns the number of bytes written there.
 fn copy(disk: &mut Disk<'_>, segments: &[Segment], file: &File, skip_zeroes: bool) -> Result<u64> {
     let mut progress = Progress::new("exporting", image::total(segments));
     let mut copied = 0;

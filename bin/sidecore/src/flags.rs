@@ -5,10 +5,10 @@ use serde_json::{Map, Value};
 use sidecore_control::config::keys::{self, Key, Kind};
 use sidecore_control::config::size;
 
-/// Keys of a device that `device add` has in another form.
+/// Keys of a device for which `device add` has arguments of another form.
 const DEVICE_APART: &[&str] = &["name", "socket", "store", "sidecore", "sidecores"];
 
-/// The same for keys of a volume.
+/// Keys of a volume for which `device add` has arguments of another form.
 const VOLUME_APART: &[&str] = &["controller", "volume", "size", "quota", "read_only"];
 
 /// The keys of a device that were given as flags.
@@ -74,7 +74,7 @@ impl FromArgMatches for VolumeFlags {
     }
 }
 
-/// The flag of a key. The daemon checks its value, except for what makes it another kind of value.
+/// The flag of a key. The daemon checks the value; the flag only has the right JSON type.
 fn flag(key: &'static Key) -> Arg {
     let flag = Arg::new(key.name).long(key.name.replace('_', "-")).help(keys::sentence(key));
     match key.kind {

@@ -1,4 +1,4 @@
-//! Image files: what format they are in, and where their data is.
+//! Image files: their formats, and the places of their data.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-/// What files begin with, by `qemu-img`'s name for the format.
+/// Magic bytes of image files: `qemu-img`'s name for the format, the offset, and the bytes.
 const MAGICS: &[(&str, u64, &[u8])] = &[
     ("qcow2", 0, b"QFI\xfb"),
     ("vmdk", 0, b"KDMV"),
@@ -20,7 +20,7 @@ const MAGICS: &[(&str, u64, &[u8])] = &[
     ("vdi", 0x40, &[0x7f, 0x10, 0xda, 0xbe]),
 ];
 
-/// The format that the file seems to be in.
+/// Detects the format of the file.
 pub(crate) fn format(file: &File) -> Result<&'static str> {
     for (name, at, magic) in MAGICS {
         let mut begins = vec![0; magic.len()];
@@ -34,22 +34,23 @@ pub(crate) fn format(file: &File) -> Result<&'static str> {
     Ok("raw")
 }
 
-/// Its size in bytes, also of a block device.
+/// The size of the file in bytes, also of a block device.
 pub(crate) fn size(file: &File) -> Result<u64> {
     Ok(seek(file, SeekFrom::End(0))?)
 }
 
-/// A part of a file: its first byte, and how many.
+/// A part of a file: offset and length in bytes.
 pub(crate) type Segment = (u64, u64);
 
-/// The parts of the file that are not holes. A filesystem that knows no holes has one part.
+/// The parts of the file that are not holes. On a filesystem without holes, the whole file is one
+/// part.
 pub(crate) fn data(file: &File, size_bytes: u64) -> Result<Vec<Segment>> {
     let mut segments = Vec::new();
     let mut at = 0;
     while at < size_bytes {
         let first = match seek(file, SeekFrom::Data(at)) {
             Ok(first) => first.min(size_bytes),
-            // Nothing but a hole until the end.
+            // The rest of the file is a hole.
             Err(Errno::NXIO) => break,
             Err(Errno::INVAL) => return Ok(vec![(0, size_bytes)]),
             Err(error) => return Err(error.into()),
@@ -64,7 +65,7 @@ pub(crate) fn data(file: &File, size_bytes: u64) -> Result<Vec<Segment>> {
     Ok(segments)
 }
 
-/// Widens segments to whole blocks of `unit_bytes`, and joins those that meet.
+/// Widens segments to whole blocks of `unit_bytes`, and joins segments that meet.
 pub(crate) fn widened(segments: &[Segment], unit_bytes: u64, size_bytes: u64) -> Vec<Segment> {
     let mut wide: Vec<Segment> = Vec::new();
     for (first, len) in segments {
@@ -78,12 +79,12 @@ pub(crate) fn widened(segments: &[Segment], unit_bytes: u64, size_bytes: u64) ->
     wide
 }
 
-/// How many bytes they have together.
+/// The length of all segments together, in bytes.
 pub(crate) fn total(segments: &[Segment]) -> u64 {
     segments.iter().map(|(_, len)| len).sum()
 }
 
-/// Reads from the file; what lies behind its end is zeros.
+/// Reads from the file; bytes beyond its end are zeros.
 pub(crate) fn read(file: &File, offset_bytes: u64, buffer: &mut [u8]) -> io::Result<()> {
     let mut done = 0;
     while done < buffer.len() {
@@ -100,17 +101,17 @@ pub(crate) fn read(file: &File, offset_bytes: u64, buffer: &mut [u8]) -> io::Res
     Ok(())
 }
 
-/// Whether there is nothing but zeros.
+/// Whether all bytes are zeros.
 pub(crate) fn is_zero(data: &[u8]) -> bool {
-    // Compared as a whole with itself, shifted by one, which is as fast as memory is.
+    // The comparison of the data with itself, shifted by one byte, is as fast as memory is.
     data.first().is_none_or(|first| *first == 0) && data.get(1..).is_none_or(|rest| rest == &data[..rest.len()])
 }
 
-/// A directory for this command alone. Dropping it removes it, with all that is in it.
+/// A directory for this command alone. Dropping it removes the directory with its contents.
 pub(crate) struct Workplace(PathBuf);
 
 impl Workplace {
-    /// Made in `directory`.
+    /// Makes a directory in `directory`.
     pub(crate) fn new(directory: &Path) -> Result<Self> {
         use std::os::unix::fs::DirBuilderExt as _;
         for attempt in 0..100 {
@@ -131,7 +132,7 @@ impl Workplace {
         &self.0
     }
 
-    /// A file in it.
+    /// The path of a file in the directory.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
@@ -145,14 +146,15 @@ impl Drop for Workplace {
     }
 }
 
-/// Where temporary files go that are as large as an image: where it was said, or `$TMPDIR`, or beside the image.
-pub(crate) fn temporary_directory(said: Option<&Path>, image: &Path) -> PathBuf {
+/// The directory of temporary files that are as large as an image: `chosen`, or `$TMPDIR`, or the
+/// image's directory.
+pub(crate) fn temporary_directory(chosen: Option<&Path>, image: &Path) -> PathBuf {
     let usual = || std::env::var_os("TMPDIR").filter(|directory| !directory.is_empty()).map(PathBuf::from);
     let beside = || match image.parent() {
         Some(parent) if parent != Path::new("") => parent.to_owned(),
         _ => PathBuf::from("."),
     };
-    said.map(Path::to_owned).or_else(usual).unwrap_or_else(beside)
+    chosen.map(Path::to_owned).or_else(usual).unwrap_or_else(beside)
 }
 
 #[cfg(test)]
@@ -160,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_told_by_their_beginnings() {
+    fn formats_are_detected_by_their_magic_bytes() {
         let directory = tempfile::tempdir().unwrap();
         for (name, at, magic) in MAGICS {
             let path = directory.path().join("image");
@@ -180,7 +182,7 @@ mod tests {
         file.write_all_at(&[1; 4096], 4 << 20).unwrap();
         file.write_all_at(&[1; 1], (8 << 20) + 5).unwrap();
         let segments = data(&file, 10 << 20).unwrap();
-        // A filesystem may know holes less exactly, and must not know them wrongly.
+        // A filesystem may report holes less exactly, but must not report data as a hole.
         for at in [4 << 20, (8 << 20) + 5] {
             assert!(segments.iter().any(|(first, len)| (*first..first + len).contains(&at)), "{segments:?}");
         }
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_told_from_the_rest() {
+    fn zeros_are_distinguished_from_data() {
         assert!(is_zero(&[]) && is_zero(&[0]) && is_zero(&[0; 4097]));
         for at in [0, 1, 2000, 4095] {
             let mut data = [0; 4096];
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workplace_is_private_and_goes_with_what_is_in_it() {
+    fn a_workplace_is_private_and_is_removed_with_its_contents() {
         use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
         let (one, two) = (Workplace::new(directory.path()).unwrap(), Workplace::new(directory.path()).unwrap());

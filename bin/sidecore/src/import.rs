@@ -19,31 +19,32 @@ use crate::progress::Progress;
 use crate::units::bytes;
 use crate::{print, print_json, qemu, worker};
 
-/// What to import, as what.
+/// The arguments of `sidecore volume import`.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// The image: a file or a block device.
     image: PathBuf,
-    /// The name of the volume that is made.
+    /// The name of the new volume.
     volume: String,
-    /// The image's format, by qemu-img's name for it (raw, qcow2, vmdk, vdi, ...); found out unless given.
+    /// The image's format, by qemu-img's name for it (raw, qcow2, vmdk, vdi, ...); detected by
+    /// default.
     #[arg(long, value_name = "FORMAT")]
     format: Option<String>,
-    /// The volume's size, at least the image's; that of the image unless given.
+    /// The volume's size, at least the image's, which is the default.
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     size: Option<u64>,
-    /// The most that the volume may take of the store.
+    /// The most space of the store that the volume may take.
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     quota: Option<u64>,
-    /// Also look for zeros in the image that are no holes, and leave them out.
+    /// Also detect zeros in the image that are no holes, and leave them out.
     #[arg(long)]
     skip_zeroes: bool,
-    /// Where to keep a converted image meanwhile: $TMPDIR, or the image's directory, unless given.
+    /// The directory of a temporary converted image; by default $TMPDIR, or the image's directory.
     #[arg(long, value_name = "DIRECTORY")]
     temporary: Option<PathBuf>,
 }
 
-/// A volume that is not kept unless it is said.
+/// A new volume. Dropping it deletes the volume unless it is kept.
 struct NewVolume<'a> {
     client: &'a Client,
     report: VolumeReport,
@@ -88,30 +89,18 @@ pub(crate) fn run(
         convert(&arguments.image, &format, &place.file("image.raw"), &interrupt)?
     };
     let image_bytes = image::size(&raw)?;
-    if image_bytes == 0 {
-        bail!("{shown} is empty");
-    }
-    let block_bytes = u64::from(controller.block_bytes).max(1);
-    let least = image_bytes.checked_next_multiple_of(block_bytes).context("the image is too large")?;
-    let size_bytes = arguments.size.unwrap_or(least);
-    if size_bytes < image_bytes {
-        bail!("{} is less than the image has: {}", size::show(size_bytes), size::show(image_bytes));
-    }
+    let size_bytes = volume_bytes(controller, arguments, image_bytes)?;
     let data = image::data(&raw, image_bytes)?;
-    let (needed, free) = (image::total(&data), controller.space.free_bytes);
-    if needed > free && !arguments.skip_zeroes {
-        let (needed, free) = (bytes(needed), bytes(free));
-        bail!("{shown} has {needed} of data, and {free} are free on controller \"{}\"", controller.name);
-    }
+    check_space(controller, arguments, image::total(&data))?;
     let new = CreateVolume { name: arguments.volume.clone(), size_bytes, quota_bytes: arguments.quota };
     let report = client.create_volume(&controller.name, &new)?;
     let mut volume = NewVolume { client, report, kept: false };
-    worker::say_begun(&arguments.volume)?;
+    worker::announce_volume(&arguments.volume)?;
 
     let device = TemporaryDevice::serve(client, socket, (&controller.name, &arguments.volume), false)?;
     let copied = {
         let mut disk = device.connect(&interrupt)?;
-        // Filesystems tell of holes by pages; blocks that are partly data are data.
+        // Filesystems report holes by pages; a block that is partly data is data.
         let unit = device.block_bytes().max(4096);
         let segments = image::widened(&data, unit, size_bytes);
         let copied = copy(&raw, &segments, &mut disk, arguments.skip_zeroes, &interrupt)?;
@@ -142,14 +131,41 @@ pub(crate) fn run(
     ))?)
 }
 
-/// Opens an image, which has to have a size and places: a FIFO would also block until it has a writer.
+/// The size of the volume for an image of `image_bytes`.
+fn volume_bytes(controller: &ControllerReport, arguments: &Arguments, image_bytes: u64) -> Result<u64> {
+    if image_bytes == 0 {
+        bail!("{} is empty", arguments.image.display());
+    }
+    let block_bytes = u64::from(controller.block_bytes).max(1);
+    let least = image_bytes.checked_next_multiple_of(block_bytes).context("the image is too large")?;
+    let size_bytes = arguments.size.unwrap_or(least);
+    if size_bytes < image_bytes {
+        bail!("{} is less than the image has: {}", size::show(size_bytes), size::show(image_bytes));
+    }
+    Ok(size_bytes)
+}
+
+/// Fails if the controller has not enough space for the image's data. Without holes for zeros, that
+/// is known in advance.
+fn check_space(controller: &ControllerReport, arguments: &Arguments, needed: u64) -> Result<()> {
+    let free = controller.space.free_bytes;
+    if needed > free && !arguments.skip_zeroes {
+        let (shown, needed, free) = (arguments.image.display(), bytes(needed), bytes(free));
+        bail!("{shown} has {needed} of data, and {free} are free on controller \"{}\"", controller.name);
+    }
+    Ok(())
+}
+
+/// Opens an image, which must have a size and random access: opening a FIFO would block until it
+/// has a writer.
 fn open(image: &Path) -> Result<File> {
     let shown = image.display();
     let check = |kind: FileType| {
         let what = if kind.is_dir() { "a directory" } else { "neither a regular file nor a block device" };
         if kind.is_file() || kind.is_block_device() { Ok(()) } else { Err(anyhow!("{shown} is {what}")) }
     };
-    // Opening has effects, so the kind is looked at first, and once more in case another file has this name by now.
+    // Opening has effects, so the kind is checked before, and again after in case another file has
+    // this name by now.
     let metadata = std::fs::metadata(image).with_context(|| format!("{shown} cannot be opened"))?;
     check(metadata.file_type())?;
     let mut options = File::options();
@@ -159,7 +175,7 @@ fn open(image: &Path) -> Result<File> {
     Ok(source)
 }
 
-/// Makes a raw image of one that is not, with its holes.
+/// Converts an image of another format to a raw one with the same holes.
 fn convert(image: &Path, format: &str, raw: &Path, interrupt: &Interrupt) -> Result<File> {
     let arguments = ["-f".as_ref(), format.as_ref(), "-O".as_ref(), "raw".as_ref(), image.as_os_str(), raw.as_os_str()];
     let size_bytes = std::fs::metadata(image)?.len();
@@ -167,7 +183,7 @@ fn convert(image: &Path, format: &str, raw: &Path, interrupt: &Interrupt) -> Res
     Ok(File::open(raw)?)
 }
 
-/// Writes the segments to the disk; how many bytes that were.
+/// Writes the segments to the disk. Returns the number of bytes written.
 fn copy(
     raw: &File,
     segments: &[image::Segment],

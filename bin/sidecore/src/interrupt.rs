@@ -1,4 +1,4 @@
-//! Signals that end what takes long: noticed in between, so that nothing is left behind.
+//! Signals that end long work: the work checks for them, and then removes its unfinished parts.
 
 use std::io;
 use std::sync::Arc;
@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// Whether a signal has asked for the end.
+/// Whether a signal has asked this program to end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Takes the signals over from the kernel's default. A second one changes nothing: some senders send each to the
-    /// process and to its group. SIGQUIT still ends the program at once.
+    /// Handles the signals instead of the kernel's default. A second signal changes nothing: some
+    /// senders send each signal to the process and to its group. SIGQUIT still ends the program at
+    /// once.
     pub(crate) fn listen() -> io::Result<Self> {
         let interrupt = Self::default();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -25,7 +26,7 @@ impl Interrupt {
     /// Fails if a signal has come.
     pub(crate) fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) {
-            bail!("interrupted; what was begun has been taken back");
+            bail!("interrupted; the unfinished work was removed");
         }
         Ok(())
     }

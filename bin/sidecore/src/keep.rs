@@ -1,7 +1,8 @@
-//! `sidecore keep`: runs a daemon, and keeps the descriptors that it leaves for the next one.
+//! `sidecore keep`: runs a daemon, and keeps the daemon's descriptors for the next one.
 //!
-//! It is the small part of a service manager that a restart without the guests noticing needs, for hosts without
-//! systemd, and speaks the same protocol: see `crates/linux/src/service_manager.rs` for the daemon's side.
+//! On hosts without systemd, this command is the small part of a service manager that is needed for
+//! restarts that guests do not notice. It speaks the same protocol as systemd: see
+//! `crates/linux/src/service_manager.rs` for the daemon's side.
 
 mod child;
 mod crashes;
@@ -29,21 +30,21 @@ use message::Message;
 use notify::NotifySocket;
 use signals::Signals;
 
-/// How long a command that failed is left alone before it is started again.
+/// The pause before a failed command is started again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A command cannot be run: the shell's code for it.
+/// The exit code if the command cannot be run, as in shells.
 const CANNOT_RUN: u8 = 127;
 
-/// Runs COMMAND with a socket in $NOTIFY_SOCKET, keeps the descriptors that it sends there, and gives them to it when it
-/// is started again.
+/// Runs COMMAND with a socket in $NOTIFY_SOCKET, keeps the descriptors that COMMAND sends there,
+/// and passes them to COMMAND at its next start.
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
-    /// Keep at most this many descriptors; what comes beyond is closed.
+    /// Keep at most this many descriptors; further ones are closed.
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(1..=16384))]
     max: u16,
-    /// This is the new process already: become the command, unless that parent is gone.
+    /// Marks the new process, which becomes the command, unless this parent is gone.
     #[arg(long, hide = true)]
     child_of: Option<i32>,
     /// The daemon and its arguments.
@@ -53,20 +54,21 @@ pub(crate) struct Arguments {
 
 const AFTER_HELP: &str = "\
 Signals:
-  SIGHUP           restart: end COMMAND with SIGTERM, wait for it, start it again with what it left
-  SIGTERM, SIGINT  the end: end COMMAND with SIGTERM, wait for it, close what is kept; within two seconds of the
-                   first, another one means the same, and each later one is another SIGTERM to COMMAND
+  SIGHUP           restart: end COMMAND with SIGTERM, wait for it, start it again with the kept descriptors
+  SIGTERM, SIGINT  the end: end COMMAND with SIGTERM, wait for it, close the kept descriptors; within two seconds of
+                   the first, another signal means the same, and each later one is another SIGTERM to COMMAND
 
-If COMMAND fails by itself, it is started again after a second with what is kept, at most five times in a minute.
+If COMMAND fails by itself, it is started again after a second with the kept descriptors, at most five times
+in a minute.
 
 Exit codes:
   that of COMMAND; 128 and the number of the signal that ended it; 1 if it fails too often; 127 if it cannot be run
 ";
 
-/// What COMMAND is to do after its end.
+/// The action after the end of COMMAND.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wish {
-    /// Nobody has asked it to end.
+enum Requested {
+    /// No signal has asked COMMAND to end.
     None,
     Restart,
     End,
@@ -77,7 +79,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         return Ok(child::become_command(parent, &arguments.command));
     }
     let signals = Signals::listen().context("cannot handle signals")?;
-    // A manager above this one is told when the first daemon is ready; what it cannot be told is no reason to fail.
+    // A manager above this one is notified when the first daemon is ready; a failed notification is
+    // no reason to end.
     let above = ServiceManager::from_environment().unwrap_or_else(|error| {
         say(&error.to_string());
         None
@@ -100,83 +103,86 @@ impl Keeper<'_> {
     fn run(mut self) -> Result<ExitCode> {
         let mut crashes = Crashes::default();
         loop {
-            let (status, wish) = match self.run_once() {
+            let (status, requested) = match self.run_once() {
                 Ok(end) => end,
-                // For a moment there may be no memory, or no process; to give up would cost the guests their disks.
+                // Memory or processes may be short for a moment; to give up would cost the guests
+                // their disks.
                 Err(error) if !self.kept.is_empty() => {
                     say(&format!("{error:#}"));
-                    (ExitStatus::from_raw(1 << 8), Wish::None)
+                    (ExitStatus::from_raw(1 << 8), Requested::None)
                 }
                 Err(error) => return Err(error),
             };
-            match wish {
-                Wish::End => return Ok(code(status)),
-                Wish::None if status.success() => return Ok(code(status)),
-                // With nothing to lose, a command that is not there is a mistake to report and not to repeat.
-                Wish::None if status.code() == Some(CANNOT_RUN.into()) && self.kept.is_empty() => {
+            match requested {
+                Requested::End => return Ok(code(status)),
+                Requested::None if status.success() => return Ok(code(status)),
+                // Without kept descriptors, a command that does not exist is a mistake to report
+                // and not to repeat.
+                Requested::None if status.code() == Some(CANNOT_RUN.into()) && self.kept.is_empty() => {
                     return Ok(code(status));
                 }
-                Wish::None if crashes.too_many(Instant::now()) => {
+                Requested::None if crashes.too_many(Instant::now()) => {
                     bail!("the command failed too often ({status}); {} descriptors are lost", self.kept.len());
                 }
-                Wish::None => {
+                Requested::None => {
                     say(&format!("the command failed ({status}) and is started again in a second"));
-                    if self.pause()? == Wish::End {
+                    if self.pause()? == Requested::End {
                         return Ok(code(status));
                     }
                 }
-                Wish::Restart if !status.success() => {
+                Requested::Restart if !status.success() => {
                     say(&format!("the command did not end in order ({status}) and is started again"));
                 }
-                Wish::Restart => {}
+                Requested::Restart => {}
             }
         }
     }
 
-    /// Runs the command to its end; with what was asked for meanwhile.
-    fn run_once(&mut self) -> Result<(ExitStatus, Wish)> {
+    /// Runs the command to its end. Returns its status, and the action that signals asked for
+    /// meanwhile.
+    fn run_once(&mut self) -> Result<(ExitStatus, Requested)> {
         let mut child = Child::start(self.command, self.socket.path(), &self.kept)?;
-        let (mut wish, mut requests) = (Wish::None, EndRequests::default());
+        let (mut requested, mut requests) = (Requested::None, EndRequests::default());
         loop {
             wait([self.socket.as_fd(), self.signals.end(), self.signals.restart(), child.as_fd()], None)?;
             let ended = child.has_ended()?;
             if self.signals.take_end() {
                 let request = requests.receive(Instant::now());
-                // The command has had its signal already if it is to restart.
-                if request == EndRequest::AtOnce || request == EndRequest::First && wish != Wish::Restart {
+                // For a restart, the command has had its signal already.
+                if request == EndRequest::AtOnce || request == EndRequest::First && requested != Requested::Restart {
                     child.terminate()?;
                 }
-                wish = Wish::End;
-                self.tell_above(ServiceManager::stopping);
+                requested = Requested::End;
+                self.notify_above(ServiceManager::stopping);
             }
-            if self.signals.take_restart() && wish == Wish::None {
+            if self.signals.take_restart() && requested == Requested::None {
                 child.terminate()?;
-                wish = Wish::Restart;
+                requested = Requested::Restart;
             }
-            // What it sent before its end is in the socket when its end is seen.
+            // When the end of the command is seen, its last messages are in the socket.
             let more = self.read_messages(child.pid())?;
             if ended && !more {
-                return Ok((child.wait()?, wish));
+                return Ok((child.wait()?, requested));
             }
         }
     }
 
-    /// Waits before another try, unless a signal says what to do.
-    fn pause(&mut self) -> Result<Wish> {
+    /// Waits before another start. A signal ends the pause, and its action is returned.
+    fn pause(&mut self) -> Result<Requested> {
         let until = Instant::now() + PAUSE;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             wait([self.signals.end(), self.signals.restart()], Some(left))?;
             if self.signals.take_end() {
-                return Ok(Wish::End);
+                return Ok(Requested::End);
             }
             if self.signals.take_restart() || left.is_zero() {
-                return Ok(Wish::None);
+                return Ok(Requested::None);
             }
         }
     }
 
-    /// Does what some of the messages say. Whether there may be more.
+    /// Handles some of the messages. Returns whether there may be more.
     fn read_messages(&mut self, from: Pid) -> Result<bool> {
         for _ in 0..notify::BATCH {
             let Some(datagram) = self.socket.receive()? else {
@@ -187,17 +193,17 @@ impl Keeper<'_> {
                 continue;
             }
             if datagram.truncated {
-                say("a message that did not come whole is ignored");
+                say("a truncated message is ignored");
                 continue;
             }
-            self.obey(Message::parse(&datagram.bytes), datagram.fds);
+            self.handle(Message::parse(&datagram.bytes), datagram.fds);
         }
         Ok(true)
     }
 
-    fn obey(&mut self, message: Message, fds: Vec<rustix::fd::OwnedFd>) {
+    fn handle(&mut self, message: Message, fds: Vec<rustix::fd::OwnedFd>) {
         if message.ready {
-            self.tell_above(ServiceManager::ready);
+            self.notify_above(ServiceManager::ready);
         }
         if message.remove {
             match &message.name {
@@ -205,7 +211,7 @@ impl Keeper<'_> {
                 None => say("FDSTOREREMOVE=1 without a name is ignored"),
             }
         }
-        // All that is not kept is closed here, which is also the answer to BARRIER=1.
+        // Descriptors that are not kept are closed here, which is also the answer to BARRIER=1.
         if message.store {
             for fd in fds {
                 if let Err(reason) = self.kept.add(message.name.as_deref(), fd) {
@@ -215,7 +221,7 @@ impl Keeper<'_> {
         }
     }
 
-    fn tell_above(&self, what: impl FnOnce(&ServiceManager) -> io::Result<()>) {
+    fn notify_above(&self, what: impl FnOnce(&ServiceManager) -> io::Result<()>) {
         if let Some(above) = &self.above
             && let Err(error) = what(above)
         {
@@ -224,7 +230,7 @@ impl Keeper<'_> {
     }
 }
 
-/// Sleeps until one of these is readable, the time is over, or a signal has come.
+/// Sleeps until a descriptor is readable, the timeout is over, or a signal has come.
 fn wait<const N: usize>(fds: [rustix::fd::BorrowedFd<'_>; N], timeout: Option<Duration>) -> Result<()> {
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match poll(&mut fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)), timeout.as_ref()) {
@@ -233,13 +239,13 @@ fn wait<const N: usize>(fds: [rustix::fd::BorrowedFd<'_>; N], timeout: Option<Du
     }
 }
 
-/// As a shell has it.
+/// The exit code for a status, as in shells.
 fn code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| signal.saturating_add(128)));
     ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
-/// To the standard error, which may be closed: the descriptors are worth more than the words.
+/// Writes to the standard error, which may be closed: the descriptors matter more than the message.
 fn say(text: &str) {
     let _ = writeln!(io::stderr(), "sidecore keep: {text}");
 }

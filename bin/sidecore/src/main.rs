@@ -1,4 +1,5 @@
-//! The command line: `sidecore list|stats|top|device|volume|controller|check|keep`. See docs/sidecore.md.
+//! The command line: `sidecore list|stats|top|device|volume|controller|check|keep`. See
+//! docs/sidecore.md.
 #![forbid(unsafe_code)]
 
 mod bound;
@@ -35,10 +36,11 @@ use sidecore_control::config::DEFAULT_CONTROL_SOCKET;
 use sidecore_control::{Client, Config, Depth};
 use sidecore_linux::ignore_file_size_signal;
 
-/// What was checked has faults.
+/// The exit code of a check that found faults.
 const FAULTS: u8 = 2;
 
-/// Looks at a running sidecored, manages its devices and volumes, and checks configurations.
+/// Shows the state of a running sidecored, manages its devices and volumes, and checks
+/// configurations.
 #[derive(Parser)]
 #[command(name = "sidecore", version, after_help = AFTER_HELP)]
 struct Arguments {
@@ -61,7 +63,7 @@ Examples:
   sidecore stats vd0 --queues                  all counters of a disk and of its queues
   sidecore stats --json --since-start | jq '.devices[].name'
   sidecore top --interval 0.5                  live; q quits
-  sidecore --socket /tmp/control.sock list     a daemon that was told another socket
+  sidecore --socket /tmp/control.sock list     a daemon with another control socket
   sidecore check disks.toml                    before starting a daemon with it
   sidecore volume create root 20GiB
   sidecore volume import debian.qcow2 base
@@ -73,21 +75,21 @@ Examples:
 
 #[derive(Subcommand)]
 enum Command {
-    /// List the disks: what they are, who serves them, where they stand.
+    /// List the disks: their kinds, their sidecores, their states.
     List {
-        /// The control API's JSON, as it came.
+        /// Print the control API's JSON instead of text.
         #[arg(long)]
         json: bool,
     },
     /// Show all counters since the daemon started, and the latencies of the last second.
     ///
-    /// Latencies are from taking a request off the ring to completing it.
+    /// A latency is the time from taking a request off the ring to completing it.
     Stats(stats::Arguments),
-    /// Watch rates live. Without a terminal, print one interval's and end.
+    /// Watch rates live. Without a terminal, print the rates of one interval and end.
     ///
     /// In the view, q, Escape or Ctrl-C quits.
     Top {
-        /// Seconds between two looks, 0.1 to 60.
+        /// Seconds between two measurements, 0.1 to 60.
         #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = interval)]
         interval: Duration,
     },
@@ -95,21 +97,22 @@ enum Command {
     Device(device::Arguments),
     /// Make, copy, change, check, import and export volumes.
     Volume(volume::Arguments),
-    /// Look at controllers, and do what concerns all of their volumes.
+    /// Show controllers, and manage what concerns all volumes of a controller.
     Controller(controller::Arguments),
-    /// Check a configuration without starting anything, and list all that is wrong with it.
+    /// Check a configuration without starting anything, and list all faults.
     Check {
         /// The configuration file.
         config: PathBuf,
-        /// Only the text: not whether this machine has the CPUs, memory, files and sockets. For a configuration that
-        /// is meant for another machine, or that a daemon is running with.
+        /// Check only the text, and not whether this machine has the CPUs, memory, files and
+        /// sockets: for a configuration that is meant for another machine, or that a daemon is
+        /// running with.
         #[arg(long)]
         text_only: bool,
         /// Also list what a daemon would do to start with it, in order.
         #[arg(long)]
         plan: bool,
     },
-    /// Run a daemon and keep its descriptors while it restarts, where no systemd does.
+    /// Run a daemon and keep its descriptors during restarts, on hosts without systemd.
     Keep(keep::Arguments),
 }
 
@@ -118,7 +121,7 @@ fn main() -> ExitCode {
         return code;
     }
     let arguments = Arguments::parse();
-    // The command of `keep` would inherit it.
+    // The command of `keep` would inherit the ignored signal.
     if !matches!(arguments.command, Command::Keep(_))
         && let Err(error) = ignore_file_size_signal()
     {
@@ -184,12 +187,13 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Writes something as JSON to the standard output.
+/// Writes a value as JSON to the standard output.
 fn print_json(thing: &impl serde::Serialize) -> Result<()> {
     Ok(print(&(serde_json::to_string_pretty(thing)? + "\n"))?)
 }
 
-/// Writes to the standard output. Whoever reads may have had enough, as `head` has; that is no failure.
+/// Writes to the standard output. A closed pipe is no failure: its reader may have read enough, as
+/// `head` does.
 fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -1,10 +1,24 @@
-//! Which controller is meant.
+//! The controller of a command.
 
 use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
 use sidecore_control::report::ControllerReport;
 use sidecore_control::{Client, Controllers};
 
-/// The controller of this name; without a name, the only one that there is.
+/// The arguments of commands on a controller.
+#[derive(Args)]
+pub(crate) struct OnController<C: Subcommand> {
+    /// The controller; not needed if there is only one.
+    #[arg(long, short, value_name = "NAME", global = true)]
+    pub(crate) controller: Option<String>,
+    /// Print the control API's JSON instead of text.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: C,
+}
+
+/// Finds the controller of this name; without a name, the only controller.
 pub(crate) fn controller(client: &Client, name: Option<&str>) -> Result<ControllerReport> {
     if let Some(name) = name {
         return Ok(client.controller(name)?);

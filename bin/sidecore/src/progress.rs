@@ -7,22 +7,23 @@ use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::units::bytes;
 
-/// Between two lines.
+/// The time between two lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
 const BAR: &str =
     "{msg} [{bar:30.#-}] {percent:>3}%  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";
 
-/// Shown on the standard error: the standard output is for scripts.
+/// The progress of one piece of work, on the standard error, because the standard output is for
+/// scripts.
 pub(crate) struct Progress {
-    /// Counts in either case, and draws on a terminal.
+    /// Counts the bytes in either case, and is drawn only on a terminal.
     bar: ProgressBar,
-    /// When the next line is written; `None` on a terminal.
+    /// The time of the next line; `None` on a terminal.
     next_line: Option<Instant>,
 }
 
 impl Progress {
-    /// Work of `total` bytes.
+    /// Starts with no byte of `total` done.
     pub(crate) fn new(what: impl Into<String>, total: u64) -> Self {
         let on_terminal = io::stderr().is_terminal();
         let target = if on_terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
@@ -31,12 +32,12 @@ impl Progress {
         Self { bar, next_line: (!on_terminal).then(|| Instant::now() + LINE_INTERVAL) }
     }
 
-    /// Adds to the bytes that are done.
+    /// Counts more bytes as done.
     pub(crate) fn add(&mut self, bytes: u64) {
         self.set(self.bar.position().saturating_add(bytes));
     }
 
-    /// Sets the bytes that are done.
+    /// Sets the number of bytes that are done.
     pub(crate) fn set(&mut self, done: u64) {
         self.bar.set_position(done);
         if self.next_line.is_some_and(|next| Instant::now() >= next) {
@@ -45,7 +46,7 @@ impl Progress {
         }
     }
 
-    /// The work is complete.
+    /// Shows the work as complete.
     pub(crate) fn finish(self) {
         self.bar.set_position(self.bar.position().max(self.bar.length().unwrap_or(0)));
         if self.next_line.is_some() {
@@ -57,7 +58,7 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        // After a failure, the bar stays above its message.
+        // After a failure, the bar stays above the error message.
         self.bar.abandon();
     }
 }

@@ -12,18 +12,20 @@ use sidecore_control::report::RepairReport;
 use crate::units::count;
 use crate::{FAULTS, print, print_json};
 
-/// What is repaired, and how.
+/// The arguments of `sidecore volume repair`.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// The file or block device, which no daemon may have open.
     path: PathBuf,
-    /// Carry it out: what is listed as lost is given up.
+    /// Carry out the repair, and give up the data that is listed as lost.
     #[arg(long)]
     yes: bool,
-    /// A volume that gives up the blocks which another one claims, too; may be said several times.
+    /// A volume that gives up its blocks which another volume claims, too; repeat the option for
+    /// several.
     #[arg(long, value_name = "VOLUME")]
     lose: Vec<String>,
-    /// Carry it out although a daemon has been killed, and its log of what it answered last has not been replayed.
+    /// Repair the store of a killed daemon whose log of answered changes has not been replayed,
+    /// too.
     #[arg(long)]
     accept_loss: bool,
 }
@@ -44,7 +46,7 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// As many lines of each kind; the JSON has all.
+/// The most lines of each kind; the JSON has all.
 const MOST: usize = 100;
 
 fn text(report: &RepairReport) -> String {

@@ -10,22 +10,22 @@ use crate::print;
 use crate::table::Table;
 use crate::units::micros;
 
-/// What `sidecore stats` is asked for.
+/// The arguments of `sidecore stats`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// JSON, in the shape of the control API's.
+    /// Print JSON in the form of the control API.
     #[arg(long)]
     json: bool,
-    /// Also each queue that the guest has used.
+    /// Also show each queue that the guest has used.
     #[arg(long)]
     queues: bool,
     /// Seconds over which latencies and utilisation are measured, 0.1 to 60.
     #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = crate::interval)]
     interval: Duration,
-    /// Latencies and utilisation since the daemon started, at once.
+    /// Show latencies and utilisation since the daemon's start, without waiting.
     #[arg(long, conflicts_with = "interval")]
     since_start: bool,
-    /// Only this disk.
+    /// Show only this disk.
     device: Option<String>,
 }
 
@@ -82,7 +82,8 @@ fn sidecores(sidecores: &[SidecoreReport]) -> Table {
     table
 }
 
-/// A line for each counter, and a column for the device or for each of its queues.
+/// A line for each counter, with a column for the device and, with `each_queue`, for each of its
+/// queues.
 fn counters(device: &DeviceStats, each_queue: bool) -> Table {
     let mut headings = vec![device.name.clone(), ">total".to_owned()];
     let mut columns = vec![device.total()];
@@ -103,7 +104,7 @@ fn counters(device: &DeviceStats, each_queue: bool) -> Table {
     table
 }
 
-/// A line's name, and its number in nanoseconds.
+/// The name of a line, and its number in nanoseconds.
 type Row = (&'static str, fn(&Latency) -> f64);
 
 const LATENCIES: &[Row] = &[
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_that_latencies_are_of_is_said() {
+    fn the_interval_of_latencies_is_shown() {
         let of = |interval_ns| render(&Stats { interval_ns, ..Stats::default() }, false);
         assert!(of(Some(1_000_000_000)).starts_with("Latencies and UTIL% are of the last 1.0 s"), "{}", of(Some(1)));
         assert!(of(None).starts_with("All since the start."), "{}", of(None));

@@ -1,4 +1,4 @@
-//! Columns that line up.
+//! Text in aligned columns.
 
 use comfy_table::{CellAlignment, ContentArrangement, presets};
 
@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, ContentArrangement, presets};
 pub(crate) struct Table(comfy_table::Table);
 
 impl Table {
-    /// A table with these headings; a heading that starts with `>` is that of numbers.
+    /// Makes a table with these headings; a heading that starts with `>` is that of numbers.
     pub(crate) fn new(headings: &[&str]) -> Self {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -25,7 +25,7 @@ impl Table {
         self.0.add_row(cells);
     }
 
-    /// The text, a line for each row.
+    /// Formats the table, a line for each row.
     pub(crate) fn render(&self) -> String {
         self.0.lines().map(|line| format!("{}\n", line.trim_end())).collect()
     }

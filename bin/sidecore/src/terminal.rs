@@ -1,4 +1,5 @@
-//! A terminal that is drawn on: no echo, keys at once, a screen of its own; and as it was before, whatever happens.
+//! A terminal to draw on: no echo, keys at once, a screen of its own; its state is restored in any
+//! case.
 
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
 use std::time::{Duration, Instant};
@@ -6,25 +7,26 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// To the alternate screen, and no cursor.
+/// Switches to the alternate screen, and hides the cursor.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-/// The reverse.
+/// Undoes [`ENTER`].
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// Dropping it gives the terminal back.
+/// The terminal, in the mode for drawing. Dropping it restores the terminal.
 pub(crate) struct Terminal {
     before: Termios,
 }
 
 impl Terminal {
-    /// Takes the terminal; `None` if there is none to draw on and to read keys from.
+    /// Takes the terminal; `None` if the standard input or output is no terminal.
     pub(crate) fn take() -> io::Result<Option<Self>> {
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
             return Ok(None);
         }
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
-        // Ctrl-C comes as a key, so that it cannot end the program before the terminal is as it was.
+        // Ctrl-C is read as a key, so that it cannot end the program before the terminal is
+        // restored.
         raw.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
         tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
         let terminal = Self { before };
@@ -32,13 +34,13 @@ impl Terminal {
         Ok(Some(terminal))
     }
 
-    /// Shows as much of the text as there is room for.
+    /// Shows as much of the text as fits.
     pub(crate) fn draw(&self, text: &str) -> io::Result<()> {
         let (rows, columns) = match tcgetwinsize(io::stdout()) {
             Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (usize::from(size.ws_row), usize::from(size.ws_col)),
             _ => (24, 80),
         };
-        // Line by line over what is there, which flickers less than clearing.
+        // New lines overwrite old ones, which flickers less than clearing.
         let mut screen = String::from("\x1b[H");
         for (index, line) in text.lines().take(rows).enumerate() {
             if index > 0 {
@@ -51,7 +53,7 @@ impl Terminal {
         self.write(&screen)
     }
 
-    /// Waits this long for a key that quits; whether one came.
+    /// Waits this long for a key that quits. Returns whether there was one.
     pub(crate) fn quits_within(&self, time: Duration) -> io::Result<bool> {
         let end = Instant::now() + time;
         loop {
@@ -62,7 +64,7 @@ impl Terminal {
             let left = Timespec::try_from(left).unwrap_or_default();
             let stdin = io::stdin();
             let ready = match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&left)) {
-                // The window was resized, for instance.
+                // Interrupted by a signal, for instance because the window was resized.
                 Err(rustix::io::Errno::INTR) => continue,
                 ready => ready?,
             };
@@ -72,7 +74,7 @@ impl Terminal {
             let mut keys = [0; 64];
             let count = stdin.lock().read(&mut keys)?;
             let quits = |key: &u8| matches!(key, b'q' | b'Q' | 0x03);
-            // An escape by itself is the key; with more behind it, it is an arrow or the like.
+            // An escape alone is the key; more bytes behind it make it an arrow or the like.
             if count == 0 || keys[..count].iter().any(quits) || keys[..count] == [0x1b] {
                 return Ok(true);
             }

@@ -1,4 +1,4 @@
-//! `sidecore top`: what happens per second.
+//! `sidecore top`: rates per second.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,7 +13,8 @@ use crate::terminal::Terminal;
 use crate::units::{micros, short};
 
 pub(crate) fn run(client: &Client, interval: Duration) -> Result<()> {
-    // The first question comes before the screen is taken, so that the answer to "no daemon" stays readable.
+    // The first request comes before the screen is taken, so that an error without a daemon stays
+    // readable.
     let mut before = client.stats()?;
     let Some(terminal) = Terminal::take()? else {
         std::thread::sleep(interval);
@@ -30,7 +31,7 @@ pub(crate) fn run(client: &Client, interval: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The rates between two looks.
+/// Formats the rates between two measurements.
 fn render(before: &Stats, now: &Stats, devices: &[DeviceReport]) -> String {
     let elapsed_ns = now.uptime_ns.saturating_sub(before.uptime_ns);
     let mut text = sidecores(&before.sidecores, &now.sidecores, elapsed_ns).render();
@@ -47,7 +48,7 @@ fn sidecores(before: &[SidecoreReport], now: &[SidecoreReport], elapsed_ns: u64)
         let fresh = SidecoreReport::default();
         let old = before.get(sidecore.name.as_str()).copied().unwrap_or(&fresh);
         let turns = sidecore.turns.saturating_sub(old.turns);
-        // A sidecore counts a sleep when it wakes: one that took no turn slept all the time.
+        // A sidecore counts a sleep when it wakes: a sidecore without a turn slept all the time.
         let asleep = match turns {
             0 => 1.0,
             _ => share(sidecore.asleep_ns.saturating_sub(old.asleep_ns), elapsed_ns),
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
     use sidecore_control::report::{DeviceStats, Latency, LatencyCounts, QueueCounts, ReactorCounts};
 
-    fn look(uptime_ns: u64, turns: u64, busy_ns: u64, latencies: &[(u64, u64)]) -> Stats {
+    fn sample(uptime_ns: u64, turns: u64, busy_ns: u64, latencies: &[(u64, u64)]) -> Stats {
         let latency_ns = Latency::of(LatencyCounts { buckets: latencies.to_vec(), sum_ns: 0 });
         let counts = QueueCounts { requests: latency_ns.count, latency_ns, ..QueueCounts::default() };
         let queue = QueueCounters { counts, ..QueueCounters::default() };
@@ -127,8 +128,8 @@ mod tests {
 
     #[test]
     fn rates_and_latencies_are_of_the_interval_and_not_since_the_start() {
-        let before = look(1_000_000_000, 0, 0, &[(900_000, 500)]);
-        let now = look(3_000_000_000, 1_000_000, 400_000_000, &[(2_000, 4_000), (900_000, 500)]);
+        let before = sample(1_000_000_000, 0, 0, &[(900_000, 500)]);
+        let now = sample(3_000_000_000, 1_000_000, 400_000_000, &[(2_000, 4_000), (900_000, 500)]);
         let text = render(&before, &now, &[]);
         let disk: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(disk[..3], ["vd0", "?", "2.00k"], "{text}");
@@ -139,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_sidecore_without_a_turn_slept() {
-        let text = render(&look(1, 7, 7, &[]), &look(2, 7, 7, &[]), &[]);
+        let text = render(&sample(1, 7, 7, &[]), &sample(2, 7, 7, &[]), &[]);
         assert!(text.lines().nth(1).unwrap().contains("0.0    100.0"), "{text}");
     }
 }

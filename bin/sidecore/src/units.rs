@@ -1,13 +1,13 @@
-//! Numbers for people.
+//! Numbers in forms that are easy to read.
 
 use jiff::Timestamp;
 
-/// A count with its word, in the plural where that is right.
+/// Formats a count with its word, in the singular or plural.
 pub(crate) fn count(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A number of three or four digits, with a letter for the thousands: `1.23M`.
+/// Formats a number with three or four digits and a letter for the thousands: `1.23M`.
 pub(crate) fn short(number: f64) -> String {
     let (scaled, letter) = match number.abs() {
         n if n >= 999.5e9 => (number / 1e12, "T"),
@@ -24,7 +24,7 @@ pub(crate) fn short(number: f64) -> String {
     }
 }
 
-/// A size of three digits, with a unit of a power of two: `1.23GiB`.
+/// Formats a size with three digits and a unit of a power of two: `1.23GiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let Some((unit, power)) = units.into_iter().find(|(_, power)| bytes >> power > 0) else {
@@ -38,7 +38,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     }
 }
 
-/// The share of `whole` that `part` is, for people.
+/// Formats the share of `part` in `whole`.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     match whole {
         0 => "-".to_owned(),
@@ -46,14 +46,14 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// A point in time, in seconds since 1970, as a date and time in UTC; beyond the year 9999, which
-/// is a broken clock's, the seconds themselves.
+/// Formats a time, in seconds since 1970, as a date and time in UTC. Beyond the year 9999, which
+/// only a broken clock shows, the seconds themselves are printed.
 pub(crate) fn time(unix_s: u64) -> String {
     let time = i64::try_from(unix_s).ok().and_then(|unix_s| Timestamp::from_second(unix_s).ok());
     time.map_or_else(|| format!("@{unix_s}"), |time| time.strftime("%Y-%m-%d %H:%M:%S").to_string())
 }
 
-/// Nanoseconds as microseconds, which is what a request takes.
+/// Formats nanoseconds as microseconds, the scale of a request.
 pub(crate) fn micros(ns: f64) -> String {
     let us = ns / 1e3;
     match us {

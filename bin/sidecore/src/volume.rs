@@ -4,38 +4,29 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use sidecore_control::config::size;
 use sidecore_control::report::{CheckReport, DeviceReport, ExtentReport, VolumeReport};
 use sidecore_control::{Client, CreateVolume, ExtentsQuery, Volumes, offline};
 
+use crate::pick::{self, OnController};
 use crate::table::Table;
 use crate::units::{bytes, count, percent, time};
-use crate::{FAULTS, export, import, pick, print, print_json, repair};
+use crate::{FAULTS, export, import, print, print_json, repair};
 
-/// What is asked of volumes.
-#[derive(Args)]
-pub(crate) struct Arguments {
-    /// The controller; it need not be named if there is only one.
-    #[arg(long, short, value_name = "NAME", global = true)]
-    controller: Option<String>,
-    /// The control API's JSON instead of text.
-    #[arg(long, global = true)]
-    json: bool,
-    #[command(subcommand)]
-    command: Command,
-}
+/// The arguments of `sidecore volume`.
+pub(crate) type Arguments = OnController<Command>;
 
 #[derive(Subcommand)]
-enum Command {
+pub(crate) enum Command {
     /// Make a volume. It takes no space until it is written.
     Create {
-        /// Its name: letters, digits, `-`, `_` and `.`.
+        /// The volume's name: letters, digits, `-`, `_` and `.`.
         name: String,
-        /// Its size as the guest sees it, for instance 20GiB.
+        /// The size that the guest sees, for instance 20GiB.
         #[arg(value_parser = size::parse)]
         size: u64,
-        /// The most that it may take of the store.
+        /// The most space of the store that the volume may take.
         #[arg(long, value_name = "SIZE", value_parser = size::parse)]
         quota: Option<u64>,
     },
@@ -45,7 +36,7 @@ enum Command {
     Show {
         /// The volume.
         volume: String,
-        /// Every extent that maps it, too.
+        /// Also list all extents that map the volume.
         #[arg(long)]
         extents: bool,
     },
@@ -63,14 +54,14 @@ enum Command {
         /// The clone's name.
         name: String,
     },
-    /// Change a volume's size. A guest that has it sees the new size once its device was removed and added again.
+    /// Change a volume's size. A running guest sees it at once if its VMM passes it on (QEMU does).
     Resize {
         /// The volume.
         volume: String,
         /// The new size.
         #[arg(value_parser = size::parse)]
         size: u64,
-        /// Make it smaller: what is behind the new end is lost.
+        /// Allow a smaller size: data behind the new end is lost.
         #[arg(long)]
         shrink: bool,
     },
@@ -81,7 +72,7 @@ enum Command {
         /// The new name.
         name: String,
     },
-    /// Change the most that a volume may take of the store.
+    /// Change the most space of the store that a volume may take.
     Quota {
         /// The volume.
         volume: String,
@@ -89,7 +80,7 @@ enum Command {
         #[arg(value_parser = quota)]
         quota: Quota,
     },
-    /// Delete volumes or snapshots that no device leads to. What is in them is lost.
+    /// Delete volumes or snapshots that no device uses. Their data is lost.
     Delete {
         /// The volumes.
         #[arg(required = true)]
@@ -97,32 +88,33 @@ enum Command {
     },
     /// Read all metadata and account for every block.
     ///
-    /// Of the running daemon's controller, or with --path of a store that no daemon has.
+    /// Checks a controller of the running daemon or, with --path, a store that no daemon has open.
     Check {
         /// A file or block device that no daemon has open.
         #[arg(long, value_name = "PATH", conflicts_with = "controller")]
         path: Option<PathBuf>,
     },
-    /// Repair the metadata of a store that no daemon has: what is damaged is left out, and what that loses is listed.
+    /// Repair the metadata of a store that no daemon has open: damaged parts are left out, and the
+    /// losses are listed.
     ///
     /// Without --yes nothing is written.
     Repair(repair::Arguments),
-    /// Make a volume out of an image.
+    /// Make a volume from an image.
     Import(import::Arguments),
-    /// Write a volume into an image.
+    /// Write a volume to an image.
     Export(export::Arguments),
 }
 
-/// A quota as it is written.
+/// A quota argument: a size or `none`.
 #[derive(Clone, Copy, Debug)]
-struct Quota(Option<u64>);
+pub(crate) struct Quota(Option<u64>);
 
 fn quota(text: &str) -> Result<Quota, String> {
     if text == "none" { Ok(Quota(None)) } else { size::parse(text).map(|bytes| Quota(Some(bytes))) }
 }
 
 pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<ExitCode> {
-    let Arguments { controller, json, command } = arguments;
+    let OnController { controller, json, command } = arguments;
     if let Command::Check { path: Some(path) } = &command {
         return checked(&offline::check(path)?, json);
     }
@@ -157,7 +149,7 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<Exit
         Command::Quota { volume, quota } => one(client.set_quota(on, &volume, quota.0)?, "changed")?,
         Command::Delete { volumes } => return delete(&client, on, &volumes, json),
         Command::Check { .. } => return checked(&client.check_controller(on)?, json),
-        // Dealt with above: no daemon has that store.
+        // Handled above, because no daemon has that store.
         Command::Repair(arguments) => return repair::run(&arguments, json),
         Command::Import(arguments) => import::run(socket, &client, &controller, &arguments, json)?,
         Command::Export(arguments) => export::run(socket, &client, on, &arguments, json)?,
@@ -172,7 +164,7 @@ fn say(volume: &VolumeReport, done: &str) -> Result<()> {
     Ok(print(&format!("{done}: {what} \"{name}\" of {size}{quota} on controller \"{}\"\n", volume.controller))?)
 }
 
-/// Deletes each of them that can be, and says of each what has become of it.
+/// Deletes all volumes that can be deleted, and reports the result of each.
 fn delete(client: &Client, controller: &str, volumes: &[String], json: bool) -> Result<ExitCode> {
     let (mut deleted, mut kept) = (Vec::new(), Vec::new());
     for (index, volume) in volumes.iter().enumerate() {
@@ -303,7 +295,7 @@ fn show(client: &Client, controller: &str, volume: &str, extents: bool, json: bo
     Ok(print(&text)?)
 }
 
-/// All of a volume's mapping.
+/// Reads the whole mapping of a volume.
 pub(crate) fn all_extents(client: &Client, controller: &str, volume: &str) -> Result<Vec<ExtentReport>> {
     let mut all = Vec::new();
     let mut next = Some(0);
@@ -311,13 +303,13 @@ pub(crate) fn all_extents(client: &Client, controller: &str, volume: &str) -> Re
         let query = ExtentsQuery { from, max: ExtentsQuery::MAX };
         let answer = client.extents(controller, volume, query)?;
         all.extend(answer.extents);
-        // A daemon that does not get on would be asked forever.
+        // A daemon that makes no progress would be asked forever.
         next = answer.next.filter(|next| *next > from);
     }
     Ok(all)
 }
 
-/// How much the blocks lie apart.
+/// Formats the fragmentation: extents for each GiB, and their mean size.
 pub(crate) fn fragmentation(extents: u64, allocated_bytes: u64) -> String {
     if extents == 0 || allocated_bytes == 0 {
         return "-".to_owned();
@@ -326,7 +318,7 @@ pub(crate) fn fragmentation(extents: u64, allocated_bytes: u64) -> String {
     format!("{} extents a GiB, {} on average", crate::units::short(per_gib), bytes(allocated_bytes / extents))
 }
 
-/// Says what a check found; it fails if something is wrong.
+/// Prints the report of a check. Returns the exit code for faults if there are any.
 fn checked(report: &CheckReport, json: bool) -> Result<ExitCode> {
     let code = if report.clean { ExitCode::SUCCESS } else { ExitCode::from(FAULTS) };
     if json {

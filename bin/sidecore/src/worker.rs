@@ -1,5 +1,5 @@
-//! A command in a process of its own: that process may wait where no signal reaches it, for instance for a file whose
-//! filesystem does not answer.
+//! A command in a process of its own, because the process may wait where no signal reaches it, for
+//! instance for a file whose filesystem does not answer.
 
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Read as _};
@@ -21,44 +21,45 @@ use crate::disk::temporary_name;
 use crate::image::Workplace;
 use crate::interrupt::Interrupt;
 
-/// Set in the environment of a worker: the number of the process that started it.
+/// An environment variable of a worker: the number of its parent process.
 const WORKER: &str = "SIDECORE_WORKER";
-/// How long a worker may take to clean up after a signal.
-const GRACE: Duration = Duration::from_secs(2);
-/// How often the worker and signals are looked for.
-const LOOK: Duration = Duration::from_millis(50);
-/// Before the name of a volume that was made, and before the path of a directory.
+/// The time in which a worker may clean up after a signal.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(2);
+/// The interval of checks for the worker's end and for signals.
+const INTERVAL: Duration = Duration::from_millis(50);
+/// The first byte of a message with the name of a new volume.
 const VOLUME: u8 = b'v';
+/// The first byte of a message with the path of a new directory.
 const DIRECTORY: u8 = b'd';
-/// Behind each of them: neither contains it.
+/// The last byte of a message: neither a name nor a path contains it.
 const END: u8 = 0;
 
-/// Whether this process is a worker. It ends with the process that started it.
+/// Whether this process is a worker, which then ends with its parent.
 pub(crate) fn is_worker() -> Result<bool> {
     let Some(parent) = env::var_os(WORKER) else { return Ok(false) };
     bound::end_with(&parent, Signal::TERM)?;
     Ok(true)
 }
 
-/// Things that a worker creates and removes again at its end.
+/// An object that a worker makes, and removes again at its end.
 enum Made {
     Volume(String),
     Directory(PathBuf),
 }
 
-/// Names a volume to the process that started this one: it deletes that volume if this process can not.
-pub(crate) fn say_begun(volume: &str) -> Result<()> {
-    say(VOLUME, volume.as_bytes())
+/// Announces a volume to the parent, which deletes the volume if this process cannot.
+pub(crate) fn announce_volume(volume: &str) -> Result<()> {
+    send(VOLUME, volume.as_bytes())
 }
 
-/// A directory for this command alone, of which the process that started this one knows as well.
+/// Makes a directory for this command alone, and announces it to the parent.
 pub(crate) fn workplace(directory: &Path) -> Result<Workplace> {
     let place = Workplace::new(directory)?;
-    say(DIRECTORY, place.path().as_os_str().as_bytes())?;
+    send(DIRECTORY, place.path().as_os_str().as_bytes())?;
     Ok(place)
 }
 
-fn say(kind: u8, name: &[u8]) -> Result<()> {
+fn send(kind: u8, name: &[u8]) -> Result<()> {
     let message = [&[kind], name, &[END]].concat();
     let mut rest = message.as_slice();
     while !rest.is_empty() {
@@ -69,20 +70,21 @@ fn say(kind: u8, name: &[u8]) -> Result<()> {
 }
 
 /// Reads the messages that a worker has sent so far.
-fn hear(mut from: UnixStream) -> Result<Vec<Made>> {
+fn read_messages(mut from: UnixStream) -> Result<Vec<Made>> {
     from.set_nonblocking(true)?;
-    let mut said = Vec::new();
-    // An error is that there is no more, from a worker that is not gone.
-    let _ = from.read_to_end(&mut said);
-    let made = said.split(|byte| *byte == END).filter_map(|message| match message.split_first()? {
+    let mut received = Vec::new();
+    // The read ends with an error if the worker still has its end of the stream.
+    let _ = from.read_to_end(&mut received);
+    let made = received.split(|byte| *byte == END).filter_map(|message| match message.split_first()? {
         (&VOLUME, name) => Some(Made::Volume(String::from_utf8_lossy(name).into_owned())),
         (_, name) => Some(Made::Directory(OsStr::from_bytes(name).into())),
     });
     Ok(made.collect())
 }
 
-/// Runs this command in a worker, and passes a signal on to it. If the worker is killed, or does not end in time after a
-/// signal because the filesystem of `image` does not answer, this process takes back what the worker has begun.
+/// Runs this command in a worker, and passes signals on to it. If the worker is killed, or does not
+/// end in time after a signal because the filesystem of `image` does not answer, this process
+/// removes the unfinished objects of the worker.
 pub(crate) fn run(client: &Client, controller: &str, image: &Path) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     let (ours, theirs) = UnixStream::pair()?;
@@ -91,26 +93,23 @@ pub(crate) fn run(client: &Client, controller: &str, image: &Path) -> Result<()>
     let mut child = command.spawn()?;
     let ended = wait(&mut child, &interrupt)?;
     if let Some(code) = ended.and_then(|status| status.code()) {
-        // The worker has said why, if it failed.
+        // A worker that failed has printed the reason.
         return if code == 0 { Ok(()) } else { std::process::exit(code) };
     }
     child.kill()?;
-    let (pid, made) = (child.id(), hear(ours)?);
-    take_back(client, controller, pid, &made)?;
+    let (pid, made) = (child.id(), read_messages(ours)?);
+    clean_up(client, controller, pid, &made)?;
     let directories = made.iter().filter_map(|made| if let Made::Directory(path) = made { Some(path) } else { None });
     if let Some(signal) = ended.and_then(|status| status.signal()) {
         for path in directories {
             remove(path);
         }
-        bail!(
-            "process {pid}, which had the image open, was ended by signal {signal}; what was begun has been taken back"
-        );
+        bail!("process {pid}, which had the image open, was ended by signal {signal}; the unfinished work was removed");
     }
-    // The filesystem that does not answer may be theirs.
+    // The directories may be on the filesystem that does not answer.
     let left: String = directories.map(|path| format!("; {} may be left", path.display())).collect();
     bail!(
-        "interrupted; what was begun has been taken back, but {} does not answer, and process {pid} is gone only when it \
-         does{left}",
+        "interrupted; the unfinished work was removed, but {} does not answer, and process {pid} ends only when it does{left}",
         image.display()
     )
 }
@@ -136,15 +135,15 @@ fn wait(child: &mut Child, interrupt: &Interrupt) -> Result<Option<ExitStatus>> 
                 interrupted = Some(Instant::now());
                 kill_process(Pid::from_child(child), Signal::TERM)?;
             }
-            Some(since) if since.elapsed() >= GRACE => return Ok(None),
+            Some(since) if since.elapsed() >= CLEANUP_TIMEOUT => return Ok(None),
             _ => {}
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(INTERVAL);
     }
 }
 
-/// Removes a worker's device and its volumes, unless the worker has done so.
-fn take_back(client: &Client, controller: &str, pid: u32, made: &[Made]) -> Result<()> {
+/// Removes a worker's device and volumes, unless the worker has removed them.
+fn clean_up(client: &Client, controller: &str, pid: u32, made: &[Made]) -> Result<()> {
     let _ = client.remove_device(&temporary_name(pid));
     for volume in made.iter().filter_map(|made| if let Made::Volume(name) = made { Some(name) } else { None }) {
         match client.delete_volume(controller, volume) {

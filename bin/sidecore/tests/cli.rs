@@ -108,7 +108,7 @@ fn check_agrees_with_the_daemon() {
     let (code, message) = failure(directory.path(), &["check", "bad.toml"]);
     assert_eq!(code, Some(2));
     assert!(message.starts_with("bad.toml:13:10: [[device]] \"vd0\": "), "{message}");
-    // What a daemon runs with is in use, which only a look at the machine tells.
+    // A file that a running daemon uses is in use, which only a check of the machine finds.
     let daemon = daemon();
     let (code, message) = failure(daemon.path(), &["check", "disks.toml"]);
     assert_eq!(code, Some(2));

@@ -1,4 +1,4 @@
-//! What the command line makes of files that are no images, too short, or in use by another name.
+//! Files that the command line refuses: no images, too short, or in use by another name.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn pool() -> tempfile::TempDir {
 }
 
 #[test]
-fn what_is_no_file_is_not_imported() {
+fn only_files_and_block_devices_are_imported() {
     let daemon = Daemon::start(pool());
     let path = daemon.path();
     let fifo = path.join("fifo");
@@ -60,7 +60,7 @@ fn a_pool_that_is_shorter_than_its_format_is_a_fault() {
     }
 }
 
-/// A loop device. Gone when dropped.
+/// A loop device, which is detached on drop.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -86,7 +86,7 @@ fn a_live_pool_is_not_formatted_through_a_loop_device() {
         let (_, message) = failure(path, arguments);
         assert!(message.contains("pool.img, which is in use"), "{message}");
     }
-    // A second daemon's configuration, too.
+    // The configuration of a second daemon is refused, too.
     let second = CONFIG.replace("pool.img", node).replace("control.sock", "other.sock");
     std::fs::write(path.join("second.toml"), second).unwrap();
     let (_, message) = failure(path, &["check", "second.toml"]);

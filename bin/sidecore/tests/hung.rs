@@ -14,30 +14,16 @@ use serde_json::Value;
 use sidecore_fuse::{Operation, SlowDisk};
 use tempfile::TempDir;
 
-use common::{Daemon, command, directory, failure, stdout};
+use common::{Daemon, POOL, command, directory, failure, stdout};
 
-const CONFIG: &str = r#"
-control_socket = "control.sock"
-[[sidecore]]
-name = "sc0"
-[[store]]
-name = "below"
-type = "ram"
-size = "64MiB"
-[[controller]]
-name = "pool"
-store = "below"
-format = "blank"
-"#;
-
-/// How long a test waits for an event before it fails.
+/// The longest time that a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn daemon() -> Daemon {
-    Daemon::start(directory(CONFIG))
+    Daemon::start(directory(POOL))
 }
 
-/// How many devices and volumes the daemon has.
+/// The numbers of devices and volumes that the daemon has.
 fn counts(path: &Path) -> (usize, usize) {
     let count = |arguments: &[&str], key: &str| {
         let answer: Value = serde_json::from_str(&stdout(path, &[arguments, &["--json"]].concat())).unwrap();
@@ -55,16 +41,16 @@ fn send(pid: u32, signal: Signal) {
 }
 
 /// The standard error of a command, once all processes that share it have ended.
-fn complaint(child: &mut Child) -> String {
+fn errors(child: &mut Child) -> String {
     let mut message = String::new();
     child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
     message
 }
 
-/// A process's state, one letter, and the number of its parent; none if it is gone.
+/// The state of a process, one letter, and the number of its parent; `None` if the process is gone.
 fn state(pid: u32) -> Option<(char, u32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before them may contain anything.
+    // The name before these fields may contain anything.
     let mut words = stat.rsplit_once(") ")?.1.split(' ');
     Some((words.next()?.chars().next()?, words.next()?.parse().ok()?))
 }
@@ -102,7 +88,7 @@ fn an_import_from_a_filesystem_that_does_not_answer_is_interrupted() {
     let path = daemon.path();
     let image = disk.path();
     let import = ["volume", "import", image.to_str().unwrap(), "hung"];
-    // In the middle of the copy, and before anything was made.
+    // In the middle of the copy, and before the volume was made.
     for hold_from in [512 << 10, 0] {
         disk.hold(move |request| request.operation() == Operation::Read && request.offset_bytes() >= hold_from);
         let mut child = start(path, &import);
@@ -114,14 +100,14 @@ fn an_import_from_a_filesystem_that_does_not_answer_is_interrupted() {
         assert!(!disk.held().is_empty());
         assert_eq!(counts(path), (0, 0));
         disk.release();
-        let message = complaint(&mut child);
+        let message = errors(&mut child);
         assert_eq!(status.code(), Some(1), "{message}");
         assert!(message.contains("interrupted") && message.contains("does not answer"), "{message}");
     }
     stdout(path, &import);
 }
 
-/// A filesystem on a loop device over a slow disk. Gone when dropped.
+/// A filesystem on a loop device over a slow disk, which is unmounted on drop.
 struct Mounted {
     place: TempDir,
     device: Option<PathBuf>,
@@ -137,7 +123,7 @@ impl Mounted {
         let mut mounted = Self { place: tempfile::tempdir().unwrap(), device: None, is_mounted: false };
         let device = run("losetup", &["--find".as_ref(), "--show".as_ref(), &disk.path()])?;
         let device = mounted.device.insert(device.into());
-        // Without a journal and what is initialized later, nothing but fsync writes to the disk.
+        // Without a journal and late initialization, only fsync writes to the disk.
         let options = ["-q", "-O", "^has_journal", "-E", "lazy_itable_init=0"].map(Path::new);
         run("mkfs.ext4", &[&options[..], &[device]].concat())?;
         run("mount", &[device, mounted.place.path()])?;
@@ -153,7 +139,7 @@ impl Drop for Mounted {
             Command::new(program).args(arguments).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
         };
         let deadline = Instant::now() + PATIENCE;
-        // A process that was stuck there may take a moment to end.
+        // A process that was stuck in the filesystem may take a moment to end.
         while self.is_mounted && !run("umount", &[self.place.path()]) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -163,7 +149,7 @@ impl Drop for Mounted {
     }
 }
 
-/// The signal ends the command, though the image's filesystem has stopped to answer.
+/// The signal ends the command, though the image's filesystem no longer answers.
 #[test]
 fn an_export_into_a_filesystem_that_does_not_answer_is_interrupted() {
     let Some(disk) = SlowDisk::mount(16 << 20) else { return };
@@ -173,7 +159,7 @@ fn an_export_into_a_filesystem_that_does_not_answer_is_interrupted() {
     let path = daemon.path();
     fs::write(path.join("in.img"), vec![7; 1 << 20]).unwrap();
     stdout(path, &["volume", "import", "in.img", "v"]);
-    // Before anything was made; and when it has a snapshot and a device.
+    // Before any object was made, and with a snapshot and a device made.
     let places = [(disk.directory(), Operation::Lookup), (mounted.place.path(), Operation::Write)];
     for (place, held) in places {
         let image = place.join("out.img");
@@ -186,7 +172,7 @@ fn an_export_into_a_filesystem_that_does_not_answer_is_interrupted() {
         assert!(!disk.held().is_empty());
         assert_eq!(counts(path), (0, 1));
         disk.release();
-        let message = complaint(&mut child);
+        let message = errors(&mut child);
         assert_eq!(status.code(), Some(1), "{message}");
         assert!(message.contains("interrupted") && message.contains("does not answer"), "{message}");
         assert_eq!(message.contains("/.sidecore-"), held == Operation::Write, "{message}");
@@ -196,7 +182,7 @@ fn an_export_into_a_filesystem_that_does_not_answer_is_interrupted() {
     assert!(fs::read(&image).unwrap() == vec![7; 1 << 20]);
 }
 
-/// A directory with a program that is taken for qemu-img, and the PATH with it.
+/// A directory with a program in place of qemu-img, and a PATH that finds the program.
 fn qemu_img(script: &str) -> (TempDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("qemu-img");
@@ -206,7 +192,8 @@ fn qemu_img(script: &str) -> (TempDir, String) {
     (directory, paths)
 }
 
-/// A conversion that waits for such a filesystem ends as well: with its process, its temporary image, and its snapshot.
+/// A conversion that waits for a filesystem that does not answer ends as well, with its process,
+/// its temporary image and its snapshot.
 #[test]
 fn a_conversion_that_gets_no_answer_is_interrupted() {
     let Some(from) = SlowDisk::mount(1 << 20) else { return };
@@ -216,7 +203,7 @@ fn a_conversion_that_gets_no_answer_is_interrupted() {
     let daemon = daemon();
     let path = daemon.path();
     let temporary = tempfile::tempdir().unwrap();
-    // From the last argument but one to the last.
+    // The script copies the last argument but one to the last.
     let (_program, paths) = qemu_img("shift $(($# - 2)); exec dd if=\"$1\" of=\"$2\" conv=fsync bs=64k status=none");
     fs::write(path.join("in.img"), vec![7; 1 << 20]).unwrap();
     stdout(path, &["volume", "import", "in.img", "v"]);
@@ -241,7 +228,7 @@ fn a_conversion_that_gets_no_answer_is_interrupted() {
         assert_eq!(counts(path), (0, 1), "{what}");
         assert!(is_empty(temporary.path()), "{what}");
         disk.release();
-        let message = complaint(&mut child);
+        let message = errors(&mut child);
         assert_eq!(status.code(), Some(1), "{message}");
         assert!(message.contains("interrupted"), "{message}");
         wait_until("qemu-img has ended", || is_gone(qemu.unwrap()));
@@ -253,16 +240,16 @@ fn a_conversion_that_gets_no_answer_is_interrupted() {
 fn qemu_img_does_not_outlive_the_command() {
     let daemon = daemon();
     let path = daemon.path();
-    let said = path.join("pid");
-    // It converts for ever.
-    let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 100000", said.display());
+    let pid_file = path.join("pid");
+    // The conversion never ends.
+    let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 100000", pid_file.display());
     let (_program, paths) = qemu_img(&script);
     fs::write(path.join("in.img"), vec![7; 1 << 20]).unwrap();
     for killed in ["worker", "command"] {
         let mut import = command(path, &["volume", "import", "in.img", "x", "--format", "qcow2"]);
         let mut child = import.env("PATH", &paths).stderr(Stdio::piped()).spawn().unwrap();
-        wait_until("qemu-img runs", || said.exists());
-        let qemu: u32 = fs::read_to_string(&said).unwrap().trim().parse().unwrap();
+        wait_until("qemu-img runs", || pid_file.exists());
+        let qemu: u32 = fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap();
         let worker = child_of(child.id()).unwrap();
         send(if killed == "worker" { worker } else { child.id() }, Signal::KILL);
         let status = child.wait().unwrap();
@@ -275,13 +262,13 @@ fn qemu_img_does_not_outlive_the_command() {
             send(qemu, Signal::KILL);
         }
         assert!(!outlived, "qemu-img goes on without its {killed}");
-        let message = complaint(&mut child);
+        let message = errors(&mut child);
         if killed == "worker" {
             assert_eq!(status.code(), Some(1), "{message}");
             assert!(message.contains("was ended by signal 9"), "{message}");
         }
         assert_eq!(counts(path), (0, 0));
-        fs::remove_file(&said).unwrap();
+        fs::remove_file(&pid_file).unwrap();
         wait_until("the worker has ended", || is_gone(worker));
         let names = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let left: Vec<String> = names.filter(|name| name.starts_with(".sidecore")).collect();
@@ -289,9 +276,9 @@ fn qemu_img_does_not_outlive_the_command() {
     }
 }
 
-/// If the process that copies is killed, the command takes back what that process has begun.
+/// If the process that copies is killed, the command removes the unfinished work of that process.
 #[test]
-fn a_half_volume_goes_with_its_worker() {
+fn an_unfinished_volume_is_removed_if_its_worker_is_killed() {
     let Some(disk) = SlowDisk::mount(1 << 20) else { return };
     let daemon = daemon();
     let path = daemon.path();
@@ -304,11 +291,11 @@ fn a_half_volume_goes_with_its_worker() {
     send(child_of(child.id()).unwrap(), Signal::KILL);
     disk.release();
     let status = child.wait().unwrap();
-    let message = complaint(&mut child);
+    let message = errors(&mut child);
     assert_eq!(status.code(), Some(1), "{message}");
     assert_eq!(counts(path), (0, 0), "{message}");
     assert!(message.contains("was ended by signal 9"), "{message}");
-    // Neither does a name that is taken cost the volume that has it.
+    // An import to a name that is taken does not cost the volume of that name, either.
     stdout(path, &import);
     assert!(failure(path, &import).1.contains("half"));
     assert_eq!(counts(path), (0, 1));

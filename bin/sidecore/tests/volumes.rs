@@ -13,22 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use sidecore_driver::{BlkClient, ClientOptions, Status};
 
-use common::{Daemon, command, directory, failure, stdout};
-
-const CONFIG: &str = r#"
-control_socket = "control.sock"
-[[sidecore]]
-name = "sc0"
-[[store]]
-name = "below"
-type = "ram"
-size = "64MiB"
-[[controller]]
-name = "pool"
-store = "below"
-format = "blank"
-label = "for tests"
-"#;
+use common::{Daemon, POOL, command, directory, failure, stdout};
 
 const SECOND: &str = r#"
 [[store]]
@@ -46,10 +31,10 @@ fn json(directory: &Path, arguments: &[&str]) -> Value {
 }
 
 fn daemon() -> Daemon {
-    Daemon::start(directory(CONFIG))
+    Daemon::start(directory(POOL))
 }
 
-/// What lies in a directory, apart from the daemon's own.
+/// The files in a directory, apart from the daemon's own.
 fn files(directory: &Path) -> Vec<String> {
     let names = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names.filter(|name| !["disks.toml", "control.sock"].contains(&name.as_str())).collect();
@@ -61,8 +46,8 @@ fn files(directory: &Path) -> Vec<String> {
 fn volumes_are_made_listed_changed_and_deleted() {
     let daemon = daemon();
     let path = daemon.path();
-    let said = stdout(path, &["volume", "create", "root", "8MiB", "--quota", "4MiB"]);
-    assert_eq!(said, "made: volume \"root\" of 8MiB, quota 4MiB on controller \"pool\"\n");
+    let printed = stdout(path, &["volume", "create", "root", "8MiB", "--quota", "4MiB"]);
+    assert_eq!(printed, "made: volume \"root\" of 8MiB, quota 4MiB on controller \"pool\"\n");
     assert_eq!(json(path, &["volume", "snapshot", "root", "monday"])["read_only"], true);
     stdout(path, &["volume", "clone", "monday", "copy"]);
     let text = stdout(path, &["volume", "list"]);
@@ -93,32 +78,29 @@ fn volumes_are_made_listed_changed_and_deleted() {
 }
 
 #[test]
-fn a_delete_says_of_every_name_what_has_become_of_it() {
+fn a_delete_reports_the_result_for_every_name() {
     let daemon = daemon();
     let path = daemon.path();
     for name in ["a", "b", "c"] {
         stdout(path, &["volume", "create", name, "1MiB"]);
     }
-    let output = command(path, &["volume", "delete", "a", "nobody", "b", "a", "c"]).output().unwrap();
+    let output = command(path, &["volume", "delete", "a", "missing", "b", "a", "c"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let (said, complained) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let (printed, errors) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     for name in ["a", "b", "c"] {
-        assert_eq!(said.matches(&format!("deleted: \"{name}\"")).count(), 1, "{said}");
+        assert_eq!(printed.matches(&format!("deleted: \"{name}\"")).count(), 1, "{printed}");
     }
-    assert!(
-        complained.contains("not deleted: \"nobody\": ") && complained.contains("no volume called"),
-        "{complained}"
-    );
-    assert!(!complained.contains("still there"), "{complained}");
+    assert!(errors.contains("not deleted: \"missing\": ") && errors.contains("no volume called"), "{errors}");
+    assert!(!errors.contains("still there"), "{errors}");
     assert_eq!(json(path, &["volume", "list"])["volumes"].as_array().unwrap().len(), 0);
     stdout(path, &["volume", "create", "d", "1MiB"]);
-    let output = command(path, &["volume", "delete", "nobody", "d", "--json"]).output().unwrap();
+    let output = command(path, &["volume", "delete", "missing", "d", "--json"]).output().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&report["deleted"][0], &report["not_deleted"][0]["volume"]), (&"d".into(), &"nobody".into()));
+    assert_eq!((&report["deleted"][0], &report["not_deleted"][0]["volume"]), (&"d".into(), &"missing".into()));
 }
 
 #[test]
-fn what_cannot_be_is_said_in_words() {
+fn a_refusal_gives_the_reason() {
     let daemon = daemon();
     let path = daemon.path();
     stdout(path, &["volume", "create", "root", "1MiB"]);
@@ -146,7 +128,7 @@ fn what_cannot_be_is_said_in_words() {
 
 #[test]
 fn with_several_controllers_one_has_to_be_named() {
-    let daemon = Daemon::start(directory(&format!("{CONFIG}{SECOND}")));
+    let daemon = Daemon::start(directory(&format!("{POOL}{SECOND}")));
     let path = daemon.path();
     let (_, message) = failure(path, &["volume", "list"]);
     assert!(message.contains("name one with --controller: pool, pond"), "{message}");
@@ -156,7 +138,7 @@ fn with_several_controllers_one_has_to_be_named() {
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[1][..4], ["pool", "fine", "below", "64MiB"]);
     assert_eq!(rows[2][0], "pond");
-    // Without any, it is said how to get one.
+    // Without a controller, the error says how to get one.
     let none = Daemon::start(directory("control_socket = \"control.sock\"\n"));
     let (_, message) = failure(none.path(), &["volume", "list"]);
     assert!(message.contains("has no controller"), "{message}");
@@ -169,8 +151,8 @@ fn a_device_is_added_used_and_removed() {
     stdout(path, &["volume", "create", "root", "1MiB"]);
     let limits =
         ["--weight", "200", "--read-iops", "5000", "--write-bps", "10MiB", "--queues", "2", "--idle", "interrupt"];
-    let said = stdout(path, &[&["device", "add", "vd0", "vd0.sock", "--volume", "root"][..], &limits].concat());
-    assert!(said.starts_with("added: \"vd0\" of 1MiB on /"), "{said}");
+    let printed = stdout(path, &[&["device", "add", "vd0", "vd0.sock", "--volume", "root"][..], &limits].concat());
+    assert!(printed.starts_with("added: \"vd0\" of 1MiB on /"), "{printed}");
     let options = ClientOptions { huge_pages: false, ..ClientOptions::default() };
     let mut client = BlkClient::connect(path.join("vd0.sock"), &options).unwrap();
     let queue = client.queue(0).unwrap();
@@ -206,9 +188,10 @@ fn a_device_is_added_used_and_removed() {
     stdout(path, &["volume", "delete", "root"]);
 }
 
-/// Of each volume, the list says how much deleting it frees, and how much stays because others have it too.
+/// For each volume, the list shows how much space its deletion frees, and how much is shared with
+/// other volumes.
 #[test]
-fn a_list_says_what_volumes_share() {
+fn a_list_shows_the_space_that_volumes_share() {
     let daemon = daemon();
     let path = daemon.path();
     std::fs::write(path.join("in.img"), vec![7; 2 << 20]).unwrap();
@@ -240,12 +223,12 @@ fn a_list_says_what_volumes_share() {
         (&list["volumes"][1]["shared_bytes"], &list["volumes"][0]["shared_bytes"]),
         (&(2 << 20).into(), &0.into())
     );
-    // The last one that has it shares it with none.
+    // The last volume with the blocks shares them with no other volume.
     stdout(path, &["volume", "delete", "monday"]);
     assert_eq!(shared(&["alone", "copy"]), ["0B", "0B"]);
 }
 
-/// A sparse file of 8 MiB with some data, and what should be in it.
+/// Makes a sparse file of 8 MiB with some data. Returns its contents.
 fn image(path: &Path) -> Vec<u8> {
     let mut contents = vec![0_u8; 8 << 20];
     for (at, len) in [(0, 5000), (1 << 20, 700_000), ((8 << 20) - 512, 512)] {
@@ -277,7 +260,7 @@ fn an_image_comes_back_as_it_went_in() {
     assert_eq!(answer["copied_bytes"], copied);
     assert!(std::fs::read(path.join("out.img")).unwrap() == contents);
     assert!(std::fs::metadata(path.join("out.img")).unwrap().blocks() * 512 < 4 << 20, "it has holes");
-    // Nothing is left of how that was done.
+    // No temporary file, device or snapshot is left.
     assert_eq!(files(path), ["in.img", "out.img"]);
     assert_eq!(json(path, &["list"])["devices"].as_array().unwrap().len(), 0);
     assert_eq!(json(path, &["volume", "list"])["volumes"].as_array().unwrap().len(), 1);
@@ -315,7 +298,7 @@ fn other_formats_go_through_qemu_img() {
     let daemon = daemon();
     let path = daemon.path();
     let contents = image(&path.join("in.img"));
-    // Without it, it is said how to get it, and nothing is begun.
+    // Without qemu-img, the error says how to get it, and no work is begun.
     let mut bare = command(path, &["volume", "import", "in.img", "v", "--format", "qcow2"]);
     let output = bare.env("PATH", path).output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
@@ -354,7 +337,8 @@ fn a_failed_or_interrupted_import_leaves_nothing_behind() {
     };
     nothing_is_left();
 
-    // A signal in the middle. Whether it or the quota ends it first, what was begun is taken back.
+    // A signal in the middle. Whether the signal or the quota ends the import first, the unfinished
+    // work is removed.
     let mut child = command(path, &["volume", "import", "big.img", "big", "--quota", "31MiB"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -365,10 +349,10 @@ fn a_failed_or_interrupted_import_leaves_nothing_behind() {
         if child.try_wait().unwrap().is_some() {
             break;
         }
-        assert!(Instant::now() < deadline, "it makes no volume");
+        assert!(Instant::now() < deadline, "no volume is made");
     }
     let pid = rustix::process::Pid::from_child(&child);
-    // Twice, as those do who send it to the process and to its group.
+    // Twice, as from senders that signal the process and its group.
     for _ in 0..2 {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     }
@@ -379,8 +363,8 @@ fn a_failed_or_interrupted_import_leaves_nothing_behind() {
     nothing_is_left();
 }
 
-/// What a program writes past the limit of a file's size is its own error: the signal for it would end it with all that it
-/// has begun still there.
+/// A write past the limit of a file's size is an error of the program: the signal for such a write
+/// would end the program with its unfinished work still there.
 #[test]
 fn a_file_size_limit_is_an_error_and_leaves_nothing_behind() {
     let daemon = daemon();
@@ -407,20 +391,20 @@ fn a_file_size_limit_is_an_error_and_leaves_nothing_behind() {
 
 #[test]
 fn stores_are_formatted_and_checked_without_a_daemon() {
-    let directory = directory(CONFIG);
+    let directory = directory(POOL);
     let path = directory.path();
     File::create(path.join("pool.img")).unwrap().set_len(64 << 20).unwrap();
     let (_, message) = failure(path, &["volume", "check", "--path", "pool.img"]);
     assert!(message.contains("not formatted"), "{message}");
-    let said = stdout(path, &["controller", "format", "pool.img", "--block-size", "4KiB", "--label", "x"]);
-    assert_eq!(said, "formatted: pool.img, in blocks of 4KiB\n");
+    let printed = stdout(path, &["controller", "format", "pool.img", "--block-size", "4KiB", "--label", "x"]);
+    assert_eq!(printed, "formatted: pool.img, in blocks of 4KiB\n");
     assert!(stdout(path, &["volume", "check", "--path", "pool.img"]).ends_with("fine\n"));
     let (_, message) = failure(path, &["controller", "format", "pool.img"]);
     assert!(message.contains("--force"), "{message}");
     stdout(path, &["controller", "format", "pool.img", "--force"]);
     assert_eq!(failure(path, &["controller", "format", "pool.img", "--block-size", "2KiB"]).0, Some(2));
 
-    // A bit that flipped in one copy of the superblock is found, and the exit code tells.
+    // A flipped bit in one copy of the superblock is found, and the exit code shows it.
     let file = File::options().read(true).write(true).open(path.join("pool.img")).unwrap();
     let mut block = [0; 4096];
     let written = |slot: &u64| {
@@ -431,14 +415,14 @@ fn stores_are_formatted_and_checked_without_a_daemon() {
     file.write_all_at(&[block[64] ^ 1], slot * 4096 + 64).unwrap();
     drop(file);
     let output = command(path, &["volume", "check", "--path", "pool.img"]).output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("superblock") && said.ends_with("1 fault\n"), "{said}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{printed}");
+    assert!(printed.contains("superblock") && printed.ends_with("1 fault\n"), "{printed}");
     assert!(failure(path, &["volume", "check", "--path", "no.img"]).1.contains("no.img"));
 
-    // While a daemon has it, nobody else gets it.
+    // While a daemon has the store open, no other program gets it.
     stdout(path, &["controller", "format", "pool.img", "--force"]);
-    let config = CONFIG.replace("type = \"ram\"\nsize = \"64MiB\"", "type = \"file\"\npath = \"pool.img\"");
+    let config = POOL.replace("type = \"ram\"\nsize = \"64MiB\"", "type = \"file\"\npath = \"pool.img\"");
     std::fs::write(path.join("disks.toml"), config).unwrap();
     let daemon = Daemon::start(directory);
     for arguments in [&["volume", "check", "--path", "pool.img"][..], &["controller", "format", "pool.img", "--force"]]

@@ -18,14 +18,14 @@ use rustix::process::{
 use super::kept::Kept;
 use super::{CANNOT_RUN, say};
 
-/// The number of the first descriptor that is handed over.
+/// The number of the first descriptor that the command gets.
 const FIRST: RawFd = 3;
 
-/// What a manager above says to this process, and not to the command.
+/// Variables by which a manager above addresses this process, and not the command.
 const NOT_INHERITED: [&str; 6] =
     ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PIDFDID"];
 
-/// A running command. Dropped before its end was seen, it is killed.
+/// A running command. Dropping it kills the command if its end has not been seen.
 #[derive(Debug)]
 pub(super) struct Child {
     process: std::process::Child,
@@ -33,14 +33,15 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Starts it with a copy of everything that is kept.
+    /// Starts the command with copies of all kept descriptors.
     pub(super) fn start(command: &[OsString], socket: &Path, kept: &Kept) -> Result<Self> {
-        // The variable with the process's own number can only be set in that process, so this
-        // program starts itself, and that becomes the command: see `become_command`.
+        // Only a process itself can set the variable with its own number, so this program starts
+        // itself, and the new process becomes the command: see `become_command`.
         let mut starter = Command::new("/proc/self/exe");
         starter.args(["keep", "--child-of"]).arg(std::process::id().to_string()).arg("--").args(command);
         starter.stdin(Stdio::null());
-        // A Ctrl-C in the terminal is for us, or the command would get two signals for one.
+        // A Ctrl-C in the terminal goes to this process alone, or the command would get two signals
+        // for it.
         starter.process_group(0);
         for variable in NOT_INHERITED {
             starter.env_remove(variable);
@@ -64,10 +65,10 @@ impl Child {
         Pid::from_child(&self.process)
     }
 
-    /// Asks it to end.
+    /// Sends SIGTERM to the command.
     pub(super) fn terminate(&self) -> Result<()> {
         match pidfd_send_signal(&self.pidfd, Signal::TERM) {
-            // It has ended already.
+            // The command has ended already.
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(error) => Err(error).context("cannot send a signal to the command"),
         }
@@ -94,18 +95,18 @@ impl AsFd for Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Neither does anything to a process whose status has been collected.
+        // Both calls do nothing to a process whose status has been collected.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Starts a process that has a copy of everything that is kept, from the first number on.
+/// Starts a process with copies of all kept descriptors, from the number [`FIRST`] on.
 ///
-/// [`Command`] learns through a pipe of its own whether its exec failed. Had that a number which is
-/// mapped in the child, a failure would be written into a descriptor that is kept. It has not: as
-/// many copies as there are numbers to map have the lowest that were free, so that none of those is
-/// free any more when the pipe is made.
+/// [`Command`] learns through a pipe of its own whether its exec failed. If the pipe had a number
+/// that is mapped in the child, a failure would be written into a kept descriptor. The pipe has no
+/// such number: the copies take the lowest free numbers, and there are as many copies as numbers to
+/// map, so that no number to map is free when the pipe is made.
 fn spawn_with(command: &mut Command, kept: &Kept) -> Result<std::process::Child> {
     let mappings = (FIRST..).zip(kept.copies()?);
     let mappings = mappings.map(|(child_fd, parent_fd)| FdMapping { parent_fd, child_fd }).collect();
@@ -113,9 +114,9 @@ fn spawn_with(command: &mut Command, kept: &Kept) -> Result<std::process::Child>
     Ok(command.spawn()?)
 }
 
-/// What the new process does, with everything in its place: becomes the command, with this
-/// process's number in `$LISTEN_PID`, and a SIGTERM at the end of its parent, however that comes.
-/// Returns if there is no such command.
+/// Runs in the new process when all descriptors are in place: becomes the command, with this
+/// process's number in `$LISTEN_PID`, and with a SIGTERM at any end of the parent. Returns only on
+/// an error.
 pub(super) fn become_command(parent: i32, command: &[OsString]) -> ExitCode {
     let Some((program, arguments)) = command.split_first() else {
         return ExitCode::from(CANNOT_RUN);
@@ -123,7 +124,7 @@ pub(super) fn become_command(parent: i32, command: &[OsString]) -> ExitCode {
     if let Err(error) = set_parent_process_death_signal(Some(Signal::TERM)) {
         say(&format!("the command will outlive this program if that is killed: {error}"));
     }
-    // It may have ended before the line above.
+    // The parent may have ended before the call above.
     if getppid() != Pid::from_raw(parent) {
         return ExitCode::FAILURE;
     }
@@ -154,7 +155,8 @@ fn beside_this_program(program: &OsStr) -> Option<PathBuf> {
     (is_name && beside.is_file()).then_some(beside)
 }
 
-/// Each descriptor is open twice while the command is started, which inherits the limit.
+/// Raises the limit of open files, which the command inherits: each descriptor is open twice while
+/// the command is started.
 pub(super) fn raise_file_limit(max: usize) {
     let limit = getrlimit(Resource::Nofile);
     let wanted = u64::try_from(max).unwrap_or(u64::MAX).saturating_mul(2).saturating_add(64);
@@ -176,11 +178,11 @@ mod tests {
     use super::*;
 
     #[test]
-    #[ignore = "needs a process of its own, in which the other one runs it"]
+    #[ignore = "the test below runs it in a process of its own"]
     fn a_program_that_is_not_there() {
         let mut kept = Kept::new(64);
         let mut files = Vec::new();
-        // Numbers that are free again, as after a descriptor was forgotten.
+        // Closed below, so that their numbers are free again, as after a descriptor was removed.
         let gaps: Vec<File> = (0..32).map(|_| File::open("/dev/null").unwrap()).collect();
         for _ in 0..64 {
             let file = File::from(memfd_create("kept", MemfdFlags::CLOEXEC).unwrap());
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_start_is_noticed_and_writes_into_nothing_that_is_kept() {
+    fn a_failed_start_is_noticed_and_writes_into_no_kept_file() {
         let mut alone = Command::new(std::env::current_exe().unwrap());
         alone.args(["--exact", "keep::child::tests::a_program_that_is_not_there", "--ignored", "--test-threads=1"]);
         let output = alone.output().unwrap();

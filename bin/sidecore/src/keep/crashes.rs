@@ -1,19 +1,19 @@
-//! How often a command may fail.
+//! The limit on failures of the command.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// So many new starts there may be within [`WINDOW`].
+/// The most new starts within [`WINDOW`].
 const MAX: usize = 5;
 
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// The last times that the command failed.
+/// The times of the command's last failures.
 #[derive(Debug, Default)]
 pub(super) struct Crashes(VecDeque<Instant>);
 
 impl Crashes {
-    /// Counts one more. Whether that is more than may be.
+    /// Counts a failure. Returns whether there were too many.
     pub(super) fn too_many(&mut self, now: Instant) -> bool {
         self.0.retain(|then| now.saturating_duration_since(*then) < WINDOW);
         self.0.push_back(now);
@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn five_a_minute_may_go_on_for_ever() {
+    fn five_a_minute_are_never_too_many() {
         let (mut crashes, start) = (Crashes::default(), Instant::now());
         assert!((0..100).all(|index| !crashes.too_many(start + Duration::from_secs(12 * index))));
     }

@@ -1,15 +1,16 @@
-//! The descriptors that are kept.
+//! The kept descriptors.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// What a descriptor without a name is called, by systemd.
+/// The name of a descriptor that was sent without one, as in systemd.
 const UNNAMED: &str = "stored";
 
-/// All names together have to fit into one variable of the environment, which takes 128 KiB.
+/// The limit for all names together: they must fit into one variable of the environment, which
+/// takes 128 KiB.
 const NAMES_BYTES: usize = 120 << 10;
 
-/// Descriptors under names, in the order in which they came. Several may have the same name.
+/// Descriptors with names, in the order of their arrival. Several may have the same name.
 #[derive(Debug)]
 pub(super) struct Kept {
     max: usize,
@@ -21,20 +22,20 @@ impl Kept {
         Self { max, list: Vec::new() }
     }
 
-    /// Keeps one more, or closes it and says why.
+    /// Keeps a descriptor, or closes it and returns the reason.
     pub(super) fn add(&mut self, name: Option<&str>, fd: OwnedFd) -> Result<(), &'static str> {
         let name = name.unwrap_or(UNNAMED).to_owned();
         if self.list.len() >= self.max {
-            return Err("there are as many as --max allows");
+            return Err("the limit of --max is reached");
         }
         if self.names().len() + 1 + name.len() > NAMES_BYTES {
-            return Err("the names are too long, all together");
+            return Err("all names together are too long");
         }
         self.list.push((name, fd));
         Ok(())
     }
 
-    /// Closes all of this name.
+    /// Closes all descriptors of this name.
     pub(super) fn remove(&mut self, name: &str) {
         self.list.retain(|(other, _)| other != name);
     }
@@ -51,12 +52,12 @@ impl Kept {
         self.list.is_empty()
     }
 
-    /// `$LISTEN_FDNAMES`
+    /// The value of `$LISTEN_FDNAMES`.
     pub(super) fn names(&self) -> String {
         self.list.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(":")
     }
 
-    /// Another of each, in the order of the names, at the lowest numbers that are free.
+    /// Copies all descriptors, in the order of the names, to the lowest free numbers.
     pub(super) fn copies(&self) -> io::Result<Vec<OwnedFd>> {
         self.list.iter().map(|(_, fd)| fd.try_clone()).collect()
     }
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_stand_for_several_and_goes_with_all() {
+    fn a_name_may_stand_for_several_descriptors_and_removes_all() {
         let mut kept = Kept::new(10);
         for name in [Some("a"), Some("b"), None, Some("a")] {
             kept.add(name, fd()).unwrap();

@@ -1,9 +1,9 @@
-//! What a datagram says: lines of `KEY=value`, see `sd_notify(3)`.
+//! Messages of the command: lines of `KEY=value`, see `sd_notify(3)`.
 
 /// The longest name of a descriptor, in bytes, as for systemd.
 const NAME_MAX: usize = 255;
 
-/// The lines that mean something here.
+/// The known lines of a message.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Message {
     /// `READY=1`
@@ -12,12 +12,12 @@ pub(super) struct Message {
     pub(super) store: bool,
     /// `FDSTOREREMOVE=1`
     pub(super) remove: bool,
-    /// `FDNAME=`, the first one, unless it is no name.
+    /// The first `FDNAME=`; `None` if its value is no valid name.
     pub(super) name: Option<String>,
 }
 
 impl Message {
-    /// Takes what it knows; other lines are others' business.
+    /// Parses the known lines, and ignores all others.
     pub(super) fn parse(bytes: &[u8]) -> Self {
         let mut message = Self::default();
         let mut name = None;
@@ -34,7 +34,7 @@ impl Message {
     }
 }
 
-/// The colon is what stands between names.
+/// Whether a descriptor can have this name. The colon separates names.
 fn is_name(name: &[u8]) -> bool {
     let printable = name.iter().all(|byte| (b' '..=b'~').contains(byte) && *byte != b':');
     !name.is_empty() && name.len() <= NAME_MAX && printable
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_taken_in_any_order_and_others_left() {
+    fn known_lines_count_in_any_order_and_others_are_ignored() {
         let message = Message::parse(b"STATUS=fine\nFDNAME=nvme.disk0\nFDPOLL=0\nFDSTORE=1\n");
         assert_eq!(message, Message { store: true, name: Some("nvme.disk0".to_owned()), ..Message::default() });
         assert!(Message::parse(b"READY=1").ready);
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_says_nothing() {
+    fn nonsense_is_ignored() {
         for bytes in [&b""[..], b"\n\n\n", b"READY=10", b"READY", b"xFDSTORE=1", b"FDSTORE=1\0", &[0xff; 4096]] {
             assert_eq!(Message::parse(bytes), Message::default(), "{bytes:?}");
         }
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_names_the_first_counts_even_if_it_is_none() {
+    fn of_several_names_the_first_counts_even_if_it_is_invalid() {
         assert_eq!(name(b"a\nFDNAME=b").unwrap(), "a");
         assert_eq!(name(b"a:a\nFDNAME=b"), None);
     }

@@ -1,4 +1,4 @@
-//! The socket that the command is told in `$NOTIFY_SOCKET`.
+//! The socket in `$NOTIFY_SOCKET`, to which the command sends messages.
 
 use std::fs::Permissions;
 use std::io::{self, IoSliceMut};
@@ -17,13 +17,13 @@ use rustix::net::{
 use rustix::process::Pid;
 use tempfile::TempDir;
 
-/// Messages that are read between two looks at signals.
+/// The most messages that are read between two checks for signals.
 pub(super) const BATCH: usize = 64;
 
 /// The longest message, as for systemd.
 const MESSAGE_MAX: usize = 4096;
 
-/// The most descriptors that Linux lets a message have: `SCM_MAX_FD`.
+/// The most descriptors of a message in Linux: `SCM_MAX_FD`.
 const FDS_MAX: usize = 253;
 
 /// A datagram socket in a directory that only this user can enter.
@@ -34,14 +34,13 @@ pub(super) struct NotifySocket {
     _directory: TempDir,
 }
 
-/// One message.
 #[derive(Debug)]
 pub(super) struct Datagram {
-    /// Who sent it, by the kernel's word.
+    /// The process that sent the message, by the kernel's word.
     pub(super) sender: Option<Pid>,
     pub(super) bytes: Vec<u8>,
     pub(super) fds: Vec<OwnedFd>,
-    /// Some of it is missing.
+    /// Whether a part of the message or of its descriptors is missing.
     pub(super) truncated: bool,
 }
 
@@ -52,7 +51,7 @@ impl NotifySocket {
         let path = directory.path().join("notify");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-        // Before anyone can send: what was sent before it has no sender.
+        // Set before the socket has a name: messages sent before that would have no sender.
         set_socket_passcred(&socket, true)?;
         bind(&socket, &SocketAddrUnix::new(&path)?)?;
         Ok(Self { socket, path, _directory: directory })
@@ -62,7 +61,7 @@ impl NotifySocket {
         &self.path
     }
 
-    /// The next message, if there is one.
+    /// Receives the next message, if there is one.
     pub(super) fn receive(&self) -> io::Result<Option<Datagram>> {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FDS_MAX), ScmCredentials(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -101,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_comes_with_its_sender_and_an_empty_one_is_one() {
+    fn a_message_comes_with_its_sender_even_if_it_is_empty() {
         let socket = NotifySocket::bind().unwrap();
         assert!(socket.receive().unwrap().is_none());
         let sender = UnixDatagram::unbound().unwrap();
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_too_long_says_so() {
+    fn a_message_that_is_too_long_is_marked_as_truncated() {
         let socket = NotifySocket::bind().unwrap();
         let sender = UnixDatagram::unbound().unwrap();
         sender.send_to(&[b'x'; MESSAGE_MAX + 1], socket.path()).unwrap();
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_is_private_and_goes_away() {
+    fn the_directory_is_private_and_removed_on_drop() {
         let socket = NotifySocket::bind().unwrap();
         let directory = socket.path().parent().unwrap().to_owned();
         assert_eq!(std::fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);

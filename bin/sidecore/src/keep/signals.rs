@@ -1,4 +1,4 @@
-//! Signals, as something to wait for.
+//! Signals as descriptors to poll.
 
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-/// Becomes readable when a signal has come.
+/// Streams that become readable when a signal has come.
 #[derive(Debug)]
 pub(super) struct Signals {
     end: UnixStream,
@@ -15,7 +15,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Takes them over from the kernel's default.
+    /// Handles the signals instead of the kernel's default.
     pub(super) fn listen() -> io::Result<Self> {
         Ok(Self { end: on(&[SIGTERM, SIGINT])?, restart: on(&[SIGHUP])? })
     }
@@ -28,12 +28,12 @@ impl Signals {
         self.restart.as_fd()
     }
 
-    /// Whether an end was asked for since the last look.
+    /// Whether a signal has asked for the end since the last call.
     pub(super) fn take_end(&mut self) -> bool {
         drain(&mut self.end)
     }
 
-    /// Whether a restart was asked for since the last look.
+    /// Whether a signal has asked for a restart since the last call.
     pub(super) fn take_restart(&mut self) -> bool {
         drain(&mut self.restart)
     }
@@ -48,7 +48,8 @@ fn on(signals: &[i32]) -> io::Result<UnixStream> {
     Ok(reader)
 }
 
-/// Several signals at once are one: some senders send each to the process and to its group.
+/// Reads the stream until it is empty. Several signals at once count as one: some senders send each
+/// signal to the process and to its group.
 fn drain(stream: &mut UnixStream) -> bool {
     let (mut bytes, mut any) = ([0; 64], false);
     loop {

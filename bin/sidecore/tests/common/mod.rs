@@ -1,4 +1,6 @@
-//! What the tests of the command line share: a daemon without its process, and the program.
+//! The parts that the tests of the command line share: a daemon in the test's process, and the
+//! program.
+#![allow(dead_code, reason = "each test takes what it needs")]
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -8,7 +10,7 @@ use sidecore_assembly::Assembly;
 use sidecore_control::{Api, Config, Depth, Socket};
 use tempfile::TempDir;
 
-/// All of a daemon but its process.
+/// A daemon without a process of its own.
 pub struct Daemon {
     _api: Api,
     pub directory: TempDir,
@@ -28,14 +30,30 @@ impl Daemon {
     }
 }
 
-/// A directory with this configuration.
+/// The configuration of a daemon with one controller and no device.
+pub const POOL: &str = r#"
+control_socket = "control.sock"
+[[sidecore]]
+name = "sc0"
+[[store]]
+name = "below"
+type = "ram"
+size = "64MiB"
+[[controller]]
+name = "pool"
+store = "below"
+format = "blank"
+label = "for tests"
+"#;
+
+/// Makes a directory with this configuration.
 pub fn directory(config: &str) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("disks.toml"), config).unwrap();
     directory
 }
 
-/// The program, about to run in a directory with a control socket.
+/// The program as a command in a directory with a control socket.
 pub fn command(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sidecore"));
     command.current_dir(directory).arg("--socket").arg(directory.join("control.sock")).args(arguments);
@@ -47,14 +65,14 @@ fn run(directory: &Path, arguments: &[&str]) -> Output {
     command(directory, arguments).output().unwrap()
 }
 
-/// What it printed, if it was content.
+/// Runs the program, which must succeed. Returns its standard output.
 pub fn stdout(directory: &Path, arguments: &[&str]) -> String {
     let output = run(directory, arguments);
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What it complained about, and its exit code.
+/// Runs the program, which must fail. Returns its exit code and standard error.
 pub fn failure(directory: &Path, arguments: &[&str]) -> (Option<i32>, String) {
     let output = run(directory, arguments);
     assert!(!output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));

@@ -1,4 +1,4 @@
-//! The command that is kept: a process that does what it is told.
+//! The kept command: a process that gets commands from a test.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, IoSlice, IoSliceMut, Read as _, Seek as _, Write as _};
@@ -17,18 +17,18 @@ use rustix::net::{
 use rustix::pipe::{PipeFlags, pipe_with};
 use sidecore_linux::{KeptDescriptor, ServiceManager, take_kept};
 
-/// The variable with the socket over which it is told.
+/// The variable with the socket of the test.
 pub const TALK: &str = "SIDECORE_KEEP_TEST_TALK";
 
-/// What it does about a SIGTERM.
+/// The reaction to a SIGTERM.
 enum End {
     Exit,
-    /// It waits for a command.
+    /// Waits for a command.
     Wait,
     Store(usize),
 }
 
-/// No test unless it is the command of one.
+/// A test only by its form: the command that the other tests start.
 #[test]
 fn child() {
     let Some(talk) = std::env::var_os(TALK) else { return };
@@ -51,29 +51,30 @@ struct Process {
 
 impl Process {
     fn run(mut self) {
-        self.say(&std::process::id().to_string());
+        self.send(&std::process::id().to_string());
         loop {
             let mut fds = [PollFd::new(self.stream.get_ref(), PollFlags::IN), PollFd::new(&self.ended, PollFlags::IN)];
             rustix::io::retry_on_intr(|| poll(&mut fds, None)).unwrap();
-            let [told, signalled] = fds.map(|fd| !fd.revents().is_empty());
+            let [received, signalled] = fds.map(|fd| !fd.revents().is_empty());
             if signalled {
                 self.signals += self.ended.read(&mut [0; 64]).unwrap();
                 self.on_signal();
             }
-            if told {
+            if received {
                 let mut line = String::new();
                 self.stream.read_line(&mut line).unwrap();
                 if line.is_empty() {
-                    // The test has ended with this session; whether the keeper has will be seen by the next process.
+                    // The test has ended with this session; the next process will see whether the
+                    // keeper has ended, too.
                     std::process::exit(3);
                 }
-                self.obey(line.trim_end());
+                self.handle(line.trim_end());
             }
         }
     }
 
     fn on_signal(&mut self) {
-        self.say("told to end");
+        self.send("SIGTERM");
         match self.end {
             End::Exit => std::process::exit(0),
             End::Wait => {}
@@ -86,7 +87,7 @@ impl Process {
         }
     }
 
-    fn obey(&mut self, line: &str) {
+    fn handle(&mut self, line: &str) {
         let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
         let (name, content) = rest.split_once(' ').unwrap_or((rest, ""));
         let answer = match command {
@@ -118,11 +119,11 @@ impl Process {
             "crash" => std::process::abort(),
             _ => panic!("{line}"),
         };
-        self.say(&answer);
+        self.send(&answer);
     }
 
-    fn say(&mut self, line: &str) {
-        // A test that has seen enough does not listen.
+    fn send(&mut self, line: &str) {
+        // A test that has read enough may have closed the socket.
         let _ = self.stream.get_mut().write_all(format!("{line}\n").as_bytes());
     }
 
@@ -130,7 +131,7 @@ impl Process {
         done(self.manager.store(name, fd.as_fd()))
     }
 
-    /// What is in the last of this name.
+    /// The content of the last descriptor of this name.
     fn read(&self, name: &str) -> String {
         let kept = self.kept.iter().rfind(|kept| kept.name == name).unwrap();
         let fd = kept.fd.try_clone().unwrap();
@@ -155,15 +156,15 @@ fn file(content: &str) -> OwnedFd {
     file.into()
 }
 
-/// The end of a pipe whose other end is closed, with something in it.
+/// The reading end of a pipe with `content` in it, whose writing end is closed.
 fn pipe(content: &str) -> OwnedFd {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
     File::from(writer).write_all(content.as_bytes()).unwrap();
     reader
 }
 
-/// The receiving end of a socket pair: a message for each word, each with a file that holds it and the pair's own other
-/// end, which nobody else has.
+/// The receiving end of a socket pair with a message for each word. Each message holds a file with
+/// the word, and the pair's sending end, which no process has open otherwise.
 fn queue(content: &str) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -178,7 +179,7 @@ fn queue(content: &str) -> OwnedFd {
     theirs
 }
 
-/// The words in the messages, if the files have the same.
+/// The words in the messages, which must also be in the files.
 fn unqueue(queue: &OwnedFd) -> String {
     let mut words = Vec::new();
     loop {

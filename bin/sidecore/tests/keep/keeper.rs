@@ -1,4 +1,4 @@
-//! The program under test, and its command's end of the conversation.
+//! The program under test, and the test's end of the sessions with its command.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tempfile::TempDir;
 
-/// Longer than anything here takes.
+/// Longer than any event here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct Keeper {
@@ -20,7 +20,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Keeps this test binary.
+    /// Starts the program with this test binary as its command.
     pub fn start(options: &[&str]) -> Self {
         let exe = std::env::current_exe().unwrap();
         Self::of(options, &[exe.to_str().unwrap(), "--exact", "child::child", "--nocapture", "--test-threads=1"], &[])
@@ -38,21 +38,21 @@ impl Keeper {
         listener.set_nonblocking(true).unwrap();
         let temporary = directory.path().join("tmp");
         std::fs::create_dir(&temporary).unwrap();
-        let words = std::fs::File::create(directory.path().join("words")).unwrap();
+        let log = std::fs::File::create(directory.path().join("log")).unwrap();
         let mut keeper = Command::new(env!("CARGO_BIN_EXE_sidecore"));
         keeper.arg("keep").args(options).arg("--").args(command);
         keeper.env(super::child::TALK, directory.path().join("talk")).env("TMPDIR", temporary);
         keeper.env_remove("NOTIFY_SOCKET").envs(variables.iter().copied());
-        let process = keeper.stdout(Stdio::null()).stderr(words).spawn().unwrap();
+        let process = keeper.stdout(Stdio::null()).stderr(log).spawn().unwrap();
         Self { process, listener, directory }
     }
 
-    /// The next process of the command, which there must be.
+    /// The session of the next process of the command, which must be started.
     pub fn next(&self) -> Session {
         self.accept(&[]).expect("the command was not started")
     }
 
-    /// The next process of the command, unless the keeper ends.
+    /// The session of the next process of the command, unless the keeper ends.
     pub fn next_or_end(&self) -> Option<Session> {
         self.accept(&[Pid::from_child(&self.process)])
     }
@@ -63,7 +63,7 @@ impl Keeper {
         fds.extend(ends.iter().map(|end| PollFd::new(end, PollFlags::IN)));
         let timeout = Timespec::try_from(PATIENCE).unwrap();
         let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout))).unwrap();
-        assert!(ready > 0, "nothing happens: {}", self.words());
+        assert!(ready > 0, "nothing happens: {}", self.log());
         let (stream, _) = self.listener.accept().ok()?;
         stream.set_nonblocking(false).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -80,22 +80,22 @@ impl Keeper {
         self.process.id()
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the keeper.
     pub fn wait(&mut self) -> ExitStatus {
         let end = pidfd_open(Pid::from_child(&self.process), PidfdFlags::empty()).unwrap();
         let timeout = Timespec::try_from(PATIENCE).unwrap();
         let mut fds = [PollFd::new(&end, PollFlags::IN)];
         let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout))).unwrap();
-        assert!(ready > 0, "it does not end: {}", self.words());
+        assert!(ready > 0, "the keeper does not end: {}", self.log());
         self.process.wait().unwrap()
     }
 
-    /// What it and the command have said so far.
-    pub fn words(&self) -> String {
-        std::fs::read_to_string(self.directory.path().join("words")).unwrap()
+    /// The messages of the keeper and the command so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
-    /// What is in its temporary directory.
+    /// The files in the keeper's temporary directory.
     pub fn left_behind(&self) -> Vec<PathBuf> {
         std::fs::read_dir(self.directory.path().join("tmp")).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
@@ -103,7 +103,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // The command gets its own signal by that, or has ended.
+        // The command gets a signal of its own by that, or has ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -126,26 +126,26 @@ pub fn until(pid: u32, state: &str) {
     }
 }
 
-/// A conversation with one process of the command.
+/// A session with one process of the command.
 pub struct Session {
     pub pid: u32,
     stream: BufReader<UnixStream>,
 }
 
 impl Session {
-    /// Says something that has no answer.
-    pub fn tell(&mut self, command: &str) {
+    /// Sends a command that has no answer.
+    pub fn send(&mut self, command: &str) {
         self.stream.get_mut().write_all(format!("{command}\n").as_bytes()).unwrap();
     }
 
     pub fn ask(&mut self, command: &str) -> String {
-        self.tell(command);
+        self.send(command);
         self.line().unwrap_or_else(|| panic!("{command}: no answer"))
     }
 
-    /// Waits for it to get its SIGTERM.
-    pub fn is_told_to_end(&mut self) -> bool {
-        self.line().is_some_and(|line| line == "told to end")
+    /// Waits for the process to get its SIGTERM.
+    pub fn gets_sigterm(&mut self) -> bool {
+        self.line().is_some_and(|line| line == "SIGTERM")
     }
 
     fn line(&mut self) -> Option<String> {

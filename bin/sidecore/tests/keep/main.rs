@@ -1,6 +1,6 @@
 //! `sidecore keep`, with the daemon's side of the protocol: descriptors outlive a process.
 //!
-//! The command that is kept is this test binary, as [`child`], and does what it is told over a socket.
+//! The kept command is this test binary, as [`child`], and gets commands over a socket.
 
 mod child;
 mod keeper;
@@ -20,30 +20,30 @@ fn a_restart_gives_everything_back_by_name() {
     first.ask("pipe nvme.disk1 in the pipe");
     first.ask("queue nvme.disk2 messages with files");
     keeper.signal(Signal::HUP);
-    assert!(first.is_told_to_end());
+    assert!(first.gets_sigterm());
 
     let mut second = keeper.next();
     assert_ne!(second.pid, first.pid);
     assert_eq!(second.ask("names"), "nvme.disk0:nvme.disk1:nvme.disk2");
     assert_eq!(second.ask("read nvme.disk0"), "some content");
     assert_eq!(second.ask("read nvme.disk1"), "in the pipe");
-    // What is in messages that nobody has read is kept with them.
+    // Unread messages are kept with the descriptors in them.
     assert_eq!(second.ask("read nvme.disk2"), "messages with files, each");
     assert_eq!(second.ask("inheritable"), "0");
     assert_eq!(second.ask("take again"), "0");
 }
 
 #[test]
-fn what_is_forgotten_does_not_come_back() {
+fn removed_descriptors_do_not_come_back() {
     let keeper = Keeper::start(&[]);
     let mut first = keeper.next();
-    for command in ["file a 1", "file b 2", "file a 3", "file c 4", "forget a", "forget nobody", "file d 5"] {
+    for command in ["file a 1", "file b 2", "file a 3", "file c 4", "forget a", "forget missing", "file d 5"] {
         first.ask(command);
     }
     keeper.signal(Signal::HUP);
     let mut second = keeper.next();
     assert_eq!(second.ask("names"), "b:c:d");
-    // What is not forgotten stays, whoever has taken it.
+    // A descriptor that is not removed stays, also after a process has taken it.
     second.ask("forget c");
     keeper.signal(Signal::HUP);
     let mut third = keeper.next();
@@ -52,9 +52,10 @@ fn what_is_forgotten_does_not_come_back() {
 }
 
 #[test]
-fn the_last_words_of_a_process_are_heard() {
+fn the_last_messages_of_a_process_are_handled() {
     let keeper = Keeper::start(&[]);
-    // More than the queue of a datagram socket has room for, sent from the signal on and ended without a pause.
+    // More messages than the queue of a datagram socket holds, sent from the signal on, without a
+    // pause before the end.
     let mut first = keeper.next();
     first.ask("at end store 200");
     keeper.signal(Signal::HUP);
@@ -66,7 +67,7 @@ fn the_last_words_of_a_process_are_heard() {
 }
 
 #[test]
-fn what_is_in_the_socket_at_the_end_is_heard() {
+fn messages_in_the_socket_at_the_end_are_handled() {
     let keeper = Keeper::start(&[]);
     let mut first = keeper.next();
     keeper.signal(Signal::STOP);
@@ -74,14 +75,14 @@ fn what_is_in_the_socket_at_the_end_is_heard() {
     for name in ["a", "b", "c"] {
         first.ask(&format!("file {name} content"));
     }
-    first.tell("exit 1");
+    first.send("exit 1");
     keeper::until(first.pid, "Z");
     keeper.signal(Signal::CONT);
     assert_eq!(keeper.next().ask("names"), "a:b:c");
 }
 
 #[test]
-fn there_is_a_limit() {
+fn the_number_of_descriptors_is_limited() {
     let keeper = Keeper::start(&["--max", "3"]);
     let mut first = keeper.next();
     for name in ["a", "b", "c", "d"] {
@@ -92,7 +93,7 @@ fn there_is_a_limit() {
     assert_eq!(first.ask("variable FDSTORE"), "3");
     keeper.signal(Signal::HUP);
     assert_eq!(keeper.next().ask("names"), "a:c:e");
-    assert!(keeper.words().contains("a descriptor of \"d\" is not kept"), "{}", keeper.words());
+    assert!(keeper.log().contains("a descriptor of \"d\" is not kept"), "{}", keeper.log());
 }
 
 #[test]
@@ -100,14 +101,14 @@ fn a_command_that_fails_is_started_again_with_what_is_kept() {
     let mut keeper = Keeper::start(&[]);
     let mut first = keeper.next();
     first.ask("file a content");
-    first.tell("exit 1");
+    first.send("exit 1");
     let mut second = keeper.next();
     assert_eq!(second.ask("read a"), "content");
-    second.tell("crash");
+    second.send("crash");
     let mut third = keeper.next();
     assert_eq!(third.ask("read a"), "content");
-    // One that ends well has ended.
-    third.tell("exit 0");
+    // A command that succeeds is not started again.
+    third.send("exit 0");
     assert_eq!(keeper.wait().code(), Some(0));
 }
 
@@ -117,12 +118,13 @@ fn a_command_that_fails_too_often_ends_it() {
     keeper.next().ask("file a content");
     let mut starts = 0;
     while let Some(mut session) = keeper.next_or_end() {
-        session.tell("exit 3");
+        session.send("exit 3");
         starts += 1;
     }
-    // The first process is answered for by the first of these, because it saw its session end.
+    // The first process is not counted: it has failed before the loop, when its session was
+    // dropped.
     assert_eq!((starts, keeper.wait().code()), (5, Some(1)));
-    assert!(keeper.words().contains("too often (exit status: 3); 1 descriptors are lost"), "{}", keeper.words());
+    assert!(keeper.log().contains("too often (exit status: 3); 1 descriptors are lost"), "{}", keeper.log());
 }
 
 #[test]
@@ -133,14 +135,14 @@ fn a_signal_to_end_is_passed_on_once_and_the_code_is_the_commands() {
         session.ask("file a content");
         session.ask("at end wait");
         keeper.signal(signal);
-        assert!(session.is_told_to_end());
-        // Once more at once, as those send it who send it to the process and to its group.
+        assert!(session.gets_sigterm());
+        // A second signal at once, as from senders that signal the process and its group.
         keeper.signal(signal);
         keeper::until(keeper.pid(), "S");
         assert_eq!(session.ask("signals"), "1");
         // A restart is no longer possible.
         keeper.signal(Signal::HUP);
-        session.tell("exit 7");
+        session.send("exit 7");
         assert_eq!(keeper.wait().code(), Some(7));
         assert!(keeper.left_behind().is_empty(), "{:?}", keeper.left_behind());
     }
@@ -152,15 +154,15 @@ fn an_end_during_a_restart_is_no_second_signal() {
     let mut session = keeper.next();
     session.ask("at end wait");
     keeper.signal(Signal::HUP);
-    assert!(session.is_told_to_end());
+    assert!(session.gets_sigterm());
     keeper.signal(Signal::TERM);
     keeper::until(keeper.pid(), "S");
     assert_eq!(session.ask("signals"), "1");
-    // Asked again, after the time in which a second signal means the same, it passes it on.
+    // After the time in which a second signal means the same, another one is passed on.
     std::thread::sleep(Duration::from_millis(2100));
     keeper.signal(Signal::TERM);
-    assert!(session.is_told_to_end());
-    session.tell("exit 0");
+    assert!(session.gets_sigterm());
+    session.send("exit 0");
     assert_eq!(keeper.wait().code(), Some(0));
 }
 
@@ -169,11 +171,11 @@ fn the_command_does_not_outlive_its_keeper() {
     let keeper = Keeper::start(&[]);
     let mut session = keeper.next();
     keeper.signal(Signal::KILL);
-    assert!(session.is_told_to_end());
+    assert!(session.gets_sigterm());
 }
 
 #[test]
-fn only_the_command_itself_is_listened_to() {
+fn messages_of_other_processes_are_ignored() {
     let keeper = Keeper::start(&[]);
     let mut session = keeper.next();
     let path = session.ask("variable NOTIFY_SOCKET");
@@ -184,7 +186,7 @@ fn only_the_command_itself_is_listened_to() {
     session.ask("barrier");
     keeper.signal(Signal::HUP);
     assert_eq!(keeper.next().ask("names"), "a");
-    assert!(keeper.words().contains("another process"), "{}", keeper.words());
+    assert!(keeper.log().contains("another process"), "{}", keeper.log());
 }
 
 #[test]
@@ -202,18 +204,18 @@ fn nonsense_from_the_command_changes_nothing() {
 fn a_command_that_is_not_there_is_an_error_at_once() {
     let mut keeper = Keeper::of(&[], &["/no/such/command"], &[]);
     assert_eq!(keeper.wait().code(), Some(127));
-    assert!(keeper.words().contains("cannot run /no/such/command"), "{}", keeper.words());
+    assert!(keeper.log().contains("cannot run /no/such/command"), "{}", keeper.log());
 }
 
 #[test]
-fn a_manager_above_hears_that_it_is_ready_and_stops() {
+fn a_manager_above_is_notified_of_the_start_and_the_end() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("above");
     let above = UnixDatagram::bind(&path).unwrap();
     above.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut keeper = Keeper::with_environment(&[("NOTIFY_SOCKET", path.to_str().unwrap()), ("LISTEN_FDS", "nonsense")]);
     let mut session = keeper.next();
-    // What the manager above said was not for the command.
+    // The variables of the manager above are not for the command.
     assert_eq!(session.ask("variable LISTEN_FDS"), "");
     assert_ne!(session.ask("variable NOTIFY_SOCKET"), path.to_str().unwrap());
     session.ask("ready");
@@ -236,7 +238,7 @@ fn a_command_that_is_not_in_the_path_is_looked_for_beside_the_program() {
     let output = keep("sidecore");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.stdout.starts_with(b"sidecore "));
-    // A path is a path, and a name that is nowhere is an error.
+    // A path is not searched for, and a name that is not found is an error.
     for missing in ["./sidecore", "no-such-program"] {
         assert_eq!(keep(missing).status.code(), Some(127), "{missing}");
     }
