@@ -1,8 +1,8 @@
-//! The log: to the standard error, and only so much of it about one thing.
+//! The log, on the standard error, with a limit for lines on the same topic.
 //!
-//! A client that connects again and again has a few lines written each time. So there is a limit for each device, each
-//! line of the program and each kind of error in it: at most [`BURST`] at once, and one a minute in the long run. How many
-//! lines were left out is said later.
+//! A client that connects again and again causes a few lines each time. So there is a limit for
+//! each device, each line of the program and each kind of error in it: at most [`BURST`] lines at
+//! once, and one a minute in the long run. The number of lines that were left out is logged later.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,36 +20,38 @@ use tracing_subscriber::fmt::format::{Format, FormatEvent, FormatFields, Writer}
 use tracing_subscriber::fmt::{FmtContext, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Lines about one thing that are written one after the other.
+/// The most lines on one topic that are written one after the other.
 const BURST: u32 = 20;
-/// How long it takes until there is room for one more.
+/// The time after which another line is allowed.
 const REFILL: Duration = Duration::from_secs(60);
-/// How long after the first line that was left out their number is said.
-const TELL_AFTER: Duration = Duration::from_secs(60);
-/// Things that are told apart. More of them than a daemon has are a flood by themselves, and share one limit.
-const THINGS_MAX: usize = 1 << 16;
+/// The time from the first line that is left out to the report of their number.
+const REPORT_AFTER: Duration = Duration::from_secs(60);
+/// The most topics with limits of their own. More topics than a daemon has are a flood by
+/// themselves, and share one limit.
+const TOPICS_MAX: usize = 1 << 16;
 
-/// The fields that say what a line is about: names that the operator has given, and the kind of an error
-/// ([`sidecore_socket::cause`]). What a client says is never among them, or it could make as many limits as it likes.
+/// The fields that make the topic of a line: names that the operator has given, and the kind of an
+/// error ([`sidecore_socket::cause`]). Words of a client are never among them, or the client could
+/// make as many limits as it likes.
 const ABOUT: [&str; 7] = ["device", "function", "store", "controller", "volume", "path", "cause"];
 
-/// What is limited, and what was left out.
+/// The limits of all topics, with the numbers of lines that were left out.
 #[derive(Clone)]
 pub struct Log {
     limits: Arc<Mutex<HashMap<u64, Limit>>>,
-    /// Told of the first line that is left out.
+    /// Wakes the reporting thread for the first line that is left out.
     alarm: SyncSender<()>,
 }
 
-/// The lines about one thing.
+/// The limit of one topic.
 #[derive(Debug)]
 struct Limit {
-    /// Lines that may be written now.
+    /// The number of lines that may be written now.
     room: u32,
-    /// When the room was last made.
+    /// The time of the last refill.
     since: Instant,
     left_out: u64,
-    /// What the lines say, for the line about them.
+    /// The content of the lines, for the report.
     what: String,
 }
 
@@ -58,7 +60,7 @@ impl Limit {
         Self { room: BURST, since: now, left_out: 0, what }
     }
 
-    /// Whether one more line may be written.
+    /// Whether another line may be written.
     fn admits(&mut self, now: Instant) -> bool {
         let passed = now.saturating_duration_since(self.since);
         let refills = u32::try_from(passed.as_secs() / REFILL.as_secs()).unwrap_or(u32::MAX);
@@ -77,39 +79,42 @@ impl Limit {
 }
 
 impl Log {
-    /// Starts it. Lines that are less important than `info` are there because somebody asked for them, and not limited.
+    /// Starts the log. Lines below `info` appear only on the operator's request, and are not
+    /// limited.
     pub fn start() -> Self {
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
         let (alarm, alarmed) = sync_channel(1);
         let log = Self { limits: Arc::default(), alarm };
         let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-        // A line that cannot be written (a full disk, a closed pipe) would be complained of on the same standard error, by
-        // a macro that panics when it cannot: in a sidecore, for instance.
+        // A line that cannot be written (a full disk, a closed pipe) would cause a complaint on the
+        // same standard error, by a macro that panics if it cannot write: in a sidecore, for
+        // instance.
         let builder = builder.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
         builder.event_format(Limited { log: log.clone(), inner: Format::default() }).init();
-        let teller = log.clone();
-        // The thread inherits that signals to end wait: they are for threads that know what to do then.
+        let reporter = log.clone();
+        // The new thread inherits the held signals: signals to end are for threads that handle
+        // them.
         let held = HeldSignals::hold();
-        let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || teller.tell_later(&alarmed));
+        let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || reporter.report_later(&alarmed));
         if let Err(error) = thread {
-            tracing::warn!("how many lines of the log are left out will be said at the end only: {error}");
+            tracing::warn!("the number of lines that are left out is logged only at the end: {error}");
         }
         drop(held);
         log
     }
 
-    /// Says how many lines were left out since it was last said.
-    pub fn tell(&self) {
-        // Without the lock, because each of these is a line of the log.
+    /// Logs the numbers of lines that were left out since the last report.
+    pub fn report(&self) {
+        // Without the lock, because each report is a line of the log.
         for (count, what) in self.take_left_out() {
             tracing::warn!("{count} lines were left out: {what}");
         }
     }
 
-    fn tell_later(&self, alarmed: &Receiver<()>) {
+    fn report_later(&self, alarmed: &Receiver<()>) {
         while alarmed.recv().is_ok() {
-            std::thread::sleep(TELL_AFTER);
-            self.tell();
+            std::thread::sleep(REPORT_AFTER);
+            self.report();
         }
     }
 
@@ -119,25 +124,25 @@ impl Log {
         left_out.map(|limit| (std::mem::take(&mut limit.left_out), limit.what.clone())).collect()
     }
 
-    fn admits(&self, thing: u64, now: Instant, what: impl FnOnce() -> String) -> bool {
+    fn admits(&self, topic: u64, now: Instant, what: impl FnOnce() -> String) -> bool {
         let mut limits = self.limits();
-        let thing = if limits.len() < THINGS_MAX || limits.contains_key(&thing) { thing } else { 0 };
-        let limit = limits.entry(thing).or_insert_with(|| Limit::new(now, what()));
+        let topic = if limits.len() < TOPICS_MAX || limits.contains_key(&topic) { topic } else { 0 };
+        let limit = limits.entry(topic).or_insert_with(|| Limit::new(now, what()));
         let admitted = limit.admits(now);
         if !admitted && limit.left_out == 1 {
-            // Full: it will be said with the others.
+            // If the channel is full, a report is due already, which will contain this line.
             let _ = self.alarm.try_send(());
         }
         admitted
     }
 
     fn limits(&self) -> MutexGuard<'_, HashMap<u64, Limit>> {
-        // A limit is whole whoever panicked.
+        // A limit is consistent at each panic.
         self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Lines as usual, but for those over the limit.
+/// Formats lines as usual, and leaves out lines over the limit.
 struct Limited {
     log: Log,
     inner: Format,
@@ -171,7 +176,7 @@ where
     }
 }
 
-/// What a line is about, by the names in it.
+/// The topic of a line, by the names in the line.
 #[derive(Default)]
 struct About {
     names: String,
@@ -202,29 +207,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_cut_off_and_counted_and_others_are_heard() {
+    fn a_flood_is_cut_off_and_counted_and_other_topics_are_logged() {
         let log = Log { limits: Arc::default(), alarm: sync_channel(1).0 };
         let start = Instant::now();
-        let admitted = |thing, at: Duration| log.admits(thing, start + at, || format!("thing {thing}"));
+        let admitted = |topic, at: Duration| log.admits(topic, start + at, || format!("topic {topic}"));
         let flood = (0..1000).filter(|_| admitted(1, Duration::ZERO)).count();
         assert_eq!(flood, 20);
-        assert!(admitted(2, Duration::ZERO), "another thing has its own limit");
-        assert_eq!(log.take_left_out(), [(980, "thing 1".to_owned())]);
+        assert!(admitted(2, Duration::ZERO), "another topic has its own limit");
+        assert_eq!(log.take_left_out(), [(980, "topic 1".to_owned())]);
         assert_eq!(log.take_left_out(), []);
         assert!(!admitted(1, REFILL - Duration::from_millis(1)));
         assert!(admitted(1, REFILL) && !admitted(1, REFILL));
-        // Rest is not saved up for a longer flood.
+        // A quiet time does not allow a longer flood later.
         let later = REFILL * 1000;
         assert_eq!((0..1000).filter(|_| admitted(1, later)).count(), 20);
     }
 
     #[test]
-    fn there_is_an_end_to_the_things_that_are_told_apart() {
+    fn the_number_of_topics_is_limited() {
         let log = Log { limits: Arc::default(), alarm: sync_channel(1).0 };
         let now = Instant::now();
-        for thing in 1..=2 * THINGS_MAX as u64 {
-            log.admits(thing, now, String::new);
+        for topic in 1..=2 * TOPICS_MAX as u64 {
+            log.admits(topic, now, String::new);
         }
-        assert!(log.limits().len() <= THINGS_MAX + 1);
+        assert!(log.limits().len() <= TOPICS_MAX + 1);
     }
 }

@@ -19,10 +19,10 @@ use sidecore_linux::{EndRequest, EndRequests, HeldSignals, ignore_file_size_sign
 use log::Log;
 use service::Service;
 
-/// The configuration is at fault; nothing was started.
+/// The exit code for a faulty configuration: nothing was started.
 const BAD_CONFIG: u8 = 2;
 
-/// Ended by a later signal, before everything was in order.
+/// The exit code after a later signal, which ended the daemon before the end in order.
 const ABORTED: u8 = 3;
 
 /// Serves disks to guests over vhost-user sockets, from polling sidecores.
@@ -40,8 +40,8 @@ remedy. When all sockets listen, the line `ready: N devices` appears on the stan
 standard error.
 
 SIGTERM and SIGINT end the daemon in order: no more connections, queues stopped when what is in flight is done, volumes' \
-metadata written, files flushed, sockets removed. Signals within two seconds of the first mean the same; a later one ends \
-it at once.
+metadata written, files flushed, sockets removed. Signals within two seconds of the first mean the same; a later signal \
+ends the daemon at once.
 
 Environment:
   RUST_LOG   how much to log: error, warn, info (the default), debug; or by part, as in `warn,sidecore_vhost_user=debug`
@@ -55,12 +55,12 @@ Exit codes:
   3  ended at once by a later signal
 
 Examples:
-  sidecore check disks.toml              see what is wrong with a configuration
+  sidecore check disks.toml              list the faults of a configuration
   sidecored --config disks.toml          serve its disks
   sidecore --socket /run/sidecore/control.sock list
 ";
 
-/// What the main thread waits for.
+/// An event that the main thread waits for.
 enum Event {
     Signalled(Instant),
     Drained,
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
         }
     };
     let ended = run(&config, service);
-    log.tell();
+    log.report();
     match ended {
         Ok(code) => code,
         Err(error) => {
@@ -93,7 +93,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Each running queue has three descriptors and the shell's usual limit is 1024, which is for programs that use select.
+/// Raises the limit of open files to its maximum: each running queue has three descriptors, and the
+/// usual limit of 1024 is for programs that use select.
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -103,15 +104,17 @@ fn raise_file_limit() {
 }
 
 fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
-    // First of all: a second daemon of this configuration ends here, before it touches a store.
+    // The socket is bound first: a second daemon of this configuration ends here, before it touches
+    // a store.
     let socket = Socket::bind(&config.control_socket, &config.control_access)?;
-    // Whoever ended it between the two would take what was left along: an end waits until it can be left again.
-    let held = service.has_left().then(HeldSignals::hold).transpose().context("cannot hold signals")?;
-    let mut left = service.take_left();
-    let assembly = Assembly::take_over(&config.spec, &mut left);
+    // A signal that ended the daemon between taking the exported devices and exporting them again
+    // would lose them: signals are held for that time.
+    let held = service.has_exported().then(HeldSignals::hold).transpose().context("cannot hold signals")?;
+    let mut exported = service.take_exported();
+    let assembly = Assembly::take_over(&config.spec, &mut exported);
     service.forget_kept();
-    // What a daemon that cannot start has not gone on with is there for the next one.
-    let assembly = Arc::new(assembly.inspect_err(|_| service.leave(left))?);
+    // On an error, devices not yet resumed are exported again, for the next daemon.
+    let assembly = Arc::new(assembly.inspect_err(|_| service.export(exported))?);
     assembly.serve_late()?;
     let (events, received) = mpsc::channel();
     let api = {
@@ -121,7 +124,7 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     };
     let api = api.inspect_err(|_| {
         if service.keeps() {
-            service.leave(assembly.hand_over());
+            service.export(assembly.hand_over());
         }
     })?;
     drop(held);
@@ -129,7 +132,7 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     service.ready();
     tracing::info!(control = %config.control_socket.display(), "serving");
 
-    // Neither can fail to come: this function holds a sender.
+    // No receive can fail: this function holds a sender.
     let mut requests = EndRequests::default();
     if let Ok(Event::Signalled(at)) = received.recv() {
         requests.receive(at);
@@ -138,7 +141,7 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     service.stopping();
     let drain = std::thread::spawn(move || {
         if service.keeps() {
-            service.leave(assembly.hand_over());
+            service.export(assembly.hand_over());
         } else {
             assembly.drain();
         }
@@ -147,7 +150,7 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     while let Ok(Event::Signalled(at)) = received.recv() {
         if requests.receive(at) == EndRequest::AtOnce {
             tracing::error!("ended at once by a later signal, with requests in flight");
-            // The sockets' files stay behind; the next daemon replaces them.
+            // The sockets' files stay; the next daemon replaces them.
             std::process::exit(ABORTED.into());
         }
         tracing::info!("one more signal, which means the same as the first");
@@ -158,10 +161,11 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// For whoever waits to connect.
+/// Prints the line that tells scripts that clients can connect.
 fn announce(count: usize) {
     let mut out = io::stdout().lock();
-    // Nobody may be reading, which is no reason to end. Scripts look for this line, so it stays the same for one device.
+    // The pipe may be closed, which is no reason to end. Scripts look for this line, so it stays
+    // the same for one device.
     let _ = writeln!(out, "ready: {count} devices");
     let _ = out.flush();
 }

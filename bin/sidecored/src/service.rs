@@ -8,31 +8,33 @@ use sidecore_assembly::LeftDevice;
 use sidecore_linux::{KeptDescriptor, ServiceManager, take_kept};
 use sidecore_socket::{close_aside, parcel};
 
-/// What a device's descriptor is called: this, and the device's name.
+/// The prefix of a descriptor's name, before the device's name.
 const PREFIX: &str = "nvme.";
 
-/// How long the manager may take to deal with what it was sent last.
+/// The time in which the manager has to handle the last messages.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a service manager gave this process, and is told by it. Without one, nothing is given, and nobody is told.
+/// The service manager, and the descriptors that it kept for this process. Without a manager there
+/// are no descriptors, and no messages are sent.
 pub struct Service {
     manager: Option<ServiceManager>,
     kept: Vec<KeptDescriptor>,
-    /// What the manager still has copies of.
+    /// The names of the descriptors of which the manager still has copies.
     names: Vec<String>,
 }
 
 impl Service {
-    /// Looks at the environment. To be called before anything opens files: see [`take_kept`].
+    /// Reads the environment. Must be called before any file is opened: see [`take_kept`].
     ///
-    /// A daemon whose environment makes no sense serves all the same: guests that it could have kept are lost already.
+    /// A daemon whose environment is invalid serves all the same: the guests that it could have
+    /// resumed are lost already.
     pub fn find() -> Self {
         let manager = ServiceManager::from_environment().unwrap_or_else(|error| {
-            tracing::warn!("no service manager is told anything: {error}");
+            tracing::warn!("the service manager is not notified: {error}");
             None
         });
         let kept = take_kept().unwrap_or_else(|error| {
-            tracing::warn!("nothing is taken over from an earlier daemon: {error}");
+            tracing::warn!("no device of an earlier daemon is resumed: {error}");
             Vec::new()
         });
         let names = kept.iter().map(|kept| kept.name.clone()).collect();
@@ -40,34 +42,35 @@ impl Service {
     }
 
     pub fn ready(&self) {
-        self.tell("ready", ServiceManager::ready);
+        self.notify("ready", ServiceManager::ready);
     }
 
     pub fn stopping(&self) {
-        self.tell("stopping", ServiceManager::stopping);
+        self.notify("stopping", ServiceManager::stopping);
     }
 
-    /// Whether there is somebody who may keep something.
+    /// Whether a manager can keep descriptors.
     pub const fn keeps(&self) -> bool {
         self.manager.is_some()
     }
 
-    /// Whether an earlier daemon has left anything that was not taken yet.
-    pub const fn has_left(&self) -> bool {
+    /// Whether there are exported devices of an earlier daemon that were not taken yet.
+    pub const fn has_exported(&self) -> bool {
         !self.kept.is_empty()
     }
 
-    /// The devices that an earlier daemon left: once. Nobody else has them from then on.
-    pub fn take_left(&mut self) -> Vec<LeftDevice> {
+    /// Takes the devices that an earlier daemon has exported. Taking a device empties its
+    /// descriptor: only this process has the device from then on.
+    pub fn take_exported(&mut self) -> Vec<LeftDevice> {
         let device = |kept: KeptDescriptor| {
             let Some(name) = kept.name.strip_prefix(PREFIX) else {
-                tracing::warn!("nothing takes {:?} over, which the service manager kept", kept.name);
+                tracing::warn!("the service manager kept {:?}, which is no device of this daemon", kept.name);
                 return None;
             };
             match parcel::unpack(&kept.fd) {
                 Ok((state, fds)) => Some(LeftDevice { name: name.to_owned(), state, fds }),
                 Err(error) => {
-                    tracing::error!(device = name, "what an earlier daemon left cannot be read: {error}");
+                    tracing::error!(device = name, "the state that an earlier daemon exported cannot be read: {error}");
                     None
                 }
             }
@@ -75,41 +78,44 @@ impl Service {
         self.kept.drain(..).filter_map(device).collect()
     }
 
-    /// Has the manager close its copies of what was kept: the next daemon is not to find it again.
+    /// Makes the manager close its copies of the kept descriptors, so that the next daemon does not
+    /// get them again.
     pub fn forget_kept(&mut self) {
         for name in self.names.drain(..) {
             if let Some(manager) = &self.manager
                 && let Err(error) = manager.forget(&name)
             {
-                tracing::warn!("the service manager goes on keeping {name:?}: {error}");
+                tracing::warn!("the service manager still keeps {name:?}: {error}");
             }
         }
     }
 
-    /// Has the manager keep devices for the next daemon.
-    pub fn leave(&self, left: Vec<LeftDevice>) {
+    /// Exports devices to the manager, for the next daemon.
+    pub fn export(&self, devices: Vec<LeftDevice>) {
         let Some(manager) = &self.manager else { return };
-        for LeftDevice { name, state, fds } in left {
+        for LeftDevice { name, state, fds } in devices {
             let kept = parcel::pack(&state, fds).and_then(|parcel| {
                 let stored = manager.store(&format!("{PREFIX}{name}"), parcel.as_fd());
-                // Perhaps nobody else has it: to close it may take as long as the VMM likes.
+                // This may be the only copy: closing it may take as long as the VMM likes.
                 close_aside(parcel);
                 stored
             });
             match kept {
-                Ok(()) => tracing::info!(device = name, "left to the next daemon"),
-                Err(error) => tracing::error!(device = name, "its guest loses it, it cannot be kept: {error}"),
+                Ok(()) => tracing::info!(device = name, "exported to the next daemon"),
+                Err(error) => {
+                    tracing::error!(device = name, "the guest loses the device, whose state is not kept: {error}")
+                }
             }
         }
-        // It may know us no longer when we have ended, and then not whose messages these are.
-        self.tell("all", |manager| manager.barrier(PATIENCE));
+        // After the end of this process, the manager may no longer know the sender of its messages.
+        self.notify("all", |manager| manager.barrier(PATIENCE));
     }
 
-    fn tell(&self, what: &str, tell: impl FnOnce(&ServiceManager) -> io::Result<()>) {
+    fn notify(&self, what: &str, notify: impl FnOnce(&ServiceManager) -> io::Result<()>) {
         if let Some(manager) = &self.manager
-            && let Err(error) = tell(manager)
+            && let Err(error) = notify(manager)
         {
-            tracing::warn!("cannot tell the service manager `{what}`: {error}");
+            tracing::warn!("cannot notify the service manager `{what}`: {error}");
         }
     }
 }

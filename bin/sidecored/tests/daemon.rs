@@ -50,7 +50,7 @@ fn an_interrupt_ends_it_in_order_as_well_and_it_starts_again() {
 }
 
 #[test]
-fn a_service_manager_is_told() {
+fn a_service_manager_is_notified() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
@@ -70,14 +70,15 @@ fn a_service_manager_is_told() {
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
-/// What was left to it is nowhere else from then on: it goes on with its start, and leaves it again.
+/// A device that was exported to the daemon exists nowhere else from then on: the daemon completes
+/// its start, and exports the device again.
 #[test]
-fn an_end_that_comes_during_the_start_waits_for_what_was_left() {
+fn an_end_that_comes_during_the_start_waits_for_exported_devices() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    // Full: the start waits for it to be read.
+    // The socket is full: the start waits until the test reads from it.
     let filler = UnixDatagram::unbound().unwrap();
     filler.set_nonblocking(true).unwrap();
     while filler.send_to(b"FILLED=1", &path).is_ok() {}
@@ -86,13 +87,13 @@ fn an_end_that_comes_during_the_start_waits_for_what_was_left() {
     let mut command = Command::new("sh");
     command.arg("-c").arg("exec 3<&0; LISTEN_PID=$$ exec \"$0\" --config \"$1\"");
     command.arg(env!("CARGO_BIN_EXE_sidecored")).arg(&file).env_remove("RUST_LOG");
-    command.env("NOTIFY_SOCKET", &path).env("LISTEN_FDS", "1").env("LISTEN_FDNAMES", "nvme.somebody");
+    command.env("NOTIFY_SOCKET", &path).env("LISTEN_FDS", "1").env("LISTEN_FDNAMES", "nvme.unknown");
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut log = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    while !line.contains("what an earlier daemon left") {
+    while !line.contains("the state that an earlier daemon exported") {
         line.clear();
-        assert_ne!(log.read_line(&mut line).unwrap(), 0, "it has ended");
+        assert_ne!(log.read_line(&mut line).unwrap(), 0, "the daemon has ended");
     }
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut said = Vec::new();
@@ -106,8 +107,8 @@ fn an_end_that_comes_during_the_start_waits_for_what_was_left() {
 }
 
 #[test]
-fn a_service_manager_that_makes_no_sense_is_no_reason_not_to_serve() {
-    let variables = [("NOTIFY_SOCKET", "nowhere"), ("LISTEN_PID", "nobody"), ("LISTEN_FDS", "many")];
+fn a_daemon_serves_in_spite_of_an_invalid_service_manager() {
+    let variables = [("NOTIFY_SOCKET", "nowhere"), ("LISTEN_PID", "none"), ("LISTEN_FDS", "many")];
     let mut daemon = Daemon::start_with(tempfile::tempdir().unwrap(), &config(1), &variables);
     assert_eq!(daemon.client().devices().unwrap().len(), 1);
     daemon.signal(Signal::TERM);
@@ -142,11 +143,12 @@ fn access(path: &Path) -> (u32, u32, u32) {
     (metadata.uid(), metadata.gid(), metadata.mode() & 0o7777)
 }
 
-/// So that a VMM of another user can connect, also after a restart, and to what is added while the daemon runs.
+/// A VMM of another user must be able to connect, also after a restart, and to devices that are
+/// added while the daemon runs.
 #[test]
-fn sockets_are_given_to_whom_the_configuration_names() {
+fn sockets_belong_to_the_configured_users_and_groups() {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid().as_raw());
-    // Only root may give a file away.
+    // Only root may change the owner of a file.
     let (owner, group) = if uid.is_root() { (64055, 64056) } else { (uid.as_raw(), gid) };
     let devices = format!(
         "[[device]]\nname = \"nvme\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"nvme.sock\"\nsocket_owner = \"{owner}\"\n\
@@ -212,7 +214,7 @@ fn volumes_outlive_a_killed_daemon_and_devices_that_were_added_do_not() {
     assert_eq!(names, ["root", "monday"]);
     assert!(client.check_controller("pool").unwrap().clean);
     assert_eq!(client.devices().unwrap().len(), 1);
-    // Its socket was left behind, and is replaced.
+    // The socket of the added device was left behind, and is replaced.
     client.add_device(&device).unwrap();
     daemon.signal(Signal::TERM);
     let (status, log) = daemon.wait();
@@ -221,14 +223,14 @@ fn volumes_outlive_a_killed_daemon_and_devices_that_were_added_do_not() {
 }
 
 #[test]
-fn a_second_daemon_of_the_same_sockets_is_told_and_the_first_goes_on() {
+fn a_second_daemon_on_the_same_sockets_fails_and_the_first_continues() {
     let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), &config(1));
     let second = spawn(daemon.directory.path(), &config(1), &[]).wait_with_output().unwrap();
     let message = String::from_utf8(second.stderr).unwrap();
     assert_eq!(second.status.code(), Some(2), "{message}");
     assert!(message.contains("control.sock already; stop it or choose another path"), "{message}");
     assert!(message.contains("vd0.sock already"), "{message}");
-    // By another name for the same directory, which no reading of the text can see through.
+    // By another name of the same directory, which a check of the text cannot find.
     let alias = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(daemon.directory.path(), alias.path().join("here")).unwrap();
     let second = spawn(&alias.path().join("here"), &config(1), &[]).wait_with_output().unwrap();

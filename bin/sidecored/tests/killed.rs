@@ -1,4 +1,4 @@
-//! The daemon is killed while its guests live: what they were answered is there.
+//! The daemon is killed while its guests live: the writes that were answered are there.
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader};
@@ -11,14 +11,14 @@ use sidecore_units::Sector;
 
 const WRITES: u64 = 100;
 const WRITE_BYTES: u32 = 4096;
-/// Fresh blocks, no two of them in a row.
+/// The writes go to fresh blocks, of which no two are contiguous.
 const STRIDE_SECTORS: u64 = 24;
 
-/// Where the daemon's sockets and logs are, on tmpfs, and its pool, which is not.
+/// The directories of a daemon: its sockets and logs are on tmpfs, its pool is not.
 struct Place {
     run: tempfile::TempDir,
     disk: tempfile::TempDir,
-    /// Keys of the controller.
+    /// Further keys of the controller.
     keys: String,
 }
 
@@ -33,7 +33,7 @@ impl Place {
         place
     }
 
-    /// A pool with a device for each of these volumes. Nothing commits by itself.
+    /// A pool with a device for each of these volumes, which commits only when it has to.
     fn config(&self, volumes: &[&str]) -> String {
         let mut text = format!(
             "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
@@ -68,7 +68,7 @@ impl Place {
         BlkClient::connect(self.run.path().join(format!("{volume}.sock")), &ClientOptions::default()).unwrap()
     }
 
-    /// Has a volume served that the configuration does not know.
+    /// Serves a volume that is not in the configuration.
     fn serve(&self, volume: &str) -> BlkClient {
         let socket = self.run.path().join(format!("{volume}.sock"));
         let device = NewDevice::new(volume, &socket).of_volume("pool", volume);
@@ -88,13 +88,13 @@ impl Place {
 struct Daemon(Child);
 
 impl Daemon {
-    /// SIGKILL, and its end.
+    /// Ends the daemon by SIGKILL.
     fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
 
-    /// The end in order.
+    /// Ends the daemon in order.
     fn end(mut self) {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::TERM)
             .unwrap();
@@ -143,13 +143,13 @@ fn read(queue: &mut BlkQueue, slot: Slot, index: u64) -> Vec<u8> {
     back
 }
 
-/// The indexes of those that do not hold what was written.
+/// The indexes of the writes whose data is missing.
 fn missing(place: &Place, volume: &str, expected: impl Fn(u64) -> Vec<u8>) -> Vec<u64> {
     let mut client = place.client(volume);
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
     let missing = (0..WRITES).filter(|index| read(queue, slot, *index) != expected(*index)).collect();
-    // And the next flush may say that all is well.
+    // The next flush must succeed, too.
     queue.submit_flush(slot).unwrap();
     one(queue);
     missing
@@ -177,7 +177,7 @@ fn answered_writes_to_fresh_blocks_are_there_after_the_daemon_was_killed() {
     let daemon = place.start(&["a", "b"]);
     assert_eq!(missing(&place, "a", |index| data(1, index)), [0_u64; 0]);
     assert_eq!(missing(&place, "b", |index| data(2, index)), [0_u64; 0]);
-    // Clients may be gone by then, and the log be of no use any more.
+    // Clients may be gone at the end, so the log is of no use any more.
     assert_eq!(place.logs(), 1);
     daemon.end();
     assert_eq!(place.logs(), 0);
@@ -187,7 +187,7 @@ fn answered_writes_to_fresh_blocks_are_there_after_the_daemon_was_killed() {
     daemon.end();
 }
 
-/// Overwrites, discards, snapshots and clones, and one kill after the other.
+/// Overwrites, discards, snapshots and clones, with several kills.
 fn history(place: &Place) {
     let zeroes = || vec![0; WRITE_BYTES as usize];
     let mut daemon = place.start(&["a"]);
@@ -201,7 +201,7 @@ fn history(place: &Place) {
             let queue = client.queue(0).unwrap();
             let slot = queue.take_slot().unwrap();
             let before = (0..WRITES).map(|index| read(queue, slot, index)).collect();
-            // Into blocks that it shares with the others.
+            // Into blocks that the clone shares with other volumes.
             for index in (0..WRITES).step_by(5) {
                 write(queue, slot, round + 30, index);
             }
@@ -246,24 +246,24 @@ fn history(place: &Place) {
 }
 
 #[test]
-fn a_history_with_snapshots_and_discards_survives_one_kill_after_the_other() {
+fn a_history_with_snapshots_and_discards_survives_several_kills() {
     history(&Place::new(""));
 }
 
 #[test]
 fn a_tiny_log_makes_room_by_committing() {
-    // 63 changes between two commits.
+    // Room for 63 changes between two commits.
     history(&Place::new("crash_log_size = \"8KiB\""));
 }
 
 #[test]
-fn without_memory_that_outlives_it_the_daemon_answers_when_it_is_durable() {
+fn without_memory_that_outlives_it_the_daemon_answers_durable_writes_only() {
     let elsewhere = tempfile::tempdir().unwrap();
     history(&Place::new(&format!("crash_log = \"{}\"", elsewhere.path().display())));
 }
 
 #[test]
-fn a_client_that_goes_on_without_what_it_was_answered_is_turned_away_until_its_operator_says_otherwise() {
+fn a_client_that_misses_answered_writes_is_refused_until_the_operator_accepts_the_loss() {
     let place = Place::new("");
     let daemon = place.start(&["a"]);
     let mut client = place.client("a");
@@ -272,23 +272,24 @@ fn a_client_that_goes_on_without_what_it_was_answered_is_turned_away_until_its_o
     write(queue, slot, 1, 0);
     daemon.kill();
     std::fs::remove_dir_all(place.run.path().join("log")).unwrap();
-    // The next daemon's log has nothing to say of the first one's either.
+    // The log of the next daemon does not know the writes of the first, either.
     place.start(&["a"]).kill();
     let daemon = place.start(&["a"]);
     let socket = place.run.path().join("a.sock");
-    // One request was used; whether the last message of the setup is answered is a matter of time.
+    // One request was used; whether the last message of the setup is answered is a matter of
+    // timing.
     let _ = client.reconnect(&socket, &ClientOptions::default(), &[1]);
     let control = place.control();
     let device = || control.devices().unwrap().remove(0);
     let end = Instant::now() + Duration::from_secs(60);
     while device().disconnect.is_none() {
-        assert!(Instant::now() < end, "it is served");
+        assert!(Instant::now() < end, "the client is served");
         std::thread::yield_now();
     }
     let reason = device().disconnect.unwrap().reason;
     assert!(reason.contains("writes that were answered may be missing"), "{reason}");
     assert!(device().warnings[0].contains("accept-loss a"), "{:?}", device().warnings);
-    // A guest that begins anew relies on nothing.
+    // A guest that starts anew relies on no earlier write.
     let mut other = place.client("a");
     let queue = other.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
@@ -300,7 +301,7 @@ fn a_client_that_goes_on_without_what_it_was_answered_is_turned_away_until_its_o
     let slot = queue.take_slot().unwrap();
     assert!(read(queue, slot, 0) == vec![0; WRITE_BYTES as usize]);
     assert!(device().warnings.is_empty(), "{:?}", device().warnings);
-    // After an orderly end nothing is missing.
+    // After an end in order no write is missing.
     daemon.end();
     let daemon = place.start(&["a"]);
     let error = control.accept_loss("a").unwrap_err().to_string();

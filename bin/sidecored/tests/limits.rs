@@ -1,4 +1,4 @@
-//! The daemon under resource limits, and while it is told to end more than once.
+//! The daemon under resource limits, and with several signals to end.
 
 mod common;
 #[path = "common/guest.rs"]
@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use sidecore_control::report::DeviceState;
 use sidecore_driver::Status;
 
-/// A file of 1 MiB, and what it is served by.
+/// A file of 1 MiB as a store, and its device.
 const FILE: &str = "[[store]]\nname = \"disk\"\ntype = \"file\"\npath = \"disk.img\"\n\
     [[device]]\nname = \"file\"\nstore = \"disk\"\nsocket = \"file.sock\"\n";
 
@@ -32,7 +32,7 @@ fn start_with_file_limit(log_to_file: bool) -> Daemon {
     if log_to_file {
         let path = directory.path().join("log");
         let log = std::fs::File::options().create_new(true).append(true).open(&path).unwrap();
-        // Nothing more fits in: each line of the log is refused.
+        // The file is full: each line of the log is refused.
         log.set_len(512 << 10).unwrap();
         command.stderr(log);
     } else {
@@ -57,9 +57,9 @@ fn a_write_past_the_file_size_limit_fails_alone() {
 }
 
 #[test]
-fn a_log_that_takes_no_more_ends_nobody() {
+fn a_full_log_ends_no_thread() {
     let mut daemon = start_with_file_limit(true);
-    // Each of these is logged by the thread that does it.
+    // Each of these events is logged by its own thread.
     for name in ["file.sock", "vd0.sock"] {
         let mut client = connect(&daemon.directory.path().join(name));
         assert_eq!(write(&mut client, 0, 1), Status::Ok);
@@ -72,9 +72,10 @@ fn a_log_that_takes_no_more_ends_nobody() {
     assert_eq!(daemon.wait().0.code(), Some(0));
 }
 
-/// A client that comes and goes all the time, and one that says nonsense, cannot fill the disk that the log is on.
+/// A client that connects again and again, and a client that sends nonsense, cannot fill the disk
+/// of the log.
 #[test]
-fn clients_cannot_make_the_log_grow_nor_hide_one_another_in_it() {
+fn clients_cannot_make_the_log_grow_nor_hide_other_clients_in_it() {
     let nvme = "[[device]]\nname = \"nvme\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"nvme.sock\"\n";
     let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), &(config(2) + nvme));
     let path = |name: &str| daemon.directory.path().join(name);
@@ -82,7 +83,8 @@ fn clients_cannot_make_the_log_grow_nor_hide_one_another_in_it() {
         for name in ["vd0.sock", "nvme.sock"] {
             let mut stream = UnixStream::connect(path(name)).unwrap();
             let _ = stream.write_all(&[number as u8; 64]);
-            // The next one is served when this one has gone: the end is waited for.
+            // The next connection is served after the end of this one, so the test waits for the
+            // end.
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read_to_end(&mut Vec::new());
         }
@@ -92,7 +94,7 @@ fn clients_cannot_make_the_log_grow_nor_hide_one_another_in_it() {
     while client.devices().unwrap()[1].state != DeviceState::Waiting {
         std::thread::yield_now();
     }
-    // The last connection was served before the device goes.
+    // The last connection is served before the device is removed.
     client.remove_device("vd1").unwrap();
     daemon.signal(Signal::TERM);
     let (status, log) = daemon.wait();
@@ -106,7 +108,7 @@ fn clients_cannot_make_the_log_grow_nor_hide_one_another_in_it() {
     assert!(lines(" lines were left out: ") >= 2, "{log}");
 }
 
-/// A client that is disconnected for one thing again and again does not hide that it is for another one then.
+/// Many disconnects for one cause do not hide a disconnect for another cause.
 #[test]
 fn each_cause_of_a_disconnect_has_a_limit_of_its_own() {
     let nvme = "[[device]]\nname = \"nvme\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"nvme.sock\"\n";
@@ -124,7 +126,8 @@ fn each_cause_of_a_disconnect_has_a_limit_of_its_own() {
         // Half a header.
         say(&[0; 3]);
     }
-    // Each is in the log before its connection is closed, the last may be a moment later.
+    // Each disconnect is logged before its connection is closed, the last one perhaps a moment
+    // later.
     for device in ["vd0", "nvme"] {
         daemon.client().remove_device(device).unwrap();
     }
@@ -143,10 +146,11 @@ fn each_cause_of_a_disconnect_has_a_limit_of_its_own() {
     }
 }
 
-/// As `timeout` of GNU sends them: to the process, and to its group.
+/// `timeout` of GNU sends its signal to the process and to the process's group.
 #[test]
 fn two_signals_at_once_end_it_in_order() {
-    // A drain that waits for the service manager, which does not look, ends when that is given up: no second signal is late.
+    // The drain waits for a service manager that does not read, until a timeout: no second signal
+    // is late.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("notify");
     let _manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
@@ -166,7 +170,7 @@ fn a_signal_that_comes_later_ends_it_at_once() {
         [[device]]\nname = \"slow\"\nstore = \"slow\"\nsocket = \"slow.sock\"\n";
     let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), &text);
     let mut client = connect(&daemon.directory.path().join("slow.sock"));
-    // The drain waits for it: for a minute.
+    // The drain waits for this request, which takes a minute.
     submit_write(&mut client, 0, 1);
     let client_of = daemon.client();
     let in_flight = || client_of.stats().unwrap().devices[1].queues.first().map_or(0, |queue| queue.batches);
@@ -174,7 +178,7 @@ fn a_signal_that_comes_later_ends_it_at_once() {
         std::thread::yield_now();
     }
     daemon.signal(Signal::TERM);
-    // The time in which a second signal means the same is over after this.
+    // After this time, a second signal no longer means the same.
     std::thread::sleep(Duration::from_millis(2100));
     daemon.signal(Signal::TERM);
     let (status, log) = daemon.wait();

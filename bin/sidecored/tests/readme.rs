@@ -43,7 +43,7 @@ impl Example {
     }
 }
 
-/// The programs, installed by the Makefile below a directory.
+/// Installs the programs below a directory by the Makefile.
 fn install(below: &Path) -> PathBuf {
     let build = Path::new(env!("CARGO_BIN_EXE_sidecored")).parent().unwrap();
     if !build.join("sidecore").exists() {
@@ -61,7 +61,7 @@ fn install(below: &Path) -> PathBuf {
     below.join("bin")
 }
 
-/// A command of the page, in the directory of its configuration, with the installed programs.
+/// A command of README.md, in the directory of its configuration, with the installed programs.
 fn shell(command: &str, directory: &Path, programs: &Path) -> Command {
     let path = std::env::var("PATH").unwrap();
     let mut shell = Command::new("sh");

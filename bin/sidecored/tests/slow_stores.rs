@@ -1,5 +1,5 @@
-//! The daemon on disks that do not answer, after a daemon that was killed with requests in flight, and on pools that
-//! cannot be opened: the others are served.
+//! The daemon on disks that do not answer, after a daemon that was killed with requests in flight,
+//! and on pools that cannot be opened: all other devices are served.
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader};
@@ -18,14 +18,14 @@ const BLOCK: usize = 4096;
 const SUPERBLOCKS: u64 = 4 * 4096;
 const READ_AT: u64 = 64 << 10;
 
-/// A daemon. Killed when dropped.
+/// A daemon, which is killed on drop.
 struct Daemon<'a> {
     child: Child,
     directory: &'a Path,
 }
 
 impl<'a> Daemon<'a> {
-    /// Starts it and waits until it is ready.
+    /// Starts the daemon and waits until it is ready.
     fn start(directory: &'a Path, config: &str) -> Self {
         let file = directory.join("disks.toml");
         std::fs::write(&file, config).unwrap();
@@ -83,7 +83,7 @@ fn config(devices: &[&str], stores: &str) -> String {
     text
 }
 
-/// Asks, and does not wait.
+/// Submits a request without waiting for it.
 fn send(client: &mut BlkClient, read: bool, offset_bytes: u64, data: &[u8]) {
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
@@ -97,7 +97,7 @@ fn send(client: &mut BlkClient, read: bool, offset_bytes: u64, data: &[u8]) {
     queue.publish().unwrap();
 }
 
-/// Waits for the one request in flight; what it read.
+/// Waits for the one request in flight. Returns the data that it read.
 fn answer(client: &mut BlkClient) -> Vec<u8> {
     let queue = client.queue(0).unwrap();
     let mut completions = Vec::new();
@@ -130,13 +130,9 @@ fn flush(client: &mut BlkClient) {
     answer(client);
 }
 
-#[test]
-fn requests_of_a_killed_daemon_land_before_the_next_one_serves() {
-    // The kernel lets a process write to a file on FUSE once at a time: so what is held is spread over several disks.
-    let disks = [SlowDisk::mount(1 << 20), SlowDisk::mount(16 << 20), SlowDisk::mount(16 << 20)];
-    let [Some(plain), Some(pool), Some(other)] = disks else { return };
-    let directory = tempfile::tempdir().unwrap();
-    let stores = format!(
+/// A plain store, and two controllers with a volume each.
+fn three_stores(plain: &SlowDisk, pool: &SlowDisk, other: &SlowDisk) -> String {
+    format!(
         "[[store]]\nname = \"plain\"\ntype = \"file\"\npath = {:?}\n\
          [[store]]\nname = \"pool-file\"\ntype = \"file\"\npath = {:?}\n\
          [[controller]]\nname = \"pool\"\nstore = \"pool-file\"\nformat = \"blank\"\n\
@@ -147,7 +143,17 @@ fn requests_of_a_killed_daemon_land_before_the_next_one_serves() {
         plain.path(),
         pool.path(),
         other.path()
-    );
+    )
+}
+
+#[test]
+fn requests_of_a_killed_daemon_land_before_the_next_one_serves() {
+    // The kernel lets a process write to a file on FUSE once at a time, so the held requests are
+    // spread over several disks.
+    let disks = [SlowDisk::mount(1 << 20), SlowDisk::mount(16 << 20), SlowDisk::mount(16 << 20)];
+    let [Some(plain), Some(pool), Some(other)] = disks else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let stores = three_stores(&plain, &pool, &other);
     let text = config(&["mem", "plain", "root", "mapped"], &stores);
     let first = Daemon::start(directory.path(), &text);
     let (mut on_plain, mut on_root, mut on_mapped) =
@@ -200,7 +206,8 @@ fn requests_of_a_killed_daemon_land_before_the_next_one_serves() {
     for (name, content) in [("plain", 2), ("root", 1), ("mapped", 2)] {
         next.until(name, "waiting");
         let mut client = next.connect(name);
-        // The late writes have landed before anything was served, so they come over nothing that is answered later.
+        // The late writes have landed before the device was served, so they overwrite no later
+        // write.
         assert!(read(&mut client) == [content; BLOCK], "{name}");
         write(&mut client, &[4; BLOCK]);
         assert!(read(&mut client) == [4; BLOCK], "{name}");
@@ -264,11 +271,11 @@ fn a_device_whose_store_does_not_answer_is_not_added() {
     let device = NewDevice::new("disk", &directory.path().join("disk.sock")).with("store", "disk");
     let error = daemon.client().add_device(&device).unwrap_err();
     assert!(error.to_string().contains("does not answer"), "{error}");
-    // Other changes go on.
+    // Other changes are applied meanwhile.
     let other = NewDevice::new("other", &directory.path().join("other.sock")).with("store", "mem");
     daemon.client().add_device(&other).unwrap();
     disk.release();
-    // The attempt that was given up ends in its own time.
+    // The attempt that was abandoned ends in its own time.
     let deadline = Instant::now() + Duration::from_secs(60);
     while let Err(error) = daemon.client().add_device(&device) {
         assert!(Instant::now() < deadline, "{error}");
@@ -279,7 +286,7 @@ fn a_device_whose_store_does_not_answer_is_not_added() {
 }
 
 #[test]
-fn a_check_says_which_file_does_not_answer() {
+fn a_check_names_the_file_that_does_not_answer() {
     let Some(disk) = SlowDisk::mount(1 << 20) else { return };
     disk.hold(|request| request.operation() != Operation::Init);
     let directory = tempfile::tempdir().unwrap();
@@ -287,11 +294,11 @@ fn a_check_says_which_file_does_not_answer() {
     let file = directory.path().join("disks.toml");
     let problems = Config::parse(&file, &text, Depth::Machine).unwrap_err().to_string();
     assert!(problems.contains("[[store]] \"disk\"") && problems.contains("does not answer within"), "{problems}");
-    // For a daemon that starts it is no fault.
+    // For a daemon that starts, such a file is no fault.
     Config::parse(&file, &text, Depth::Start).unwrap();
 }
 
-/// A file, a controller on it, and a volume: `pool-NAME` and `NAME`.
+/// The sections of a file, a controller on it, and a volume: `pool-NAME` and `NAME`.
 fn pool(name: &str, path: &Path) -> String {
     format!(
         "[[store]]\nname = \"file-{name}\"\ntype = \"file\"\npath = {path:?}\n\
@@ -322,7 +329,7 @@ fn a_pool_that_cannot_be_opened_is_refused_and_no_other() {
     drop(first);
     let file = |name: &str| std::fs::File::options().write(true).open(directory.path().join(name)).unwrap();
     for at in (0..SUPERBLOCKS).step_by(BLOCK) {
-        // Behind the magic number.
+        // Overwrites the part behind the magic number.
         file("torn.img").write_all_at(&[0xff; 8], at + 100).unwrap();
     }
     let path = |name: &str| directory.path().join(name);
@@ -338,7 +345,7 @@ fn a_pool_that_cannot_be_opened_is_refused_and_no_other() {
     assert!(reason(2).contains("controller \"pool-short\"") && reason(2).contains("the disk has"), "{}", reason(2));
     assert!(read(&mut next.connect("good")) == [1; BLOCK]);
 
-    // The controllers are listed, and say why they do nothing.
+    // The controllers are listed with the reason why they are closed.
     let all = next.client().all_controllers().unwrap();
     let open: Vec<_> = all.controllers.iter().map(|controller| controller.name.as_str()).collect();
     let closed: Vec<_> = all.closed.iter().map(|closed| (closed.name.as_str(), closed.state.word())).collect();
@@ -350,7 +357,7 @@ fn a_pool_that_cannot_be_opened_is_refused_and_no_other() {
     let denied = next.client().add_device(&device).unwrap_err().to_string();
     assert!(denied.contains("\"pool-short\" is refused"), "{denied}");
 
-    // With the file as it was, the next start serves it.
+    // The next start with the original file serves it.
     drop(next);
     std::fs::copy(path("whole.img"), path("short.img")).unwrap();
     assert_eq!(Daemon::start(directory.path(), &text).device("short").state.word(), "waiting");

@@ -1,6 +1,7 @@
-//! The unit that `make install` installs, under a systemd of the test's own, in namespaces. Its
-//! main process is killed, and what guests were answered is there when systemd has started it
-//! again; it ends in order, and guests continue with the next daemon. Needs root.
+//! The unit that `make install` installs, under a systemd of the test's own, in namespaces. One
+//! test kills the main process: writes that were answered are there when systemd has started the
+//! daemon again. Another test ends the process in order: guests continue with the next daemon.
+//! Needs root.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use sidecore_units::Sector;
 const SYSTEMD: &str = "/usr/lib/systemd/systemd";
 const WRITES: u64 = 100;
 const WRITE_BYTES: usize = 4096;
-/// Fresh blocks, no two of them in a row.
+/// The writes go to fresh blocks, of which no two are contiguous.
 const STRIDE_SECTORS: u64 = 24;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -40,13 +41,13 @@ export container=other
 exec "$SYSTEMD" --system --unit=sidecore-test.target --log-target=console
 "#;
 
-/// The `[Service]` that the documentation recommends, for this configuration.
+/// The installed unit, for this configuration.
 fn unit(config: &Path) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/sidecored.service");
     let unit = std::fs::read_to_string(path).unwrap();
     assert!(unit.contains("\nRuntimeDirectoryPreserve=yes\n") && unit.contains("\nRestart="), "{unit}");
     let line = |line: &str| match line {
-        // Nothing else of an installed system is needed.
+        // No other unit of an installed system is needed.
         "[Unit]" => "[Unit]\nDefaultDependencies=no\n".to_owned(),
         _ if line.starts_with("ExecStart=") => {
             format!("ExecStart={} --config {}\n", env!("CARGO_BIN_EXE_sidecored"), config.display())
@@ -56,14 +57,14 @@ fn unit(config: &Path) -> String {
     unit.lines().map(line).collect()
 }
 
-/// One machine at a time: their systemds have the same control group as root, and each would end
-/// the daemon of the other, whose unit has the same name.
+/// Allows one machine at a time: their systemds have the same control group as root, and each would
+/// end the daemon of the other, whose unit has the same name.
 static ONE: Mutex<()> = Mutex::new(());
 
 struct Machine {
     directory: tempfile::TempDir,
     unshare: Child,
-    /// Dropped last.
+    /// The last field, so that it is dropped last.
     _one: MutexGuard<'static, ()>,
 }
 
@@ -107,7 +108,7 @@ impl Machine {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 
-    /// Waits for what `look` finds.
+    /// Calls `look` until it finds a value.
     fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -119,7 +120,8 @@ impl Machine {
         }
     }
 
-    /// The daemon's number out here, and the path to its files, once it serves.
+    /// The daemon's process id in the test's namespace, and the path to its files, once the daemon
+    /// serves.
     fn daemon(&self) -> (Pid, PathBuf) {
         self.until("the daemon serves", || {
             let systemd = children(self.unshare.id()).into_iter().next()?;
@@ -130,7 +132,7 @@ impl Machine {
             let daemon = children(systemd).into_iter().find(is_daemon)?;
             let run = PathBuf::from(format!("/proc/{systemd}/root/run/sidecore"));
             let client = Client::new(&run.join("control.sock")).ok()?;
-            // An answer of this process, and not of the one before it.
+            // An answer shows that this process serves, and not the one before it.
             client.devices().ok()?;
             Some((Pid::from_raw(daemon.try_into().unwrap()).unwrap(), run))
         })
@@ -168,8 +170,8 @@ fn read(queue: &mut BlkQueue, slot: Slot, index: u64) -> Vec<u8> {
     back
 }
 
-/// How many of the answered writes are there after the main process was killed, and what the daemon
-/// says of it.
+/// The number of answered writes that are there after the main process was killed, and the daemon's
+/// warnings.
 fn written_killed_and_found(change: impl Fn(String) -> String) -> (u64, Vec<String>) {
     let machine = Machine::start(change);
     let (first, run) = machine.daemon();
@@ -204,7 +206,7 @@ fn can_run() -> bool {
 }
 
 #[test]
-fn a_guest_goes_on_with_the_next_daemon_on_the_connection_that_it_has() {
+fn a_guest_continues_with_the_next_daemon_on_its_connection() {
     if !can_run() {
         return;
     }
@@ -226,17 +228,17 @@ fn a_guest_goes_on_with_the_next_daemon_on_the_connection_that_it_has() {
     for index in 0..WRITES {
         assert_eq!(read(&mut queue, slot, index), data(index), "{index}");
     }
-    // DRIVER_OK, asked on the socket that was connected at the beginning.
+    // DRIVER_OK, read through the socket that was connected at the beginning.
     assert_eq!(client.status().unwrap() & 4, 4);
 }
 
 #[test]
-fn what_was_answered_is_there_when_systemd_has_started_a_killed_daemon_again() {
+fn answered_writes_are_there_when_systemd_has_started_a_killed_daemon_again() {
     if !can_run() {
         return;
     }
     assert_eq!(written_killed_and_found(|unit| unit), (WRITES, Vec::new()));
-    // The line that the documentation gives the reason of is what keeps the log.
+    // The setting that docs/restart.md explains is the one that preserves the log.
     let (found, warnings) = written_killed_and_found(|unit| unit.replace("RuntimeDirectoryPreserve=yes\n", ""));
     assert!(found == 0 && warnings.iter().any(|warning| warning.contains("may be missing")), "{found}: {warnings:?}");
 }

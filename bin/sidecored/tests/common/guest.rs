@@ -25,13 +25,13 @@ pub fn submit_write(client: &mut BlkClient, sector: u64, byte: u8) {
     queue.publish().unwrap();
 }
 
-/// Writes a page of one byte.
+/// Writes a page of one byte, and waits for the completion.
 pub fn write(client: &mut BlkClient, sector: u64, byte: u8) -> Status {
     submit_write(client, sector, byte);
     complete(client).0
 }
 
-/// Reads a page; its first byte.
+/// Reads a page. Returns its first byte.
 pub fn read(client: &mut BlkClient, sector: u64) -> (Status, u8) {
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();

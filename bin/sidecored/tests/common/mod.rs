@@ -17,12 +17,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it and waits until it is ready.
+    /// Starts the daemon and waits until it is ready.
     pub fn start(directory: TempDir, config: &str) -> Self {
         Self::started(spawn(directory.path(), config, &[]), directory, config)
     }
 
-    /// The same with a service manager's variables.
+    /// As [`start`](Self::start), with the variables of a service manager.
     pub fn start_with(directory: TempDir, config: &str, variables: &[(&str, &str)]) -> Self {
         Self::started(spawn(directory.path(), config, variables), directory, config)
     }
@@ -43,7 +43,7 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for its end; its last words with it.
+    /// Waits for the end of the daemon. Returns its standard error, too.
     pub fn wait(&mut self) -> (ExitStatus, String) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while self.child.try_wait().unwrap().is_none() {
@@ -53,17 +53,18 @@ impl Daemon {
         (self.child.wait().unwrap(), rest(&mut self.child))
     }
 
-    /// A line of /proc/PID/status, in KiB.
+    /// A field of /proc/PID/status, in KiB.
     pub fn status_kib(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
         line.split_ascii_whitespace().next().unwrap().parse().unwrap()
     }
 
-    /// CPU time of all its threads, in clock ticks.
+    /// The CPU time of all the daemon's threads, in clock ticks.
     pub fn cpu_ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // The name in parentheses may hold anything; user and system time are the 14th and 15th fields.
+        // The name in parentheses may hold anything; user and system time are the 14th and 15th
+        // fields.
         let fields = stat.rsplit_once(')').unwrap().1;
         fields.split_ascii_whitespace().skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum()
     }
@@ -81,12 +82,12 @@ pub fn spawn(directory: &Path, config: &str, variables: &[(&str, &str)]) -> Chil
     std::fs::write(&file, config).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_sidecored"));
     command.arg("--config").arg(file).env_remove("RUST_LOG");
-    // What is around the tests is not for it.
+    // The variables of a service manager around the tests are not for the daemon.
     command.env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS").envs(variables.iter().copied());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// What it wrote to the standard error, once it has ended.
+/// The standard error of a daemon, once the daemon has ended.
 pub fn rest(child: &mut Child) -> String {
     let mut text = String::new();
     if let Some(mut stderr) = child.stderr.take() {
@@ -95,7 +96,7 @@ pub fn rest(child: &mut Child) -> String {
     text
 }
 
-/// Relative paths start from the configuration's directory.
+/// A configuration with `devices` devices. Relative paths start from the configuration's directory.
 pub fn config(devices: usize) -> String {
     let mut text = "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n[[sidecore]]\nname = \"sc1\"\n\
         [[store]]\nname = \"mem\"\ntype = \"ram\"\nsize = \"1MiB\"\n"
