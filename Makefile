@@ -1,4 +1,5 @@
-# A thin face on `cargo xtask`, which holds all the logic; but `make install` needs neither Rust nor the network.
+# Shortcuts for `cargo xtask`, which holds all the logic but that of `make install`: installing needs
+# neither Rust nor the network.
 .PHONY: help demo test bench lint build install uninstall
 
 PREFIX ?= /usr/local
@@ -7,7 +8,7 @@ BINDIR ?= $(PREFIX)/bin
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 DOCDIR ?= $(PREFIX)/share/doc/sidecore
 CARGO_TARGET_DIR ?= target
-# The directory of the two programs: `make build` puts them there.
+# The directory where `make build` puts the two programs.
 BUILD ?= $(CARGO_TARGET_DIR)/release
 
 help: ## List these targets
@@ -22,13 +23,13 @@ test: ## Everything that must pass before a commit: lint, tests, guests, fuzzing
 bench: ## Run the experiments, for instance: make bench ARGS="local-block --tiny"
 	cargo xtask bench $(ARGS)
 
-lint: ## Formatting, clippy and the house rules
+lint: ## Formatting, clippy and the rules of this project
 	cargo xtask lint
 
 build: ## Build the daemon and the command line tool in release mode
 	cargo build --release --package sidecored --package sidecore
 
-install: ## Copy what `make build` made, below DESTDIR and PREFIX (/usr/local)
+install: ## Copy programs, unit and documentation below DESTDIR and PREFIX (/usr/local)
 	@for program in sidecored sidecore; do \
 	    test -x "$(BUILD)/$$program" || \
 	        { echo "make: there is no $(BUILD)/$$program to install; run \`make build\` first" >&2; exit 1; }; \
