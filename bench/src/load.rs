@@ -70,8 +70,8 @@ pub struct Sample {
     pub latency_mean_ns: f64,
     /// Notifications of the device for each request.
     pub kicks_per_request: f64,
-    /// Calls for each request.
-    pub calls_per_request: f64,
+    /// Interrupts for each request.
+    pub interrupts_per_request: f64,
 }
 
 /// Random places, the same ones for every system.
@@ -208,7 +208,7 @@ fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<S
         latency_p99_ns: quantile(0.99),
         latency_mean_ns: seconds * 1e9 * in_flight / done as f64,
         kicks_per_request: (after.kicks - before.kicks) as f64 / requests,
-        calls_per_request: (after.calls - before.calls) as f64 / requests,
+        interrupts_per_request: (after.calls - before.calls) as f64 / requests,
     })
 }
 

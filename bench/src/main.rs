@@ -141,7 +141,10 @@ fn socket(options: &Socket) -> Result<()> {
     if options.depth == 1 {
         println!("{:.0} ns median, {:.0} ns at 99 %", sample.latency_p50_ns, sample.latency_p99_ns);
     }
-    println!("{:.4} kicks and {:.4} calls for each request", sample.kicks_per_request, sample.calls_per_request);
+    println!(
+        "{:.4} kicks and {:.4} interrupts for each request",
+        sample.kicks_per_request, sample.interrupts_per_request
+    );
     Ok(())
 }
 

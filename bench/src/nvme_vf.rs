@@ -116,7 +116,7 @@ const BOUNDS: [Bound<'static>; 12] = {
     const IOPS: Of<'static> = Of::Ratio("iops", VIRTIO);
     const LATENCY: Of<'static> = Of::Ratio("latency_p50", VIRTIO);
     const MESSAGES: Of<'static> = Of::Ours("kicks_per_request", "");
-    const INTERRUPTS: Of<'static> = Of::Ours("calls_per_request", "");
+    const INTERRUPTS: Of<'static> = Of::Ours("interrupts_per_request", "");
     [
         bound("null/randread/qd1/q1", LATENCY, Limit::AtMost(1.0)),
         bound("null/randwrite/qd1/q1", LATENCY, Limit::AtMost(1.0)),

@@ -35,8 +35,8 @@ pub const LATENCY_P99: Metric = metric("latency_p99", "ns", true, |sample, _| sa
 pub const LATENCY_MEAN: Metric = metric("latency_mean", "ns", true, |sample, _| sample.latency_mean_ns);
 /// Notifications of the device (kicks) for each request.
 pub const KICKS: Metric = metric("kicks_per_request", "1", false, |sample, _| sample.kicks_per_request);
-/// Calls for each request.
-pub const CALLS: Metric = metric("calls_per_request", "1", false, |sample, _| sample.calls_per_request);
+/// Interrupts for each request.
+pub const INTERRUPTS: Metric = metric("interrupts_per_request", "1", false, |sample, _| sample.interrupts_per_request);
 
 /// The metrics whose ratio is recorded.
 const RATIOS: [Metric; 2] = [IOPS, LATENCY_P50];

@@ -14,13 +14,13 @@ use crate::load::{self, Sample, Work};
 use crate::peer::{self, Disk, Program, StorageDaemon};
 use crate::process::Process;
 use crate::record::{FLOOR, OURS, Params};
-use crate::runs::{CALLS, IOPS, KICKS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios};
+use crate::runs::{INTERRUPTS, IOPS, KICKS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios};
 use crate::sidecored::{Device, Sidecored, Store};
 
 const STORES: [&str; 3] = ["null", "ram", "file"];
 const DEPTHS: [u16; 3] = [1, 32, 128];
 
-const METRICS: [Metric; 6] = [IOPS, LATENCY_P50, LATENCY_P99, LATENCY_MEAN, KICKS, CALLS];
+const METRICS: [Metric; 6] = [IOPS, LATENCY_P50, LATENCY_P99, LATENCY_MEAN, KICKS, INTERRUPTS];
 
 /// One system in the comparison of one store.
 struct System<'a> {

@@ -12,7 +12,7 @@ use crate::load::{self, BLOCK_BYTES, Sample, Work};
 use crate::peer::{self, Disk, Program, StorageDaemon};
 use crate::process::Process;
 use crate::record::Params;
-use crate::runs::{CALLS, IOPS, KICKS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios};
+use crate::runs::{INTERRUPTS, IOPS, KICKS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios};
 use crate::sidecored::{Controller, Device, FrontEnd, Sidecored, Store};
 use crate::{against, stop};
 
@@ -31,7 +31,7 @@ pub(super) fn controller_bytes(volume_bytes: u64) -> u64 {
     2 * volume_bytes + volume_bytes / 4 + (32 << 20)
 }
 
-const METRICS: [Metric; 6] = [IOPS, LATENCY_P50, LATENCY_P99, LATENCY_MEAN, KICKS, CALLS];
+const METRICS: [Metric; 6] = [IOPS, LATENCY_P50, LATENCY_P99, LATENCY_MEAN, KICKS, INTERRUPTS];
 
 /// The load of one case.
 #[derive(Clone, Copy, Debug)]
@@ -317,8 +317,8 @@ impl Bench {
         }
         if case.notify == Notify::Interrupt {
             // A run without interrupts has no such number, and gets a huge one.
-            let per_call = |sample: &Sample| 1.0 / sample.calls_per_request.max(1e-9);
-            let (median, params) = system.runs.rounds(per_call).settle(system.params.clone());
+            let per_interrupt = |sample: &Sample| 1.0 / sample.interrupts_per_request.max(1e-9);
+            let (median, params) = system.runs.rounds(per_interrupt).settle(system.params.clone());
             self.experiment.records.measure(name, &system.name, "completions_per_interrupt", median, "1", params);
         }
     }

@@ -219,12 +219,12 @@ fn about(report: &ControllerReport, allocated_bytes: u64) -> Table {
     line("label", if report.label.is_empty() { "-".to_owned() } else { report.label.clone() });
     line("block size", size::show(report.block_bytes.into()));
     line("volumes", report.volumes.to_string());
-    let promised = format!(
+    let provisioned = format!(
         "{} ({} of the store)",
-        bytes(report.promised_bytes),
-        percent(report.promised_bytes, report.space.total_bytes)
+        bytes(report.provisioned_bytes),
+        percent(report.provisioned_bytes, report.space.total_bytes)
     );
-    line("promised", promised);
+    line("provisioned", provisioned);
     line("extents", report.extents.to_string());
     line("fragmentation", volume::fragmentation(report.extents, allocated_bytes));
     let memory = &report.tree_memory;

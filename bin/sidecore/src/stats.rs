@@ -66,7 +66,7 @@ fn render(stats: &Stats, each_queue: bool) -> String {
 }
 
 fn sidecores(sidecores: &[SidecoreReport]) -> Table {
-    let mut table = Table::new(&["SIDECORE", ">CPU", ">QUEUES", ">UTIL%", ">TURNS", ">BUSY", ">SLEEPS", ">MAILS"]);
+    let mut table = Table::new(&["SIDECORE", ">CPU", ">QUEUES", ">UTIL%", ">TURNS", ">BUSY", ">SLEEPS", ">MESSAGES"]);
     for sidecore in sidecores {
         table.row([
             sidecore.name.clone(),
@@ -76,7 +76,7 @@ fn sidecores(sidecores: &[SidecoreReport]) -> Table {
             sidecore.turns.to_string(),
             sidecore.busy_turns.to_string(),
             sidecore.sleeps.to_string(),
-            sidecore.mails.to_string(),
+            sidecore.messages.to_string(),
         ]);
     }
     table

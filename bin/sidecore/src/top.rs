@@ -68,7 +68,7 @@ fn sidecores(before: &[SidecoreReport], now: &[SidecoreReport], elapsed_ns: u64)
 
 fn disks(before: &Stats, now: &Stats, devices: &[DeviceReport], elapsed_ns: u64) -> Table {
     let mut table = Table::new(&[
-        "DEVICE", "STATE", ">REQ/s", ">READ/s", ">WRITE/s", ">RD MB/s", ">WR MB/s", ">KICKS/s", ">CALLS/s", ">P50 us",
+        "DEVICE", "STATE", ">REQ/s", ">READ/s", ">WRITE/s", ">RD MB/s", ">WR MB/s", ">KICKS/s", ">INTR/s", ">P50 us",
         ">P99 us", ">ERRORS",
     ]);
     let before: HashMap<&str, QueueCounters> =
@@ -90,7 +90,7 @@ fn disks(before: &Stats, now: &Stats, devices: &[DeviceReport], elapsed_ns: u64)
             format!("{:.1}", rate(|q| q.bytes_read) / 1e6),
             format!("{:.1}", rate(|q| q.bytes_written) / 1e6),
             short(rate(|q| q.kicks)),
-            short(rate(|q| q.calls)),
+            short(rate(|q| q.interrupts)),
             micros(latency.p50 as f64),
             micros(latency.p99 as f64),
             total.errors.to_string(),

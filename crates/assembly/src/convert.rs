@@ -25,7 +25,7 @@ pub(crate) fn controller(
         reason: report.read_only,
         full: report.full,
         nearly_full_percent: report.used_percent,
-        promised_bytes: volumes
+        provisioned_bytes: volumes
             .iter()
             .filter(|volume| !volume.read_only)
             .map(|volume| volume.blocks.saturating_mul(block_bytes.into()))

@@ -338,7 +338,7 @@ mod tests {
         let mut queue = serde_json::json!({ "index": 7, "bytes": 3, "latency_ns": latency_ns });
         for name in [
             "kicks",
-            "calls",
+            "interrupts",
             "polls",
             "empty_polls",
             "batches",
@@ -362,7 +362,8 @@ mod tests {
         assert_eq!(serde_json::to_value(&counters).unwrap(), queue);
         assert_eq!(serde_json::from_value::<QueueCounters>(queue).unwrap(), counters);
         let sidecore = serde_json::to_value(SidecoreReport::default()).unwrap();
-        for name in ["name", "turns", "busy_turns", "busy_ns", "sleeps", "asleep_ns", "yields", "mails", "utilisation"]
+        for name in
+            ["name", "turns", "busy_turns", "busy_ns", "sleeps", "asleep_ns", "yields", "messages", "utilisation"]
         {
             assert!(sidecore.get(name).is_some(), "{name}: {sidecore}");
         }

@@ -484,7 +484,7 @@ fn a_nearly_full_pool_says_so_and_clones_show_what_they_share() {
     let assembly = Assembly::start(&spec).unwrap();
     let pool = pool(&assembly);
     let mut root = connect(&spec.devices[0].socket);
-    assert_eq!((pool.report().nearly_full_percent, pool.report().promised_bytes), (None, VOLUME_BYTES));
+    assert_eq!((pool.report().nearly_full_percent, pool.report().provisioned_bytes), (None, VOLUME_BYTES));
     assert!(assembly.devices()[0].warnings.is_empty());
     for page in 0..1024 {
         assert_eq!(write(&mut root, page * 8, 1), Status::Ok);
@@ -496,7 +496,7 @@ fn a_nearly_full_pool_says_so_and_clones_show_what_they_share() {
 
     pool.clone_volume("root", "copy").unwrap();
     let report = pool.report();
-    assert_eq!(report.promised_bytes, 2 * VOLUME_BYTES);
+    assert_eq!(report.provisioned_bytes, 2 * VOLUME_BYTES);
     let events = report.events.iter().filter(|event| event.what.contains("nearly full"));
     assert_eq!(events.count(), 1, "{:?}", report.events);
     let exclusive = |name: &str| pool.volume_with_usage(name).unwrap().exclusive_bytes.unwrap();

@@ -35,13 +35,13 @@ counters! {
     pub rejected: Counter = "rejected_total",
     /// Kicks by the guest that arrived: exits, on hardware.
     pub kicks: Counter = "kicks_total",
-    /// Calls to the guest that were sent: interrupts, on hardware.
-    pub calls: Counter = "calls_total",
+    /// Interrupts sent to the guest.
+    pub interrupts: Counter = "interrupts_total",
     /// Batches given to the store: requests per batch is how well it overlaps.
     pub batches: Counter = "batches_total",
-    /// Looks at the ring.
+    /// Polls of the ring.
     pub polls: Counter = "polls_total",
-    /// Looks at the ring that found nothing.
+    /// Polls of the ring that found nothing.
     pub empty_polls: Counter = "empty_polls_total",
     histogram {
         /// From taking a request off the ring to completing it.

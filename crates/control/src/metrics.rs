@@ -20,13 +20,15 @@ const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> Value
 
 const SIDECORES: &[Metric<SidecoreReport>] = &[
     gauge(
-        "without_core",
-        "1 while its core is lost to other work: it pauses between looks at its disks, and `sidecore list` says so.",
+        "core_contended",
+        "1 while other work takes its core: it pauses between polls of its disks, and `sidecore list` says so.",
         |s| Value::Whole(s.warning.is_some().into()),
     ),
-    gauge("utilisation_ratio", "0 to 1: the share of its life that rounds took in which something was done.", |s| {
-        Value::Real(s.utilisation)
-    }),
+    gauge(
+        "utilisation_ratio",
+        "0 to 1: the share of its lifetime that was spent in rounds in which something was done.",
+        |s| Value::Real(s.utilisation),
+    ),
 ];
 
 const DEVICES: &[Metric<DeviceReport>] = &[

@@ -209,7 +209,7 @@ impl<S: Sleeper> Reactor<S> {
         let mut busy = false;
         while let Some(mail) = self.mailbox.take() {
             mail(self);
-            self.stats.mails.add(1);
+            self.stats.messages.add(1);
             busy = true;
         }
         busy |= self.poll_awake(now);
@@ -232,7 +232,7 @@ impl<S: Sleeper> Reactor<S> {
         let glance_interval = if self.armed_count > 0 { GLANCE_INTERVAL } else { IDLE_GLANCE_INTERVAL };
         if now.since(self.last_glance) >= glance_interval {
             self.last_glance = now;
-            self.stats.glances.add(1);
+            self.stats.wakeup_checks.add(1);
             let timeout = if self.waits_in_vain(now) { YIELD } else { Nanos::ZERO };
             if timeout > Nanos::ZERO && self.busy_since.is_some() {
                 self.count_busy(clock());

@@ -19,13 +19,13 @@ counters! {
     pub sleeps: Counter = "sleeps_total",
     /// Time slept; a sleep counts when it ends.
     pub asleep_ns: Counter = "asleep_seconds_total",
-    /// Looks at the wake-ups of armed queues while others were awake.
-    pub glances: Counter = "glances_total",
-    /// Times that the sidecore gave way for up to 50 µs, because a request had waited for a
+    /// Checks of the wake-ups of armed queues while others were awake.
+    pub wakeup_checks: Counter = "wakeup_checks_total",
+    /// Times that the sidecore yielded its core for up to 50 µs, because a request had waited for a
     /// millisecond for the kernel or for another thread.
     pub yields: Counter = "yields_total",
     /// Messages from the control path: queues started, stopped, changed.
-    pub mails: Counter = "mails_total",
+    pub messages: Counter = "messages_total",
     /// Queues that it polls right now.
     pub queues: Gauge = "queues",
 }

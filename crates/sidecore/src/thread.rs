@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(cores, (vec![cpu], 0));
         // Mail is counted when it is done, which is after its answer.
         sidecore.ask(|_| ()).unwrap();
-        assert!(sidecore.stats().mails.get() >= 1);
+        assert!(sidecore.stats().messages.get() >= 1);
         drop(thread);
         assert_eq!(sidecore.ask(|_| ()), Err(Closed));
         assert!(!sidecore.is_lost());

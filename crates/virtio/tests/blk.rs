@@ -351,7 +351,7 @@ fn calls_come_after_the_batch_and_only_if_wanted() {
         rig.request(FLUSH, 0, &[]).unwrap();
     }
     assert_eq!(rig.call.drain(), 0);
-    assert_eq!(rig.device.queue_stats(0).unwrap().calls.get(), 1);
+    assert_eq!(rig.device.queue_stats(0).unwrap().interrupts.get(), 1);
     // A call descriptor that replaces another is signalled: the old one may have been missed.
     rig.queue.set_call(Some(EventFd::peer_signal(std::os::fd::AsFd::as_fd(&rig.call)).unwrap()));
     assert_eq!(rig.call.drain(), 1);

@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn counters_are_summed_over_the_queues_of_the_device() {
         let json = r#"{"devices":[{"name":"ram","queues":[{"index":0,"kicks":9,"requests":9}]},
-            {"name":"file","queues":[{"index":0,"kicks":1,"calls":7,"requests":10},
+            {"name":"file","queues":[{"index":0,"kicks":1,"interrupts":7,"requests":10},
             {"index":1,"kicks":2,"requests":20}]}]}"#;
         let stats: Stats = serde_json::from_str(json).unwrap();
         assert_eq!(stats.counters("file").unwrap(), Counters { kicks: 3, requests: 30, misses: 0 });

@@ -140,7 +140,7 @@ impl Guest {
             if self.ring.has_used() { "some" } else { "none" },
             self.wanted,
         ) + &stats.map_or(String::new(), |stats| {
-            format!("; {} kicks sent, {} received, {} calls", self.kicks, stats.kicks.get(), stats.calls.get())
+            format!("; {} kicks sent, {} received, {} calls", self.kicks, stats.kicks.get(), stats.interrupts.get())
         })
     }
 

@@ -180,7 +180,7 @@ pub fn run(seed: u64, guests: usize, requests: u64) -> Outcome {
         assert_eq!(guest.completed, requests);
         outcome.requests += guest.completed;
         outcome.kicks += guest.kicks;
-        outcome.calls += guest.device.queue_stats(0).map_or(0, |stats| stats.calls.get());
+        outcome.calls += guest.device.queue_stats(0).map_or(0, |stats| stats.interrupts.get());
     }
     assert_eq!(dropped_tags(), dropped_before, "a request was dropped");
     outcome.sleeps = reactor.stats().sleeps.get();

@@ -30,7 +30,7 @@ pub struct ControllerReport {
     pub nearly_full_percent: Option<u8>,
     /// The sum of the volumes' sizes without snapshots, in bytes: the most that guests may write.
     #[serde(default)]
-    pub promised_bytes: u64,
+    pub provisioned_bytes: u64,
     /// Descriptions of damaged metadata.
     pub damage: Vec<String>,
     /// The store's bytes by their use.

@@ -6,7 +6,7 @@ use sidecore_telemetry::{Metric, Value};
 use super::{Page, gauge};
 
 const CONTROLLERS: &[Metric<ControllerReport>] = &[
-    gauge("read_only", "1 if nothing may be changed any more: metadata is damaged, or could not be written.", |c| {
+    gauge("read_only", "1 if changes are refused: metadata is damaged, or could not be written.", |c| {
         Value::Whole(c.read_only.into())
     }),
     gauge("store_full", "1 if the store had no space for the last commit, which is kept.", |c| {
@@ -16,9 +16,9 @@ const CONTROLLERS: &[Metric<ControllerReport>] = &[
         Value::Whole(c.nearly_full_percent.is_some().into())
     }),
     gauge(
-        "promised_bytes",
+        "provisioned_bytes",
         "The sizes of its volumes together, without snapshots: more than its store has is over-commitment.",
-        |c| Value::Whole(c.promised_bytes),
+        |c| Value::Whole(c.provisioned_bytes),
     ),
     gauge("damaged", "How many things were found damaged.", |c| Value::Whole(c.damage.len() as u64)),
     gauge("volumes", "Volumes and snapshots.", |c| Value::Whole(c.volumes)),
@@ -31,10 +31,10 @@ const CONTROLLERS: &[Metric<ControllerReport>] = &[
 ];
 
 const SPACE_HELP: &str = "The store's bytes by their use, which add up to all of them: `free`, `data`, `metadata`, \
-    `reserved` (kept for metadata), `granted` (to writes under way), `pending` (freed, not to be used again yet).";
+    `reserved` (kept for metadata), `granted` (to writes in flight), `pending` (freed, not yet reusable).";
 
 const FUNCTIONS: &[Metric<FunctionReport>] = &[
-    gauge("weight", "Its share among those that want to be served.", |f| Value::Whole(f.weight.into())),
+    gauge("weight", "Its share among the functions that compete.", |f| Value::Whole(f.weight.into())),
     gauge("queues", "Queues that are open.", |f| Value::Whole(f.channels)),
     gauge("tree_depth", "Levels of its extent tree.", |f| Value::Whole(f.tree.depth.into())),
     gauge("tree_nodes", "Nodes of 4 KiB of its extent tree.", |f| Value::Whole(f.tree.nodes)),

@@ -14,7 +14,7 @@ use super::*;
 fn example() -> (Stats, Vec<DeviceReport>) {
     let mut counts = QueueCounts {
         kicks: 1,
-        calls: 2,
+        interrupts: 2,
         polls: 3,
         empty_polls: 4,
         batches: 5,
@@ -42,7 +42,7 @@ fn example() -> (Stats, Vec<DeviceReport>) {
             sleeps: 18,
             asleep_ns: 1_500_000_000,
             yields: 21,
-            mails: 19,
+            messages: 19,
             queues: 20,
             ..ReactorCounts::default()
         },

@@ -207,7 +207,7 @@ impl Completions {
                 interrupt.raised = Some((now, self.seen_head));
                 event.signal();
                 if let Some(stats) = self.shared.stats(self.id) {
-                    stats.calls.add(1);
+                    stats.interrupts.add(1);
                 }
             }
             None => {
@@ -251,7 +251,7 @@ impl Completions {
             event.signal();
             self.shared.set_pending(interrupt.vector, false);
             if let Some(stats) = self.shared.stats(self.id) {
-                stats.calls.add(1);
+                stats.interrupts.add(1);
             }
         }
         old

@@ -39,7 +39,7 @@ fn one_for_all_that_a_turn_completes() {
         rig.turn();
     }
     assert_eq!(event.drain(), 0, "nothing is new");
-    assert_eq!(rig.set.stats(1).unwrap().calls.get(), 1);
+    assert_eq!(rig.set.stats(1).unwrap().interrupts.get(), 1);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn a_vector_that_two_queues_share_and_one_that_none_has() {
     rig.turn();
     assert_eq!(event.drain(), 2);
     assert!(rig.set.is_pending(3));
-    assert_eq!(rig.set.stats(4).unwrap().calls.get(), 0);
+    assert_eq!(rig.set.stats(4).unwrap().interrupts.get(), 0);
     rig.set.set_vector(77, None);
     assert!(!rig.set.is_pending(77));
 }

@@ -278,7 +278,7 @@ impl BlkQueue {
             && self.ring.take_call()
         {
             call.signal();
-            self.engine.stats().calls.add(1);
+            self.engine.stats().interrupts.add(1);
         }
     }
 }
