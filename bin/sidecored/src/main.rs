@@ -25,7 +25,7 @@ const BAD_CONFIG: u8 = 2;
 /// The exit code after a later signal, which ended the daemon before the end in order.
 const ABORTED: u8 = 3;
 
-/// Serves disks to guests over vhost-user sockets, from polling sidecores.
+/// Serves disks to virtual machines over vhost-user and vfio-user sockets, from polling sidecores.
 #[derive(Parser)]
 #[command(name = "sidecored", version, after_help = AFTER_HELP)]
 struct Arguments {
@@ -46,7 +46,7 @@ ends the daemon at once.
 Environment:
   RUST_LOG   how much to log: error, warn, info (the default), debug; or by part, as in `warn,sidecore_vhost_user=debug`
   NOTIFY_SOCKET, LISTEN_FDS, LISTEN_FDNAMES, LISTEN_PID
-             set by a service manager, systemd or `sidecore keep`: see docs/sidecored.md
+             set by a service manager, systemd or `sidecore keep`: see docs/restart.md
 
 Exit codes:
   0  ended in order by a signal

@@ -152,7 +152,7 @@ fn a_message_wakes_a_unit_that_sleeps_beside_one_that_polls() {
     sidecore.reactor.add(polls).unwrap();
     sidecore.reactor.add(sleeps).unwrap();
     assert_eq!(sidecore.turn(), Turn::Idle);
-    let glances = sidecore.timeouts.borrow().len();
+    let looks = sidecore.timeouts.borrow().len();
     for number in 1..100 {
         first.send(number).unwrap();
         sidecore.turn();
@@ -161,7 +161,7 @@ fn a_message_wakes_a_unit_that_sleeps_beside_one_that_polls() {
         sidecore.turn();
     }
     let elapsed_us = sidecore.now / 1_000;
-    assert!(sidecore.timeouts.borrow().len() - glances <= elapsed_us as usize / 20 + 1, "by glances only");
+    assert!(sidecore.timeouts.borrow().len() - looks <= elapsed_us as usize / 20 + 1, "by looks only");
 }
 
 #[test]

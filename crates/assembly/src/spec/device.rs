@@ -64,14 +64,14 @@ pub const STRUCTURE: &[Key] = &[
         Kind::Path,
         "\"/run/sidecore/disk.sock\"",
         "the socket that it is served on, of vhost-user or, for `nvme`, of vfio-user: at most 107 bytes. The \
-         daemon makes the directory (0755) if only that is missing. What a dead daemon left there is replaced",
+         daemon makes the directory (0755) if only that is missing. The socket of a dead daemon is replaced",
     ),
     Key::new(
         "socket_owner",
         Kind::Text,
         "the daemon's user",
         "the user that the socket belongs to, by name or number. The daemon gives it away each time that it makes \
-         it, before anybody can connect, which takes root or CAP_CHOWN",
+         it, before a client can connect, which takes root or CAP_CHOWN",
     ),
     Key::new(
         "socket_group",
@@ -103,7 +103,7 @@ pub const STRUCTURE: &[Key] = &[
         "idle",
         Kind::Word(&["poll", "adaptive", "interrupt"]),
         "`\"adaptive\"`",
-        "what it does without work: `poll` never sleeps (and pauses between looks while other work [takes its \
+        "what it does without work: `poll` never sleeps (and pauses between polls while other work [takes its \
          sidecore's core](decisions/0026-a-sidecore-without-its-core.md)), `adaptive` spins for a while and then \
          sleeps until the guest kicks, `interrupt` sleeps at once",
     ),
