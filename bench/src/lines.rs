@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::plot::escape;
+use crate::plot::{escape, head};
 
 /// Charts with the same lines in them, side by side.
 #[derive(Clone, Debug)]
@@ -52,17 +52,7 @@ impl Figure {
         let rows = self.panels.len().div_ceil(2).max(1) as f64;
         let full_width = LEFT + 2.0 * WIDTH + BETWEEN + 20.0;
         let full_height = TOP + rows * (HEIGHT + BELOW);
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {full_width} {full_height}\" \
-             font-family=\"sans-serif\" font-size=\"11\" fill=\"#333\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-        );
-        let _ = writeln!(svg, "<text x=\"10\" y=\"20\" font-size=\"14\">{}</text>", escape(&self.title));
-        for (index, name) in self.series.iter().enumerate() {
-            let x = LEFT + index as f64 * 150.0;
-            let _ = writeln!(svg, "<rect x=\"{x}\" y=\"34\" width=\"12\" height=\"12\" fill=\"{}\"/>", colour(index));
-            let _ = writeln!(svg, "<text x=\"{}\" y=\"44\">{}</text>", x + 18.0, escape(name));
-        }
+        let mut svg = head((full_width, full_height), &self.title, &self.series, (LEFT, 150.0), colour);
         for (index, panel) in self.panels.iter().enumerate() {
             let x = LEFT + (index % 2) as f64 * (WIDTH + BETWEEN);
             let y = TOP + (index / 2) as f64 * (HEIGHT + BELOW);

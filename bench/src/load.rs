@@ -141,6 +141,32 @@ fn sum<Q: Queue>(queues: &[Q]) -> Counters {
     })
 }
 
+/// The requests after which the clock is read: few at first, then more and more of them.
+struct Readings {
+    /// The most requests from one reading to the next.
+    most: u64,
+    step: u64,
+    next: u64,
+}
+
+impl Readings {
+    fn new(most: u64) -> Self {
+        let step = most.min(FIRST_READING);
+        Self { most, step, next: step }
+    }
+
+    /// Whether the clock is to be read after so many requests.
+    #[inline]
+    fn is_due(&mut self, done: u64) -> bool {
+        let is_due = done >= self.next;
+        if is_due {
+            self.step = (self.step * 2).min(self.most);
+            self.next = done + self.step;
+        }
+        is_due
+    }
+}
+
 fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<Slot>]) -> Result<Sample> {
     ensure!(!queues.is_empty(), "no queue");
     let before = sum(queues);
@@ -159,8 +185,7 @@ fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<S
     }
     let mut since = start;
     let mut done = 0_u64;
-    let mut step = per_reading.min(FIRST_READING);
-    let mut next_reading = step;
+    let mut readings = Readings::new(per_reading);
     let mut silence = 0_u32;
     let finish = 'load: loop {
         for queue in &mut *queues {
@@ -184,9 +209,7 @@ fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<S
                 submit(queue, slot, work.next_sector(&mut places), work, &pattern)?;
             }
             queue.publish()?;
-            if done >= next_reading {
-                step = (step * 2).min(per_reading);
-                next_reading = done + step;
+            if readings.is_due(done) {
                 let now = clock.raw();
                 if clock.delta(start, now) >= work.duration {
                     break 'load now;

@@ -54,17 +54,7 @@ impl Chart {
         let height: f64 = self.groups.iter().map(rows).sum();
         let (full_width, full_height) = (LEFT + WIDTH + RIGHT, TOP + height + 30.0);
 
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {full_width} {full_height}\" \
-             font-family=\"sans-serif\" font-size=\"11\" fill=\"#333\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-        );
-        let _ = writeln!(svg, "<text x=\"10\" y=\"20\" font-size=\"14\">{}</text>", escape(&self.title));
-        for (index, name) in self.series.iter().enumerate() {
-            let x = LEFT + index as f64 * 190.0;
-            let _ = writeln!(svg, "<rect x=\"{x}\" y=\"34\" width=\"12\" height=\"12\" fill=\"{}\"/>", colour(index));
-            let _ = writeln!(svg, "<text x=\"{}\" y=\"44\">{}</text>", x + 18.0, escape(name));
-        }
+        let mut svg = head((full_width, full_height), &self.title, &self.series, (LEFT, 190.0), colour);
         for power in low as i32..=high as i32 {
             let x = LEFT + length(10_f64.powi(power));
             let bottom = TOP + height;
@@ -101,6 +91,30 @@ impl Chart {
 
 fn colour(series: usize) -> &'static str {
     COLOURS[series % COLOURS.len()]
+}
+
+/// The beginning of a drawing of this size: its title, and a legend whose entries begin at `left`,
+/// `step` apart.
+pub(crate) fn head(
+    (width, height): (f64, f64),
+    title: &str,
+    series: &[String],
+    (left, step): (f64, f64),
+    colour: fn(usize) -> &'static str,
+) -> String {
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         font-family=\"sans-serif\" font-size=\"11\" fill=\"#333\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"10\" y=\"20\" font-size=\"14\">{}</text>\n",
+        escape(title)
+    );
+    for (index, name) in series.iter().enumerate() {
+        let x = left + index as f64 * step;
+        let _ = writeln!(svg, "<rect x=\"{x}\" y=\"34\" width=\"12\" height=\"12\" fill=\"{}\"/>", colour(index));
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"44\">{}</text>", x + 18.0, escape(name));
+    }
+    svg
 }
 
 /// Formats a rate in few digits, for instance `12.3 M/s`.

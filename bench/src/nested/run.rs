@@ -24,6 +24,17 @@ struct Measured {
     runs: Runs,
 }
 
+impl Measured {
+    /// Its latency at depth 1, or else its requests, for the progress on the terminal.
+    fn figure(&self, work: &Work) -> String {
+        let alone = work.depth == 1;
+        let value = |sample: &Sample| if alone { sample.latency_p50_ns } else { sample.iops };
+        let value = self.runs.rounds(value).median();
+        let name = &self.name;
+        if alone { format!("  {name} {:.2} us", value / 1e3) } else { format!("  {name} {:.1} k/s", value / 1e3) }
+    }
+}
+
 /// A system that is measured through a client.
 struct Client<'a> {
     system: &'a System,
@@ -94,15 +105,7 @@ impl Bench {
             }
         }
         all.extend(alone.map(|_| floor));
-        let mut line = format!("  {case:<26}");
-        for measured in &all {
-            self.record(case, measured, work);
-            let alone = work.depth == 1;
-            let value = |sample: &Sample| if alone { sample.latency_p50_ns } else { sample.iops };
-            let value = measured.runs.rounds(value).median();
-            let said = if alone { format!("{:.2} us", value / 1e3) } else { format!("{:.1} k/s", value / 1e3) };
-            line.push_str(&format!("  {} {said}", measured.name));
-        }
+        all.iter().for_each(|measured| self.record(case, measured, work));
         if builds {
             let named: Vec<_> = all.iter().map(|measured| (measured.name.as_str(), &measured.runs)).collect();
             against::record_pairs(&mut self.experiment.records, case, work, &named);
@@ -116,7 +119,8 @@ impl Bench {
                 }
             }
         }
-        eprintln!("{line}");
+        let figures: String = all.iter().map(|measured| measured.figure(work)).collect();
+        eprintln!("  {case:<26}{figures}");
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use sidecore_control::report::{ControllerReport, VolumeReport};
 use sidecore_control::{Client, CreateVolume};
 
 use crate::disk::{Disk, REQUEST_BYTES, TemporaryDevice};
-use crate::image;
+use crate::image::{self, Workplace};
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::units::bytes;
@@ -75,19 +75,8 @@ pub(crate) fn run(
     let interrupt = Interrupt::listen()?;
     let started = Instant::now();
     let shown = arguments.image.display();
-    let source = open(&arguments.image)?;
-    let format = match &arguments.format {
-        Some(format) => format.clone(),
-        None => image::format(&source)?.to_owned(),
-    };
     let mut workplace = None;
-    let raw = if format == "raw" {
-        source
-    } else {
-        let directory = image::temporary_directory(arguments.temporary.as_deref(), &arguments.image);
-        let place = workplace.insert(worker::workplace(&directory)?);
-        convert(&arguments.image, &format, &place.file("image.raw"), &interrupt)?
-    };
+    let (format, raw) = raw_image(arguments, &mut workplace, &interrupt)?;
     let image_bytes = image::size(&raw)?;
     let size_bytes = volume_bytes(controller, arguments, image_bytes)?;
     let data = image::data(&raw, image_bytes)?;
@@ -129,6 +118,27 @@ pub(crate) fn run(
         report.controller,
         bytes(copied)
     ))?)
+}
+
+/// The image's format and its contents: of an image that is not raw, those of a temporary file in
+/// `workplace`.
+fn raw_image(
+    arguments: &Arguments,
+    workplace: &mut Option<Workplace>,
+    interrupt: &Interrupt,
+) -> Result<(String, File)> {
+    let source = open(&arguments.image)?;
+    let format = match &arguments.format {
+        Some(format) => format.clone(),
+        None => image::format(&source)?.to_owned(),
+    };
+    if format == "raw" {
+        return Ok((format, source));
+    }
+    let directory = image::temporary_directory(arguments.temporary.as_deref(), &arguments.image);
+    let place = workplace.insert(worker::workplace(&directory)?);
+    let raw = convert(&arguments.image, &format, &place.file("image.raw"), interrupt)?;
+    Ok((format, raw))
 }
 
 /// The size of the volume for an image of `image_bytes`.

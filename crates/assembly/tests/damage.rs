@@ -84,6 +84,23 @@ fn pool(directory: &Path, names: &[&str]) -> Spec {
     spec
 }
 
+/// The volumes of a damaged pool are read, and written where they have blocks of their own. They get
+/// no new blocks.
+fn check_frozen(assembly: &Assembly, good: &Path) {
+    let controller = assembly.controllers().swap_remove(0);
+    let mut good = connect(good);
+    assert_eq!(read(&mut good, 8), 1);
+    assert_eq!(write(&mut good, 8, 9), Status::Ok);
+    flush(&mut good);
+    assert_eq!(write(&mut good, 4096, 1), Status::IoError);
+    let refused = controller.create_volume("new", 1 << 20, None).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Failed);
+    assert!(refused.message.contains("volume repair"), "{refused}");
+    let events = controller.report().events;
+    assert!(events.iter().any(|event| event.what.contains("gives out no blocks")), "{events:?}");
+    assert_eq!(assembly.remove_device("bad").map_err(|error| error.to_string()), Ok(()));
+}
+
 #[test]
 fn one_damaged_volume_keeps_no_other_from_being_served_and_is_repaired() {
     let directory = tempfile::tempdir().unwrap();
@@ -105,20 +122,8 @@ fn one_damaged_volume_keeps_no_other_from_being_served_and_is_repaired() {
     let report = controller.report();
     assert!(report.read_only && report.reason.unwrap().contains("checksum"));
 
-    // The other volumes are read, and written where they have blocks of their own. They get no new
-    // blocks.
-    let mut good = connect(&spec.devices[0].socket);
-    assert_eq!(read(&mut good, 8), 1);
-    assert_eq!(write(&mut good, 8, 9), Status::Ok);
-    flush(&mut good);
-    assert_eq!(write(&mut good, 4096, 1), Status::IoError);
-    let refused = controller.create_volume("new", 1 << 20, None).unwrap_err();
-    assert_eq!(refused.kind, ErrorKind::Failed);
-    assert!(refused.message.contains("volume repair"), "{refused}");
-    let events = controller.report().events;
-    assert!(events.iter().any(|event| event.what.contains("gives out no blocks")), "{events:?}");
-    assert_eq!(assembly.remove_device("bad").map_err(|error| error.to_string()), Ok(()));
-    drop((good, controller));
+    check_frozen(&assembly, &spec.devices[0].socket);
+    drop(controller);
     drop(assembly);
 
     // Without `carry_out` the file is unchanged.

@@ -16,7 +16,7 @@ use sidecore_assembly::spec::{
     StoreKind, StoreSpec, VirtioBlkSpec, VolumeSpec,
 };
 use sidecore_assembly::{Assembly, AssemblyError, BlocksOf, ControllerHandle, ErrorKind, offline};
-use sidecore_driver::Status;
+use sidecore_driver::{BlkClient, Status};
 
 use common::{device, until};
 use guest::{connect, flush, read, write};
@@ -76,6 +76,29 @@ fn names(controller: &ControllerHandle) -> Vec<String> {
     controller.volumes().unwrap().into_iter().map(|volume| volume.name).collect()
 }
 
+/// Reports name the volume of each function, and account for all blocks.
+fn check_reports(assembly: &Assembly, pool: &ControllerHandle) {
+    let report = pool.report();
+    let shown: Vec<&str> = report.functions.iter().map(|function| function.volume.as_str()).collect();
+    assert_eq!(shown, ["root", "before", "copy"]);
+    assert!(report.functions[0].misses > 0, "{report:?}");
+    assert!(report.commits > 0);
+    let space = report.space;
+    assert!(space.data_bytes >= 4 * 4096, "{space:?}");
+    let parts = [
+        space.free_bytes,
+        space.data_bytes,
+        space.metadata_bytes,
+        space.reserved_bytes,
+        space.granted_bytes,
+        space.pending_bytes,
+    ];
+    assert_eq!(parts.iter().sum::<u64>(), space.total_bytes);
+    let device = &assembly.devices()[2];
+    assert_eq!((device.controller.as_deref(), device.volume.as_deref()), (Some("pool"), Some("copy")));
+    assert!(pool.check().unwrap().clean);
+}
+
 #[test]
 fn volumes_are_created_served_copied_and_deleted_under_their_guests() {
     for on in [On::Ram, On::File] {
@@ -107,26 +130,7 @@ fn volumes_are_created_served_copied_and_deleted_under_their_guests() {
         assert_eq!((read(&mut root, 800), read(&mut before, 800), read(&mut copied, 800)), (1, 1, 3));
         flush(&mut copied);
 
-        // Reports name the volume of each function.
-        let report = pool.report();
-        let shown: Vec<&str> = report.functions.iter().map(|function| function.volume.as_str()).collect();
-        assert_eq!(shown, ["root", "before", "copy"]);
-        assert!(report.functions[0].misses > 0, "{report:?}");
-        assert!(report.commits > 0);
-        let space = report.space;
-        assert!(space.data_bytes >= 4 * 4096, "{space:?}");
-        let parts = [
-            space.free_bytes,
-            space.data_bytes,
-            space.metadata_bytes,
-            space.reserved_bytes,
-            space.granted_bytes,
-            space.pending_bytes,
-        ];
-        assert_eq!(parts.iter().sum::<u64>(), space.total_bytes);
-        let device = &assembly.devices()[2];
-        assert_eq!((device.controller.as_deref(), device.volume.as_deref()), (Some("pool"), Some("copy")));
-        assert!(pool.check().unwrap().clean);
+        check_reports(&assembly, &pool);
 
         // A served volume is not deleted.
         let error = pool.delete_volume("copy").unwrap_err();
@@ -405,6 +409,22 @@ fn the_physical_function_shows_all_of_the_store() {
     assert_eq!(read(&mut pf, extent.physical * 2), 7);
 }
 
+/// The first pages of a snapshot are of one moment, and a clone of it is written without it.
+fn check_copies(before: &mut BlkClient, copied: &mut BlkClient, count: u64) {
+    let pages: Vec<u8> = (0..count).map(|page| read(before, page * 8)).collect();
+    // The pages are of one moment: from some page on, one pass older.
+    let passes = pages.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    assert!(passes <= 1, "{pages:?}");
+    for page in (0..count).step_by(3) {
+        assert_eq!(write(copied, page * 8, 255), Status::Ok);
+    }
+    for page in 0..count {
+        let own = if page % 3 == 0 { 255 } else { pages[page as usize] };
+        assert_eq!(read(copied, page * 8), own, "page {page}");
+        assert_eq!(read(before, page * 8), pages[page as usize], "page {page}");
+    }
+}
+
 #[test]
 fn copies_come_and_go_while_the_original_is_written() {
     const PAGES: u64 = 32;
@@ -437,18 +457,7 @@ fn copies_come_and_go_while_the_original_is_written() {
                     pool.clone_volume("snap", "copy").unwrap();
                     let (snap, copy) = (serve(&assembly, path, "snap"), serve(&assembly, path, "copy"));
                     let (mut before, mut copied) = (connect(&snap.socket), connect(&copy.socket));
-                    let pages: Vec<u8> = (0..PAGES).map(|page| read(&mut before, page * 8)).collect();
-                    // The pages are of one moment: from some page on, one pass older.
-                    let passes = pages.windows(2).filter(|pair| pair[0] != pair[1]).count();
-                    assert!(passes <= 1, "round {round}: {pages:?}");
-                    for page in (0..PAGES).step_by(3) {
-                        assert_eq!(write(&mut copied, page * 8, 255), Status::Ok);
-                    }
-                    for page in 0..PAGES {
-                        let own = if page % 3 == 0 { 255 } else { pages[page as usize] };
-                        assert_eq!(read(&mut copied, page * 8), own, "round {round}, page {page}");
-                        assert_eq!(read(&mut before, page * 8), pages[page as usize], "round {round}, page {page}");
-                    }
+                    check_copies(&mut before, &mut copied, PAGES);
                     drop((before, copied));
                     for name in ["copy", "snap"] {
                         assembly.remove_device(&format!("vf-{name}")).unwrap();

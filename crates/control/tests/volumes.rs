@@ -54,65 +54,94 @@ fn ask(path: &Path, request: &str, body: &str) -> (u16, String) {
     (status.unwrap_or_else(|| panic!("{answer}")), body.to_owned())
 }
 
+const VOLUMES: &str = "/v1/controllers/pool/volumes";
+
 #[test]
 fn every_operation_has_its_status() {
     let daemon = Daemon::start();
-    let socket = daemon.socket();
-    let volumes = "/v1/controllers/pool/volumes";
+    check_volumes(&daemon.socket());
+    check_others(&daemon.socket(), &daemon.directory.path().join("d.sock"));
+}
+
+fn check_volumes(socket: &Path) {
+    let volumes = VOLUMES;
     let (name, size) = ("{\"name\":\"b\"}", "{\"size_bytes\":2097152}");
+    check_answers(
+        socket,
+        &[
+            ("GET /v1/controllers".to_owned(), "", 200, "\"space\":{\"total_bytes\":33554432"),
+            ("GET /v1/controllers/pool".to_owned(), "", 200, "\"name\":\"pool\",\"store\":\"below\""),
+            ("GET /v1/controllers/pond".to_owned(), "", 404, "there are \\\"pool\\\""),
+            (format!("POST {volumes}"), "{\"name\":\"a\",\"size_bytes\":1048576}", 201, "\"size_bytes\":1048576"),
+            (format!("POST {volumes}"), "{\"name\":\"a\",\"size_bytes\":1048576}", 409, "already"),
+            (format!("POST {volumes}"), "{\"name\":\"a/b\",\"size_bytes\":1048576}", 400, "no name"),
+            (format!("POST {volumes}"), "{\"name\":\"c\",\"size_bytes\":1}", 400, "multiple"),
+            (format!("POST {volumes}"), "{\"name\":\"c\",\"size_bytes\":-1}", 400, "the request is invalid"),
+            (format!("POST {volumes}"), "{\"name\":\"c\"}", 400, "missing field `size_bytes`"),
+            (format!("GET {volumes}"), "", 200, "\"volumes\":[{\"id\":"),
+            (format!("GET {volumes}/a"), "", 200, "\"controller\":\"pool\""),
+            (format!("GET {volumes}/z"), "", 404, "there is no volume called"),
+            (format!("GET {volumes}/%2e%2e%2fa"), "", 404, "../a"),
+            (format!("POST {volumes}/a/snapshot"), name, 201, "\"read_only\":true"),
+            (format!("POST {volumes}/a/clone"), name, 409, "already"),
+            (format!("POST {volumes}/b/clone"), "{\"name\":\"c\"}", 201, "\"origin_name\":\"b\""),
+            (format!("POST {volumes}/a/resize"), size, 200, "\"size_bytes\":2097152"),
+            (format!("POST {volumes}/a/quota"), "{\"quota_bytes\":1048576}", 200, "\"quota_bytes\":1048576"),
+            (format!("POST {volumes}/a/quota"), "{\"quota_bytes\":null}", 200, "\"quota_bytes\":null"),
+            (format!("POST {volumes}/c/rename"), "{\"name\":\"d\"}", 200, "\"name\":\"d\""),
+            (format!("GET {volumes}/a/extents"), "", 200, "{\"block_bytes\":1024,\"extents\":[],\"next\":null}"),
+            (format!("GET {volumes}/a/extents?from=18446744073709551615&max=65536"), "", 200, "\"extents\":[]"),
+            (format!("GET {volumes}/a/extents?to=1"), "", 400, "unknown field"),
+        ],
+    );
+}
+
+/// After [`check_volumes`].
+fn check_others(socket: &Path, device_socket: &Path) {
+    let volumes = VOLUMES;
     let device = format!(
         "{{\"name\":\"d\",\"socket\":\"{}\",\"volume\":{{\"controller\":\"pool\",\"volume\":\"a\"}}}}",
-        daemon.directory.path().join("d.sock").display()
+        device_socket.display()
     );
     let share = "{\"from\":{\"volume\":\"a\",\"first\":0},\"to\":{\"volume\":\"a\",\"first\":8},\"count\":4}";
-    for (request, body, status, wanted) in [
-        ("GET /v1/controllers".to_owned(), "", 200, "\"space\":{\"total_bytes\":33554432"),
-        ("GET /v1/controllers/pool".to_owned(), "", 200, "\"name\":\"pool\",\"store\":\"below\""),
-        ("GET /v1/controllers/pond".to_owned(), "", 404, "there are \\\"pool\\\""),
-        (format!("POST {volumes}"), "{\"name\":\"a\",\"size_bytes\":1048576}", 201, "\"size_bytes\":1048576"),
-        (format!("POST {volumes}"), "{\"name\":\"a\",\"size_bytes\":1048576}", 409, "already"),
-        (format!("POST {volumes}"), "{\"name\":\"a/b\",\"size_bytes\":1048576}", 400, "no name"),
-        (format!("POST {volumes}"), "{\"name\":\"c\",\"size_bytes\":1}", 400, "multiple"),
-        (format!("POST {volumes}"), "{\"name\":\"c\",\"size_bytes\":-1}", 400, "the request is invalid"),
-        (format!("POST {volumes}"), "{\"name\":\"c\"}", 400, "missing field `size_bytes`"),
-        (format!("GET {volumes}"), "", 200, "\"volumes\":[{\"id\":"),
-        (format!("GET {volumes}/a"), "", 200, "\"controller\":\"pool\""),
-        (format!("GET {volumes}/z"), "", 404, "there is no volume called"),
-        (format!("GET {volumes}/%2e%2e%2fa"), "", 404, "../a"),
-        (format!("POST {volumes}/a/snapshot"), name, 201, "\"read_only\":true"),
-        (format!("POST {volumes}/a/clone"), name, 409, "already"),
-        (format!("POST {volumes}/b/clone"), "{\"name\":\"c\"}", 201, "\"origin_name\":\"b\""),
-        (format!("POST {volumes}/a/resize"), size, 200, "\"size_bytes\":2097152"),
-        (format!("POST {volumes}/a/quota"), "{\"quota_bytes\":1048576}", 200, "\"quota_bytes\":1048576"),
-        (format!("POST {volumes}/a/quota"), "{\"quota_bytes\":null}", 200, "\"quota_bytes\":null"),
-        (format!("POST {volumes}/c/rename"), "{\"name\":\"d\"}", 200, "\"name\":\"d\""),
-        (format!("GET {volumes}/a/extents"), "", 200, "{\"block_bytes\":1024,\"extents\":[],\"next\":null}"),
-        (format!("GET {volumes}/a/extents?from=18446744073709551615&max=65536"), "", 200, "\"extents\":[]"),
-        (format!("GET {volumes}/a/extents?to=1"), "", 400, "unknown field"),
-        ("POST /v1/controllers/pool/check".to_owned(), "", 200, "\"clean\":true"),
-        ("POST /v1/controllers/pool/prune".to_owned(), "", 204, ""),
-        ("POST /v1/controllers/pool/prune".to_owned(), "{\"volume\":\"z\"}", 404, "no volume"),
-        ("POST /v1/controllers/pool/flush-btlb".to_owned(), "", 204, ""),
-        ("POST /v1/controllers/pool/share".to_owned(), share, 409, "differ"),
-        ("GET /v1/controllers/pool/check".to_owned(), "", 405, "there is no GET"),
-        ("POST /v1/devices".to_owned(), &device, 201, "\"type\":\"volume\",\"controller\":\"pool\",\"volume\":\"a\""),
-        ("POST /v1/devices".to_owned(), &device, 409, "already"),
-        (format!("DELETE {volumes}/a"), "", 409, "remove its device first"),
-        (
-            "GET /metrics".to_owned(),
-            "",
-            200,
-            "sidecore_function_weight{controller=\"pool\",function=\"1\",volume=\"a\"} 100",
-        ),
-        ("DELETE /v1/devices/d".to_owned(), "", 204, ""),
-        ("DELETE /v1/devices/d".to_owned(), "", 404, "no device"),
-        (format!("DELETE {volumes}/a"), "", 204, ""),
-        (format!("DELETE {volumes}/a"), "", 404, "no volume"),
-        // The origin is deleted, but its copies are not.
-        (format!("GET {volumes}/b"), "", 200, "\"origin_name\":null"),
-    ] {
-        let (found, answer) = ask(&socket, &request, body);
-        assert_eq!(found, status, "{request} {body}: {answer}");
+    check_answers(
+        socket,
+        &[
+            ("POST /v1/controllers/pool/check".to_owned(), "", 200, "\"clean\":true"),
+            ("POST /v1/controllers/pool/prune".to_owned(), "", 204, ""),
+            ("POST /v1/controllers/pool/prune".to_owned(), "{\"volume\":\"z\"}", 404, "no volume"),
+            ("POST /v1/controllers/pool/flush-btlb".to_owned(), "", 204, ""),
+            ("POST /v1/controllers/pool/share".to_owned(), share, 409, "differ"),
+            ("GET /v1/controllers/pool/check".to_owned(), "", 405, "there is no GET"),
+            (
+                "POST /v1/devices".to_owned(),
+                &device,
+                201,
+                "\"type\":\"volume\",\"controller\":\"pool\",\"volume\":\"a\"",
+            ),
+            ("POST /v1/devices".to_owned(), &device, 409, "already"),
+            (format!("DELETE {volumes}/a"), "", 409, "remove its device first"),
+            (
+                "GET /metrics".to_owned(),
+                "",
+                200,
+                "sidecore_function_weight{controller=\"pool\",function=\"1\",volume=\"a\"} 100",
+            ),
+            ("DELETE /v1/devices/d".to_owned(), "", 204, ""),
+            ("DELETE /v1/devices/d".to_owned(), "", 404, "no device"),
+            (format!("DELETE {volumes}/a"), "", 204, ""),
+            (format!("DELETE {volumes}/a"), "", 404, "no volume"),
+            // The origin is deleted, but its copies are not.
+            (format!("GET {volumes}/b"), "", 200, "\"origin_name\":null"),
+        ],
+    );
+}
+
+/// Requests, with the status of their answers and a part of each answer.
+fn check_answers(socket: &Path, cases: &[(String, &str, u16, &str)]) {
+    for (request, body, status, wanted) in cases {
+        let (found, answer) = ask(socket, request, body);
+        assert_eq!(found, *status, "{request} {body}: {answer}");
         assert!(answer.contains(wanted), "{request} {body}: no {wanted} in {answer}");
     }
 }

@@ -5,7 +5,7 @@ mod common;
 
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use common::*;
@@ -14,6 +14,36 @@ use sidecore_vfio_user::{Access, Body, Command, MAX_FDS, Message, PciEndpoint, S
 
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+const EVENTFD: u32 = vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER;
+
+fn events(count: usize) -> Vec<OwnedFd> {
+    (0..count).map(|_| event()).collect()
+}
+
+/// Maps four pages and sets nine vectors, of which the server keeps eight.
+fn send_valid_commands(client: &mut Client) {
+    for page in 0..4 {
+        let dma_map = (Command::DmaMap, Body::DmaMap(map(page * PAGE, PAGE)));
+        assert_eq!(client.ask(dma_map, vec![memfd(PAGE)]).errno, 0);
+    }
+    let set = (Command::DeviceSetIrqs, Body::IrqSet(irqs(EVENTFD, vfio::PCI_MSIX_IRQ_INDEX, 0, 8)));
+    assert_eq!(client.ask(set, events(8)).errno, 0);
+    let set = (Command::DeviceSetIrqs, Body::IrqSet(irqs(EVENTFD, vfio::PCI_ERR_IRQ_INDEX, 0, 1)));
+    assert_eq!(client.ask(set, events(1)).errno, 0);
+    let reply = client.ask((Command::DeviceGetRegionInfo, region_info(0, 64)), vec![]);
+    assert_eq!(reply.fds.len(), 1);
+    drop(reply);
+}
+
+fn send_invalid_commands(client: &mut Client) {
+    assert_ne!(client.ask(read(0, 0, 8), events(MAX_FDS)).errno, 0);
+    assert_ne!(client.ask((Command::DmaMap, Body::DmaMap(map(0, PAGE))), vec![memfd(PAGE)]).errno, 0);
+    assert_ne!(client.ask((Command::DmaMap, Body::DmaMap(map(1 << 30, PAGE))), events(1)).errno, 0);
+    assert_ne!(client.ask((Command::Unknown(77), Body::Other(vec![1; 99])), events(MAX_FDS)).errno, 0);
+    let set = (Command::DeviceSetIrqs, Body::IrqSet(irqs(EVENTFD, vfio::PCI_MSIX_IRQ_INDEX, 10, 3)));
+    assert_ne!(client.ask(set, vec![event(), event(), memfd(0)]).errno, 0);
 }
 
 #[test]
@@ -26,32 +56,13 @@ fn no_descriptor_leaks() {
         .serve(&directory.path().join("socket"), Access::default(), PciEndpoint(function.clone()), None)
         .unwrap();
     let serving = open_descriptors();
-    let events = |count| (0..count).map(|_| event()).collect::<Vec<_>>();
-    let eventfd = vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER;
     for round in 0..20 {
         let mut client = Client::start(socket.path());
-        // Valid commands.
-        for page in 0..4 {
-            let dma_map = (Command::DmaMap, Body::DmaMap(map(page * PAGE, PAGE)));
-            assert_eq!(client.ask(dma_map, vec![memfd(PAGE)]).errno, 0);
-        }
-        let set = (Command::DeviceSetIrqs, Body::IrqSet(irqs(eventfd, vfio::PCI_MSIX_IRQ_INDEX, 0, 8)));
-        assert_eq!(client.ask(set, events(8)).errno, 0);
-        let set = (Command::DeviceSetIrqs, Body::IrqSet(irqs(eventfd, vfio::PCI_ERR_IRQ_INDEX, 0, 1)));
-        assert_eq!(client.ask(set, events(1)).errno, 0);
-        let reply = client.ask((Command::DeviceGetRegionInfo, region_info(0, 64)), vec![]);
-        assert_eq!(reply.fds.len(), 1);
-        drop(reply);
+        send_valid_commands(&mut client);
         // The client's end, the server's, the vectors and the maps. The server may be about to
         // close the descriptor that it has just sent.
         wait_until(|| open_descriptors() == serving + 2 + 8 + 4);
-        // Invalid commands.
-        assert_ne!(client.ask(read(0, 0, 8), events(MAX_FDS)).errno, 0);
-        assert_ne!(client.ask((Command::DmaMap, Body::DmaMap(map(0, PAGE))), vec![memfd(PAGE)]).errno, 0);
-        assert_ne!(client.ask((Command::DmaMap, Body::DmaMap(map(1 << 30, PAGE))), events(1)).errno, 0);
-        assert_ne!(client.ask((Command::Unknown(77), Body::Other(vec![1; 99])), events(MAX_FDS)).errno, 0);
-        let set = (Command::DeviceSetIrqs, Body::IrqSet(irqs(eventfd, vfio::PCI_MSIX_IRQ_INDEX, 10, 3)));
-        assert_ne!(client.ask(set, vec![event(), event(), memfd(0)]).errno, 0);
+        send_invalid_commands(&mut client);
         wait_until_reaped();
         assert_eq!(open_descriptors(), serving + 2 + 8 + 4);
         // Ends of the connection, also within a message and with descriptors in flight.

@@ -46,6 +46,25 @@ fn dma_map(address: u64) -> (Command, Body) {
     (Command::DmaMap, Body::DmaMap(map(address, BYTES)))
 }
 
+/// Sends refused commands, one of each kind, and a map that is no place for a driver's data.
+fn send_memory_for_nothing(client: &mut Client) {
+    let set = irqs(vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER, vfio::PCI_MSIX_IRQ_INDEX, 0, 2);
+    let unaligned = (Command::DmaMap, Body::DmaMap(map(1, BYTES)));
+    let too_large = (Command::DmaMap, Body::DmaMap(map(0, 2 * BYTES)));
+    let read_only = DmaMap { flags: vfio::DMA_MAP_FLAG_READ | vfio::DMA_MAP_FLAG_MMAP, ..map(BYTES << 8, BYTES) };
+    let asks = [
+        (unaligned, vec![populated("unaligned")], false),
+        (too_large, vec![populated("too-large")], false),
+        ((Command::DeviceSetIrqs, Body::IrqSet(set)), vec![event(), populated("no-event")], false),
+        (read(0, 0, 8), vec![populated("for-a-read")], false),
+        ((Command::Unknown(77), Body::Other(vec![1; 99])), vec![populated("for-nothing")], false),
+        ((Command::DmaMap, Body::DmaMap(read_only)), vec![populated("read-only")], true),
+    ];
+    for (ask, fds, succeeds) in asks {
+        assert_eq!(client.ask(ask, fds).errno == 0, succeeds);
+    }
+}
+
 #[test]
 fn a_large_memory_of_a_gone_client_delays_no_other_client() {
     let directory = tempfile::tempdir().unwrap();
@@ -65,22 +84,7 @@ fn a_large_memory_of_a_gone_client_delays_no_other_client() {
     let (let_go, until) = channel();
     block_reaper(until);
 
-    // Refused commands, one of each kind, and a map that is no place for a driver's data.
-    let set = irqs(vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER, vfio::PCI_MSIX_IRQ_INDEX, 0, 2);
-    let unaligned = (Command::DmaMap, Body::DmaMap(map(1, BYTES)));
-    let too_large = (Command::DmaMap, Body::DmaMap(map(0, 2 * BYTES)));
-    let read_only = DmaMap { flags: vfio::DMA_MAP_FLAG_READ | vfio::DMA_MAP_FLAG_MMAP, ..map(BYTES << 8, BYTES) };
-    let asks = [
-        (unaligned, vec![populated("unaligned")], false),
-        (too_large, vec![populated("too-large")], false),
-        ((Command::DeviceSetIrqs, Body::IrqSet(set)), vec![event(), populated("no-event")], false),
-        (read(0, 0, 8), vec![populated("for-a-read")], false),
-        ((Command::Unknown(77), Body::Other(vec![1; 99])), vec![populated("for-nothing")], false),
-        ((Command::DmaMap, Body::DmaMap(read_only)), vec![populated("read-only")], true),
-    ];
-    for (ask, fds, succeeds) in asks {
-        assert_eq!(client.ask(ask, fds).errno == 0, succeeds);
-    }
+    send_memory_for_nothing(&mut client);
     // Memory that the client unmaps, and memory that is still mapped when the client goes.
     for (at, name) in [(0, "unmapped"), (1, "left-behind")] {
         assert_eq!(client.ask(dma_map(at * BYTES), vec![populated(name)]).errno, 0);

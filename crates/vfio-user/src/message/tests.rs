@@ -150,6 +150,21 @@ fn data_is_compared_by_its_bytes() {
     assert_ne!(Data::zeros(3), Data::zeros(4));
 }
 
+/// Reads and writes, commands and replies, as far as they have the data or not.
+fn access_message(access: RegionAccess) -> impl Strategy<Value = (Command, bool, Body)> {
+    let with_data = usize::try_from(access.count) == Ok(access.data.as_slice().len());
+    let without = access.data.as_slice().is_empty();
+    let fits = |write: bool, reply: bool| if write != reply { with_data } else { without };
+    let kinds: Vec<(bool, bool)> = [(false, false), (false, true), (true, false), (true, true)]
+        .into_iter()
+        .filter(|(write, reply)| fits(*write, *reply))
+        .collect();
+    (proptest::sample::select(kinds), Just(access)).prop_map(|((write, reply), access)| {
+        let command = if write { Command::RegionWrite } else { Command::RegionRead };
+        (command, reply, Body::RegionAccess(access))
+    })
+}
+
 /// Messages that can be written and are read back unchanged.
 fn message() -> impl Strategy<Value = Message> {
     let data = || prop_oneof![vec(any::<u8>(), 0..20), vec(any::<u8>(), 0..5000)];
@@ -189,19 +204,7 @@ fn message() -> impl Strategy<Value = Message> {
         (Just(Command::Version), any::<bool>(), version),
         (prop_oneof![Just(Command::DeviceFeature), (19_u16..).prop_map(Command::Unknown)], any::<bool>(), other),
         (Just(Command::DeviceReset), any::<bool>(), Just(Body::Empty)),
-        access.prop_flat_map(|access| {
-            let with_data = usize::try_from(access.count) == Ok(access.data.as_slice().len());
-            let without = access.data.as_slice().is_empty();
-            let fits = |write: bool, reply: bool| if write != reply { with_data } else { without };
-            let kinds: Vec<(bool, bool)> = [(false, false), (false, true), (true, false), (true, true)]
-                .into_iter()
-                .filter(|(write, reply)| fits(*write, *reply))
-                .collect();
-            (proptest::sample::select(kinds), Just(access)).prop_map(|((write, reply), access)| {
-                let command = if write { Command::RegionWrite } else { Command::RegionRead };
-                (command, reply, Body::RegionAccess(access))
-            })
-        }),
+        access.prop_flat_map(access_message),
     ];
     (kind, any::<u16>(), any::<bool>(), any::<u32>()).prop_map(|((command, reply, body), id, no_reply, errno)| {
         let flags = Flags { reply, no_reply, error: false };
