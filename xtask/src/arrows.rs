@@ -1,4 +1,5 @@
-//! Which room may depend on which. This table is the one place that decides; ARCHITECTURE.md shows it.
+//! The dependencies that each room may have. This table alone decides; ARCHITECTURE.md shows a
+//! copy.
 
 use std::fmt::Write as _;
 
@@ -6,17 +7,17 @@ use anyhow::{Result, bail};
 
 use crate::workspace::Workspace;
 
-/// What a room may use.
+/// The rooms that a room may depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Uses {
     /// These rooms.
     Only(&'static [&'static str]),
-    /// Any room: it is at the end of the arrows, and nothing that ships uses it.
+    /// Any room, because the room is at the end of the arrows: no room that ships depends on it.
     Anything,
 }
 use Uses::{Anything, Only};
 
-/// The rooms, each below the ones that it may use. Tests (dev-dependencies) are free.
+/// The rooms, each below all rooms that it may use. Tests (dev-dependencies) are free.
 const ARROWS: &[(&str, Uses)] = &[
     ("units", Only(&[])),
     ("keys", Only(&[])),
@@ -76,10 +77,10 @@ const ARROWS: &[(&str, Uses)] = &[
     ("xtask", Only(&["verify/guest"])),
 ];
 
-/// Between these lines ARCHITECTURE.md shows the table.
+/// ARCHITECTURE.md shows the table between these lines.
 const MARKERS: (&str, &str) = ("<!-- arrows: cargo xtask arrows -->\n", "<!-- end of arrows -->");
 
-/// Fails, naming each culprit, unless every dependency follows an arrow.
+/// Fails unless every dependency follows an arrow, and names each one that does not.
 pub fn check(workspace: &Workspace) -> Result<()> {
     let mut broken = wrong_rooms(workspace);
     broken.extend(wrong_arrows(&edges(workspace)));
@@ -107,8 +108,8 @@ pub fn as_markdown() -> String {
     page
 }
 
-/// The map of the rooms that ship, as a Mermaid diagram: users above, what they use below. An arrow
-/// that follows from two others is left out.
+/// The map of the rooms that ship, as a Mermaid diagram: a room stands above the rooms that it
+/// uses. An arrow that follows from two others is left out.
 fn map() -> String {
     let mut map = String::from("```mermaid\nflowchart TD\n");
     for (room, uses) in ARROWS.iter().rev() {
@@ -130,7 +131,7 @@ fn ships(room: &str) -> bool {
     !room.starts_with("verify/") && room != "xtask"
 }
 
-/// Whether a way of arrows leads from a room to another one.
+/// Whether a path of arrows leads from one room to the other.
 fn reaches(from: &str, to: &str) -> bool {
     match row(from) {
         Some(Only(rooms)) => rooms.iter().any(|next| *next == to || reaches(next, to)),
@@ -138,7 +139,8 @@ fn reaches(from: &str, to: &str) -> bool {
     }
 }
 
-/// What ships or is run may depend on: normal and build dependencies, as (from, to).
+/// The normal and build dependencies between packages, as (from, to): those of the code that ships
+/// or runs at build time.
 fn edges(workspace: &Workspace) -> Vec<(String, String)> {
     let mut edges = Vec::new();
     for package in &workspace.packages {
@@ -181,7 +183,7 @@ fn wrong_arrows(edges: &[(String, String)]) -> Vec<String> {
         .collect()
 }
 
-/// A page that shows the table must show this one.
+/// Complains if the page shows a table, and the table is not this one.
 fn stale_page(page: &str) -> Option<String> {
     let (_, rest) = page.split_once(MARKERS.0)?;
     let shown = rest.split_once(MARKERS.1).map_or("", |(shown, _)| shown);
@@ -227,14 +229,14 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_against_the_grain_is_reported_with_both_ends() {
+    fn a_dependency_without_an_arrow_is_reported_with_both_ends() {
         let wrong = wrong_arrows(&[edge("memory", "ring"), edge("ring", "memory")]);
         assert_eq!(wrong.len(), 1);
         assert!(wrong[0].contains("memory depends on ring"), "{}", wrong[0]);
     }
 
     #[test]
-    fn what_ships_may_not_use_a_test_tool() {
+    fn code_that_ships_may_not_use_a_test_tool() {
         assert_eq!(wrong_arrows(&[edge("assembly", "verify/guest"), edge("ring", "verify/alloc")]).len(), 2);
     }
 
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_map_leaves_out_what_follows() {
+    fn the_map_leaves_out_implied_arrows() {
         assert!(reaches("virtio", "units") && !reaches("units", "virtio"));
         let map = map();
         assert!(map.contains("    ring --> memory\n"), "{map}");

@@ -1,4 +1,4 @@
-//! The experiments: the bench is a program of its own, because it must be built in release mode.
+//! Runs the experiments. The bench is a separate program, because it must be built in release mode.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,16 +7,15 @@ use anyhow::Result;
 
 use crate::shell;
 
-/// Every experiment there is.
 const EXPERIMENTS: [&str; 8] =
     ["local-block", "translation", "nested", "vf-cost", "nvme-vf", "guest-cost", "fresh-writes", "shares"];
 
-/// Where the experiments leave how their bounds fared.
+/// The file to which the experiments write the verdict on each of their bounds.
 const VERDICTS: &str = "target/verdicts.jsonl";
 
-/// Runs the bench with these arguments. Without the name of an experiment among them, all experiments one after the other;
-/// with `--enforce`, how all bounds fared is written into docs/bench.md then, and an experiment that fails does not keep the
-/// next one from being run.
+/// Runs the bench with these arguments. If they do not begin with the name of an experiment, all
+/// experiments run in turn. With `--enforce`, all verdicts are then written into docs/bench.md, and
+/// a failed experiment does not keep the next one from running.
 pub fn run(arguments: &[String]) -> Result<()> {
     build_what_ships()?;
     if arguments.first().is_some_and(|first| !first.starts_with('-')) {
@@ -35,12 +34,12 @@ pub fn run(arguments: &[String]) -> Result<()> {
     }
     let hold = shell::run(bench().args(["verdicts", VERDICTS]));
     hold?;
-    // One that came to nothing has left no verdicts.
+    // An experiment that ended early has written no verdicts.
     anyhow::ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())
 }
 
-/// Runs each experiment for a moment, so that none rots.
+/// Runs each experiment for a moment, to show that all of them still work.
 pub fn run_tiny() -> Result<()> {
     build_what_ships()?;
     EXPERIMENTS.iter().try_for_each(|experiment| shell::run(bench().args([experiment, "--tiny"])))
@@ -52,7 +51,8 @@ fn bench() -> Command {
     command
 }
 
-/// Builds the daemon and the command line tool in release mode: what is measured and shown is what ships.
+/// Builds the daemon and the command line tool in release mode, as they ship: the bench and the
+/// demo run these binaries.
 pub fn build_what_ships() -> Result<()> {
     shell::run(shell::cargo().args(["build", "--release", "--package", "sidecored", "--package", "sidecore"]))
 }

@@ -8,7 +8,7 @@ use sidecore_guest::DemoOptions;
 
 use crate::workspace::Workspace;
 
-/// How to run the demonstration.
+/// The options of `cargo xtask demo`.
 #[derive(Args)]
 pub struct Options {
     /// How long to measure each disk, in each mode.
@@ -19,7 +19,7 @@ pub struct Options {
     pub update_readme: bool,
 }
 
-/// Builds what ships and serves disks with it to real guests.
+/// Builds the daemon and tools as they ship and serves disks to real guests with them.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     sidecore_guest::demo(&DemoOptions {
         target: workspace.target.clone(),

@@ -1,6 +1,7 @@
-//! Fuzzing on stable Rust: libFuzzer through libfuzzer-sys, without cargo-fuzz and without a nightly compiler.
+//! Fuzzing on stable Rust: libFuzzer through libfuzzer-sys, without cargo-fuzz and without a
+//! nightly compiler.
 //!
-//! What cargo-fuzz does for a stable subset of its job is a handful of compiler flags, spelt out here. See
+//! For a stable subset of its job, cargo-fuzz needs only a few compiler flags, listed here. See
 //! docs/decisions/0002-fuzzing-on-stable.md.
 
 mod build;
@@ -17,10 +18,10 @@ use self::report::Show;
 use crate::workspace::Workspace;
 use crate::{shell, tools};
 
-/// The fuzz targets' own workspace. Each of its binaries is a target.
+/// The workspace of the fuzz targets. Each of its binaries is a target.
 pub const MANIFEST: &str = "verify/fuzz/Cargo.toml";
 
-/// What to fuzz, and for how long.
+/// The options of `cargo xtask fuzz`.
 #[derive(Args)]
 pub struct Options {
     /// The target; without it, every target in turn.
@@ -28,7 +29,8 @@ pub struct Options {
     /// How long to fuzz each target.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
-    /// Instead of fuzzing, add what earlier runs found and the committed corpus lacks to the committed corpus.
+    /// Instead of fuzzing, add what earlier runs found and the committed corpus lacks to the
+    /// committed corpus.
     #[arg(long, conflicts_with = "reproduce")]
     merge: bool,
     /// Instead of fuzzing, run the target on this one input.
@@ -36,7 +38,7 @@ pub struct Options {
     reproduce: Option<PathBuf>,
 }
 
-/// Fuzzes, merges or reproduces.
+/// Fuzzes, merges or reproduces, as the options say.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     tools::ensure(&[tools::CPP_COMPILER])?;
     let all = targets(workspace)?;
@@ -60,7 +62,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Fuzzes every target for a part of the time that all may take together.
+/// Fuzzes every target for its share of `seconds_together`, between 5 and 20 seconds.
 pub fn run_briefly(workspace: &Workspace, seconds_together: u32) -> Result<()> {
     tools::ensure(&[tools::CPP_COMPILER])?;
     let targets = targets(workspace)?;
@@ -70,7 +72,7 @@ pub fn run_briefly(workspace: &Workspace, seconds_together: u32) -> Result<()> {
     targets.iter().try_for_each(|target| build.target(target).fuzz(seconds, Show::Outcome))
 }
 
-/// Clippy on the targets, which the workspace's own run of clippy does not see.
+/// Runs clippy on the targets, which are outside of the workspace that clippy checks otherwise.
 pub fn clippy(workspace: &Workspace) -> Result<()> {
     let mut command = Build::new(workspace)?.cargo("clippy");
     shell::run(command.args(["--", "-D", "warnings"]))

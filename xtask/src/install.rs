@@ -1,5 +1,4 @@
-//! `make install`, checked: each file is where a packager expects it, and the programs run from
-//! there.
+//! Checks `make install`: each file is where a packager expects it, and the installed programs run.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +10,7 @@ use crate::workspace::Workspace;
 
 const PREFIX: &str = "/usr";
 
-/// Installs what was built into a directory of its own, and runs the programs from there.
+/// Installs the release build into an empty directory, and runs the programs from there.
 pub fn check(workspace: &Workspace) -> Result<()> {
     let root = workspace.target.join("installed");
     if root.exists() {
@@ -25,7 +24,7 @@ pub fn check(workspace: &Workspace) -> Result<()> {
     std::fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))
 }
 
-/// Runs `make install` as a packager does, and looks at what it made.
+/// Runs `make install` as a packager does, and checks the files that it makes.
 fn install(workspace: &Workspace, root: &Path, build: &Path) -> Result<()> {
     let variable = |name: &str, value: &Path| format!("{name}={}", value.display());
     let make = ["install".to_owned(), variable("DESTDIR", root), format!("PREFIX={PREFIX}"), variable("BUILD", build)];

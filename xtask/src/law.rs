@@ -1,4 +1,5 @@
-//! The law of the crates: who may hold `unsafe`, who must not be able to panic, and that all share one set of lints.
+//! The law of the crates: which may hold `unsafe`, which must not be able to panic, and that all
+//! share one set of lints.
 //!
 //! The compiler enforces each attribute; this check enforces that the attributes are there.
 
@@ -12,7 +13,7 @@ use crate::workspace::{Package, Workspace};
 /// The rooms that may hold `unsafe`. A fifth one is a decision to record under docs/decisions.
 const UNSAFE_ROOMS: &[&str] = &["memory", "ring", "linux", "verify/alloc"];
 
-/// The rooms that read what a guest, a VMM or an operator wrote.
+/// The rooms that read input from a guest, a VMM or an operator.
 const PEER_FACING: &[&str] = &[
     "keys",
     "memory",
@@ -36,17 +37,19 @@ const PEER_FACING: &[&str] = &[
 /// Every crate root outside the unsafe rooms has this line.
 const FORBID_UNSAFE: &str = "#![forbid(unsafe_code)]";
 
-/// Every crate root in the peer-facing rooms has this line: no input may panic them. Their unit tests may.
+/// Every crate root in the peer-facing rooms has this line: no input may make their code panic.
+/// Their unit tests may panic.
 const PEER_LAW: &str = "#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, \
     clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::todo, clippy::unimplemented))]";
 
-/// Fails, naming each culprit, unless every package keeps the law.
+/// Fails unless every package keeps the law, and names each one that does not.
 pub fn check(workspace: &Workspace) -> Result<()> {
     let mut broken = Vec::new();
     for package in &workspace.packages {
         broken.extend(check_package(workspace, package)?);
     }
-    // A workspace of its own, whose crate roots hold what libfuzzer-sys's macro expands to and cannot forbid it.
+    // The fuzz targets are a separate workspace. Their crate roots cannot forbid `unsafe`, because
+    // the macro of libfuzzer-sys expands to it.
     broken.extend(stray_unsafe(workspace, &workspace.root.join("verify/fuzz/src"))?);
     if !broken.is_empty() {
         bail!("{}", broken.join("\n  "));
@@ -66,13 +69,14 @@ fn check_package(workspace: &Workspace, package: &Package) -> Result<Vec<String>
         broken.extend(wrong_header(&room, &source).into_iter().map(|what| format!("{file}: {what}")));
     }
     if !UNSAFE_ROOMS.contains(&room.as_str()) {
-        // The attribute covers what ships; this covers tests, examples and build scripts.
+        // The attribute covers the code that ships; this check covers tests, examples and build
+        // scripts.
         broken.extend(stray_unsafe(workspace, package.directory())?);
     }
     Ok(broken)
 }
 
-/// Where in this directory `unsafe` is used.
+/// The lines in this directory that use `unsafe`, as complaints.
 fn stray_unsafe(workspace: &Workspace, directory: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for file in tidy::rust_files(directory)? {
@@ -84,7 +88,7 @@ fn stray_unsafe(workspace: &Workspace, directory: &Path) -> Result<Vec<String>> 
     Ok(found)
 }
 
-/// What is wrong with the attributes at the top of this crate root.
+/// The attributes that this crate root lacks or must not have, as complaints.
 fn wrong_header(room: &str, source: &str) -> Vec<String> {
     let rules = [
         (FORBID_UNSAFE, !UNSAFE_ROOMS.contains(&room), "UNSAFE_ROOMS"),
@@ -101,7 +105,7 @@ fn wrong_header(room: &str, source: &str) -> Vec<String> {
     wrong
 }
 
-/// Is the attribute there, however rustfmt broke the line?
+/// Whether the attribute is there, in any layout of its line.
 fn has_attribute(source: &str, attribute: &str) -> bool {
     let code: String = source.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     squeeze(&code).contains(&squeeze(attribute))
@@ -111,7 +115,7 @@ fn squeeze(code: &str) -> String {
     code.split_whitespace().collect::<String>().replace(",)", ")")
 }
 
-/// Does the manifest take the workspace's lints?
+/// Whether the manifest takes the workspace's lints.
 fn shares_lints(manifest: &str) -> Result<bool> {
     let manifest: toml::Table = manifest.parse().context("a manifest is not TOML")?;
     let shares = manifest.get("lints").and_then(|lints| lints.get("workspace")).and_then(toml::Value::as_bool);
@@ -158,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_may_be_broken_as_rustfmt_likes() {
+    fn rustfmt_may_break_the_line() {
         let broken = PEER_LAW.replace("deny(", "deny(\n        ").replace("unimplemented)", "unimplemented,\n    )");
         assert!(wrong_header("memory", &broken).is_empty());
     }

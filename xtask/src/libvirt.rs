@@ -1,4 +1,4 @@
-//! A guest of libvirt's on a real daemon.
+//! A libvirt guest on a real daemon.
 
 use std::path::PathBuf;
 
@@ -9,24 +9,25 @@ use sidecore_guest::libvirt::{Inside, libvirt, run_inside};
 
 use crate::workspace::Workspace;
 
-/// How this program calls itself, in namespaces of its own.
+/// The option with which this program starts itself in new namespaces.
 const INSIDE: &str = "--inside";
 
-/// What to run with.
+/// The options of `cargo xtask libvirt`.
 #[derive(Args)]
 pub struct Options {
-    /// The guest's kernel, its image, and where the daemon is: this is the process in the namespaces.
+    /// The paths of the guest's kernel, its image, and the daemon's directory. Only given to the
+    /// process in the new namespaces.
     #[arg(long, hide = true, num_args = 3, value_names = ["KERNEL", "IMAGE", "BINARIES"])]
     pub inside: Option<Vec<PathBuf>>,
 }
 
-/// Builds what ships and has libvirt's guest use it.
+/// Builds the daemon as it ships and has a libvirt guest use it.
 pub fn run(workspace: &Workspace) -> Result<()> {
     let options = DemoOptions { target: workspace.target.clone(), ..DemoOptions::new(&workspace.root) };
     libvirt(&options, &["libvirt", INSIDE])
 }
 
-/// What this program does once more in namespaces of its own.
+/// The part of the command that runs in the new namespaces.
 pub fn run_in_namespaces(paths: &[PathBuf]) -> Result<()> {
     let [kernel, initramfs, binaries] = paths else { bail!("{INSIDE} takes three paths") };
     let (kernel, initramfs, binaries) = (kernel.clone(), initramfs.clone(), binaries.clone());

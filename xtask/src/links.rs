@@ -1,4 +1,4 @@
-//! Links between the pages of the tree lead somewhere: to a file, and to a heading in it.
+//! Checks that links between pages of the tree lead to a file, and to a heading in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -20,7 +20,7 @@ pub fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The links that lead nowhere; `exists` tells of files that are no pages.
+/// The links that lead nowhere. `exists` answers for files that are no pages.
 fn broken(pages: &BTreeMap<PathBuf, String>, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let headings: BTreeMap<&PathBuf, BTreeSet<String>> =
         pages.iter().map(|(file, text)| (file, headings(text))).collect();
@@ -70,7 +70,7 @@ fn headings(text: &str) -> BTreeSet<String> {
     headings
 }
 
-/// A path of a link in `page`, from the root of the tree.
+/// Resolves the path of a link in `page`, relative to the root of the tree.
 fn resolve(page: &Path, path: &str) -> PathBuf {
     let mut target = page.parent().map(Path::to_owned).unwrap_or_default();
     for part in Path::new(path).components() {

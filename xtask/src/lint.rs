@@ -6,7 +6,7 @@ use crate::steps::Steps;
 use crate::workspace::Workspace;
 use crate::{arrows, fuzz, law, links, ratchet, shell, tidy, tools};
 
-/// Checks everything that can be checked without running the project.
+/// Checks all that can be checked without running the project.
 pub fn run(workspace: &Workspace) -> Result<()> {
     let mut steps = Steps::new();
     check(workspace, &mut steps)?;
@@ -14,7 +14,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The same as a part of a longer command.
+/// Runs the same checks as a part of a longer command.
 pub fn check(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
     steps.step("format", "run `cargo fmt --all`, and the same in verify/fuzz", || {
         shell::run(shell::cargo().args(["fmt", "--all", "--check"]))?;

@@ -1,7 +1,9 @@
-//! The project's own commands: `cargo xtask demo|libvirt|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
+//! The project's own commands: `cargo xtask
+//! demo|libvirt|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
 //!
-//! Everything that `make`, CI and a developer run is here, in the language of the project, so that there is one way to
-//! do each thing. A command says what it does and how long it took, stops at the first failure, and says what to do.
+//! Everything that `make`, CI and a developer run is here, in the project's own language, so that
+//! there is one way to do each thing. A command prints its steps and their times, stops at the
+//! first failure, and prints the remedy.
 #![forbid(unsafe_code)]
 
 mod arrows;
@@ -84,11 +86,11 @@ fn main() -> ExitCode {
 
 fn run(task: Task) -> Result<()> {
     if let Task::Libvirt(libvirt::Options { inside: Some(paths) }) = &task {
-        // Perhaps as root, who need not have cargo.
+        // This process may run as root, whose environment need not have cargo.
         return libvirt::run_in_namespaces(paths);
     }
     let workspace = Workspace::load()?;
-    // Every path that the commands print, and every tool they start, is relative to the root.
+    // The paths that the commands print, and the tools that they start, are relative to the root.
     std::env::set_current_dir(&workspace.root)?;
     match task {
         Task::Demo(options) => demo::run(&workspace, &options),
@@ -108,7 +110,7 @@ fn run(task: Task) -> Result<()> {
     }
 }
 
-/// Tests hold documents to what they are made from; here these tests write the documents instead.
+/// Runs tests that compare a document with its source, in the mode that rewrites the document.
 fn rewrite(tests: &[&str]) -> Result<()> {
     let cargo = ["test", "--quiet", "--package", "sidecore-control"];
     shell::run(shell::cargo().args(cargo).args(tests).env("SIDECORE_WRITE_DOCS", "1"))

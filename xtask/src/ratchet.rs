@@ -1,4 +1,4 @@
-//! Ratchets: rules of style that old code breaks and new code must not.
+//! Ratchets: rules of style that old code breaks and new code must keep.
 //!
 //! `xtask/ratchets.txt` has the number of violations for each rule and file. `make lint` fails if a
 //! file has more than its number, and also if it has fewer, until `cargo xtask ratchet` has written
@@ -6,7 +6,8 @@
 //! files with its old violations, and no new ones come in.
 //!
 //! Each number is on a line of its own and git merges the file as a union (`.gitattributes`): two
-//! branches never conflict in it. Where a merge leaves two lines for one file, the smaller one holds.
+//! branches never conflict in it. Where a merge leaves two lines for one file, the smaller one
+//! holds.
 
 mod duplicates;
 mod rules;
@@ -31,11 +32,10 @@ const SHOWN: usize = 8;
 /// The violations of a rule in a file.
 struct Found {
     count: usize,
-    /// Line numbers of violations, with what is there.
+    /// Line numbers of violations, with the start of each line.
     examples: Vec<(usize, String)>,
 }
 
-/// A rule and a file.
 type Key = (String, PathBuf);
 
 /// Fails unless every file has the number of violations that the list says.
@@ -70,12 +70,11 @@ pub fn tighten(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Every violation in the tree.
 fn measure(workspace: &Workspace) -> Result<BTreeMap<Key, Found>> {
     let mut files = Vec::new();
     for file in tidy::tracked_files()? {
         let is_checked = file.extension().is_some_and(|extension| extension == "rs" || extension == "md");
-        // A file may be deleted and not yet committed so.
+        // A deleted file stays in the list until the deletion is committed.
         if let (true, Ok(text)) = (is_checked, std::fs::read_to_string(workspace.root.join(&file))) {
             files.push((file, text));
         }
@@ -100,7 +99,7 @@ fn insert(all: &mut BTreeMap<Key, Found>, rule: &str, file: &Path, violations: V
     }
 }
 
-/// The list; `None` if there is none.
+/// The committed numbers; `None` if the file does not exist.
 fn read(workspace: &Workspace) -> Result<Option<BTreeMap<Key, usize>>> {
     let path = workspace.root.join(LIST);
     match std::fs::read_to_string(&path) {
@@ -122,7 +121,7 @@ fn parse(text: &str) -> Result<BTreeMap<Key, usize>> {
     Ok(listed)
 }
 
-/// Where the tree and the list differ, a message for each file and rule.
+/// A message for each file and rule in which the tree differs from the list.
 fn compare(listed: &BTreeMap<Key, usize>, found: &BTreeMap<Key, Found>) -> Vec<String> {
     let mut complaints = Vec::new();
     for ((rule, file), Found { count, examples }) in found {

@@ -1,16 +1,16 @@
-//! Starting other programs.
+//! Runs other programs.
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// The cargo that runs us, so that a `+toolchain` on the command line holds for everything.
+/// The cargo that started this program, so that a `+toolchain` on the command line applies to all.
 pub fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Shows the command, runs it on our terminal, and fails if it fails.
+/// Prints the command, runs it on this terminal, and fails if it fails.
 pub fn run(command: &mut Command) -> Result<()> {
     let line = describe(command);
     println!("$ {line}");
@@ -21,7 +21,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs the command silently and returns what it printed.
+/// Runs the command silently and returns its output.
 pub fn read(command: &mut Command) -> Result<String> {
     let line = describe(command);
     let output = command
@@ -34,7 +34,7 @@ pub fn read(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("`{line}` printed something that is not UTF-8"))
 }
 
-/// The command as one would type it.
+/// The command line as a user would type it.
 pub fn describe(command: &Command) -> String {
     let program = command.get_program();
     let name = std::path::Path::new(program).file_name().unwrap_or(program);
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_shown_as_one_would_type_it() {
+    fn a_command_is_shown_as_a_user_would_type_it() {
         let mut command = Command::new("/usr/bin/cargo");
         command.args(["test", "--", "two words"]);
         assert_eq!(describe(&command), "cargo test -- 'two words'");

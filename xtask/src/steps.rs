@@ -1,4 +1,4 @@
-//! Progress: a sequence of named steps with the time that each took.
+//! Progress of a command: a sequence of named steps with the time of each.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::test_report::Report;
 
-/// As many of the slowest steps and test programs are named at the end.
+/// The number of slowest steps and test programs that the summary names.
 const SLOWEST: usize = 10;
 
 /// The steps of one command. The first that fails ends the command.
@@ -17,12 +17,11 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// No step taken yet.
     pub fn new() -> Self {
         Self { started: Instant::now(), done: Vec::new(), skipped: Vec::new() }
     }
 
-    /// Takes a step. `advice` says what to do if it fails.
+    /// Runs a step. `advice` is the remedy that is printed if the step fails.
     pub fn step<T>(&mut self, name: &'static str, advice: &str, action: impl FnOnce() -> Result<T>) -> Result<T> {
         println!("\n==> {name}  (at {})", seconds(self.started.elapsed()));
         let started = Instant::now();
@@ -38,13 +37,13 @@ impl Steps {
         }
     }
 
-    /// Adds what a run of tests reported: the time of each program, and the tests that it left out.
+    /// Adds the report of a test run: the time of each program, and the skipped tests.
     pub fn add(&mut self, report: Report) {
         self.skipped.extend(report.skipped);
         self.done.extend(report.programs);
     }
 
-    /// Prints the slowest steps, and the tests that were left out with their reasons.
+    /// Prints the slowest steps, and the skipped tests with their reasons.
     pub fn summarise(&mut self) {
         println!("\nAll steps passed in {}. The slowest steps and test programs:", seconds(self.started.elapsed()));
         self.done.sort_by_key(|(_, took)| std::cmp::Reverse(*took));

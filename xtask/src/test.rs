@@ -1,4 +1,4 @@
-//! Everything that must pass before a commit, and in CI: the quick checks first.
+//! `make test`: everything that must pass before a commit and in CI, the quick checks first.
 
 use anyhow::{Context, Result};
 
@@ -7,13 +7,12 @@ use crate::test_report::Report;
 use crate::workspace::Workspace;
 use crate::{bench, demo, fuzz, install, libvirt, lint, shell, tools};
 
-/// How long all fuzz targets together may fuzz.
+/// The time for all fuzz targets together.
 const FUZZ_SECONDS: u32 = 60;
 
-/// Text by which a test says that it means something in release mode only, or there too.
+/// Text in a test's source which says that the test must run in release mode, too or only there.
 const RELEASE_MARKS: &[&str] = &["sidecore_counting_alloc", "release only"];
 
-/// Runs it all.
 pub fn run(workspace: &Workspace) -> Result<()> {
     let mut steps = Steps::new();
     lint::check(workspace, &mut steps)?;
@@ -38,8 +37,8 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Runs the integration tests that bear a mark once more as they will ship: what the optimiser removes or reorders, and
-/// what only debug builds allocate, makes a difference to them.
+/// Runs the integration tests that bear a mark in release mode: their result depends on code that
+/// the optimiser removes or reorders, or on allocations that only debug builds make.
 fn test_in_release(workspace: &Workspace) -> Result<Report> {
     let mut command = shell::cargo();
     command.args(["test", "--release"]);

@@ -1,4 +1,4 @@
-//! The output of `cargo test`, passed on line by line, and the part of it that a summary needs.
+//! Passes on the output of `cargo test` line by line, and keeps the part that a summary needs.
 
 use std::io::{BufRead as _, BufReader, PipeReader};
 use std::process::Command;
@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-/// A test says so, past the harness, which keeps the output of tests that pass (verify/skip).
+/// The prefix of a skipped test's line, which verify/skip prints past the harness, because the
+/// harness keeps the output of tests that pass.
 const SKIPPED: &str = "skipped: ";
 
-/// After this long without output, look whether the command has ended.
+/// After this long without output, check whether the command has ended.
 const SILENCE: Duration = Duration::from_millis(500);
 
 /// The programs and the skipped tests of one run.
@@ -24,15 +25,16 @@ pub struct Report {
 }
 
 impl Report {
-    /// Runs a command of cargo's that runs tests.
+    /// Runs a cargo command that runs tests.
     pub fn of(command: &mut Command) -> Result<Self> {
         let line = crate::shell::describe(command);
         println!("$ {line}");
-        // One pipe for both streams keeps their order: cargo names a program on the one, and its tests use the other.
+        // One pipe for both streams keeps their order: cargo prints a program's name to one stream,
+        // and its tests print to the other.
         let (reader, writer) = std::io::pipe()?;
         let started = command.stdout(writer.try_clone()?).stderr(writer).spawn();
         let mut child = started.with_context(|| format!("cannot start `{line}`: is it installed?"))?;
-        // The command holds the pipe's other end, too, and with it the end of the output.
+        // The command holds the pipe's writing end, too: without this the output would never end.
         *command = Command::new("true");
         let mut report = Self::default();
         let lines = lines(reader);
@@ -43,7 +45,7 @@ impl Report {
                     report.read(&text);
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
-                // A process that a test left behind may hold the pipe for ever.
+                // A process that a test left running may hold the pipe for ever.
                 Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_some() => break,
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -82,7 +84,7 @@ fn lines(reader: PipeReader) -> Receiver<String> {
     lines
 }
 
-/// The program that cargo says it runs: `Running tests/api.rs (target/debug/deps/api-0123456789abcdef)`.
+/// The program in cargo's line `Running tests/api.rs (target/debug/deps/api-0123456789abcdef)`.
 fn program(line: &str) -> Option<String> {
     if let Some(package) = line.strip_prefix("Doc-tests ") {
         return Some(format!("documentation of {package}"));
@@ -94,13 +96,13 @@ fn program(line: &str) -> Option<String> {
     Some(format!("{name}, {source}"))
 }
 
-/// The test and the reason, also behind the name that a harness with one thread has printed.
+/// The test and the reason; a harness with one thread has printed the test's name before them.
 fn skipped(line: &str) -> Option<&str> {
     let (before, skipped) = line.split_once(SKIPPED)?;
     (before.is_empty() || (before.starts_with("test ") && before.ends_with(" ... "))).then_some(skipped)
 }
 
-/// The time at the end of a program: `test result: ok. 3 passed; ...; finished in 0.52s`.
+/// The time in the line that ends a program: `test result: ok. 3 passed; ...; finished in 0.52s`.
 fn took(line: &str) -> Option<Duration> {
     let (_, seconds) = line.strip_prefix("test result: ")?.rsplit_once("finished in ")?;
     Duration::try_from_secs_f64(seconds.trim_end_matches('s').parse().ok()?).ok()
@@ -134,7 +136,7 @@ mod tests {
         let report = Report::of(Command::new("sh").args(["-c", &print(0)])).unwrap();
         assert_eq!(report.skipped, ["x, tests/x.rs: t: r"]);
         assert!(Report::of(Command::new("sh").args(["-c", &print(3)])).is_err());
-        // One that leaves a process with its output open ends all the same.
+        // A command ends also if it leaves a process with its output open.
         let left = Report::of(Command::new("sh").args(["-c", "sleep 600 & echo skipped: t: $!"])).unwrap();
         let pid = left.skipped[0].rsplit(' ').next().unwrap();
         assert!(Command::new("kill").arg(pid).status().unwrap().success());

@@ -1,4 +1,4 @@
-//! House rules for the text of the tree: nothing is left for later.
+//! House rules for the text of the tree: no work is left for later.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,14 +8,14 @@ use anyhow::{Context, Result, bail};
 use crate::shell;
 use crate::workspace::Workspace;
 
-/// Words that postpone. Spelt in halves, so that this file passes its own check.
+/// Words that mark postponed work. Spelt in halves, so that this file passes its own check.
 const POSTPONED: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:"), concat!("to", "do!(")];
 
-/// Fails on a postponed thought.
+/// Fails on a mark of postponed work.
 pub fn check(workspace: &Workspace) -> Result<()> {
     let mut broken = Vec::new();
     for file in tracked_files()? {
-        // Not text (a seed of a fuzz target, say), or deleted and not yet committed so.
+        // The file is not text (a seed of a fuzz target, say), or deleted and not yet committed so.
         let Ok(text) = std::fs::read_to_string(workspace.root.join(&file)) else {
             continue;
         };
@@ -48,19 +48,19 @@ pub fn rust_files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The path as one would type it at the root.
+/// The path relative to the root.
 pub fn show(path: &Path, workspace: &Workspace) -> String {
     path.strip_prefix(&workspace.root).unwrap_or(path).display().to_string()
 }
 
-/// What git has, or would have after the next commit.
+/// The files that git has, or would have after the next commit.
 pub fn tracked_files() -> Result<Vec<PathBuf>> {
     let list = shell::read(Command::new("git").args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]))
         .context("the house rules are checked on the files that git lists: run this in a git clone")?;
     Ok(list.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from).collect())
 }
 
-/// The lines, counted from 1, that hold a word which postpones.
+/// The lines, counted from 1, that hold a mark of postponed work.
 fn postponed(text: &str) -> Vec<(usize, &'static str)> {
     let lines = text.lines().enumerate();
     lines.filter_map(|(index, line)| Some((index + 1, *POSTPONED.iter().find(|word| line.contains(**word))?))).collect()
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_postponed_thought_is_found_by_its_line() {
+    fn postponed_work_is_found_by_its_line() {
         let text = format!("fine\n// {}: later\n", POSTPONED[0]);
         assert_eq!(postponed(&text), [(2, POSTPONED[0])]);
         assert!(postponed("nothing to do here").is_empty());

@@ -1,4 +1,5 @@
-//! The programs that the tests need beside Rust. On Debian and its kin, missing ones are installed.
+//! The programs that the tests need beside Rust. On Debian and its kin, the missing ones are
+//! installed.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,11 +8,11 @@ use anyhow::{Result, bail};
 
 use crate::shell;
 
-/// A program, where it comes from and what it is for.
+/// A program, its package and its purpose.
 #[derive(Clone, Copy)]
 pub struct Tool {
     program: &'static str,
-    /// Debian's package.
+    /// The package of Debian.
     package: &'static str,
     purpose: &'static str,
 }
@@ -19,7 +20,8 @@ pub struct Tool {
 /// Compiles libFuzzer's runtime.
 pub const CPP_COMPILER: Tool = Tool { program: "c++", package: "g++", purpose: "building the fuzz targets" };
 
-/// What tests start: filesystems, images, and a storage daemon (Debian has it in a package of QEMU's).
+/// The programs that tests start: filesystem makers, image tools, and a storage daemon, which
+/// Debian packages with QEMU.
 pub const OF_TESTS: &[Tool] = &[
     Tool { program: "mkfs.ext4", package: "e2fsprogs", purpose: "tests of host files" },
     Tool { program: "mkfs.xfs", package: "xfsprogs", purpose: "tests of host files" },
@@ -28,7 +30,7 @@ pub const OF_TESTS: &[Tool] = &[
     Tool { program: "qemu-storage-daemon", package: "qemu-system-common", purpose: "tests of the driver" },
 ];
 
-/// Installs what is missing, and says so.
+/// Installs the missing tools, and prints their names.
 pub fn ensure(tools: &[Tool]) -> Result<()> {
     let missing: Vec<Tool> = tools.iter().copied().filter(|tool| !is_installed(tool.program)).collect();
     if missing.is_empty() {
@@ -45,10 +47,10 @@ pub fn ensure(tools: &[Tool]) -> Result<()> {
     shell::run(apt()?.args(["install", "--yes", "--no-install-recommends"]).args(&packages))
 }
 
-/// The version whose checks deny.toml is written for.
+/// The version that deny.toml is written for.
 const CARGO_DENY: &str = "cargo-deny@0.20.2";
 
-/// Builds cargo-deny if it is missing, without optimisation: it runs for a second.
+/// Builds cargo-deny if it is missing. Without optimisation, because it runs for a second.
 pub fn ensure_cargo_deny() -> Result<()> {
     let home = std::env::var_os("CARGO_HOME").map(std::path::PathBuf::from);
     let home = home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
@@ -59,7 +61,7 @@ pub fn ensure_cargo_deny() -> Result<()> {
     shell::run(shell::cargo().args(["install", "--locked", "--debug", CARGO_DENY]))
 }
 
-/// apt-get as root, without questions.
+/// An `apt-get` command that runs as root and asks no questions.
 fn apt() -> Result<Command> {
     let am_root = shell::read(Command::new("id").arg("-u"))?.trim() == "0";
     let mut command = if am_root { Command::new("env") } else { Command::new("sudo") };
@@ -79,13 +81,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_installed_is_found_and_what_is_not_is_not() {
+    fn an_installed_program_is_found_and_a_missing_one_is_not() {
         assert!(is_installed("sh"));
         assert!(!is_installed("no-such-program-here"));
     }
 
     #[test]
-    fn nothing_missing_means_nothing_to_do() {
+    fn a_complete_set_of_tools_needs_no_installation() {
         let shell = Tool { program: "sh", package: "dash", purpose: "everything" };
         ensure(&[shell]).unwrap();
     }

@@ -1,4 +1,4 @@
-//! What cargo knows about the workspace.
+//! The workspace as `cargo metadata` describes it.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,6 @@ use serde::Deserialize;
 
 use crate::shell;
 
-/// A cargo workspace: where it is, and its packages.
 #[derive(Deserialize)]
 pub struct Workspace {
     #[serde(rename = "workspace_root")]
@@ -17,7 +16,6 @@ pub struct Workspace {
     pub packages: Vec<Package>,
 }
 
-/// One package of the workspace, and what its manifest says.
 #[derive(Deserialize)]
 pub struct Package {
     pub name: String,
@@ -27,7 +25,7 @@ pub struct Package {
     pub dependencies: Vec<Dependency>,
 }
 
-/// Something that cargo builds: a library, a binary, a test.
+/// A target of cargo's: a library, a binary, a test.
 #[derive(Deserialize)]
 pub struct Target {
     pub name: String,
@@ -36,7 +34,7 @@ pub struct Target {
     pub source: PathBuf,
 }
 
-/// One line of a manifest's dependencies.
+/// A line of a manifest's dependencies.
 #[derive(Deserialize)]
 pub struct Dependency {
     /// `None` for a normal dependency, else "dev" or "build".
@@ -46,12 +44,12 @@ pub struct Dependency {
 }
 
 impl Workspace {
-    /// The workspace that the current directory belongs to.
+    /// Loads the workspace of the current directory.
     pub fn load() -> Result<Self> {
         Self::from_metadata(&[])
     }
 
-    /// The workspace of this manifest.
+    /// Loads the workspace of this manifest.
     pub fn load_manifest(manifest: &Path) -> Result<Self> {
         let manifest = manifest.to_str().context("the path of the workspace is not UTF-8")?;
         Self::from_metadata(&["--manifest-path", manifest])
@@ -63,7 +61,8 @@ impl Workspace {
         serde_json::from_str(&json).context("cannot read what `cargo metadata` printed")
     }
 
-    /// The short name of the room in this directory: `ring` for `crates/ring`, else the path from the root.
+    /// The short name of the room in this directory: `ring` for `crates/ring`, else the path from
+    /// the root.
     pub fn room(&self, directory: &Path) -> String {
         let relative = directory.strip_prefix(&self.root).unwrap_or(directory);
         relative.strip_prefix("crates").unwrap_or(relative).display().to_string()
@@ -71,19 +70,18 @@ impl Workspace {
 }
 
 impl Package {
-    /// The directory that the package lives in.
     pub fn directory(&self) -> &Path {
         self.manifest.parent().unwrap_or(Path::new(""))
     }
 }
 
 impl Target {
-    /// Is it code that ships, as opposed to a test, an example or a bench?
+    /// Whether the target is code that ships, as opposed to a test, an example or a bench.
     pub fn ships(&self) -> bool {
         self.kind.iter().any(|kind| matches!(kind.as_str(), "lib" | "bin" | "rlib" | "proc-macro"))
     }
 
-    /// Is it an integration test?
+    /// Whether the target is an integration test.
     pub fn is_test(&self) -> bool {
         self.kind.iter().any(|kind| kind == "test")
     }

@@ -1,4 +1,4 @@
-//! A global allocator that counts, for tests which promise not to allocate.
+//! A global allocator that counts, for tests of code that must not allocate.
 //!
 //! A test binary installs it, warms up, and compares two readings:
 //!
@@ -16,10 +16,11 @@
 //! assert_eq!(allocations() - before, 0);
 //! ```
 //!
-//! The count is the calling thread's own, because the test harness and other tests allocate on theirs. Code under
-//! test that runs on threads of its own is measured by [`allocations_of`] those.
+//! The count is per thread, because the test harness and other tests allocate on their threads. For
+//! code under test that runs on another thread, use [`allocations_of`].
 //!
-//! This crate is one of the few that may hold `unsafe` (the trait demands it), so that no test has to.
+//! This crate is one of the few that may hold `unsafe` (the trait demands it), so that the tests
+//! need none.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -29,10 +30,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CountingAllocator;
 
-/// More threads than a test has in all its time.
+/// More threads than a test binary ever starts.
 const THREADS_MAX: usize = 4096;
 
-/// The count of one thread, for the others.
+/// One thread's count, which other threads can read.
 struct Account {
     thread: AtomicU32,
     count: AtomicU64,
@@ -41,29 +42,30 @@ struct Account {
 static ACCOUNTS: [Account; THREADS_MAX] =
     [const { Account { thread: AtomicU32::new(0), count: AtomicU64::new(0) } }; THREADS_MAX];
 
-/// Accounts that have been opened.
+/// The number of accounts in use.
 static OPENED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    // Const-initialised and without a destructor: reading it never allocates, even while a thread starts or ends.
+    // Const-initialised and without a destructor: access never allocates, even while a thread
+    // starts or ends.
     static ON_THREAD: Cell<u64> = const { Cell::new(0) };
     static ACCOUNT: Cell<Option<&'static Account>> = const { Cell::new(None) };
 }
 
-/// How often the calling thread has asked for memory (a reallocation counts, a release does not).
+/// The number of the calling thread's allocations (a reallocation counts, a release does not).
 ///
 /// Always 0 unless [`CountingAllocator`] is the binary's `#[global_allocator]`.
 pub fn allocations() -> u64 {
     ON_THREAD.get()
 }
 
-/// How often the thread with this id (gettid(2)) has asked for memory; one that has not yet is unknown, and that is 0.
+/// The number of allocations of the thread with this id (gettid(2)); 0 for an unknown thread.
 ///
 /// # Panics
-/// There were more threads than are counted apart.
+/// The process has started more than [`THREADS_MAX`] threads, so that some have no account.
 pub fn allocations_of(thread: u32) -> u64 {
     assert!(OPENED.load(Ordering::Relaxed) <= THREADS_MAX, "more than {THREADS_MAX} threads");
-    // An id is given again to a later thread: their counts add up.
+    // The kernel may reuse an id for a later thread: the counts of both add up.
     let its = ACCOUNTS.iter().filter(|account| account.thread.load(Ordering::Relaxed) == thread);
     its.map(|account| account.count.load(Ordering::Relaxed)).sum()
 }
@@ -86,8 +88,9 @@ fn count() {
     }
 }
 
-// SAFETY: every method passes its arguments on to `System` unchanged and returns what it returned; counting touches
-// only thread-local cells and atomics and asks the kernel for the thread's id, none of which allocates or unwinds.
+// SAFETY: every method passes its arguments on to `System` unchanged and returns what it returned;
+// counting touches only thread-local cells and atomics and asks the kernel for the thread's id,
+// none of which allocates or unwinds.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -103,7 +106,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         count();
-        // SAFETY: `block` came from `System` by one of these methods, with `layout`, as the caller promises.
+        // SAFETY: `block` came from `System` by one of these methods, with `layout`, as the caller
+        // promises.
         unsafe { System.realloc(block, layout, new_size) }
     }
 

@@ -1,4 +1,4 @@
-//! The counter counts what it should: a yardstick that always reads 0 would pass every test.
+//! The allocator counts allocations: a counter that always reads 0 would pass every other test.
 
 use std::hint::black_box;
 
@@ -43,7 +43,7 @@ fn another_threads_allocations_count_for_that_thread_only() {
         let (mine, its) = (allocations(), allocations_of(other));
         ready.send(()).unwrap();
         finished.recv().unwrap();
-        // Blocking on a channel may itself allocate a few times; a hundred it does not.
+        // A channel may allocate a few times when it blocks, but not a hundred times.
         assert!(allocations() - mine < 100);
         assert!(allocations_of(other) - its >= 100);
         assert_eq!(allocations_of(me()), allocations());

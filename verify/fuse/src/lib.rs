@@ -1,8 +1,9 @@
-//! A FUSE filesystem of one file, for tests: it answers requests when the test says so.
+//! A FUSE filesystem with one file, whose requests a test can hold and release.
 //!
-//! A request that the test [holds](SlowDisk::hold) stays in flight in the kernel for as long as the test likes, also
-//! across the death of the process that sent it: no device that delays requests is needed, and no sleep. A write takes
-//! effect when it is released, not when it arrives, as on a disk that is slow.
+//! A request that the test [holds](SlowDisk::hold) stays in flight in the kernel until the test
+//! releases it, also across the death of the process that sent it. That needs no device that delays
+//! requests, and no sleep. A write takes effect at its release, not at its arrival, as on a slow
+//! disk.
 #![forbid(unsafe_code)]
 
 mod protocol;
@@ -26,7 +27,8 @@ const NAME: &str = "disk";
 /// How long a test waits for an event before it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A mounted filesystem with one file, `disk`. Unmounted when dropped; requests that are still held fail then.
+/// A mounted filesystem with one file, `disk`. Drop unmounts the filesystem and fails the requests
+/// that are still held.
 pub struct SlowDisk {
     shared: Arc<Shared>,
     directory: TempDir,
@@ -34,8 +36,8 @@ pub struct SlowDisk {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Releases what the disk holds when it is dropped: declared behind mounts and devices on the disk, it lets those be
-/// taken down after a failed assertion.
+/// Releases the held requests on drop. Declared after mounts and devices that are on the disk, it
+/// is dropped before them and lets them be removed after a failed assertion.
 pub struct Releaser<'a>(&'a SlowDisk);
 
 impl Drop for Releaser<'_> {
@@ -55,15 +57,15 @@ struct State {
     bytes: Vec<u8>,
     hold: Option<Predicate>,
     held: Vec<Request>,
-    /// When the oldest of them arrived.
+    /// The arrival of the oldest held request.
     held_since: Option<Instant>,
     ends: bool,
-    /// Every request in the order of its effect.
+    /// Every request, in the order of effect.
     done: Vec<(Operation, u64)>,
 }
 
 impl SlowDisk {
-    /// Mounts a file of `len_bytes` zeros; `None`, with the reason printed, where that is not possible.
+    /// Mounts a file of `len_bytes` zeros; `None`, with the reason printed, if this machine cannot.
     #[must_use]
     pub fn mount(len_bytes: usize) -> Option<Self> {
         match Self::try_mount(len_bytes) {
@@ -99,7 +101,7 @@ impl SlowDisk {
         Ok(Self { shared, directory, fuse, threads })
     }
 
-    /// The file.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.directory.path().join(NAME)
@@ -111,7 +113,8 @@ impl SlowDisk {
         self.directory.path()
     }
 
-    /// Holds every request that arrives from now on and that `which` picks. Requests held before stay held.
+    /// Holds every request that arrives from now on and satisfies `which`. Requests held before
+    /// stay held.
     pub fn hold(&self, which: impl Fn(&Request) -> bool + Send + 'static) {
         self.state().hold = Some(Box::new(which));
     }
@@ -121,30 +124,30 @@ impl SlowDisk {
         self.state().hold = None;
     }
 
-    /// Carries out and answers the held requests, in the order of their arrival, and holds no more.
+    /// Carries out and answers the held requests in the order of arrival, and stops holding.
     pub fn release(&self) {
         self.shared.release(&self.fuse);
     }
 
-    /// Releases when it is dropped.
+    /// A guard that releases the held requests on drop.
     #[must_use]
     pub fn releaser(&self) -> Releaser<'_> {
         Releaser(self)
     }
 
-    /// The requests that are held now: what they do, and at which offset.
+    /// The operation and offset of each held request.
     #[must_use]
     pub fn held(&self) -> Vec<(Operation, u64)> {
         self.state().held.iter().map(|request| (request.operation(), request.offset_bytes())).collect()
     }
 
-    /// Every request that was carried out, in order.
+    /// The operation and offset of each request that was carried out, in order.
     #[must_use]
     pub fn done(&self) -> Vec<(Operation, u64)> {
         self.state().done.clone()
     }
 
-    /// The file's content at `offset_bytes`, past every cache of the kernel.
+    /// The file's content at `offset_bytes`, without the kernel's caches.
     ///
     /// # Panics
     /// The range is not within the file.
@@ -153,10 +156,10 @@ impl SlowDisk {
         self.state().bytes[offset_bytes..][..len_bytes].to_vec()
     }
 
-    /// Waits until the held requests fulfil `condition`.
+    /// Waits until `condition` is true of the held requests.
     ///
     /// # Panics
-    /// They do not within a minute.
+    /// The condition is still false after a minute.
     pub fn wait_for_held(&self, condition: impl Fn(&[(Operation, u64)]) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         let mut state = self.state();
@@ -178,7 +181,8 @@ impl SlowDisk {
 
 impl Drop for SlowDisk {
     fn drop(&mut self) {
-        // Forced first: that fails every request, so that no process stays blocked and the thread ends.
+        // A forced unmount fails every request, so that no process stays blocked and the thread
+        // ends.
         if unmount(self.directory.path(), UnmountFlags::FORCE | UnmountFlags::DETACH).is_err() {
             let _ = unmount(self.directory.path(), UnmountFlags::DETACH);
         }
@@ -201,15 +205,15 @@ impl Shared {
         state.held_since = None;
         for request in std::mem::take(&mut state.held) {
             let answer = state.carry_out(&request);
-            // The kernel may have given the request up.
+            // The kernel may have dropped the request.
             let _ = rustix::io::write(fuse, &answer);
         }
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Releases what is held for too long: a test that blocks on its own disk would block for ever, and with it every
-    /// program that looks at the mounts.
+    /// Releases requests that are held for too long: a test that waits for its own disk would wait
+    /// for ever, and so would every program that reads the mounts.
     fn watch(&self, fuse: &OwnedFd) {
         let mut state = self.state();
         while !state.ends {
@@ -224,7 +228,7 @@ impl Shared {
         }
     }
 
-    /// Answers until the filesystem is unmounted.
+    /// Answers requests until the filesystem is unmounted.
     fn serve(&self, fuse: &OwnedFd) {
         let mut buffer = vec![0; protocol::BUFFER_BYTES];
         loop {

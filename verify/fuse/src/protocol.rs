@@ -1,12 +1,12 @@
 //! The part of the FUSE protocol (linux/fuse.h, version 7.31) that one file needs.
 
-/// The page cache is left out (linux/fuse.h). With it, a read that is held locks its pages, and whoever opens the file
-/// waits for them: `fuse_open` drops what is cached.
+/// Bypasses the page cache (linux/fuse.h). With the page cache, a held read locks its pages, and
+/// `fuse_open`, which drops cached pages, waits for that lock.
 const FOPEN_DIRECT_IO: u64 = 1 << 0;
-/// Direct writes to one file come side by side.
+/// Lets direct writes to one file run in parallel.
 const FOPEN_PARALLEL_DIRECT_WRITES: u64 = 1 << 6;
 
-/// Room for the longest request: a write and its header.
+/// The size of the longest request: a write and its header.
 pub(crate) const BUFFER_BYTES: usize = (1 << 20) + 4096;
 
 const ROOT: u64 = 1;
@@ -16,11 +16,11 @@ const ENOENT: i32 = 2;
 const EOPNOTSUPP: i32 = 95;
 const ENOSYS: i32 = 38;
 
-/// `FUSE_ASYNC_READ | FUSE_BIG_WRITES | FUSE_ASYNC_DIO | FUSE_MAX_PAGES`: direct requests are answered in any order, and
-/// no thread of their sender waits for the answer.
+/// `FUSE_ASYNC_READ | FUSE_BIG_WRITES | FUSE_ASYNC_DIO | FUSE_MAX_PAGES`: direct requests are
+/// answered in any order, and no thread of their sender waits for the answer.
 const INIT_FLAGS: u32 = 1 | 1 << 5 | 1 << 15 | 1 << 22;
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// The filesystem is being mounted.
@@ -39,11 +39,11 @@ pub enum Operation {
     Sync,
     /// Allocate space, or give it back.
     Allocate,
-    /// Any other, by its number.
+    /// Any other opcode.
     Other(u32),
 }
 
-/// One request of the kernel.
+/// A request of the kernel.
 #[derive(Debug)]
 pub struct Request {
     opcode: u32,
@@ -58,7 +58,7 @@ impl Request {
         Some(Self { opcode: u32_at(bytes, 4), unique: u64_at(bytes, 8), node: u64_at(bytes, 16), body })
     }
 
-    /// What it asks for.
+    /// The operation that the opcode stands for.
     #[must_use]
     pub fn operation(&self) -> Operation {
         match self.opcode {
@@ -74,7 +74,7 @@ impl Request {
         }
     }
 
-    /// Where in the file a read or write begins; 0 for other requests.
+    /// The offset of a read or write in the file; 0 for other requests.
     #[must_use]
     pub fn offset_bytes(&self) -> u64 {
         match self.operation() {
@@ -83,18 +83,18 @@ impl Request {
         }
     }
 
-    /// What a write writes; empty for other requests.
+    /// The data of a write; empty for other requests.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         if self.operation() == Operation::Write { self.body.get(40..).unwrap_or_default() } else { &[] }
     }
 
-    /// Whether the kernel waits for an answer: not to FORGET, BATCH_FORGET and INTERRUPT.
+    /// Whether the kernel expects an answer: not to FORGET, BATCH_FORGET and INTERRUPT.
     pub(crate) fn wants_answer(&self) -> bool {
         !matches!(self.opcode, 2 | 36 | 42)
     }
 
-    /// Carries it out on the file's content; the answer, with its header.
+    /// Carries the request out on the file's content and returns the answer with its header.
     pub(crate) fn answer(&self, content: &mut [u8], name: &str) -> Vec<u8> {
         match self.body_of_answer(content, name) {
             Ok(body) => self.framed(0, &body),
@@ -116,7 +116,8 @@ impl Request {
         match self.operation() {
             Operation::Init => Ok(init(u32_at(&self.body, 8))),
             Operation::Lookup if self.node == ROOT && self.body.strip_suffix(b"\0") == Some(name.as_bytes()) => {
-                // Node, generation, and how long the kernel may keep the entry and the attributes: not at all.
+                // Node, generation, and the times for which the kernel may cache the entry and the
+                // attributes: zero.
                 let mut entry = words(&[FILE, 0, 0, 0, 0]);
                 entry.extend(attributes(FILE, size_bytes));
                 Ok(entry)
@@ -127,7 +128,8 @@ impl Request {
                 answer.extend(attributes(self.node, size_bytes));
                 Ok(answer)
             }
-            // Without both, one direct write at a time: a write that is held would keep all others from coming.
+            // Without both flags, direct writes come one at a time, and a held write would block
+            // all others.
             Operation::Open => Ok(words(&[0, FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES])),
             Operation::Read => {
                 let (start, end) = self.range(size_bytes);
@@ -150,7 +152,7 @@ impl Request {
         }
     }
 
-    /// The range of the content that a read or write is about, cut at the end.
+    /// The range of a read or write, cut at the end of the content.
     fn range(&self, size_bytes: u64) -> (usize, usize) {
         let start = u64_at(&self.body, 8).min(size_bytes);
         let end = start.saturating_add(u32_at(&self.body, 16).into()).min(size_bytes);

@@ -1,4 +1,5 @@
-//! A whole block queue over memory that is the input: rings, request parser, a RAM disk, and the way back.
+//! A complete block queue over memory that is the input: rings, request parser, a RAM disk, and
+//! completions.
 
 #![no_main]
 
@@ -30,7 +31,7 @@ fuzz_target!(|input: &[u8]| {
         ..BlkOptions::default()
     };
     let device = Arc::new(BlkDevice::new("fuzz", options, store.geometry()));
-    // The driver's choice of cache mode.
+    // The driver's choice of the cache mode.
     let _ = device.write_config(32, &[setup >> 7]);
     let resources = QueueResources {
         memory: memory.clone(),
@@ -57,7 +58,7 @@ fuzz_target!(|input: &[u8]| {
             break;
         }
     }
-    // Broken or not, it stops and hands its state back.
+    // Broken or not, the queue stops and returns its state.
     let (reply, answer) = std::sync::mpsc::channel();
     queue.stop(Box::new(move |state| {
         let _ = reply.send(state);

@@ -1,9 +1,10 @@
-//! A hostile log of answered changes, beside a store that is whole.
+//! A hostile log of answered changes, beside an intact store.
 //!
-//! The input changes words of a log that two transactions were written to: the header's, and those of entries. With
-//! `cfg(fuzzing)` checksums are not compared. What must hold of any log: no panic, no write to blocks in use, a store that is
-//! whole afterwards, and the word that something is missing whenever the store was made read-only. A second replay behind
-//! a first one that succeeded finds the same mappings and nothing to do.
+//! The input changes words of a log with two transactions: words of the header, and words of
+//! entries. With `cfg(fuzzing)` checksums are not compared. Invariants for any log: no panic, no
+//! write to blocks in use, an intact store afterwards, and a report of lost changes whenever the
+//! store became read-only. A second replay after a successful first one finds the same mappings and
+//! replays no entry.
 #![no_main]
 
 use std::io;
@@ -21,9 +22,9 @@ const DISK_BYTES: usize = 1 << 20;
 const ENTRIES: usize = 16;
 const VOLUME_BLOCKS: u64 = 64;
 const PLACE: LogPlace = LogPlace { device: 1, inode: 2, boot: [7; 16] };
-/// Words of the header that mean something, as in docs/volume-format.md.
+/// The words of the header that are in use, as in docs/volume-format.md.
 const HEADER_WORDS: [usize; 18] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 18, 19, 24, 32, 40, 41];
-/// Changes of words that one input makes.
+/// The most words that an input changes.
 const POKES: usize = 40;
 
 #[derive(Clone)]
@@ -57,7 +58,8 @@ impl Disk for MemoryDisk {
     }
 }
 
-/// What a process leaves that dies beside a commit, and numbers that mean something to it.
+/// The state that a process leaves which dies during a commit, and numbers that occur in this
+/// state.
 #[derive(Clone)]
 struct Left {
     disk: MemoryDisk,

@@ -1,8 +1,8 @@
-//! Two extent trees in one memory, and a translation unit that reads both, against arrays.
+//! Two extent trees in one memory, and a translation unit that reads both, compared with arrays.
 //!
-//! The input is a sequence of updates, wild ones among them, of prunings, resizings and translations, some of which are
-//! interrupted by updates. A model knows of each block what it is. The tree may always say that it does not know a block,
-//! if that was pruned, and must say nothing else that the model does not.
+//! The input is a sequence of updates, malformed ones among them, of prunings, resizings and
+//! translations, some of which are interrupted by updates. A model has the state of each block. The
+//! tree may report any pruned block as unknown, and must agree with the model otherwise.
 #![no_main]
 
 use std::ops::{ControlFlow, Range};
@@ -16,24 +16,26 @@ use sidecore_extent::{
 use sidecore_fuzz::Input;
 use sidecore_units::{Plba, Vlba};
 
-/// Enough for trees of three levels, if every block is an extent.
+/// Enough for trees of three levels if every block is an extent.
 const BLOCKS: usize = 16_384;
-/// Operations of one input, and blocks that they touch together: none takes long.
+/// The most operations of an input, and the most blocks that they touch together, so that no input
+/// takes long.
 const MOST_STEPS: usize = 150;
 const MOST_BLOCKS: usize = 150_000;
-/// Blocks of the store that a model's block may take.
+/// The distance of the model's blocks on the store.
 const ROOM: u64 = 1 << 34;
-/// Memories that last for all inputs, as making one takes longer than most of them. Small ones run out.
+/// Node memories, by size, which last for all inputs, because making one takes longer than most
+/// inputs. Small ones run out of nodes.
 const MEMORIES: [usize; 4] = [512, 512, 12, 3];
 
-/// What becomes of a block.
+/// The mapping of a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Is {
     Hole,
     At { physical: u64, shared: bool },
 }
 
-/// Whether the tree may say that it does not know.
+/// Whether the tree may report a block as unknown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Pruned {
     No,
@@ -41,14 +43,15 @@ enum Pruned {
     Yes,
 }
 
-/// A block as it has to be.
+/// The expected state of a block.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     is: Is,
     pruned: Pruned,
 }
 
-/// How the model's blocks lie in the tree: each is `scale` of the tree's, and those behind the first `base` further on.
+/// The place of the model's blocks in the tree: each is `scale` of the tree's blocks, and all but
+/// block 0 are `base` further on.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     base: u64,
@@ -65,7 +68,7 @@ impl Place {
     }
 }
 
-/// One tree, its model, and two queues that read it.
+/// A tree, its model, and two queues that read the tree.
 struct Function {
     id: FunctionId,
     tree: ExtentTree,
@@ -74,7 +77,7 @@ struct Function {
     queues: [LastExtent; 2],
 }
 
-/// A translation as it was told: pieces, and where they end.
+/// Translates a range: returns the pieces that were reported, and where they end.
 fn translate(
     unit: &mut TranslationUnit,
     function: &mut Function,
@@ -96,7 +99,8 @@ fn translate(
     (pieces, coverage)
 }
 
-/// The pieces are in a row from the first block on, and say of each block what the model says. Returns the blocks told.
+/// Compares the pieces, which must be contiguous from the first block on, with the model. Returns
+/// the number of blocks that they cover.
 fn compare(place: Place, model: &[Block], first: usize, pieces: &[Piece], perhaps_pruned: bool) -> u64 {
     let mut at = place.at(first);
     let mut block = first;
@@ -126,7 +130,7 @@ fn compare(place: Place, model: &[Block], first: usize, pieces: &[Piece], perhap
 }
 
 impl Function {
-    /// The next part of the blocks that the tree has.
+    /// The next part of the tree's blocks.
     fn part(&self, input: &mut Input<'_>, left: &mut usize) -> Option<Range<usize>> {
         let known = [64, 168, 1000, BLOCKS as u64 / 2, self.model.len() as u64];
         let first = (input.number(&known)? as usize).min(self.model.len());
@@ -135,7 +139,7 @@ impl Function {
         Some(first..first + count)
     }
 
-    /// What the model has there, an extent for each block: joining them is the tree's business.
+    /// The model's mappings, with an extent for each block: the tree joins them.
     fn extents(&self, blocks: &Range<usize>) -> Vec<Extent> {
         let of = |block| match self.model[block] {
             Block { is: Is::At { physical, shared }, .. } => {
@@ -147,7 +151,8 @@ impl Function {
         blocks.clone().filter_map(of).collect()
     }
 
-    /// Sets a part of the tree to a pattern: runs of blocks with gaps, that lie in a row on the store or do not.
+    /// Sets a part of the tree to a pattern: runs of blocks with gaps, contiguous on the store or
+    /// not.
     fn set(&mut self, input: &mut Input<'_>, left: &mut usize) -> Option<()> {
         let blocks = self.part(input, left)?;
         let (run, gap, start, step) = (input.byte()?, input.byte()? % 8, input.byte()?, input.byte()?);
@@ -157,7 +162,7 @@ impl Function {
             let index = block - blocks.start;
             let (number, into) = (index / (run + gap), index % (run + gap));
             let first_of_run = block - into;
-            // Far from each other, but for what is in a run.
+            // Blocks of different runs are far from each other on the store.
             let physical = (u64::from(start) + number as u64 * u64::from(step)) * ROOM * 64
                 + (self.place.at(block) - self.place.at(first_of_run));
             let is = if into < run { Is::At { physical, shared: step & 1 != 0 && number % 3 == 0 } } else { Is::Hole };
@@ -167,7 +172,8 @@ impl Function {
         Some(())
     }
 
-    /// Tells the tree what the model has now; or, if there are no nodes, the model that it has `before`.
+    /// Sets the tree to the model's current mappings; if the memory has no nodes left, sets the
+    /// model back to `before`.
     fn put(&mut self, blocks: &Range<usize>, before: Vec<Block>) {
         let (version, root) = (self.tree.root().version(), self.tree.root());
         match self.tree.set(self.place.range(blocks), &self.extents(blocks)) {
@@ -176,7 +182,7 @@ impl Function {
                     .iter()
                     .zip(&self.model[blocks.clone()])
                     .any(|(old, new)| old.pruned == Pruned::No && old.is != Is::Hole && old.is != new.is);
-                assert!(!moved || root.version() != version, "what moved is still in the caches");
+                assert!(!moved || root.version() != version, "a mapping that moved is still in the caches");
             }
             Err(SetError::OutOfNodes(_)) => {
                 assert_eq!(root.version(), version);
@@ -192,7 +198,7 @@ impl Function {
         }
     }
 
-    /// An update that may be refused, and is then as if it had not been.
+    /// An update that the tree may refuse, which must then leave the tree as it was.
     fn set_wildly(&mut self, input: &mut Input<'_>) -> Option<()> {
         let known = [self.tree.root().blocks(), self.place.at(1), self.place.at(2), 1 << 63, 1 << 32];
         let range = BlockRange::new(Vlba(input.number(&known)?), input.number(&known)?);
@@ -209,7 +215,8 @@ impl Function {
                 let now: u64 =
                     self.tree.extents().filter_map(|extent| extent.clip(range)).map(|extent| extent.count).sum();
                 assert_eq!(now, extents.iter().map(|extent| extent.count).sum::<u64>());
-                // What is between the model's blocks is not the model's; from here on it knows all again.
+                // The update may also have changed blocks between the model's blocks. After the
+                // pruning the model is right again.
                 self.model.iter_mut().for_each(|block| block.pruned = Pruned::Perhaps);
                 self.tree.prune_all();
                 self.mark(0..self.model.len(), Pruned::Yes);
@@ -228,7 +235,7 @@ impl Function {
         if pruned == range {
             self.mark(blocks, Pruned::Yes);
         } else {
-            // Without a node to prune a part with, all is.
+            // Without a node to prune a part with, the whole tree is pruned.
             assert_eq!(pruned, BlockRange::new(Vlba(0), self.tree.root().blocks()));
             self.mark(0..self.model.len(), Pruned::Yes);
         }
@@ -258,7 +265,7 @@ impl Function {
         Some(())
     }
 
-    /// A new tree from what the model has.
+    /// Builds a new tree from the model.
     fn rebuild(&mut self, memory: &Arc<NodeMemory>, left: &mut usize) -> Option<()> {
         *left = left.checked_sub(self.model.len())?;
         let extents = self.extents(&(0..self.model.len()));
@@ -270,12 +277,12 @@ impl Function {
         Some(())
     }
 
-    /// Reads some, perhaps past the end, perhaps not to the end.
+    /// Reads a part, perhaps past the end of the tree, perhaps stopping early.
     fn read(&mut self, input: &mut Input<'_>, unit: &mut TranslationUnit, left: &mut usize) -> Option<()> {
         let blocks = self.part(input, left)?;
         let (setup, patience) = (input.byte()?, input.byte()?);
         let mut range = self.place.range(&blocks);
-        // Not all requests begin and end with a model's block.
+        // Some requests do not begin and end with a model's block.
         let beyond = if setup & 2 != 0 { u64::from(patience) + 1 } else { 0 };
         range.count += beyond;
         let stops = setup & 4 != 0;
@@ -292,7 +299,7 @@ impl Function {
         Some(())
     }
 
-    /// Reads some while the tree changes: what is told is from before, or unknown.
+    /// Reads a part while the tree changes: each piece must be from before the change, or unknown.
     fn read_meanwhile(&mut self, input: &mut Input<'_>, unit: &mut TranslationUnit, left: &mut usize) -> Option<()> {
         let (blocks, other) = (self.part(input, left)?, self.part(input, left)?);
         let (setup, when) = (input.byte()?, usize::from(input.byte()?) + 1);
@@ -334,7 +341,7 @@ impl Function {
         Some(())
     }
 
-    /// Everything, once more.
+    /// Reads all blocks.
     fn read_all(&mut self, unit: &mut TranslationUnit) {
         let blocks = 0..self.model.len();
         let range = self.place.range(&blocks);
@@ -359,7 +366,7 @@ fn function(setup: u8, id: u32, memory: &Arc<NodeMemory>) -> Option<Function> {
     let (base, scale) = places[usize::from(setup >> 3 & 3)];
     let place = Place { base, scale };
     let pruned = if setup & 4 == 0 { Pruned::No } else { Pruned::Yes };
-    // Large trees are slow: few inputs have one.
+    // Large trees are slow, so few inputs have one.
     let blocks = if setup >> 5 == 7 { BLOCKS } else { 1000 };
     Some(Function {
         id: FunctionId(id),
@@ -382,7 +389,8 @@ fn step(
     match operation >> 1 & 15 {
         0..=3 => function.set(input, left)?,
         4 => {
-            // What the tree does not know, it is told again: nothing that is cached becomes wrong.
+            // The tree gets the model's mappings of pruned blocks again, which invalidates no
+            // cached extent.
             let blocks = function.part(input, left)?;
             let (version, before) = (function.tree.root().version(), function.model[blocks.clone()].to_vec());
             function.mark(blocks.clone(), Pruned::No);
@@ -405,7 +413,7 @@ fn step(
         },
         _ => function.read(input, unit, left)?,
     }
-    // No translation is under way: what is retired can be used again.
+    // No translation is in progress, so retired nodes can be reused.
     memory.free(function.tree.take_retired());
     Some(())
 }

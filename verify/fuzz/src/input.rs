@@ -1,11 +1,11 @@
-//! An input as a sequence of bytes and numbers.
+//! Reads an input as a sequence of bytes and numbers.
 
-/// What is left of an input. All that is read from it is `None` when it is at its end.
+/// The rest of an input. All reads return `None` at its end.
 #[derive(Debug)]
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    /// All of it.
+    /// An input from its beginning.
     #[must_use]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
@@ -18,8 +18,9 @@ impl<'a> Input<'a> {
         Some(*byte)
     }
 
-    /// A number of any size. Small ones take a byte, and so do those in `known` and their neighbours: the numbers that
-    /// mean something where this one goes, which no fuzzer would guess.
+    /// A number of any size. Small numbers take a byte, and so do the numbers in `known` and their
+    /// neighbours. These have a meaning where the number is used, and a fuzzer would not guess
+    /// them.
     pub fn number(&mut self, known: &[u64]) -> Option<u64> {
         let byte = self.byte()?;
         let among = |index: u8| known.get(usize::from(index) % known.len().max(1)).copied().unwrap_or(u64::MAX);

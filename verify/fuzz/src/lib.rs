@@ -1,4 +1,4 @@
-//! What the targets share: a small guest whose memory is the fuzzer's, and a way to read an input as numbers.
+//! Shared parts of the targets: a small guest whose memory is the input, and a reader of numbers.
 
 #![forbid(unsafe_code)]
 
@@ -10,17 +10,17 @@ use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAdd
 use sidecore_ring::driver::RingAreas;
 use sidecore_ring::{RingFormat, RingLayout};
 
-/// Entries of the rings: few, so that an input reaches all of them.
+/// The entries of a ring: few, so that an input reaches all of them.
 const RING_SIZE: u16 = 4;
 const MEMORY_BYTES: u64 = 64 << 10;
-/// How much of an input is the memory's first contents; the rest changes it.
+/// The part of an input that is the memory's first content; the rest changes this content.
 const IMAGE_BYTES: usize = 640;
-/// An offset and a word.
+/// The size of an offset and a word.
 const POKE_BYTES: usize = 4;
 
 /// A guest's memory, zeroed: guest and user addresses are the same.
 ///
-/// Made once; making one for each input would be most of the work.
+/// The memory is made once: making one for each input would be most of the work.
 #[must_use]
 pub fn guest_memory() -> GuestMemory {
     thread_local! {
@@ -43,7 +43,7 @@ pub fn guest_memory() -> GuestMemory {
     memory
 }
 
-/// The ring that the low three bits of an input's first byte ask for.
+/// The ring for the low three bits of an input's first byte.
 #[must_use]
 pub fn ring_layout(setup: u8) -> RingLayout {
     let format = if setup & 1 == 0 { RingFormat::Split } else { RingFormat::Packed };
@@ -59,7 +59,7 @@ pub fn ring_layout(setup: u8) -> RingLayout {
     }
 }
 
-/// The guest's writes: the memory's contents at first, then a word at a time.
+/// The guest's writes: the memory's first content, then a word at a time.
 #[derive(Debug)]
 pub struct Poker<'a> {
     memory: GuestMemory,
@@ -75,7 +75,7 @@ impl<'a> Poker<'a> {
         Self { memory: memory.clone(), pokes }
     }
 
-    /// Writes the next word; false when there is none.
+    /// Writes the next word; false at the end of the input.
     pub fn poke(&mut self, hint: &mut RegionHint) -> bool {
         let Some((poke, rest)) = self.pokes.split_at_checked(POKE_BYTES) else { return false };
         self.pokes = rest;

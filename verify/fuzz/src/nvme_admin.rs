@@ -1,13 +1,16 @@
-//! A driver that does anything to an NVMe function: registers, configuration space, admin commands over memory that changes
-//! and goes away, while queues and the manager take their time. The function must not panic, must keep the order that it
-//! promises to its queues, and a reset must always come to an end.
+//! A driver with arbitrary behaviour on an NVMe function: registers, configuration space, admin
+//! commands over memory that changes and goes away, while queues and the manager answer late. The
+//! function must not panic, must keep its promised order towards its queues, and must complete
+//! every reset.
 //!
-//! The input is a sequence of steps, each of them a kind (1 byte) and what it needs; numbers are little-endian:
-//! 0 a write of 4 bytes to BAR0: offset (2), shifted left by 2, and value (4); 1 a command: its 64 bytes, put at the tail,
-//! and the doorbell; 2 bytes into the guest's memory: offset (3), size (1), the bytes; 3 a write of any size anywhere:
-//! region (1), offset (3), size (1), the bytes; 4 a read likewise; 5 what was held is answered; 6 the memory changes (1);
-//! 7 something from outside (1); 8 the controller is enabled as a driver would. From 240 on: stores to the doorbells that
-//! the client has mapped: queue (1), tail (4), head (4). 255: another client.
+//! The input is a sequence of steps: each has a kind (1 byte) and its arguments; numbers are
+//! little-endian. 0: a write of 4 bytes to BAR0: offset (2), shifted left by 2, and value (4). 1: a
+//! command: its 64 bytes, put at the tail, and the doorbell. 2: bytes into the guest's memory:
+//! offset (3), size (1), the bytes. 3: a write of any size at any place: region (1), offset (3),
+//! size (1), the bytes. 4: a read likewise. 5: the held answers are sent. 6: the memory changes
+//! (1). 7: an event from outside (1). 8: the controller is enabled as a driver does it. From 240
+//! on: stores to the doorbells that the client has mapped: queue (1), tail (4), head (4). 255:
+//! another client.
 #![no_main]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +34,7 @@ const MEMORY_BYTES: u64 = 1 << 20;
 const ENTRIES: u32 = 16;
 const COMPLETIONS: u64 = 0x1000;
 
-/// Holds its answers, and insists on the order of things.
+/// A queue host that holds its answers, and asserts the order of calls.
 #[derive(Default)]
 struct Host(Mutex<Books>);
 
@@ -157,7 +160,7 @@ impl QueueHost for Host {
     fn set_shadow_doorbells(&self, _pages: Option<(GuestAddress, GuestAddress)>) {}
 }
 
-/// Answers when the host does.
+/// A manager that answers when the host does.
 struct Subsystem(Arc<Host>);
 
 impl Subsystem {
@@ -230,7 +233,7 @@ impl Manager for Subsystem {
     }
 }
 
-/// Takes the input apart; zeros behind its end.
+/// Reads the input; zeros after its end.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -260,7 +263,8 @@ impl Input<'_> {
     }
 }
 
-/// Steps from here on are stores to doorbells that are mapped, which nobody is told of; the last is another client.
+/// Steps from here on are stores to mapped doorbells, of which the function is not notified; the
+/// last step is another client.
 const STORES: u8 = 240;
 const CONNECTS: u8 = 255;
 
@@ -271,7 +275,7 @@ struct Driver {
     memory: GuestMemory,
     tail: u32,
     stride: u64,
-    /// What the client maps, if it may.
+    /// The doorbells that the client maps, if it may.
     doorbells: Option<Doorbells>,
 }
 
@@ -308,7 +312,7 @@ impl Driver {
         driver
     }
 
-    /// A client that maps what it may. The one before it keeps its memory.
+    /// Connects a client, which maps the doorbells if it may. An earlier client keeps its own.
     fn connect(&mut self) {
         self.function.connect().unwrap();
         let file = self.function.area_file(0).ok();
@@ -343,7 +347,7 @@ impl Driver {
                 self.poke(u64::from(self.tail) * 64, &input.array::<64>());
                 self.tail = (self.tail + 1) % ENTRIES;
                 self.write32(0x1000, self.tail);
-                // All that was posted has been seen.
+                // The driver has seen all completion entries.
                 self.write32(0x1000 + self.stride, self.tail);
             }
             2 => {
@@ -440,7 +444,7 @@ fuzz_target!(|input: &[u8]| {
     while !input.0.is_empty() {
         driver.step(&mut input);
     }
-    // However it was left, it comes to rest.
+    // The function must become idle from any state.
     let over = Arc::new(AtomicBool::new(false));
     let seen = over.clone();
     driver.function.reset(Done::new(move || seen.store(true, Ordering::Relaxed)));

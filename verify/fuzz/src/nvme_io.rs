@@ -1,6 +1,6 @@
-//! The I/O queues of an NVMe controller: commands, data pointers, doorbells and changes of memory in any order, with a
-//! RAM disk behind them. Whatever comes, each command that was announced is completed once at most, nothing is lost, and
-//! the queues end when they are told to.
+//! The I/O queues of an NVMe controller: commands, data pointers, doorbells and changes of memory
+//! in any order, with a RAM disk. For any input, each submitted command is completed at most once,
+//! no request is lost, and the queues stop when they are told to.
 
 #![no_main]
 
@@ -23,14 +23,14 @@ use sidecore_units::Nanos;
 const COMPLETIONS: u64 = 0;
 const SUBMISSIONS: [u64; 2] = [0x1000, 0x2000];
 const ENTRIES: u32 = 8;
-/// Shadow doorbells, and a page behind them EventIdx.
+/// The page of the shadow doorbells, before the page of EventIdx.
 const SHADOW: u64 = 0x9000;
-/// Lists and data: few addresses, so that an input finds them.
+/// The addresses of lists and data: few, so that an input finds them.
 const ADDRESSES: &[u64] = &[0x4000, 0x5000, 0x6000, 0x8000, 0xF000, 0x4FF8, 0x1_0000];
 const OPCODES: &[u64] = &[0, 1, 2, 5, 8, 9, 0xC];
 const BLOCKS: u64 = 256;
 
-/// Never sleeps.
+/// A sleeper that never sleeps.
 struct Restless;
 
 impl Sleeper for Restless {
@@ -77,7 +77,7 @@ fn turn(now: &mut u64) {
     });
 }
 
-/// The next command, of numbers that mean something.
+/// The next command, with numbers that have a meaning in its fields.
 fn command(input: &mut Input<'_>) -> Option<Command> {
     let opcode = input.number(OPCODES)? as u32 & 0xFF;
     let flags = u32::from(input.byte()?);
@@ -90,7 +90,7 @@ fn command(input: &mut Input<'_>) -> Option<Command> {
     Some(command.with_dword(12, input.number(&[1 << 30, BLOCKS, 2048])? as u32))
 }
 
-/// One thing that a guest does; `None` at the end of the input.
+/// An action of the guest; `None` at the end of the input.
 fn act(
     input: &mut Input<'_>,
     memory: &GuestMemory,
@@ -187,7 +187,7 @@ fuzz_target!(|input: &[u8]| {
     }
     let mut now = 0;
     while act(&mut input, &memory, &doorbells, &set, &namespace, &mut now).is_some() {}
-    // It ends, whatever it was doing.
+    // The queues must stop in any state.
     let ended = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&ended);
     set.stop_all(Done::new(move || {

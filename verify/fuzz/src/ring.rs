@@ -1,4 +1,4 @@
-//! The device's side of both ring formats over memory that is the input, and changes under it.
+//! The device's side of both ring formats over memory that is the input, and that changes in use.
 
 #![no_main]
 

@@ -1,10 +1,11 @@
-//! A client that says anything, in any order, with any descriptors, while the function takes its time or does not: the
-//! session must neither panic nor answer before the function is done, nor ask a function for two things at once, nor leave
-//! anything of a client behind.
+//! A client that sends any messages, in any order, with any descriptors, while the function answers
+//! at once or late. The session must not panic, not answer before the function is done, not ask a
+//! function for two things at once, and not leave state of a client behind.
 //!
-//! The input is a sequence of steps. One below 0xf0 is a message: command (1 byte), flags (1 byte: 1 no-reply, 2 reply),
-//! descriptors (1 byte: how many, and of what kind), payload size (2 bytes, little-endian), payload. The others are:
-//! 0xf0 nothing, 0xf1 and 0xf2 the function takes its time or does not, 0xf3 another client.
+//! The input is a sequence of steps. A step below 0xf0 is a message: command (1 byte), flags (1
+//! byte: 1 no-reply, 2 reply), descriptors (1 byte: number and kind), payload size (2 bytes,
+//! little-endian), payload. The other steps are: 0xf0 no action, 0xf1 the function answers late,
+//! 0xf2 the function answers at once, 0xf3 another client.
 #![no_main]
 
 use std::io;
@@ -34,7 +35,7 @@ struct State {
     resets: usize,
 }
 
-/// What inputs share: making files is most of the work of a message.
+/// Files that all inputs share: making files is most of the work of a message.
 struct Files {
     memory: OwnedFd,
     event: OwnedFd,
@@ -43,7 +44,7 @@ struct Files {
 struct Function {
     files: Files,
     holds: AtomicBool,
-    /// The thread that is done later.
+    /// The thread that completes operations late.
     later: Sender<Done>,
     state: Mutex<State>,
     this: Weak<Self>,
@@ -83,7 +84,7 @@ impl Function {
         }
     }
 
-    /// How the next client has to find it.
+    /// Whether the function is in the state in which the next client must find it.
     fn is_free(&self) -> bool {
         let state = self.state();
         let empty = state.memory.as_ref().is_none_or(|memory| memory.region_count() == 0);
@@ -107,7 +108,7 @@ fn check(region: Region, offset_bytes: u64, len: usize) -> Result<(), AccessErro
         }
     };
     let len_bytes = len as u64;
-    // An access that wraps is the session's to refuse.
+    // The session must reject an access that wraps.
     if offset_bytes + len_bytes > room {
         return Err(AccessError::OutOfRange { region, offset_bytes, len_bytes });
     }
@@ -163,7 +164,7 @@ impl PciFunction for Function {
 
     fn set_vector(&self, vector: u16, event: Option<OwnedFd>) -> Result<(), AccessError> {
         if let Some(event) = &event {
-            // As a function does, if less thoroughly: a file has a size.
+            // A real function checks this more thoroughly: a file has a size.
             if rustix::fs::fstat(event).unwrap().st_size != 0 {
                 return Err(AccessError::NotAnEvent { vector: vector.into() });
             }
@@ -184,7 +185,7 @@ impl PciFunction for Function {
     }
 }
 
-/// Checks what is to be sent.
+/// Checks a reply before it is sent.
 fn check_reply(message: &Message, id: u16, command: Command) {
     assert!(message.flags.reply && !message.flags.no_reply);
     assert_eq!((message.id, message.command), (id, command));
@@ -209,10 +210,10 @@ impl Client {
     fn handle(&mut self, message: Message, function: &Function) {
         let (id, command, no_reply) = (message.id, message.command, message.flags.no_reply);
         match self.0.handle(message) {
-            // A session must stand even what comes after the error that ends its connection.
+            // A session must also survive messages after the error that ends its connection.
             Err(_) => {}
             Ok(Some(reply)) => {
-                assert!(!no_reply, "a reply that nobody waits for");
+                assert!(!no_reply, "a reply that the client does not wait for");
                 check_reply(&reply, id, command);
             }
             Ok(None) => assert!(no_reply),
@@ -222,11 +223,12 @@ impl Client {
 
     fn end(mut self, function: &Function) {
         self.0.end();
-        assert!(function.is_free(), "something of the client is left");
+        assert!(function.is_free(), "state of the client is left");
     }
 }
 
-/// The next message and what is left; an error is a connection that a server would have closed.
+/// The next message and the rest of the input. The message is `None` where a server would have
+/// closed the connection.
 fn next_message<'a>(input: &'a [u8], function: &Function) -> Option<(Option<Message>, &'a [u8])> {
     let ([command, flags, fds, size @ ..], rest) = input.split_first_chunk::<5>()?;
     let size = usize::from(u16::from_le_bytes(*size)).min(rest.len());

@@ -1,8 +1,8 @@
-//! A front end that says anything, in any order, with any descriptors: the session must neither panic nor lose track of
-//! what runs.
+//! A front end that sends any messages, in any order, with any descriptors: the session must not
+//! panic, and must know which queues run.
 //!
-//! The input is a sequence of messages, each of them: request (1 byte), flags (1 byte: 1 need-reply, 2 reply), number of
-//! file descriptors (1 byte), payload size (2 bytes, little-endian), payload.
+//! The input is a sequence of messages: request (1 byte), flags (1 byte: 1 need-reply, 2 reply),
+//! number of file descriptors (1 byte), payload size (2 bytes, little-endian), payload.
 #![no_main]
 
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ const QUEUES: u16 = 3;
 const CONFIG_BYTES: usize = 60;
 const FILE_BYTES: u64 = 1 << 20;
 
-/// Holds what it is given for as long as a queue runs.
+/// A device that keeps the resources of its running queues.
 #[derive(Default)]
 struct Device {
     queues: Mutex<[Option<(QueueResources, RingState)>; QUEUES as usize]>,
@@ -62,7 +62,7 @@ impl VirtioDevice for Device {
     }
 
     fn config_generation(&self) -> u32 {
-        // Every look finds another one.
+        // Every read returns another generation.
         self.config_generation.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -99,7 +99,7 @@ impl VirtioDevice for Device {
     }
 }
 
-/// What may come with a request: most take files, one takes a socket.
+/// A descriptor for a request: a socket for `SetBackendReqFd`, else a file.
 fn descriptor(request: u8) -> OwnedFd {
     if Request::from_code(request.into()) == Request::SetBackendReqFd {
         return UnixStream::pair().unwrap().0.into();
@@ -113,7 +113,8 @@ fn memfd() -> OwnedFd {
     file
 }
 
-/// The next message and what is left; an error is a connection that a server would have closed.
+/// The next message and the rest of the input. The message is `None` where a server would have
+/// closed the connection.
 fn next_message(input: &[u8]) -> Option<(Option<Message>, &[u8])> {
     let ([request, flags, fds, size @ ..], rest) = input.split_first_chunk::<5>()?;
     let size = usize::from(u16::from_le_bytes(*size)).min(rest.len());
@@ -136,10 +137,10 @@ fuzz_target!(|input: &[u8]| {
         if session.owes_config_change() {
             session.send_config_change();
         }
-        // A session must stand even what comes after the error that ends its connection.
+        // A session must also survive messages after the error that ends its connection.
         if let Ok(Some(reply)) = session.handle(message) {
             assert!(reply.flags.reply && reply.request == request && reply.fds.is_empty());
-            assert!(need_reply || request.has_reply(), "a reply that nobody waits for");
+            assert!(need_reply || request.has_reply(), "a reply that the front end does not wait for");
             let bytes = reply.to_bytes();
             let (header, payload) = bytes.split_first_chunk().unwrap();
             let read = Message::parse(Header::parse(header).unwrap(), payload, Vec::new()).unwrap();

@@ -4,12 +4,12 @@ value() {
     say "value $*"
 }
 
-# Does one order after the other. An order is a line: a name, and arguments. Its answer is any number of lines
-# `value KEY TEXT`, and then `finished NAME`.
+# Executes orders, one after the other. An order is a line: a name, and arguments. Its answer is any
+# number of lines `value KEY TEXT`, and then `finished NAME`.
 take_orders() {
     say "finished boot"
     while read -r line <&3; do
-        # The order's words are meant to be split.
+        # The words of the order must be split.
         set -- $line
         order=$1
         shift
@@ -23,7 +23,7 @@ take_orders() {
     say done
 }
 
-# Until something is so: a command that says it, for at most so many tenths of a second.
+# Waits until a command succeeds, for so many tenths of a second at most.
 until_so() {
     tenths=$1
     shift
@@ -42,26 +42,26 @@ has_size() {
     [ "$(mib)" = "$1" ]
 }
 
-# grown MIB: whether the disk has a size now, or soon.
+# grown MIB: waits until the disk has this size.
 order_grown() {
     until_so 300 has_size "$1"
     value mib "$(mib)"
 }
 
-# Nothing may be answered from this guest's memory.
+# Reads must not be answered from this guest's page cache.
 forget_cached() {
     must sync
     must blockdev --flushbufs "/dev/$dev"
     echo 3 >/proc/sys/vm/drop_caches
 }
 
-# mkfs MIB: a file system on the first so many MiB of the disk.
+# mkfs MIB: makes a file system on the first so many MiB of the disk.
 order_mkfs() {
     must mkfs.ext4 -q -F "/dev/$dev" "${1}M"
     must mount -t ext4 "/dev/$dev" /mnt
 }
 
-# keep: known files into the file system, and all of it to the disk.
+# keep: writes known files into the file system, and all of it to the disk.
 order_keep() {
     make_tree
     mkdir /mnt/known /mnt/churn
@@ -73,7 +73,8 @@ order_keep() {
     value digest "$(sha256sum </tmp/sums | cut -d ' ' -f 1)"
 }
 
-# Writes all of a part of the disk in pieces of several sizes, at random, and reads it back; again and again.
+# Writes a part of the disk in pieces of several sizes, in random order, and reads it back;
+# repeatedly.
 load_blocks() {
     rounds=0
     while [ ! -e /tmp/load.stop ]; do
@@ -89,7 +90,7 @@ load_blocks() {
     done
 }
 
-# Writes small files and has each on the disk before the next, so that the journal is never idle.
+# Writes small files, each to the disk before the next one, so that the journal is never idle.
 load_files() {
     count=0
     while [ ! -e /tmp/load.stop ]; do
@@ -101,7 +102,8 @@ load_files() {
     done
 }
 
-# load OFFSET SIZE: begins to write to the disk (in MiB, past the file system) and to the file system.
+# load OFFSET SIZE: starts writes to the disk (in MiB, behind the file system) and to the file
+# system.
 order_load() {
     rm -f /tmp/load.*
     echo 0 >/tmp/load.rounds
@@ -111,14 +113,14 @@ order_load() {
     load_files=$!
 }
 
-# rounds: whether the load goes on, and how many times fio has verified its part of the disk.
+# rounds: whether the load still runs, and how many times fio has verified its part of the disk.
 order_rounds() {
     [ ! -e /tmp/load.failed ] || fail "the load found: $(cat /tmp/load.failed)"
     kill -0 $load_blocks && kill -0 $load_files || fail "the load ended by itself"
     value rounds "$(cat /tmp/load.rounds)"
 }
 
-# endload: lets the round end, with its verification.
+# endload: ends the load after its round, with the verification.
 order_endload() {
     touch /tmp/load.stop
     wait $load_blocks $load_files
@@ -126,7 +128,7 @@ order_endload() {
     value rounds "$(cat /tmp/load.rounds)"
 }
 
-# fsck: what e2fsck finds, without changing anything.
+# fsck: e2fsck's result, without changes to the disk.
 order_fsck() {
     e2fsck -f -n "/dev/$dev" >/tmp/fsck.out 2>&1
     value code $?
@@ -143,7 +145,7 @@ order_unmount() {
     forget_cached
 }
 
-# check DIGEST: whether the known files are as the list says whose checksum is given.
+# check DIGEST: compares the known files with the list whose checksum is given.
 order_check() {
     if [ "$(sha256sum </mnt/sums | cut -d ' ' -f 1)" = "$1" ]; then
         compare_tree /mnt/known /mnt/sums
@@ -154,13 +156,14 @@ order_check() {
     value files "$(wc -l </mnt/sums)"
 }
 
-# fresh MIB COUNT: writes so many blocks of 4 KiB to the disk, past the file system. Each is answered, and none is flushed.
+# fresh MIB COUNT: writes so many blocks of 4 KiB to the disk, behind the file system. Each write is
+# answered, and no flush follows.
 order_fresh() {
     must dd if=/dev/urandom of=/tmp/fresh bs=4096 count="$2"
     must dd if=/tmp/fresh of="/dev/$dev" bs=4096 seek=$(($1 * 256)) oflag=direct
 }
 
-# answered MIB COUNT: whether they are there.
+# answered MIB COUNT: checks these blocks.
 order_answered() {
     must dd if="/dev/$dev" of=/tmp/answered bs=4096 skip=$(($1 * 256)) count="$2" iflag=direct
     if cmp -s /tmp/fresh /tmp/answered; then value same true; else value same false; fi

@@ -1,13 +1,13 @@
 #!/bin/busybox sh
-# The guest's first and only process: it makes the system usable and then plays the part that the host gives it, which
-# is one of the scripts in /parts. What is defined here is for all of them.
+# The guest's first process: it sets the system up and then runs one of the scripts in /parts, which
+# the host chooses. The functions here are for all of them.
 #
-# ttyS0 carries the dialogue with the host, one line at a time, each beginning with SIDECORE; ttyS1 is the kernel's
-# console, so that its messages never fall into the middle of a line. The host hands the settings over on the kernel's
-# command line, from where the kernel puts them into this environment:
+# ttyS0 carries the dialogue with the host, line by line, each beginning with SIDECORE; ttyS1 is the
+# kernel's console, so that its messages never interrupt a line. The settings are on the kernel's
+# command line, from which the kernel puts them into this environment:
 #   SIDECORE_PART     which script: measure, orders or nvme
 #   SIDECORE_POLLED   1 to give the disks queues that are polled, else 0
-# and what the part itself asks for.
+# and the settings of the script.
 
 /bin/busybox mkdir -p /proc /sys /dev /tmp /mnt /bin /sbin
 /bin/busybox --install -s /bin
@@ -26,17 +26,17 @@ say() {
 fail() {
     say "failed $(echo "$*" | tr '\n' ' ')"
     poweroff -f
-    # Powering off may take the kernel a moment; process 1 must not return.
+    # The kernel may need a moment to power off; process 1 must not return.
     while :; do sleep 60; done
 }
 
-# Runs a command quietly; its last words become the failure's message.
+# Runs a command without output; its last lines become the failure's message.
 must() {
     "$@" >/tmp/out 2>&1 || fail "$* ended with $?: $(tail -n 4 /tmp/out)"
 }
 
-# A tree worth comparing: this system's own smaller files, and random data cut into files of several lengths. Its
-# checksums are in /tmp/sums.
+# Makes a tree to compare: this system's own smaller files, and random data in files of several
+# lengths. The checksums are in /tmp/sums.
 make_tree() {
     mkdir -p /tmp/tree/random /tmp/tree/system
     head -c 3000000 /dev/urandom >/tmp/random
@@ -61,7 +61,8 @@ sum_tree() {
     cd /
 }
 
-# Compares the files in a directory with a list of checksums: the verdict is `true`, or `false` and what differs.
+# Compares the files in a directory with a list of checksums: the verdict is `true`, or `false` and
+# the differences.
 compare_tree() {
     cd "$1" || fail "no $1"
     if sha256sum -c "$2" >/tmp/compare 2>&1; then
@@ -85,8 +86,8 @@ find_disk() {
     fail "no disk in PCI slot $1"
 }
 
-# fio with what all its runs share. The job's name and what it reads or writes are this function's first arguments; the
-# rest are fio's.
+# Runs fio with the options of all runs. The arguments are the job's name, the target, and more
+# options.
 job() {
     name=$1
     target=$2
@@ -99,10 +100,10 @@ fio_words() {
     cat /tmp/fio.out /tmp/fio.json 2>/dev/null | head -c 600 | tr '\n' ' '
 }
 
-# For jobs that are measured: one request at a time.
+# Options of measured jobs: one request at a time.
 LATENCIES="--iodepth=1 --lat_percentiles=1 --clat_percentiles=0 --percentile_list=50:99"
 
-# Everything that may show in /proc/interrupts and in the disk's own counters, as the kernel prints it.
+# Prints all lines of /proc/interrupts and of the disk's own counters that may matter.
 count() {
     cat /proc/interrupts >"/tmp/interrupts.$1"
     cat "/sys/block/$dev/stat" >"/tmp/stat.$1"

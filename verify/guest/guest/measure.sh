@@ -1,18 +1,18 @@
-# Checks what each disk gives back, and counts what its requests cost. Settings:
+# Checks the data of each disk, and counts the events of its requests. Settings:
 #   SIDECORE_DISKS    name:PCI slot, separated by commas
 #   SIDECORE_PACKED   the disk that has packed rings
 #   SIDECORE_WRITES   the disk on which writes with and without a file system are compared
-#   SIDECORE_SECONDS  how long reads are measured
+#   SIDECORE_SECONDS  the length of a measurement
 
-# Says where we are, and goes on only after the host has looked at the daemon's counters.
+# Tells the host the state, and continues after the host has read the daemon's counters.
 meet_host() {
     say "$*"
     read -r answer <&3
     [ "$answer" = go ] || fail "the host answered '$answer' to '$*'"
 }
 
-# Runs a job of fio, with nothing else on the disk, between two meetings with the host: what was counted between them
-# is the job's.
+# Runs a job of fio, with no other requests on the disk, between two exchanges with the host. The
+# differences of the counters are the job's.
 window() {
     what=$1
     shift
@@ -20,7 +20,7 @@ window() {
     meet_host "window $disk $what begin"
     count begin
     "$@" || fail "fio: $(fio_words)"
-    # What a file system still owes for the job belongs to it.
+    # The job's data that the file system has not written yet belongs to the job.
     must sync
     count end
     meet_host "window $disk $what end"
@@ -39,7 +39,7 @@ check_filesystem() {
     must cp -a /tmp/tree/. /mnt/
     must sync
     must umount /mnt
-    # Nothing of what was written may be answered from this guest's memory.
+    # Reads must not be answered from this guest's page cache.
     must blockdev --flushbufs "/dev/$dev"
     echo 3 >/proc/sys/vm/drop_caches
     must mount -t ext4 "/dev/$dev" /mnt
@@ -67,13 +67,14 @@ check_blocks() {
 measure_reads() {
     reads="--rw=randread --size=16m --time_based $LATENCIES"
     say "step $disk warm-up"
-    # The options are words: they are meant to be split.
+    # The options are words, which must be split.
     job warm-up "/dev/$dev" $reads --runtime=1 || fail "fio: $(fio_words)"
     say "step $disk measure"
     window read job measure "/dev/$dev" $reads --runtime="$SIDECORE_SECONDS"
 }
 
-# What a write costs on the disk itself and in a file: where nothing was written before, and once more.
+# The cost of a write on the disk itself and in a file: to places that were never written, and to
+# the same places again.
 measure_writes() {
     writes="--rw=randwrite --size=1m $LATENCIES"
     say "step $disk writes"
@@ -82,9 +83,9 @@ measure_writes() {
     window raw-again job raw-again "/dev/$dev" $writes
     say "step $disk writes to a file on ext4"
     must mkfs.ext4 -q -F "/dev/$dev"
-    # Without the thread that goes on making the file system, which is no job's work.
+    # Without the thread that initializes the file system later, whose requests would be counted.
     must mount -t ext4 -o noinit_itable "/dev/$dev" /mnt
-    # Space in the file system is given to the file by the first writes themselves, not before.
+    # The first writes must allocate the file's space, so fio must not preallocate it.
     window ext4-first job ext4-first /mnt/file $writes --fallocate=none
     window ext4-again job ext4-again /mnt/file $writes --overwrite=1
     must umount /mnt

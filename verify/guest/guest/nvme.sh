@@ -1,9 +1,10 @@
-# Does what the host orders, one order at a time (disk.sh says how), with NVMe functions that come and go. Most orders are
-# about the one that was found last.
+# Executes the host's orders, one at a time (see disk.sh), with NVMe functions that come and go.
+# Most orders are about the function that was found last.
 
 . /parts/disk.sh
 
-# The live controller behind the port in a PCI slot, and the disk of its namespace, in $controller and $dev.
+# Finds the live controller behind the port in a PCI slot, and the disk of its namespace:
+# $controller and $dev.
 look() {
     controller=
     dev=
@@ -15,7 +16,8 @@ look() {
         controller=${path##*/}
         [ "$(cat "$path/state" 2>/dev/null)" = live ] || return 1
         for disk in "$path"/nvme*n*; do
-            # Where a subsystem may have other controllers, this is one of the ways to a disk: nvme1c1n1 to nvme1n1.
+            # If a subsystem may have several controllers, this is a path to a disk: nvme1c1n1 to
+            # nvme1n1.
             dev=$(echo "${disk##*/}" | sed 's/c[0-9]*n/n/')
             [ -b "/dev/$dev" ] && return
         done
@@ -28,7 +30,7 @@ is_gone() {
     [ -z "$controller" ]
 }
 
-# find SLOT: what is behind a port, once it is ready.
+# find SLOT: the function behind a port, once it is ready.
 order_find() {
     until_so 300 look "$1" || fail "no NVMe disk behind the port in slot $1; controller: $controller, disk: $dev"
     value controller "$controller"
@@ -38,19 +40,20 @@ order_find() {
     value queues "$(ls "/sys/block/$dev/mq" 2>/dev/null | wc -l)"
 }
 
-# gone SLOT: whether nothing is behind a port, or soon nothing.
+# gone SLOT: waits until no function is behind a port.
 order_gone() {
     if until_so 300 is_gone "$1"; then value gone true; else value gone "false $controller"; fi
 }
 
-# remove SLOT: lets go of what is behind a port, as if it had been asked to. That it has comes with order_gone.
+# remove SLOT: releases the function behind a port, as on a request to eject. order_gone waits for
+# the end.
 order_remove() {
     for function in "/sys/bus/pci/devices/0000:00:$1.0"/0000:??:??.?; do
         echo 1 >"$function/remove" || fail "the kernel does not let go of $function"
     done
 }
 
-# nvme ARGUMENTS: nvme-cli, and what it says.
+# nvme ARGUMENTS: runs nvme-cli, with its output as the answer.
 order_nvme() {
     nvme "$@" >/tmp/nvme.out 2>/tmp/nvme.err
     value code $?
@@ -58,8 +61,8 @@ order_nvme() {
     value err "$(tr '\n' ' ' </tmp/nvme.err | head -c 300)"
 }
 
-# stamp BLOCK COUNT: random data to so many blocks of 4 KiB, which is also kept in /tmp/stamp; and in /tmp/other, which
-# has one byte that is not the same.
+# stamp BLOCK COUNT: writes random data to so many blocks of 4 KiB, and to /tmp/stamp. /tmp/other
+# differs from it in one byte.
 order_stamp() {
     dd if=/dev/urandom of=/tmp/stamp bs=4096 count="$2" 2>/dev/null
     must dd if=/tmp/stamp of="/dev/$dev" bs=4096 seek="$1" oflag=direct
@@ -69,14 +72,14 @@ order_stamp() {
         dd of=/tmp/other bs=1 seek=$((4096 * $2 - 1)) conv=notrunc 2>/dev/null
 }
 
-# nonzero BLOCK COUNT: how many bytes in so many blocks of 4 KiB are not zero.
+# nonzero BLOCK COUNT: the number of bytes in so many blocks of 4 KiB that are not zero.
 order_nonzero() {
     dd if="/dev/$dev" bs=4096 skip="$1" count="$2" iflag=direct 2>/dev/null >/tmp/blocks
     value bytes "$(wc -c </tmp/blocks)"
     value nonzero "$(tr -d '\0' </tmp/blocks | wc -c)"
 }
 
-# fio OFFSET SIZE: writes a part of the disk, in MiB, and reads it back as it was written; polled.
+# fio OFFSET SIZE: writes a part of the disk, in MiB, and verifies it; polled.
 order_fio() {
     for how in write read; do
         if job $how "/dev/$dev" --rw=rand$how --offset="${1}m" --size="${2}m" --iodepth=8 --verify=crc32c \
@@ -88,9 +91,10 @@ order_fio() {
     done
 }
 
-# measure POLLED OFFSET SECONDS: what reads of the 16 MiB there cost, with polled queues or with the others.
+# measure POLLED OFFSET SECONDS: the cost of reads of the 16 MiB there, with polled queues or with
+# the others.
 order_measure() {
-    # For this order only.
+    # Only for this order.
     usual=$SIDECORE_POLLED
     SIDECORE_POLLED=$1
     must sync
@@ -110,12 +114,12 @@ has_ended() {
     ! kill -0 "$1" 2>/dev/null
 }
 
-# Whether the disk has completed so many reads since it came.
+# Whether the disk has completed so many reads since it appeared.
 has_read() {
     [ "$(sed 's/^ *//' "/sys/block/$dev/stat" | cut -d ' ' -f 1)" -ge "$1" ]
 }
 
-# press OFFSET SIZE: begins to read and write a part of the disk, in MiB, until the disk is gone.
+# press OFFSET SIZE: starts reads and writes of a part of the disk, in MiB, until the disk is gone.
 order_press() {
     enough=$(($(sed 's/^ *//' "/sys/block/$dev/stat" | cut -d ' ' -f 1) + 200))
     fio --name=press --filename="/dev/$dev" --direct=1 --ioengine=io_uring --hipri="$SIDECORE_POLLED" --thread \
@@ -126,7 +130,7 @@ order_press() {
     ! has_ended "$press" || fail "fio ended by itself: $(tail -n 4 /tmp/press.out)"
 }
 
-# pressed: how that ended, with its disk.
+# pressed: the result of these reads and writes, after the disk's removal.
 order_pressed() {
     until_so 600 has_ended "$press" || fail "fio goes on, or hangs, without its disk"
     wait "$press"
@@ -134,7 +138,7 @@ order_pressed() {
     value words "$(sed -n 's/.*\(error=[^)]*\).*/\1/p' /tmp/press.out | head -n 1)"
 }
 
-# log: what the kernel has said since the last time that somebody should know: warnings and worse, and all about NVMe.
+# log: the kernel's new messages of interest: warnings and more severe ones, and all about NVMe.
 order_log() {
     dmesg -c -r >/tmp/log
     value lines "$(grep-gnu -E '^<[0-4]>|nvme|I/O error' /tmp/log | tr '\n' '|')"

@@ -1,4 +1,4 @@
-# Does what the host orders, one order at a time (disk.sh says how). Settings:
+# Executes the host's orders, one at a time (see disk.sh). Settings:
 #   SIDECORE_SLOT   the PCI slot of the disk that all orders are about
 
 . /parts/disk.sh
@@ -27,7 +27,8 @@ order_change() {
     value digest "$(sha256sum </tmp/sums | cut -d ' ' -f 1)"
 }
 
-# secret NAME TEXT OFFSET: the text into a file, into a file that is deleted, and to the disk past the file system.
+# secret NAME TEXT OFFSET: writes the text into a file, into a file that is deleted, and to the disk
+# behind the file system.
 order_secret() {
     secret "$2" 1048576 >"/mnt/$1-secret" || fail "no room for a secret"
     cp "/mnt/$1-secret" "/mnt/$1-deleted" || fail "no room for another"
@@ -39,14 +40,14 @@ order_secret() {
     must sync
 }
 
-# search TEXT TEXT: how many times each of the two is on the disk, anywhere.
+# search TEXT TEXT: the number of occurrences of each text on the whole disk.
 order_search() {
     forget_cached
-    # Zeros end records, so that a hole of gigabytes is no line of gigabytes.
+    # Zeros end records, so that a hole of gigabytes is not one line.
     dd if="/dev/$dev" bs=1M iflag=direct 2>/tmp/dd.out | grep-gnu -o -a -z -F -e "$1" -e "$2" | tr '\0' '\n' >/tmp/hits
     value one "$(grep-gnu -c -F -e "$1" /tmp/hits)"
     value other "$(grep-gnu -c -F -e "$2" /tmp/hits)"
-    # All of the disk, or it proves nothing.
+    # A search of a part of the disk would prove nothing.
     value mib "$(sed -n 's/^\([0-9]*\)+0 records in$/\1/p' /tmp/dd.out)"
     rm /tmp/hits
 }
@@ -57,12 +58,12 @@ order_scatter() {
         --iodepth=32 --allow_mounted_write=1 || fail "fio: $(fio_words)"
 }
 
-# list: what there is at the top of the file system.
+# list: the names at the top of the file system.
 order_list() {
     value files "$(ls /mnt | tr '\n' ' ')"
 }
 
-# trim: deletes the known files and gives back what the file system does not use.
+# trim: deletes the known files and trims the free space of the file system.
 order_trim() {
     must rm -r /mnt/known
     must sync
@@ -71,9 +72,9 @@ order_trim() {
     must sync
 }
 
-# discard OFFSET SIZE: gives back a part of the disk, in MiB.
+# discard OFFSET SIZE: discards a part of the disk, in MiB.
 order_discard() {
-    # blkdiscard would want the disk for itself, but its file system is mounted.
+    # blkdiscard wants exclusive access to the disk, but its file system is mounted.
     must fio --name=discard --filename="/dev/$dev" --ioengine=psync --rw=trim --bs=1m --offset="${1}m" --size="${2}m" \
         --allow_mounted_write=1
     must sync

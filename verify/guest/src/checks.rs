@@ -1,4 +1,5 @@
-//! What has to be true, what was found, and the commands that showed it, in the order of the run.
+//! The checks of a run with their results, and the commands that show them, in the order of the
+//! run.
 
 use crate::session::Session;
 use crate::sidecore::{Sidecore, command};
@@ -6,51 +7,52 @@ use anyhow::Result;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// One thing that had to be true.
+/// A condition that must hold, with the result of its check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What.
+    /// The condition.
     pub what: String,
-    /// What was found.
+    /// The value that was found.
     pub found: String,
-    /// Whether it was true.
+    /// Whether the condition holds.
     pub ok: bool,
 }
 
-/// A command and what it printed, for people to see.
+/// A command and its output, for the reader of the report.
 #[derive(Debug, Clone, Serialize)]
 pub struct Shown {
-    /// The command.
+    /// As a user would type it.
     pub command: String,
-    /// What it printed.
+    /// The command's standard output.
     pub printed: String,
 }
 
-/// What was found in a run.
+/// The checks and the commands of a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Checks {
-    /// Everything that was checked.
+    /// All checks, in order.
     pub checks: Vec<Check>,
-    /// What some commands printed.
+    /// Commands with their output, in order.
     pub shown: Vec<Shown>,
 }
 
 impl Checks {
-    /// Notes whether something was true, and goes on: what comes later may say why it was not.
+    /// Notes a check's result. The run continues, because a later check may show why this one
+    /// failed.
     pub(crate) fn note(&mut self, session: &Session<'_>, what: &str, ok: bool, found: impl Into<String>) {
         let check = Check { what: what.to_owned(), found: found.into(), ok };
         session.say(format!("{}: {} ({})", if ok { "ok" } else { "NOT SO" }, check.what, check.found));
         self.checks.push(check);
     }
 
-    /// Runs a command for people to see what it prints.
+    /// Runs a command and notes its output for the report.
     pub(crate) fn show(&mut self, sidecore: &Sidecore, arguments: &[&str]) -> Result<()> {
         let printed = sidecore.run(arguments)?;
         self.shown.push(Shown { command: command(arguments), printed });
         Ok(())
     }
 
-    /// For people, under a title.
+    /// The report under a title.
     pub(crate) fn text(&self, title: &str) -> String {
         let mut text = format!("{title}:\n\n");
         // Writing to a string cannot fail.
@@ -63,7 +65,7 @@ impl Checks {
         text
     }
 
-    /// What was not true.
+    /// The checks that failed, in words.
     pub(crate) fn faults(&self) -> Vec<String> {
         let failed = self.checks.iter().filter(|check| !check.ok);
         failed.map(|Check { what, found, .. }| format!("not so: {what}; but: {found}")).collect()

@@ -1,4 +1,4 @@
-//! The configurations that the demo's daemons run with: what a user would write.
+//! The configurations of the demo's daemons, as a user would write them.
 
 use crate::report::Mode;
 use crate::text;
@@ -9,33 +9,31 @@ use std::path::{Path, PathBuf};
 pub(crate) const DISKS: [&str; 2] = [FILE, RAM];
 /// The volume on a file, with split rings.
 pub(crate) const FILE: &str = "file";
-/// The volume in memory. It has packed rings, so that a real guest's driver is met with both kinds.
+/// The volume in memory. It has packed rings, so that the guest's driver uses both ring formats.
 pub(crate) const RAM: &str = "ram";
-/// One queue that interrupts and one that the guest may poll.
+/// One queue with interrupts and one that the guest may poll.
 pub(crate) const QUEUES: u16 = 2;
 
-/// The controller on the file.
 pub(crate) const POOL: &str = "pool";
-/// The size of its store, which takes space only where it is written.
+/// The size of the controller's store, a sparse file.
 pub(crate) const POOL_MIB: u64 = 512;
-/// The size of its volumes: more than there is.
+/// The size of the controller's volumes, larger than its store.
 pub(crate) const VOLUME_MIB: u64 = 1024;
 /// The volume whose snapshot is taken.
 pub(crate) const ORIGIN: &str = "first";
 
 /// The volume behind the NVMe function that the guest boots with.
 pub(crate) const VF: &str = "vf";
-/// The volume behind the one that is plugged while the guest runs.
+/// The volume behind the function that is plugged while the guest runs.
 pub(crate) const PLUGGED: &str = "plugged";
 /// The physical function, and its store.
 pub(crate) const MANAGER: &str = "manager";
-/// The size of both volumes at first.
+/// The size of both volumes before they grow.
 pub(crate) const FUNCTION_MIB: u64 = 256;
 
 const RAM_MIB: u64 = 256;
 const RAM_VOLUME_MIB: u64 = 512;
 
-/// The controller on memory.
 const MEMORY: &str = "memory";
 
 /// The controller of one of the measured disks.
@@ -48,9 +46,9 @@ pub(crate) fn socket(directory: &Path, device: &str) -> PathBuf {
     directory.join(format!("{device}.sock"))
 }
 
-/// Where a daemon's files are.
+/// The paths of a daemon's files.
 pub(crate) struct Places<'a> {
-    /// For sockets.
+    /// The directory of the sockets.
     pub(crate) directory: &'a Path,
     /// The pool's store.
     pub(crate) pool: &'a Path,
@@ -59,7 +57,8 @@ pub(crate) struct Places<'a> {
 }
 
 impl Places<'_> {
-    /// Two disks to be measured, each a thin volume of a controller of its own: on a file, and in memory.
+    /// Two disks for the measurement, each a thin volume of its own controller: one on a file, one
+    /// in memory.
     pub(crate) fn measured(&self, mode: Mode) -> Result<String> {
         let idle = match mode {
             Mode::Interrupt => "interrupt",
@@ -76,14 +75,15 @@ impl Places<'_> {
         .concat())
     }
 
-    /// One disk, a thin volume larger than its store; all else is done at run time.
+    /// A disk on a thin volume larger than its store; the rest is configured at run time.
     pub(crate) fn volumes(&self) -> Result<String> {
         Ok([self.head()?, self.pool()?, self.device(POOL, ORIGIN, VOLUME_MIB, "idle = \"adaptive\"")?].concat())
     }
 
-    /// Two NVMe functions, each showing a thin volume of a controller on a file. One is polled, so that its guest writes
-    /// doorbells to memory. The other one's sidecore may sleep, so that the guest's driver has shadow doorbells; it has MSI, so
-    /// that every QEMU can unplug it. And the physical function, for whoever manages them.
+    /// Two NVMe functions, each of a thin volume of a controller on a file, and the physical
+    /// function, which manages both. One function is polled, so that its guest writes doorbells to
+    /// memory. The other function's sidecore may sleep, so that the guest's driver has shadow
+    /// doorbells; this function has MSI, so that every QEMU can unplug it.
     pub(crate) fn nvme(&self) -> Result<String> {
         let socket = quoted(&socket(self.directory, MANAGER))?;
         let manager = format!(
@@ -134,7 +134,7 @@ fn controller(name: &str, store: &str, block_size: &str) -> String {
     )
 }
 
-/// A JSON string is a TOML string.
+/// A path as a TOML string, whose syntax JSON strings also have.
 fn quoted(path: &Path) -> Result<String> {
     Ok(serde_json::to_string(text(path)?)?)
 }

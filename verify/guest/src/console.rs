@@ -1,4 +1,4 @@
-//! What a guest says on its serial line. The scripts in `guest` are the other end.
+//! The messages of a guest on its serial line, which the scripts in `guest` write.
 
 use anyhow::{Context, Result, bail};
 
@@ -9,16 +9,16 @@ pub(crate) enum Edge {
     End,
 }
 
-/// What is measured on which disk.
+/// A measured window of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window<'a> {
     pub(crate) disk: &'a str,
     pub(crate) what: &'a str,
 }
 
-/// One line of the guest, understood.
+/// A message of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Word<'a> {
+pub(crate) enum Message<'a> {
     Booted {
         release: &'a str,
     },
@@ -58,7 +58,7 @@ pub(crate) enum Word<'a> {
         window: Window<'a>,
         json: &'a str,
     },
-    /// Part of the answer to an order.
+    /// A part of the answer to an order.
     Value {
         key: &'a str,
         text: &'a str,
@@ -73,27 +73,27 @@ pub(crate) enum Word<'a> {
     Done,
 }
 
-/// Understands a line; `None` for one that is not meant for us.
-pub(crate) fn parse(line: &str) -> Result<Option<Word<'_>>> {
-    // Firmware may have left control characters in front.
+/// Parses a line; `None` for a line that is not a message.
+pub(crate) fn parse(line: &str) -> Result<Option<Message<'_>>> {
+    // Firmware may have left control characters before the message.
     let Some((_, said)) = line.split_once("SIDECORE ") else { return Ok(None) };
     let said = said.trim();
-    word(said).map(Some).with_context(|| format!("cannot understand the guest's line '{said}'"))
+    message(said).map(Some).with_context(|| format!("cannot understand the guest's line '{said}'"))
 }
 
-fn word(said: &str) -> Result<Word<'_>> {
+fn message(said: &str) -> Result<Message<'_>> {
     let (key, rest) = split(said);
     // Most lines name a disk next, and say the rest about it.
     let (disk, about) = split(rest);
     Ok(match key {
-        "booted" => Word::Booted { release: rest },
-        "tree" => Word::Tree { files: disk, kib: about },
+        "booted" => Message::Booted { release: rest },
+        "tree" => Message::Tree { files: disk, kib: about },
         "disk" => {
             let (device, about) = split(about);
             let (virtio, _) = split(about);
-            Word::Disk { disk, device, virtio }
+            Message::Disk { disk, device, virtio }
         }
-        "step" => Word::Step { disk, what: about },
+        "step" => Message::Step { disk, what: about },
         "verified" => {
             let (what, verdict) = split(about);
             let (verdict, complaint) = split(verdict);
@@ -102,30 +102,30 @@ fn word(said: &str) -> Result<Word<'_>> {
                 "false" => Some(complaint),
                 _ => bail!("a verdict is true or false"),
             };
-            Word::Verified { disk, what, complaint }
+            Message::Verified { disk, what, complaint }
         }
         "window" => {
             let (window, about) = window(rest);
-            Word::Window { window, edge: edge(about)? }
+            Message::Window { window, edge: edge(about)? }
         }
         "interrupts" => {
             let (window, about) = window(rest);
             let (which, line) = split(about);
-            Word::Interrupts { window, edge: edge(which)?, line }
+            Message::Interrupts { window, edge: edge(which)?, line }
         }
         "stat" => {
             let (window, about) = window(rest);
             let (which, line) = split(about);
-            Word::Stat { window, edge: edge(which)?, line }
+            Message::Stat { window, edge: edge(which)?, line }
         }
         "fio" => {
             let (window, json) = window(rest);
-            Word::Fio { window, json }
+            Message::Fio { window, json }
         }
-        "value" => Word::Value { key: disk, text: about },
-        "finished" => Word::Finished { order: rest },
-        "failed" => Word::Failed { why: rest },
-        "done" => Word::Done,
+        "value" => Message::Value { key: disk, text: about },
+        "finished" => Message::Finished { order: rest },
+        "failed" => Message::Failed { why: rest },
+        "done" => Message::Done,
         _ => bail!("no such word"),
     })
 }
@@ -152,43 +152,46 @@ fn split(text: &str) -> (&str, &str) {
 mod tests {
     use super::*;
 
-    fn understood(line: &str) -> Word<'_> {
+    fn understood(line: &str) -> Message<'_> {
         parse(line).unwrap().unwrap()
     }
 
     #[test]
     fn each_word_is_understood() {
-        assert_eq!(understood("SIDECORE booted 6.1.0-9"), Word::Booted { release: "6.1.0-9" });
+        assert_eq!(understood("SIDECORE booted 6.1.0-9"), Message::Booted { release: "6.1.0-9" });
         assert_eq!(
             understood("SIDECORE disk file vda virtio0 1"),
-            Word::Disk { disk: "file", device: "vda", virtio: "virtio0" }
+            Message::Disk { disk: "file", device: "vda", virtio: "virtio0" }
         );
-        assert_eq!(understood("SIDECORE step ram mkfs.ext4"), Word::Step { disk: "ram", what: "mkfs.ext4" });
+        assert_eq!(understood("SIDECORE step ram mkfs.ext4"), Message::Step { disk: "ram", what: "mkfs.ext4" });
         assert_eq!(
             understood("SIDECORE verified ram tree true"),
-            Word::Verified { disk: "ram", what: "tree", complaint: None }
+            Message::Verified { disk: "ram", what: "tree", complaint: None }
         );
         assert_eq!(
             understood("SIDECORE verified ram read false ./x: FAILED"),
-            Word::Verified { disk: "ram", what: "read", complaint: Some("./x: FAILED") }
+            Message::Verified { disk: "ram", what: "read", complaint: Some("./x: FAILED") }
         );
         let window = Window { disk: "file", what: "read" };
-        assert_eq!(understood("SIDECORE window file read end"), Word::Window { window, edge: Edge::End });
+        assert_eq!(understood("SIDECORE window file read end"), Message::Window { window, edge: Edge::End });
         assert_eq!(
             understood("SIDECORE interrupts file read begin 24: 3 PCI-MSI virtio0-req.0"),
-            Word::Interrupts { window, edge: Edge::Begin, line: "24: 3 PCI-MSI virtio0-req.0" }
+            Message::Interrupts { window, edge: Edge::Begin, line: "24: 3 PCI-MSI virtio0-req.0" }
         );
-        assert_eq!(understood("SIDECORE fio file read {\"a\": 1}"), Word::Fio { window, json: "{\"a\": 1}" });
-        assert_eq!(understood("SIDECORE value verdict false ./x"), Word::Value { key: "verdict", text: "false ./x" });
-        assert_eq!(understood("SIDECORE finished search"), Word::Finished { order: "search" });
-        assert_eq!(understood("SIDECORE done\r"), Word::Done);
+        assert_eq!(understood("SIDECORE fio file read {\"a\": 1}"), Message::Fio { window, json: "{\"a\": 1}" });
+        assert_eq!(
+            understood("SIDECORE value verdict false ./x"),
+            Message::Value { key: "verdict", text: "false ./x" }
+        );
+        assert_eq!(understood("SIDECORE finished search"), Message::Finished { order: "search" });
+        assert_eq!(understood("SIDECORE done\r"), Message::Done);
     }
 
     #[test]
     fn foreign_lines_are_passed_over_and_garbled_ones_refused() {
         assert_eq!(parse("[    0.1] Linux version").unwrap(), None);
         assert_eq!(parse("").unwrap(), None);
-        assert_eq!(understood("\u{1b}c\u{1b}[?7lSIDECORE done"), Word::Done);
+        assert_eq!(understood("\u{1b}c\u{1b}[?7lSIDECORE done"), Message::Done);
         assert!(parse("SIDECORE verified ram tree perhaps").is_err());
         assert!(parse("SIDECORE window ram read middle").is_err());
         assert!(parse("SIDECORE unheard of").is_err());

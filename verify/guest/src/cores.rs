@@ -1,10 +1,11 @@
-//! Which CPU is the sidecore's. A sidecore shares its core with nobody, so the guest gets the others.
+//! Chooses the sidecore's CPU. A sidecore needs a core for itself, so the guest gets the other
+//! CPUs.
 
 use anyhow::{Context, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 pub(crate) struct Cores {
-    /// The last CPU that we may use; `None` where that would leave the guest without one.
+    /// The last CPU that this process may use; `None` if the guest would have no CPU then.
     pub(crate) sidecore: Option<usize>,
     allowed: CpuSet,
 }
@@ -16,7 +17,8 @@ impl Cores {
         Ok(Cores { sidecore: last.filter(|_| allowed.count() > 1), allowed })
     }
 
-    /// Does something, such as starting a process, whose threads inherit all CPUs but the sidecore's.
+    /// Calls `act` on all CPUs but the sidecore's. Processes that `act` starts inherit this
+    /// restriction.
     pub(crate) fn elsewhere<T>(&self, act: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut others = self.allowed;
         if let Some(cpu) = self.sidecore {

@@ -1,4 +1,4 @@
-//! Writes the archive format that the kernel unpacks as its first filesystem (the "newc" kind of cpio).
+//! Writes a cpio archive in the "newc" format, from which the kernel unpacks its first filesystem.
 //!
 //! Owner, time and inode numbers are fixed, so that equal content makes equal archives.
 
@@ -19,7 +19,7 @@ impl<W: Write> Archive<W> {
         Archive { output, inode: 0, directories: BTreeSet::new() }
     }
 
-    /// Adds a file under an absolute path, and the directories on the way to it.
+    /// Adds a file under an absolute path, and the directories above it.
     pub(crate) fn file(&mut self, path: &str, permissions: u32, content: &[u8]) -> io::Result<()> {
         let path = path.trim_start_matches('/');
         for (end, _) in path.match_indices('/') {
@@ -28,7 +28,7 @@ impl<W: Write> Archive<W> {
         self.entry(path, FILE | permissions, content)
     }
 
-    /// Writes the end mark and gives back the writer.
+    /// Writes the end mark and returns the writer.
     pub(crate) fn finish(mut self) -> io::Result<W> {
         self.entry("TRAILER!!!", 0, &[])?;
         Ok(self.output)
@@ -48,7 +48,8 @@ impl<W: Write> Archive<W> {
         let inode = self.inode;
         self.inode += 1;
         let links = if mode == DIRECTORY { 2 } else { 1 };
-        // Inode, mode, user, group, links, time, size, device (2), device node (2), length of the name, checksum.
+        // Inode, mode, user, group, links, time, size, device (2), device node (2), length of the
+        // name, checksum.
         let fields = [inode, mode, 0, 0, links, 0, size, 0, 0, 0, 0, name_size, 0];
         let mut header = String::from("070701");
         for field in fields {
@@ -62,7 +63,7 @@ impl<W: Write> Archive<W> {
         self.pad(content.len())
     }
 
-    /// Header and content each end on a multiple of four bytes.
+    /// Pads to a multiple of four bytes, which header and content each need.
     fn pad(&mut self, length: usize) -> io::Result<()> {
         self.output.write_all(&[0; 3][..length.next_multiple_of(4) - length])
     }

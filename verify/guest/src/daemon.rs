@@ -1,4 +1,5 @@
-//! `sidecored` as the demo runs it: started, ended and restarted as a service manager would, or by one (`sidecore keep`).
+//! `sidecored` as the demo runs it: started, stopped and restarted by `sidecore keep`, as by a
+//! service manager.
 
 use crate::process::{Event, Inbox, Running, Source};
 use crate::sidecore::Sidecore;
@@ -8,12 +9,13 @@ use std::time::{Duration, Instant};
 
 pub(crate) struct Daemon {
     running: Running,
-    /// The command line tool that talks to it.
+    /// The command line tool, connected to the daemon.
     pub(crate) sidecore: Sidecore,
 }
 
 impl Daemon {
-    /// Starts the daemon with a configuration that is written into `directory`, and waits until it serves.
+    /// Writes the configuration into `directory`, starts the daemon with it, and waits until the
+    /// daemon serves.
     pub(crate) fn start(
         inbox: &mut Inbox<'_>,
         binaries: &Path,
@@ -23,7 +25,7 @@ impl Daemon {
     ) -> Result<Daemon> {
         let config = directory.join("sidecored.toml");
         std::fs::write(&config, configuration).with_context(|| format!("cannot write {}", config.display()))?;
-        // Whoever keeps what it leaves also ends when it has ended.
+        // `sidecore keep` keeps the exported connections, and ends with the daemon.
         let (keeper, daemon) = (binaries.join("sidecore"), binaries.join("sidecored"));
         let words = ["keep".as_ref(), "--".as_ref(), daemon.as_os_str(), "--config".as_ref(), config.as_os_str()];
         let running = Running::start(inbox, keeper.as_os_str(), words, Source::Daemon, Source::Daemon)?;
@@ -32,7 +34,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Ends the daemon and starts it again, which goes on with the guests of the one before.
+    /// Restarts the daemon; the new one resumes the connections of the old one's guests.
     pub(crate) fn restart(&self, inbox: &mut Inbox<'_>) -> Result<()> {
         self.running.hang_up()?;
         self.wait_ready(inbox)
@@ -50,11 +52,12 @@ impl Daemon {
         }
     }
 
-    /// Ends the daemon as a service manager would, and checks that it goes in order.
+    /// Stops the daemon as a service manager would, and checks its exit status.
     pub(crate) fn stop(self, inbox: &mut Inbox<'_>) -> Result<()> {
         self.running.terminate()?;
         let deadline = Instant::now() + Duration::from_secs(60);
-        // Both of its outputs; a next daemon's are told apart from them by coming later.
+        // The daemon has two outputs. A later daemon's outputs close later, so they cannot be
+        // mistaken.
         let gone = inbox.wait_closed(Source::Daemon, deadline)? && inbox.wait_closed(Source::Daemon, deadline)?;
         ensure!(gone, "sidecored did not end within a minute of SIGTERM");
         let status = self.running.reap()?;

@@ -1,5 +1,5 @@
-//! Fetches the guest's kernel and its busybox as Debian packages and unpacks them into the cache. Neither is installed:
-//! the host's own kernel and its own busybox stay as they are.
+//! Fetches the guest's kernel and busybox as Debian packages and unpacks them into the cache.
+//! Nothing is installed: the host's own kernel and busybox do not change.
 
 use crate::install;
 use crate::progress::Progress;
@@ -9,17 +9,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Debian's name for "the newest kernel made for virtual machines".
+/// Debian's metapackage of the newest kernel for virtual machines.
 const KERNEL: &str = "linux-image-cloud-amd64";
 
-/// A kernel on disk.
+/// A kernel in the cache.
 pub(crate) struct Kernel {
     pub(crate) version: String,
     pub(crate) image: PathBuf,
     pub(crate) modules: PathBuf,
 }
 
-/// The guest's kernel, from the cache if it is there.
+/// The guest's kernel, fetched unless it is in the cache.
 pub(crate) fn kernel(cache: &Path, progress: &Progress) -> Result<Kernel> {
     let root = cache.join("kernel");
     if let Some(kernel) = find_kernel(&root) {
@@ -27,7 +27,8 @@ pub(crate) fn kernel(cache: &Path, progress: &Progress) -> Result<Kernel> {
     }
     progress.say("fetching the guest's kernel");
     unpack_into(&root, |unpack| {
-        // The image is a dependency of the package that names it; newer releases put the modules in packages of their own.
+        // The metapackage depends on the image; newer releases have the modules in packages of
+        // their own.
         let mut wanted = VecDeque::from([KERNEL.to_owned()]);
         let mut seen = BTreeSet::new();
         while let Some(package) = wanted.pop_front() {
@@ -44,7 +45,7 @@ pub(crate) fn kernel(cache: &Path, progress: &Progress) -> Result<Kernel> {
     find_kernel(&root).with_context(|| format!("the packages of {KERNEL} brought no kernel with modules"))
 }
 
-/// A busybox that needs no libraries, from the cache if it is there.
+/// A statically linked busybox, fetched unless it is in the cache.
 pub(crate) fn busybox(cache: &Path, progress: &Progress) -> Result<PathBuf> {
     let root = cache.join("busybox");
     let find = || ["usr/bin/busybox", "bin/busybox"].iter().map(|path| root.join(path)).find(|path| path.is_file());
@@ -68,7 +69,7 @@ fn find_kernel(root: &Path) -> Option<Kernel> {
     Some(Kernel { image: root.join("boot").join(format!("vmlinuz-{version}")), modules, version })
 }
 
-/// Lets `fill` unpack packages into a directory that appears under its name only when it is complete.
+/// Lets `fill` unpack packages into a directory that gets its name only when it is complete.
 fn unpack_into(root: &Path, fill: impl FnOnce(&dyn Fn(&str) -> Result<()>) -> Result<()>) -> Result<()> {
     let parent = root.parent().context("the cache has no parent directory")?;
     let work = tempfile::Builder::new().prefix("unpacking-").tempdir_in(parent)?;
@@ -100,13 +101,13 @@ fn download(package: &str, into: &Path) -> Result<bool> {
     let mut command = Command::new("apt-get");
     command.args(["download", "-qq", package]).current_dir(into);
     if rustix::process::geteuid().is_root() {
-        // apt's own user may not write here; as root it would only complain.
+        // apt's own user may not write here; without this option apt warns.
         command.args(["-o", "APT::Sandbox::User=root"]);
     }
     Ok(command.status().context("cannot run apt-get; the demo needs Debian 12 or 13")?.success())
 }
 
-/// What apt says a package depends on.
+/// The output of apt about a package's dependencies.
 fn dependencies(package: &str) -> Result<String> {
     let ask = || -> Result<Option<String>> {
         let output = Command::new("apt-cache").args(["depends", package]).output().context("cannot run apt-cache")?;
@@ -123,7 +124,7 @@ fn dependencies(package: &str) -> Result<String> {
     }
 }
 
-/// Of the dependencies that apt lists, those which hold parts of a kernel.
+/// The packages with parts of a kernel, among the dependencies that apt lists.
 fn kernel_dependencies(listing: &str) -> Vec<String> {
     listing
         .lines()

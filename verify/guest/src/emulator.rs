@@ -1,4 +1,5 @@
-//! Which QEMU runs the guest: the installed one, or a newer one where it has to speak vfio-user.
+//! Chooses the QEMU that runs a guest: the installed one, or a newer one if the guest needs
+//! vfio-user.
 
 use crate::install;
 use crate::progress::Progress;
@@ -8,24 +9,24 @@ use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Its program.
 const NAME: &str = "qemu-system-x86_64";
-/// The device that is a vfio-user client. QEMU has it from 10.1.
+/// The device that is a vfio-user client, in QEMU since 10.1.
 pub(crate) const VFIO_USER: &str = "vfio-user-pci";
 
 #[derive(Debug, Clone)]
 pub(crate) struct Emulator {
-    /// What starts it, before its options.
+    /// The words of the command before the options.
     pub(crate) command: Vec<String>,
 }
 
 impl Emulator {
-    /// The installed one.
+    /// The installed QEMU.
     pub(crate) fn installed() -> Result<Emulator> {
         Ok(Emulator { command: vec![text(&install::require(NAME)?)?.to_owned()] })
     }
 
-    /// One that speaks vfio-user: the installed one if it does, else one from the root of a newer release in `roots`.
+    /// A QEMU with vfio-user: the installed one if it has it, else one from the root of a newer
+    /// release in `roots`.
     pub(crate) fn with_vfio_user(roots: &Path, progress: &Progress) -> Result<Emulator> {
         let installed = Emulator::installed()?;
         if installed.has(VFIO_USER) {
@@ -43,19 +44,20 @@ impl Emulator {
         let modules = root.libraries().join("qemu");
         let mut command = vec!["env".to_owned(), format!("QEMU_MODULE_DIR={}", text(&modules)?)];
         command.extend(root.command(NAME)?);
-        // Where its packages install them, which it cannot know from its own place.
+        // The packages install firmware here, which QEMU cannot derive from its own path.
         for firmware in ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"] {
             command.extend(["-L".to_owned(), text(&root.path(firmware))?.to_owned()]);
         }
         Ok(Emulator { command })
     }
 
-    /// Whether it knows a kind of device. Asked for a list of all, it would load modules, also some of the installed QEMU.
+    /// Whether QEMU has a kind of device. A request for the list of all devices would load modules,
+    /// also some of the installed QEMU.
     fn has(&self, device: &str) -> bool {
         self.ask(&["-device", &format!("{device},help")]).is_ok_and(|help| help.contains(device))
     }
 
-    /// What it says of itself, for instance `10.1.2`.
+    /// The version, for instance `10.1.2`.
     pub(crate) fn version(&self) -> String {
         let said = self.ask(&["--version"]).unwrap_or_default();
         version(&said).unwrap_or("of an unknown version").to_owned()
@@ -80,15 +82,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_known_if_help_on_it_is_to_be_had() {
+    fn a_device_is_known_if_there_is_help_on_it() {
         let qemu = |script: &str| Emulator { command: ["sh", "-c", script].map(str::to_owned).to_vec() };
-        // The shell takes `-device` for its own name, and what follows for its first argument.
+        // The shell takes `-device` for its own name, and the next word for its first argument.
         assert!(qemu("echo \"$1\" options:").has("vfio-user-pci"));
         assert!(!qemu("echo \"$1\" is not known >&2; exit 1").has("vfio-user-pci"));
     }
 
     #[test]
-    fn the_version_is_found_in_what_it_says() {
+    fn the_version_is_found_in_the_output() {
         assert_eq!(version("QEMU emulator version 10.1.2 (Debian 1:10.1.2+ds-1)\nCopyright"), Some("10.1.2"));
         assert_eq!(version("nothing"), None);
     }

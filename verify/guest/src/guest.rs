@@ -1,8 +1,8 @@
-//! A guest that does what it is ordered (`guest/orders.sh` is the other end), so that a run with several of them reads
-//! from top to bottom in one place.
+//! A guest that executes orders (`guest/orders.sh` is the other end), so that a run with several
+//! guests is one sequence of steps.
 
 use crate::config;
-use crate::console::{self, Word};
+use crate::console::{self, Message};
 use crate::emulator::Emulator;
 use crate::process::Running;
 use crate::qemu::{Disk, Equipment, Port};
@@ -12,20 +12,19 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// The guest whose disks are measured.
+/// The guest of the measurement.
 pub(crate) const MEASURED: &str = "measured";
-/// The guest whose disk is copied.
+/// The guest whose disk is cloned.
 pub(crate) const FIRST: &str = "first";
-/// The guest that gets the copy.
+/// The guest on the clone.
 pub(crate) const SECOND: &str = "second";
-/// The guest that has NVMe.
+/// The guest with NVMe functions.
 pub(crate) const NVME: &str = "nvme";
-/// All that there are.
 pub(crate) const NAMES: [&str; 4] = [MEASURED, FIRST, SECOND, NVME];
 
 /// The slot of the first disk of every guest.
 pub(crate) const FIRST_SLOT: u8 = 5;
-/// The longest that an order may take.
+/// The longest time for an order.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 pub(crate) struct Guest {
@@ -33,7 +32,7 @@ pub(crate) struct Guest {
     qemu: Running,
 }
 
-/// What a guest answered: texts by their keys.
+/// The values in a guest's answer, by key.
 #[derive(Debug)]
 pub(crate) struct Answer {
     order: String,
@@ -41,7 +40,8 @@ pub(crate) struct Answer {
 }
 
 impl Guest {
-    /// Starts a guest with the device of the same name as its disk. It is up when [`booted`](Self::booted) says so.
+    /// Starts a guest with the device of the same name as its disk. [`booted`](Self::booted) waits
+    /// until the guest is up.
     pub(crate) fn boot(session: &mut Session<'_>, name: &'static str) -> Result<Guest> {
         let socket = config::socket(session.directory, name);
         let disks = [Disk { name, socket: &socket, slot: FIRST_SLOT, packed: false }];
@@ -51,25 +51,25 @@ impl Guest {
         Ok(Guest { name, qemu })
     }
 
-    /// Starts a guest that has ports for NVMe functions, and queues that it may poll.
+    /// Starts a guest with ports for NVMe functions, and with queues that its driver may poll.
     pub(crate) fn boot_nvme(session: &mut Session<'_>, emulator: &Emulator, ports: &[Port]) -> Result<Guest> {
         let equipment = Equipment { polled: true, disks: &[], ports };
         let qemu = session.boot(NVME, emulator, &equipment, "SIDECORE_PART=nvme")?;
         Ok(Guest { name: NVME, qemu })
     }
 
-    /// Waits until the guest takes orders.
+    /// Waits until the guest accepts orders.
     pub(crate) fn booted(&mut self, session: &mut Session<'_>) -> Result<Answer> {
         self.answer(session, "boot")
     }
 
-    /// Has the guest do something, and waits until it is done.
+    /// Sends the guest an order, and waits for the end of its answer.
     pub(crate) fn order(&mut self, session: &mut Session<'_>, order: &str) -> Result<Answer> {
         self.qemu.write(&format!("{order}\n"))?;
         self.answer(session, order)
     }
 
-    /// Waits until the load that was ordered has finished so many rounds; how many it has.
+    /// Waits until the load has finished so many rounds, and returns the number of finished rounds.
     pub(crate) fn rounds_done(&mut self, session: &mut Session<'_>, rounds: u64) -> Result<u64> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -82,11 +82,11 @@ impl Guest {
         }
     }
 
-    /// Has the guest power off, and waits until it is gone.
+    /// Lets the guest power off, and waits for QEMU's end.
     pub(crate) fn off(mut self, session: &mut Session<'_>) -> Result<()> {
         self.qemu.write("off\n")?;
         let deadline = Instant::now() + Duration::from_secs(60);
-        ensure!(session.farewell(self.name, deadline)?, "the {} guest did not power off", self.name);
+        ensure!(session.wait_for_power_off(self.name, deadline)?, "the {} guest did not power off", self.name);
         self.qemu.reap()?;
         Ok(())
     }
@@ -95,16 +95,16 @@ impl Guest {
         let deadline = Instant::now() + PATIENCE;
         let mut answer = Answer::to(order);
         let name = self.name;
-        while let Some(line) = session.hear(name, deadline)? {
+        while let Some(line) = session.next_message(name, deadline)? {
             match console::parse(&line)? {
-                Some(Word::Value { key, text }) => {
+                Some(Message::Value { key, text }) => {
                     answer.add(key, text);
                 }
-                Some(Word::Finished { order: finished }) => {
+                Some(Message::Finished { order: finished }) => {
                     ensure!(order.split(' ').next() == Some(finished), "the {name} guest did {finished}, not {order}");
                     return Ok(answer);
                 }
-                Some(Word::Failed { why }) => bail!("in the {name} guest: {why} (during: {order})"),
+                Some(Message::Failed { why }) => bail!("in the {name} guest: {why} (during: {order})"),
                 _ => {}
             }
         }
@@ -113,23 +113,22 @@ impl Guest {
 }
 
 impl Answer {
-    /// One in which nothing is yet.
+    /// An answer without values.
     pub(crate) fn to(order: &str) -> Answer {
         Answer { order: order.to_owned(), values: BTreeMap::new() }
     }
 
-    /// Adds a text.
     pub(crate) fn add(&mut self, key: &str, text: &str) {
         self.values.insert(key.to_owned(), text.to_owned());
     }
 
-    /// A text of the answer.
+    /// The text under a key.
     pub(crate) fn text(&self, key: &str) -> Result<&str> {
         let text = self.values.get(key).with_context(|| format!("the guest gave no {key} for: {}", self.order))?;
         Ok(text)
     }
 
-    /// A number of the answer.
+    /// The number under a key.
     pub(crate) fn number<T: FromStr>(&self, key: &str) -> Result<T> {
         let text = self.text(key)?;
         text.parse().ok().with_context(|| format!("the guest's {key} is '{text}', no number, for: {}", self.order))

@@ -1,5 +1,5 @@
-//! Builds the guest's only filesystem: busybox, fio and a few more programs with their libraries, the kernel's modules,
-//! and the scripts that do the work. It is cached under a name that is a hash of all that goes in.
+//! Builds the guest's only filesystem: busybox, fio and a few more programs with their libraries,
+//! the kernel's modules, and the scripts. The image is cached under a hash of all its inputs.
 
 use crate::cpio::Archive;
 use crate::download::Kernel;
@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The scripts, by their places in the guest.
+/// The scripts, by their paths in the guest.
 const SCRIPTS: [(&str, &str); 5] = [
     ("/init", include_str!("../guest/init.sh")),
     ("/parts/disk.sh", include_str!("../guest/disk.sh")),
@@ -23,8 +23,8 @@ const SCRIPTS: [(&str, &str); 5] = [
     ("/parts/nvme.sh", include_str!("../guest/nvme.sh")),
     ("/parts/orders.sh", include_str!("../guest/orders.sh")),
 ];
-/// The host's programs that come along, by their places in the guest. busybox has a grep as well, which cannot do what
-/// the guest needs it for; both are to be had.
+/// The host's programs in the image, by their paths in the guest. The guest needs an option of GNU
+/// grep that busybox's grep lacks, so it has both.
 const PROGRAMS: [(&str, &str); 5] = [
     ("/bin/fio", "fio"),
     ("/sbin/mkfs.ext4", "mkfs.ext4"),
@@ -32,7 +32,7 @@ const PROGRAMS: [(&str, &str); 5] = [
     ("/sbin/nvme", "nvme"),
     ("/bin/grep-gnu", "grep"),
 ];
-/// Raised when this code puts the same inputs together differently.
+/// Increased when this code makes another image from the same inputs.
 const LAYOUT: u32 = 3;
 
 pub(crate) fn build(cache: &Path, kernel: &Kernel, busybox: &Path, progress: &Progress) -> Result<PathBuf> {
@@ -43,7 +43,8 @@ pub(crate) fn build(cache: &Path, kernel: &Kernel, busybox: &Path, progress: &Pr
         libraries.extend(shared_libraries(program)?);
     }
 
-    // For the cache, a file is known by name, size and time: reading all of it would take longer than it saves.
+    // The hash has a file's name, size and time. To read all of the contents would take longer than
+    // the cache saves.
     let mut hasher = DefaultHasher::new();
     (LAYOUT, SCRIPTS, &kernel.version).hash(&mut hasher);
     let files = libraries.iter().chain(programs.iter().map(|(_, program)| program)).map(PathBuf::as_path);
@@ -71,7 +72,7 @@ pub(crate) fn build(cache: &Path, kernel: &Kernel, busybox: &Path, progress: &Pr
     for library in &libraries {
         add(&mut archive, text(library)?, library)?;
     }
-    // mkfs would do without, but says so on every run.
+    // Without this file, mkfs prints a warning on every run.
     archive.file("/etc/mtab", 0o644, b"")?;
     archive.file("/modules/order", 0o644, order(&modules).as_bytes())?;
     for module in &modules {
@@ -91,7 +92,7 @@ fn add<W: Write>(archive: &mut Archive<W>, inside: &str, file: &Path) -> Result<
     Ok(archive.file(inside, 0o755, &content)?)
 }
 
-/// Only the newest image is kept.
+/// Removes older images.
 fn forget_older(cache: &Path) -> Result<()> {
     for entry in fs::read_dir(cache)? {
         let entry = entry?;
@@ -110,7 +111,8 @@ fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>> {
     Ok(parse_ldd(&listing))
 }
 
-/// The loader finds a library in the guest under the path it has here, so paths stay as ldd prints them.
+/// The libraries that ldd lists, by the paths that it prints: the loader expects a library under
+/// the same path in the guest.
 fn parse_ldd(listing: &str) -> Vec<PathBuf> {
     listing
         .lines()

@@ -1,11 +1,11 @@
-//! Installs the programs the demo needs and the machine lacks, with the machine's own apt.
+//! Installs the programs that the demo needs and the machine lacks, by apt.
 
 use crate::progress::Progress;
 use anyhow::{Context, Result, bail, ensure};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A program and the Debian package that brings it.
+/// The programs with their Debian packages.
 const NEEDED: [(&str, &str); 8] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("fio", "fio"),
@@ -21,7 +21,7 @@ const NEEDED: [(&str, &str); 8] = [
 /// Administrators' programs are often missing from a user's PATH.
 const ALSO_SEARCHED: [&str; 6] = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin"];
 
-/// Where a program is, if it is installed.
+/// The path of a program, if it is installed.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -30,7 +30,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
-/// Where a program is; it is an error if it is not installed.
+/// The path of a program; an error if it is not installed.
 pub(crate) fn require(program: &str) -> Result<PathBuf> {
     find(program).with_context(|| format!("{program} is not installed"))
 }
@@ -39,7 +39,7 @@ pub(crate) fn missing_packages(progress: &Progress) -> Result<()> {
     packages(&NEEDED, progress)
 }
 
-/// Installs those packages whose programs (or files, by their paths) are missing.
+/// Installs the packages whose programs (or files, given by their paths) are missing.
 pub(crate) fn packages(needed: &[(&str, &str)], progress: &Progress) -> Result<()> {
     let missing: Vec<&str> =
         needed.iter().filter(|(program, _)| find(program).is_none()).map(|(_, package)| *package).collect();
@@ -59,7 +59,7 @@ pub(crate) fn packages(needed: &[(&str, &str)], progress: &Progress) -> Result<(
         apt_get(&arguments)
     };
     if !install(&missing)? {
-        // A fresh machine has no package lists, an old one has stale ones.
+        // A fresh machine has no package lists, and an old one has outdated ones.
         progress.say("refreshing the package lists");
         update()?;
         ensure!(install(&missing)?, "apt-get could not install {}; its messages above say why", missing.join(", "));
@@ -75,9 +75,9 @@ pub(crate) fn update() -> Result<()> {
     Ok(())
 }
 
-/// Runs apt-get as root; says whether it succeeded.
+/// Runs apt-get as root; true if it succeeded.
 fn apt_get(arguments: &[&str]) -> Result<bool> {
-    // Variables are set through env(1), because sudo drops the environment.
+    // Variables are set by env(1), because sudo drops the environment.
     let prefix: &[&str] = if rustix::process::geteuid().is_root() {
         &["env"]
     } else if find("sudo").is_some() {

@@ -1,5 +1,5 @@
-//! Ctrl-C, and its relatives from a terminal or a service manager: noted here, and looked at between and during the
-//! steps, so that every guard on the way out gets to clean up.
+//! Notes Ctrl-C and the other signals of a terminal or a service manager. The run checks for them
+//! between and during its steps, so that every guard can clean up.
 
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -22,7 +22,7 @@ impl Interrupt {
         Ok(Interrupt { raised, registrations })
     }
 
-    /// An error once a signal has come.
+    /// Fails once a signal has arrived.
     pub(crate) fn check(&self) -> Result<()> {
         if self.raised.load(Ordering::Relaxed) {
             bail!("interrupted; everything that was started has been stopped");

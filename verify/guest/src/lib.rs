@@ -1,14 +1,14 @@
 //! Real guests against a real daemon.
 //!
 //! [`demo`] boots a Debian kernel in QEMU on disks of one `sidecored`, which are thin volumes
-//! behind virtual functions. It does so twice to measure: once the way a hypervisor commonly serves
-//! disks, by notifications and interrupts, and once polled on both sides. The guest checks what it
-//! stored, and both sides count what the FAST'12 paper is about: kicks and interrupts per request.
-//! Then it takes a snapshot of a guest's volume under load, boots a second guest from a clone of
-//! it, and has both show that neither sees what the other wrote. At last it gives a guest NVMe
-//! functions over vfio-user, by QEMU's `vfio-user-pci`.
+//! behind virtual functions. It does so twice to measure: once with notifications and interrupts,
+//! as a hypervisor commonly serves disks, and once polled on both sides. The guest checks the data
+//! that it stored, and both sides count the events that the FAST'12 paper is about: kicks and
+//! interrupts per request. Then the demo takes a snapshot of a guest's volume under load, boots a
+//! second guest from a clone of it, and shows that neither guest sees the other one's writes. In
+//! the end it gives a guest NVMe functions over vfio-user, by QEMU's `vfio-user-pci`.
 //!
-//! [`libvirt`] gives a guest its disk as most do who run guests: by a domain of libvirt's.
+//! [`libvirt`] gives a guest its disk by a libvirt domain, as most operators do.
 #![forbid(unsafe_code)]
 
 mod checks;
@@ -53,23 +53,23 @@ pub use report::{Mode, Row};
 use serde::Serialize;
 pub use volumes::Volumes;
 
-/// What the demo works with.
+/// The options of the demo.
 #[derive(Debug, Clone)]
 pub struct DemoOptions {
     /// The root of the cargo workspace.
     pub workspace: PathBuf,
-    /// Where builds, the cached kernel and guest image, and the results go.
+    /// The directory of builds, the cached kernel and guest image, and the results.
     pub target: PathBuf,
-    /// Where `sidecored` and `sidecore` are; `None` builds both in release mode first.
+    /// The directory of `sidecored` and `sidecore`; `None` builds both in release mode first.
     pub binaries: Option<PathBuf>,
-    /// How long each disk is measured, for each mode.
+    /// The time for which each disk is measured in each mode.
     pub window: Duration,
-    /// Whether the documentation gets the results and the recording.
+    /// Whether to write the results and the recording into the documentation.
     pub publish: bool,
 }
 
 impl DemoOptions {
-    /// The usual demo of this workspace: build, then measure five seconds on each disk.
+    /// The default demo of this workspace: builds, then measures five seconds on each disk.
     pub fn new(workspace: impl Into<PathBuf>) -> DemoOptions {
         let workspace = workspace.into();
         let target = match std::env::var_os("CARGO_TARGET_DIR") {
@@ -80,13 +80,11 @@ impl DemoOptions {
     }
 }
 
-/// Runs the demo, prints what it found, and writes `demo.json` (the measured disks),
-/// `demo-nvme.json` (NVMe), `demo-volumes.json` (all else) and `demo.svg` (a recording) into the
-/// target directory.
+/// Runs the demo, prints its results, and writes `demo.json` (the measured disks), `demo-nvme.json`
+/// (NVMe), `demo-volumes.json` (the rest) and `demo.svg` (a recording) into the target directory.
 ///
-/// It fails when a disk gave back anything but what was stored, when the polled run shows a single
-/// kick or interrupt, or when anything that was checked about volumes, snapshots and clones, or
-/// about NVMe, was not as it must be.
+/// Fails if a disk returned other data than was stored, if the polled run had a kick or an
+/// interrupt, or if a check of volumes, snapshots, clones or NVMe failed.
 pub fn demo(options: &DemoOptions) -> Result<()> {
     ensure!(
         cfg!(all(target_os = "linux", target_arch = "x86_64")),
@@ -157,7 +155,7 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     Ok(())
 }
 
-/// The recording of a run that passed, with the rows of its report at the end.
+/// The recording of a successful run, with the rows of its report at the end.
 fn record(progress: &progress::Progress, report: &str) -> String {
     let rows = report.split("\n\n").next().unwrap_or_default();
     let said = progress.said();
@@ -165,7 +163,7 @@ fn record(progress: &progress::Progress, report: &str) -> String {
     recording::svg("make demo", &said, &format!("{rows}\n\nEvery check passed, in {seconds} s."))
 }
 
-/// What is reported for programs besides the rows.
+/// The results besides the rows, for programs.
 #[derive(Serialize)]
 struct Rest {
     filesystem_overheads: Vec<Overhead>,
@@ -176,7 +174,7 @@ fn json(findings: &impl Serialize) -> Result<String> {
     Ok(serde_json::to_string_pretty(findings)? + "\n")
 }
 
-/// Builds the daemon and its command line tool the way a user would.
+/// Builds the daemon and its command line tool as a user would.
 fn build_daemon(options: &DemoOptions, progress: &progress::Progress) -> Result<PathBuf> {
     progress.say("building sidecored and sidecore (cargo build --release)");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -1,8 +1,10 @@
-//! A guest whose disk libvirt gives it: defined from XML, run by QEMU as a user of its own, over restarts of the daemon.
+//! A guest whose disk comes from libvirt: defined in XML, run by QEMU as another user, over
+//! restarts of the daemon.
 //!
-//! libvirt keeps its state in fixed places and needs root to run QEMU as another user. So all of it runs in a mount and a
-//! PID namespace where those places are empty: this program starts itself again there ([`run_inside`]). However the run
-//! ends, its last process takes the namespaces, and all that is in them, along.
+//! libvirt keeps its state in fixed directories and needs root to run QEMU as another user. So the
+//! whole run is in a mount namespace and a PID namespace in which those directories are empty: this
+//! program starts itself again there ([`run_inside`]). When the first process there ends, for any
+//! reason, the namespaces end with all their processes and mounts.
 
 mod domain;
 mod place;
@@ -18,7 +20,7 @@ use crate::{DemoOptions, build_daemon, download, initramfs, install, interrupt, 
 use domain::Domain;
 use place::Place;
 
-/// The programs of libvirt, and the packages that bring them. Its driver for QEMU is no program.
+/// libvirt's programs, and their packages. Its QEMU driver is a library.
 const NEEDED: [(&str, &str); 5] = [
     ("libvirtd", "libvirt-daemon"),
     ("virsh", "libvirt-clients"),
@@ -26,30 +28,31 @@ const NEEDED: [(&str, &str); 5] = [
     ("unshare", "util-linux"),
     ("mount", "mount"),
 ];
-/// Blocks of 4 KiB that the guest writes past its file system before the daemon ends.
+/// Blocks of 4 KiB that the guest writes behind its file system before the daemon ends.
 const FRESH_BLOCKS: u32 = 200;
 const DRIVER: &str = "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so";
 
-/// The first process of the PID namespace: a shell, because it collects the processes that others have left behind, for
-/// whose end libvirt waits. A command in the background would have no standard input of its own accord.
+/// The command of the first process in the PID namespace: a shell, because it reaps orphaned
+/// processes, for whose end libvirt waits. The redirections give the background command the
+/// standard input, which a shell would take away.
 const FIRST: &str = "exec 3<&0; \"$0\" \"$@\" <&3 & exec 3<&-; wait $!";
 
-/// What the run inside is given: where things are that were made outside.
+/// Paths from outside for the run in the namespaces.
 #[derive(Debug, Clone)]
 pub struct Inside {
-    /// The guest's kernel.
+    /// The kernel's image.
     pub kernel: PathBuf,
-    /// The guest's image.
+    /// The initial filesystem.
     pub initramfs: PathBuf,
-    /// Where `sidecored` is.
+    /// The directory of `sidecored`.
     pub binaries: PathBuf,
 }
 
-/// Builds and fetches what is needed, and does the run in namespaces of its own, by this program and these `arguments`
-/// followed by the paths of [`Inside`].
+/// Builds and fetches all files that the run needs, and starts the run in new namespaces, by this
+/// program with `arguments` and the paths of [`Inside`].
 ///
 /// # Errors
-/// Something cannot be had, or the guest has not read what it wrote.
+/// A program or file is not available, or the guest read other data than it wrote.
 pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
     ensure!(cfg!(all(target_os = "linux", target_arch = "x86_64")), "this boots an x86-64 guest on x86-64 Linux");
     let interrupt = interrupt::Interrupt::watch()?;
@@ -80,7 +83,7 @@ pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
         &initramfs,
         &binaries,
     ]);
-    // Its end is seen by the run inside, and so is the end of this process, however it comes.
+    // The run inside sees the end of this pipe, and so the end of this process, for any reason.
     let mut child = command.stdin(Stdio::piped()).spawn().context("cannot run unshare")?;
     loop {
         if let Some(status) = child.try_wait()? {
@@ -96,10 +99,10 @@ pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
     }
 }
 
-/// The run itself, in its namespaces. Its standard input ends when it is no longer wanted.
+/// Runs in the new namespaces. The end of standard input ends the run.
 ///
 /// # Errors
-/// Something cannot be had, or the guest has not read what it wrote.
+/// A program or file is not available, or the guest read other data than it wrote.
 pub fn run_inside(inside: &Inside) -> Result<()> {
     ensure!(std::os::unix::process::parent_id() == 1, "this is for the process that `cargo xtask libvirt` starts");
     end_with_the_parent();
@@ -108,10 +111,11 @@ pub fn run_inside(inside: &Inside) -> Result<()> {
     let accelerator = Accelerator::choose();
     progress.say(accelerator.explanation());
     place.start_libvirt(accelerator)?;
-    // A socket that is not given to anybody stays the daemon's: libvirt's QEMU cannot connect to it.
+    // Without a configured owner, a socket belongs to the daemon's user, and libvirt's QEMU cannot
+    // connect to it.
     place.start_daemon(&progress)?;
     let (owner, mode) = place.socket_access(place::OTHER)?;
-    ensure!((owner, mode) == (0, 0o600), "a socket that nobody asked for is {owner}'s with mode {mode:o}");
+    ensure!((owner, mode) == (0, 0o600), "a socket without a configured owner belongs to {owner}, with mode {mode:o}");
 
     progress.say("defining the domain");
     let mut domain = Domain::start(&place, inside, accelerator)?;
@@ -123,18 +127,19 @@ pub fn run_inside(inside: &Inside) -> Result<()> {
     domain.order("mkfs 48")?;
     let mut digest = domain.order("keep")?.text("digest")?.to_owned();
     for (kill, how) in [(false, "restarted"), (true, "killed and started again")] {
-        // Blocks that the volume does not have yet; nothing makes their mappings durable but the daemon's own end.
+        // Blocks that the volume does not have yet. Only the daemon's own end makes their mappings
+        // durable.
         let fresh = format!("{} {FRESH_BLOCKS}", if kill { 56 } else { 50 });
         domain.order(&format!("fresh {fresh}"))?;
         progress.say(format!("the daemon is {how}"));
         place.stop_daemon(kill)?;
         place.start_daemon(&progress)?;
         let answered = domain.order(&format!("answered {fresh}"))?;
-        ensure!(answered.text("same")? == "true", "what the guest was answered is not there: {answered:?}");
+        ensure!(answered.text("same")? == "true", "data of answered writes is not there: {answered:?}");
         domain.order("unmount")?;
         domain.order("mount")?;
         let check = domain.order(&format!("check {digest}"))?;
-        ensure!(check.text("verdict")? == "true", "the guest reads something else than it wrote: {check:?}");
+        ensure!(check.text("verdict")? == "true", "the guest reads other data than it wrote: {check:?}");
         progress.say(format!("the guest reads back its {} files, and changes them", check.text("files")?));
         digest = domain.order("change")?.text("digest")?.to_owned();
     }
@@ -145,7 +150,7 @@ pub fn run_inside(inside: &Inside) -> Result<()> {
     Ok(())
 }
 
-/// With this process ends the shell, and with that all others in its PID namespace.
+/// Ends this process when its parent ends; the shell and all processes in the PID namespace follow.
 fn end_with_the_parent() {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
@@ -153,7 +158,7 @@ fn end_with_the_parent() {
     });
 }
 
-/// Runs a program to its end; what it said is the error if that is not success.
+/// Runs a program to its end and returns its output; a failure's error has the error output.
 fn run(program: &str, arguments: &[&str]) -> Result<String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("cannot run {program}"))?;
@@ -163,14 +168,14 @@ fn run(program: &str, arguments: &[&str]) -> Result<String> {
     Ok(said(&output.stdout))
 }
 
-/// Copies a file to where another user can read it.
+/// Copies a file so that other users can read it.
 fn copy_for_all(from: &Path, to: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     Ok(std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o644))?)
 }
 
-/// A path for XML and configuration files, in which no character of it may mean anything.
+/// A path for XML and configuration files, without characters that need quoting.
 fn plain(path: &Path) -> Result<&str> {
     let text = text(path)?;
     ensure!(

@@ -1,18 +1,20 @@
-//! Reads the numbers out of what the guest's kernel and fio print.
+//! Parses the numbers that the guest's kernel and fio print.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// The interrupts which one line of /proc/interrupts counts for the request queues of a disk, over all its CPUs.
+/// The interrupts that a line of /proc/interrupts counts for the request queues of a disk, over all
+/// CPUs.
 ///
-/// A virtio disk has one line for each vector: `virtio0-config`, and `virtio0-req.0` and so on for its queues. Lines of
-/// other devices and the configuration's count as nothing.
+/// A virtio disk has one line for each vector: `virtio0-config`, and `virtio0-req.0` and so on for
+/// its queues. The configuration's line and lines of other devices yield 0.
 pub(crate) fn request_interrupts(line: &str, virtio: &str) -> Result<u64> {
     interrupts(line, |word| word.strip_prefix(virtio).is_some_and(|rest| rest.starts_with("-req")))
 }
 
-/// The same for the I/O queues of NVMe controllers, which are `nvme0q1` and so on; `nvme0q0` is the admin queue.
+/// The same for the I/O queues of NVMe controllers, which are `nvme0q1` and so on; `nvme0q0` is the
+/// admin queue.
 pub(crate) fn nvme_interrupts(line: &str) -> Result<u64> {
     interrupts(line, |word| {
         let queue = word.strip_prefix("nvme").and_then(|rest| rest.split_once('q'));
@@ -22,10 +24,10 @@ pub(crate) fn nvme_interrupts(line: &str) -> Result<u64> {
     })
 }
 
-/// What a line counts over all CPUs, if one of its names is one of ours; else nothing.
+/// The sum of a line over all CPUs, if `ours` holds for one of its names; else 0.
 fn interrupts(line: &str, ours: impl Fn(&str) -> bool) -> Result<u64> {
     let Some((_, counts)) = line.split_once(':') else { return Ok(0) };
-    // Queues that share a vector are named one after the other, with commas.
+    // Queues that share a vector are listed with commas.
     if !counts.split_whitespace().any(|word| ours(word.trim_end_matches(','))) {
         return Ok(0);
     }
@@ -35,7 +37,7 @@ fn interrupts(line: &str, ours: impl Fn(&str) -> bool) -> Result<u64> {
     Ok(sum)
 }
 
-/// Requests completed so far, of all kinds, from a disk's `stat` file.
+/// The number of completed requests of all kinds, from a disk's `stat` file.
 pub(crate) fn completed_requests(stat: &str) -> Result<u64> {
     let fields: Vec<u64> = stat
         .split_whitespace()
@@ -46,7 +48,7 @@ pub(crate) fn completed_requests(stat: &str) -> Result<u64> {
     Ok([0, 4, 11, 15].iter().filter_map(|field| fields.get(*field)).sum())
 }
 
-/// What fio measured.
+/// A result of fio.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ios {
     pub(crate) iops: f64,
@@ -80,7 +82,7 @@ struct Latency {
     percentile: BTreeMap<String, u64>,
 }
 
-/// Reads fio's JSON of a single job that either reads or writes.
+/// Parses fio's JSON of a single job that either reads or writes.
 pub(crate) fn fio_ios(json: &str) -> Result<Ios> {
     let output: Output = serde_json::from_str(json).context("cannot read fio's output")?;
     let [job] = output.jobs.as_slice() else {

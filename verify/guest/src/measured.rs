@@ -1,8 +1,8 @@
-//! One measured run: the daemon, a guest, and the talk between host and guest that keeps their counts about the same
-//! window.
+//! A measured run: the daemon, a guest, and the dialogue that lets host and guest count over the
+//! same window.
 
 use crate::config::{self, DISKS, FILE, RAM};
-use crate::console::{self, Edge, Window, Word};
+use crate::console::{self, Edge, Message, Window};
 use crate::guest::{FIRST_SLOT, MEASURED};
 use crate::measure::{self, Ios};
 use crate::overhead::{Overhead, WRITES};
@@ -15,16 +15,16 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The longest that any step of the guest may take without a word.
+/// The longest time between two messages of the guest.
 const SILENCE: Duration = Duration::from_secs(180);
-/// What all the guest's checks must not need more than, apart from the measured windows.
+/// The longest time for all of the guest's checks, without the measured windows.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// What the guest has to have checked on each disk.
+/// The checks that the guest must make on each disk.
 const CHECKS: [&str; 3] = ["tree", "write", "read"];
 /// The window whose reads make a row.
 const READ: &str = "read";
 
-/// Boots a guest, lets it check and measure both disks, and leaves nothing behind.
+/// Boots a guest and lets it check and measure both disks.
 pub(crate) fn run(stage: &Stage<'_>, mode: Mode, window: Duration) -> Result<(Vec<Row>, Vec<Overhead>)> {
     Session::hold(stage, &mode.to_string(), |session| converse(session, mode, window))
 }
@@ -50,11 +50,11 @@ fn converse(session: &mut Session<'_>, mode: Mode, window: Duration) -> Result<(
     let mut findings = Findings::default();
     loop {
         let silence = Instant::now() + SILENCE;
-        let Some(line) = session.hear(MEASURED, silence.min(end))? else {
+        let Some(line) = session.next_message(MEASURED, silence.min(end))? else {
             bail!("the guest has not finished in time; its last step: {}", findings.last_step);
         };
-        let Some(word) = console::parse(&line)? else { continue };
-        match findings.note(&word)? {
+        let Some(message) = console::parse(&line)? else { continue };
+        match findings.note(&message)? {
             Reaction::Listen => {}
             Reaction::Tell(what) => session.say(what),
             Reaction::Meet { window, edge } => {
@@ -65,14 +65,14 @@ fn converse(session: &mut Session<'_>, mode: Mode, window: Duration) -> Result<(
             Reaction::Finish => break,
         }
     }
-    // The guest is powering off; if that takes long, dropping QEMU ends it as well.
-    session.farewell(MEASURED, Instant::now() + Duration::from_secs(10))?;
+    // The guest is powering off. If that takes long, dropping QEMU ends it as well.
+    session.wait_for_power_off(MEASURED, Instant::now() + Duration::from_secs(10))?;
     drop(qemu);
     daemon.stop(&mut session.inbox)?;
     findings.reported(mode)
 }
 
-/// What the host has to do about a word of the guest.
+/// The host's reaction to a message of the guest.
 #[derive(Debug, PartialEq, Eq)]
 enum Reaction<'a> {
     Listen,
@@ -81,7 +81,7 @@ enum Reaction<'a> {
     Finish,
 }
 
-/// Everything heard so far.
+/// All results so far.
 #[derive(Default)]
 struct Findings {
     last_step: String,
@@ -96,7 +96,7 @@ struct Finding {
     windows: BTreeMap<String, Counted>,
 }
 
-/// What was counted in one window.
+/// The counts of a window.
 #[derive(Default)]
 struct Counted {
     begin: Sample,
@@ -104,7 +104,7 @@ struct Counted {
     ios: Option<Ios>,
 }
 
-/// One end of the window.
+/// The counts at one end of a window.
 #[derive(Default)]
 struct Sample {
     interrupts: u64,
@@ -129,34 +129,36 @@ impl Findings {
         })
     }
 
-    fn note<'a>(&mut self, word: &Word<'a>) -> Result<Reaction<'a>> {
-        match *word {
-            Word::Booted { release } => return self.step(format!("Linux {release} is up")),
-            Word::Tree { files, kib } => return self.step(format!("{files} files of {kib} KiB to copy")),
-            Word::Disk { disk, virtio, .. } => {
+    fn note<'a>(&mut self, message: &Message<'a>) -> Result<Reaction<'a>> {
+        match *message {
+            Message::Booted { release } => return self.step(format!("Linux {release} is up")),
+            Message::Tree { files, kib } => return self.step(format!("{files} files of {kib} KiB to copy")),
+            Message::Disk { disk, virtio, .. } => {
                 self.disks.insert(disk.to_owned(), Finding { virtio: virtio.to_owned(), ..Finding::default() });
             }
-            Word::Step { disk, what } => return self.step(format!("{disk}: {what}")),
-            Word::Verified { disk, what, complaint } => {
+            Message::Step { disk, what } => return self.step(format!("{disk}: {what}")),
+            Message::Verified { disk, what, complaint } => {
                 let finding = self.finding(disk)?;
                 finding.checked.push(what.to_owned());
                 finding.complaints.extend(complaint.map(|complaint| format!("{what}: {complaint}")));
             }
-            Word::Window { window, edge } => {
+            Message::Window { window, edge } => {
                 self.finding(window.disk)?;
                 return Ok(Reaction::Meet { window, edge });
             }
-            Word::Interrupts { window, edge, line } => {
+            Message::Interrupts { window, edge, line } => {
                 let interrupts = measure::request_interrupts(line, &self.finding(window.disk)?.virtio)?;
                 self.sample(window, edge)?.interrupts += interrupts;
             }
-            Word::Stat { window, edge, line } => {
+            Message::Stat { window, edge, line } => {
                 self.sample(window, edge)?.requests = Some(measure::completed_requests(line)?);
             }
-            Word::Fio { window, json } => self.counted(window)?.ios = Some(measure::fio_ios(json)?),
-            Word::Value { .. } | Word::Finished { .. } => bail!("the guest answers an order that nobody gave"),
-            Word::Failed { why } => bail!("in the guest: {why} (during: {})", self.last_step),
-            Word::Done => return Ok(Reaction::Finish),
+            Message::Fio { window, json } => self.counted(window)?.ios = Some(measure::fio_ios(json)?),
+            Message::Value { .. } | Message::Finished { .. } => {
+                bail!("the guest answers an order that it was not given")
+            }
+            Message::Failed { why } => bail!("in the guest: {why} (during: {})", self.last_step),
+            Message::Done => return Ok(Reaction::Finish),
         }
         Ok(Reaction::Listen)
     }
@@ -195,7 +197,7 @@ impl Finding {
         let mut complaints = self.complaints;
         complaints.extend(missing.iter().map(|check| format!("{check}: never checked")));
         let Totals { ios, requests, kicks, interrupts, .. } = totals;
-        // Without a file system in between, what fio did must be all that there was.
+        // Without a file system, each of fio's reads is one request, and there are no others.
         ensure!(
             requests == ios.total,
             "the window was not quiet: fio read {} times, but there were {requests} requests",
@@ -218,7 +220,7 @@ impl Finding {
     }
 }
 
-/// What a window counted, in all.
+/// The differences of a window's counts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Totals {
     pub(crate) ios: Ios,
@@ -238,7 +240,8 @@ impl Counted {
         let kicks = counted(|counters| counters.kicks).context("kicks")?;
         let served = counted(|counters| counters.requests).context("requests in the daemon")?;
         let misses = counted(|counters| counters.misses).context("misses")?;
-        // Both sides must have counted the same requests, or the counts of the two do not belong together.
+        // Both sides must have counted the same requests; otherwise their counts are of different
+        // windows.
         ensure!(
             requests == served,
             "the window was not quiet: the guest's kernel counted {requests} requests, the daemon {served}"
@@ -278,7 +281,7 @@ mod tests {
             "SIDECORE interrupts ram read end 24: 55 PCI-MSI virtio1-req.0",
             "SIDECORE interrupts ram read end 25: 57 PCI-MSI virtio1-req.1",
             "SIDECORE stat ram read end 150 0 0 0 0 0 0 0 0 0 0",
-            // What another window counted is not this one's.
+            // Counts of another window must not be added to this one's.
             "SIDECORE interrupts ram other end 25: 99 PCI-MSI virtio1-req.1",
             FIO,
         ];

@@ -1,7 +1,8 @@
-//! Which kernel modules the guest needs, and in which order they load.
+//! Chooses the kernel modules that the guest needs, and the order in which they load.
 //!
-//! Each module carries a section of `key=value` words, ended by zero bytes, and names there the modules it depends on.
-//! A package of Debian holds no `modules.dep` (the kernel's installation would make it), so the words are read directly.
+//! A module has a section of `key=value` strings, which end with zero bytes, and one of them lists
+//! the modules that it depends on. Debian's packages have no `modules.dep` (the kernel's
+//! installation makes it), so this code reads the strings.
 
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,19 +10,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Modules that one kernel has and another has built in or does without. What is neither is reported by name.
+/// Needed modules, which a kernel may also have built in. A module that is missing and not built in
+/// is an error.
 const WANTED: [&str; 4] = ["virtio_pci", "virtio_blk", "nvme", "ext4"];
-/// ext4 asks for this checksum by its algorithm's name, not as a dependency; newer kernels have it built in.
+/// ext4 requests this checksum by its algorithm's name, not as a dependency; newer kernels have it
+/// built in.
 const WANTED_IF_THERE: [&str; 2] = ["crc32c_generic", "crc32c"];
 
-/// A module ready to load: its file name (always `name.ko`) and its content, no longer compressed.
+/// A module to load: its file name (always `name.ko`) and its decompressed content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Module {
     pub(crate) file_name: String,
     pub(crate) content: Vec<u8>,
 }
 
-/// The modules of a kernel's directory that make its disks and ext4 work, each after those it depends on.
+/// The modules in a kernel's directory for its disks and ext4, each after its dependencies.
 pub(crate) fn collect(directory: &Path) -> Result<Vec<Module>> {
     let available = list(directory)?;
     let builtin = builtin(&fs::read_to_string(directory.join("modules.builtin")).unwrap_or_default());
@@ -48,7 +51,7 @@ pub(crate) fn collect(directory: &Path) -> Result<Vec<Module>> {
         .collect())
 }
 
-/// Names in dependencies have underscores where file names may have dashes.
+/// The module's name in dependencies, which has underscores where file names may have dashes.
 fn module_name(file_name: &str) -> Option<String> {
     let (stem, rest) = file_name.split_once(".ko")?;
     ["", ".xz", ".zst", ".gz"].contains(&rest).then(|| stem.replace('-', "_"))
@@ -87,7 +90,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The modules that a module names as its dependencies, with or without need for an order among them.
+/// The modules that a module depends on, including those that it only wants loaded before itself.
 fn dependencies(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"depends=";
     module
@@ -99,11 +102,12 @@ fn dependencies(module: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// Sorts the wanted modules and all they depend on so that each comes after its dependencies.
+/// Sorts the wanted modules and their dependencies so that each comes after its dependencies.
 fn order(wanted: &[&str], mut depends: impl FnMut(&str) -> Result<Vec<String>>) -> Result<Vec<String>> {
     let mut done = Vec::new();
     let mut started = BTreeSet::new();
-    // Each step either looks at a module's dependencies or, once these are through, puts the module itself down.
+    // A name is on the stack first to visit its dependencies, and a second time, after them, to be
+    // added itself.
     let mut steps: Vec<(String, bool)> = wanted.iter().rev().map(|name| ((*name).to_owned(), false)).collect();
     while let Some((name, seen)) = steps.pop() {
         if seen {
@@ -148,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_ends() {
+    fn a_cycle_ends() {
         let order = order(&["a"], |name| Ok(vec![if name == "a" { "b" } else { "a" }.to_owned()])).unwrap();
         assert_eq!(order, ["b", "a"]);
     }
@@ -162,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_built_in_is_left_out() {
+    fn a_module_that_is_built_in_is_left_out() {
         let root = tempfile::tempdir().unwrap();
         let kernel = root.path().join("kernel/drivers");
         fs::create_dir_all(&kernel).unwrap();

@@ -1,5 +1,5 @@
-//! What a file system on a virtual function costs: the counts behind the thesis' figure 8.3, which compares writes to the
-//! device with writes to a file on ext4.
+//! The cost of a file system on a virtual function: the counts behind the thesis' figure 8.3, which
+//! compares writes to the device with writes to a file on ext4.
 
 use crate::measured::Totals;
 use crate::report::Mode;
@@ -7,27 +7,28 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::fmt::Write;
 
-/// The windows, by what is written to and whether it was written before.
+/// The windows, by the target of the writes and by whether it was written before.
 pub(crate) const WRITES: [&str; 4] = ["raw-first", "raw-again", "ext4-first", "ext4-again"];
 
-/// What writes of 4 KiB cost, one at a time.
+/// The cost of writes of 4 KiB, one at a time.
 #[derive(Debug, Clone, Serialize)]
 pub struct Overhead {
-    /// How the disk was driven.
+    /// The mode of the run.
     pub mode: Mode,
-    /// Where to, and whether for the first time.
+    /// One of the windows `raw-first`, `raw-again`, `ext4-first` and `ext4-again`.
     pub writes: String,
     /// Writes that fio did.
     pub operations: u64,
-    /// Requests that they became, with all that the file system had to write for them.
+    /// Requests of the disk, including the file system's own.
     pub requests: u64,
     /// Notifications from the guest.
     pub kicks: u64,
     /// Interrupts in the guest.
     pub interrupts: u64,
-    /// Requests that the function could not translate by itself: the hypervisor gave them blocks.
+    /// Requests that the function could not translate by itself, so that the hypervisor side
+    /// allocated blocks.
     pub misses: u64,
-    /// Half of the writes took no longer.
+    /// The median latency of a write.
     pub p50_us: f64,
 }
 
@@ -36,7 +37,7 @@ impl Overhead {
         let Totals { ios, requests, kicks, interrupts, misses } = *totals;
         let operations = ios.total;
         ensure!(requests >= operations, "{mode}/{writes}: {operations} writes became only {requests} requests");
-        // Without a file system in between, a write is a request.
+        // Without a file system, a write is a request.
         ensure!(
             !writes.starts_with("raw") || requests == operations,
             "the window was not quiet: fio wrote {operations} times, but there were {requests} requests"
@@ -58,7 +59,7 @@ impl Overhead {
     }
 }
 
-/// A table for people.
+/// The report.
 pub(crate) fn table(overheads: &[Overhead]) -> String {
     let mut text = String::from(
         "Writes of 4 KiB, one at a time, to the virtual function and to a file on ext4 on it (thesis, figure 8.3), each\n\
@@ -83,7 +84,7 @@ pub(crate) fn table(overheads: &[Overhead]) -> String {
     text
 }
 
-/// What is not as it must be.
+/// The measurements that break a rule, in words.
 pub(crate) fn faults(overheads: &[Overhead]) -> Vec<String> {
     let fault = |overhead: &Overhead| {
         let Overhead { mode, writes, operations, kicks, interrupts, misses, .. } = overhead;
@@ -91,7 +92,7 @@ pub(crate) fn faults(overheads: &[Overhead]) -> Vec<String> {
         let must = match mode {
             Mode::Polled if *kicks > 0 => "there must be no kick",
             Mode::Polled if raw && *interrupts > 0 => "there must be no interrupt",
-            // Without these the zeros of the polled run would prove nothing.
+            // Without counts here, the zeros of the polled run would prove nothing.
             Mode::Interrupt if *kicks == 0 || *interrupts == 0 => {
                 "there must be some of both: the counting does not work"
             }

@@ -1,4 +1,4 @@
-//! Child processes that cannot outlive the demo, and one inbox for all they say.
+//! Child processes that cannot outlive the demo, and a channel for the lines that they print.
 
 use crate::install;
 use crate::interrupt::Interrupt;
@@ -12,12 +12,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-/// Whose words a line is. Guests have names, since there may be several.
+/// The origin of a line. Guests have names, because a run may have several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     /// A guest, on its serial line.
     Guest(&'static str),
-    /// The QEMU around that guest.
+    /// The QEMU of that guest.
     Qemu(&'static str),
     Daemon,
 }
@@ -25,16 +25,16 @@ pub(crate) enum Source {
 #[derive(Debug)]
 pub(crate) enum Event {
     Line(Source, String),
-    /// Nothing more will come on one of the outputs: the process has ended or is about to.
+    /// An output is closed: the process has ended or is about to.
     Closed(Source),
 }
 
-/// Where the lines of all processes arrive, in the order they were said.
+/// The channel of all processes' lines, in order.
 pub(crate) struct Inbox<'a> {
     sender: Sender<Event>,
     receiver: Receiver<Event>,
     interrupt: &'a Interrupt,
-    /// The last words of each, for error messages.
+    /// The last lines of QEMU and the daemon, for error messages.
     recent: VecDeque<(Source, String)>,
 }
 
@@ -44,12 +44,13 @@ impl<'a> Inbox<'a> {
         Inbox { sender, receiver, interrupt, recent: VecDeque::new() }
     }
 
-    /// The next event; `None` when the deadline passes first, and an error when the user wants to stop.
+    /// The next event; `None` if the deadline passes first. Fails once a signal has arrived.
     pub(crate) fn next(&mut self, deadline: Instant) -> Result<Option<Event>> {
         loop {
             self.interrupt.check()?;
             let left = deadline.saturating_duration_since(Instant::now());
-            // Signals do not wake this wait, so it is cut into pieces that a person does not notice.
+            // Signals do not wake this wait, so it is cut into pieces too short for a user to
+            // notice.
             match self.receiver.recv_timeout(left.min(Duration::from_millis(100))) {
                 Ok(event) => {
                     if let Event::Line(source, line) = &event
@@ -69,7 +70,7 @@ impl<'a> Inbox<'a> {
         }
     }
 
-    /// Waits until a process has closed its output; `false` when it has not by the deadline.
+    /// Waits until a process has closed its output; `false` if it has not by the deadline.
     pub(crate) fn wait_closed(&mut self, source: Source, deadline: Instant) -> Result<bool> {
         while let Some(event) = self.next(deadline)? {
             if matches!(event, Event::Closed(closed) if closed == source) {
@@ -79,7 +80,7 @@ impl<'a> Inbox<'a> {
         Ok(false)
     }
 
-    /// What QEMU and the daemon said last, for the end of an error message.
+    /// The last lines of QEMU and the daemon, for the end of an error message.
     pub(crate) fn last_words(&mut self) -> String {
         while let Ok(event) = self.receiver.try_recv() {
             if let Event::Line(source, line) = event {
@@ -97,7 +98,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts a program whose standard output and error are read as the given sources' lines.
+    /// Starts a program whose standard output and error become lines of the given sources.
     pub(crate) fn start<A: AsRef<OsStr>>(
         inbox: &Inbox<'_>,
         program: &OsStr,
@@ -106,8 +107,8 @@ impl Running {
         stderr: Source,
     ) -> Result<Running> {
         let name = program.to_string_lossy().into_owned();
-        // Even if this process is killed without a chance to clean up, the kernel then ends the child. setpriv replaces
-        // itself with the program, so the process id is the program's own.
+        // If this process is killed and cannot clean up, the kernel kills the child. setpriv
+        // replaces itself with the program, so the process id is the program's own.
         let mut command = match install::find("setpriv") {
             Some(setpriv) => {
                 let mut command = Command::new(setpriv);
@@ -118,7 +119,7 @@ impl Running {
         };
         command.args(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A Ctrl-C in the terminal is for us: we end our children in order.
+        // A Ctrl-C in the terminal must only reach this process, which ends its children in order.
         command.process_group(0);
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         if let Some(pipe) = child.stdout.take() {
@@ -145,13 +146,13 @@ impl Running {
             .with_context(|| format!("cannot send a signal to {}", self.name))
     }
 
-    /// Asks the program to do what it does when a terminal is gone: for a service, to begin anew.
+    /// Sends SIGHUP, on which a service starts again.
     pub(crate) fn hang_up(&self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::HUP)
             .with_context(|| format!("cannot send a signal to {}", self.name))
     }
 
-    /// Collects the exit status of a program that has closed its output.
+    /// Waits for the exit status of a program that has closed its output.
     pub(crate) fn reap(mut self) -> Result<std::process::ExitStatus> {
         self.child.wait().with_context(|| format!("cannot wait for {}", self.name))
     }
@@ -159,19 +160,19 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Should the program have started others, they are in its group. Both calls fail only if the process is gone
-        // already, which is what we want.
+        // If the program has started others, they are in its group. Both calls fail only if the
+        // process is already gone.
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         let _ = self.child.wait();
     }
 }
 
-/// The reading thread ends with the last process that holds the other end of the pipe.
+/// Reads lines in a thread that ends with the last process that holds the pipe's other end.
 fn read_lines(source: Source, pipe: impl Read + Send + 'static, sender: Sender<Event>) {
     std::thread::spawn(move || {
         let mut pipe = BufReader::new(pipe);
         let mut line = Vec::new();
-        // Guests may send anything: bytes that are no text are replaced, not refused.
+        // A guest may send bytes that are not UTF-8: those are replaced.
         while pipe.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
             let text = String::from_utf8_lossy(&line).trim_end().to_owned();
             if sender.send(Event::Line(source, text)).is_err() {
@@ -179,7 +180,7 @@ fn read_lines(source: Source, pipe: impl Read + Send + 'static, sender: Sender<E
             }
             line.clear();
         }
-        // Nobody listening is as good as delivered.
+        // A send without a receiver fails, and that is no error.
         let _ = sender.send(Event::Closed(source));
     });
 }

@@ -1,4 +1,4 @@
-//! What the user sees while waiting: one line for each step, with the seconds since the start.
+//! The progress of the demo: a line for each step, with the seconds since the start.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ impl Progress {
         Progress { start: Instant::now(), said: Mutex::default() }
     }
 
-    /// Progress goes to stderr, so that stdout holds the result alone.
+    /// Prints a line to stderr, so that stdout has only the results.
     pub(crate) fn say(&self, what: impl AsRef<str>) {
         let at = self.start.elapsed();
         let line = format!("[{:4.0} s] {}", at.as_secs_f64(), what.as_ref());
@@ -21,7 +21,7 @@ impl Progress {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).push((at, line));
     }
 
-    /// The lines so far, with the time of each since the start.
+    /// The lines so far, each with its time since the start.
     pub(crate) fn said(&self) -> Vec<(Duration, String)> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

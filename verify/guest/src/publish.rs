@@ -1,5 +1,5 @@
-//! The results of a run in the documentation: README.md has the counts, docs/demo.md all of it,
-//! docs/demo.svg the recording.
+//! Writes the results of a run into the documentation: README.md has the counts, docs/demo.md all
+//! results, docs/demo.svg the recording.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -41,7 +41,7 @@ fn disk(row: &Row) -> &str {
     if row.disk == crate::config::RAM { "ram, packed rings" } else { &row.disk }
 }
 
-/// A count for each request; none at all stands out.
+/// A count per request; a zero is bold.
 fn count(count: u64, each: f64) -> String {
     if count == 0 { "**0.000**".to_owned() } else { format!("{each:.3}") }
 }

@@ -1,4 +1,4 @@
-//! The virtual machine around the guest.
+//! The guest's virtual machine.
 
 use crate::config::QUEUES;
 use crate::emulator::{Emulator, VFIO_USER};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::path::Path;
 
-/// Who executes the guest's instructions.
+/// The way in which QEMU executes the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accelerator {
     Kvm,
@@ -19,7 +19,7 @@ pub(crate) enum Accelerator {
 impl Accelerator {
     pub(crate) fn choose() -> Accelerator {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        // The device alone proves nothing: it can be there, open, and still not run a guest.
+        // The device alone proves nothing: it may exist and open, and still not run a guest.
         let opens = || std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok();
         if has_virtualization(&cpuinfo) && opens() { Accelerator::Kvm } else { Accelerator::Tcg }
     }
@@ -40,26 +40,26 @@ fn has_virtualization(cpuinfo: &str) -> bool {
         .any(|flag| flag == "vmx" || flag == "svm")
 }
 
-/// One virtio disk of the guest.
+/// A virtio disk of the guest.
 pub(crate) struct Disk<'a> {
     pub(crate) name: &'a str,
     pub(crate) socket: &'a Path,
-    /// The PCI slot, by which the guest tells its disks apart.
+    /// The PCI slot, which tells the guest its disks apart.
     pub(crate) slot: u8,
-    /// Whether its rings are packed ones.
+    /// Whether the rings are packed.
     pub(crate) packed: bool,
 }
 
-/// A PCI Express port, which one device can be plugged into, also while the guest runs.
+/// A PCI Express port, into which a device can be plugged, also while the guest runs.
 pub(crate) struct Port {
-    /// The port's PCI slot, by which the guest tells what is behind it from what is behind others.
+    /// The port's PCI slot, by which the guest identifies the device behind it.
     pub(crate) slot: u8,
-    /// What is in it when the guest boots.
+    /// The device in the port when the guest boots.
     pub(crate) device: Option<Value>,
 }
 
 impl Port {
-    /// What QEMU is told of the port in a slot.
+    /// QEMU's option for the port in a slot.
     pub(crate) fn description(slot: u8) -> String {
         format!("pcie-root-port,id={},chassis={slot},addr={slot:#x}", Port::name(slot))
     }
@@ -69,38 +69,37 @@ impl Port {
     }
 }
 
-/// The description of a vfio-user device for the port in a slot.
+/// QEMU's description of a vfio-user device for the port in a slot.
 pub(crate) fn function(name: &str, socket: &Path, slot: u8) -> Result<Value> {
     let socket = json!({ "type": "unix", "path": text(socket)? });
     Ok(json!({ "driver": VFIO_USER, "id": name, "bus": Port::name(slot), "socket": socket }))
 }
 
-/// What is given to a guest.
+/// The devices of a guest.
 pub(crate) struct Equipment<'a> {
-    /// Whether its drivers make queues that they poll.
+    /// Whether the drivers make queues that they poll.
     pub(crate) polled: bool,
-    /// Its virtio disks.
     pub(crate) disks: &'a [Disk<'a>],
     pub(crate) ports: &'a [Port],
 }
 
 pub(crate) struct Machine<'a> {
-    /// The guest's name, for what it says.
+    /// The guest's name, which marks its lines.
     pub(crate) name: &'static str,
     pub(crate) emulator: &'a Emulator,
     pub(crate) accelerator: Accelerator,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
-    /// Where the kernel's messages go.
+    /// The file for the kernel's messages.
     pub(crate) kernel_log: &'a Path,
-    /// QEMU's control socket. Only a guest with ports has one.
+    /// QEMU's control socket, which only a guest with ports has.
     pub(crate) control: &'a Path,
     pub(crate) equipment: &'a Equipment<'a>,
     /// Settings for the guest's script, as words of the kernel's command line.
     pub(crate) settings: String,
 }
 
-/// Enough for the image, which the kernel holds twice while it unpacks it, and for fio.
+/// Enough for fio and for the image, which the kernel holds twice while it unpacks it.
 const MEMORY: &str = "768M";
 
 impl Machine<'_> {
@@ -117,21 +116,22 @@ impl Machine<'_> {
         };
         let mut arguments: Vec<String> = Vec::new();
         let mut add = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
-        // The daemon maps the guest's memory, so it must be a file that can be shared.
+        // The daemon maps the guest's memory, so the memory must be a file that can be shared.
         add("-object", format!("memory-backend-memfd,id=memory,size={MEMORY},share=on"));
         add("-machine", "q35,memory-backend=memory".to_owned());
         add("-accel", accelerator.to_owned());
         add("-cpu", cpu.to_owned());
         add("-m", MEMORY.to_owned());
-        // The driver makes no more queues than there could be CPUs, and polls at most all but one: there have to be two,
-        // but the kernel is told to start one only (maxcpus), since the sidecore has a core of the host for itself.
+        // The driver makes at most one queue per possible CPU, and polls all but one of them at
+        // most. So the machine has two CPUs, of which the kernel starts only one (maxcpus), because
+        // the sidecore has a core of the host for itself.
         add("-smp", "2".to_owned());
         add("-kernel", text(self.kernel)?.to_owned());
         add("-initrd", text(self.initramfs)?.to_owned());
-        // An emulated CPU that a busy host held up for a moment must not make the kernel doubt its timers: it would fall
+        // If a busy host delays an emulated CPU, the kernel must not distrust its timers and fall
         // back to slow ones.
         let kernel = "console=ttyS1 quiet maxcpus=1 panic=-1 mitigations=off no_timer_check tsc=reliable";
-        // Where NVMe's driver is built into the kernel, this is how it is told.
+        // The setting for an nvme driver that is built into the kernel.
         let polled = u8::from(self.equipment.polled);
         add("-append", format!("{kernel} nvme.poll_queues={polled} SIDECORE_POLLED={polled} {}", self.settings));
         add("-display", "none".to_owned());

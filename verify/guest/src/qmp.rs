@@ -1,4 +1,5 @@
-//! The line to a running QEMU (the QEMU Machine Protocol), by which devices are plugged and unplugged.
+//! The control connection to a running QEMU (the QEMU Machine Protocol), by which devices are
+//! plugged and unplugged.
 
 use crate::interrupt::Interrupt;
 use anyhow::{Context, Result, bail};
@@ -9,22 +10,22 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long QEMU may take to answer.
+/// The longest time for an answer of QEMU.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A wait is cut into pieces of this, so that a signal is noticed.
+/// A wait is cut into pieces of this length, so that a signal is noticed.
 const PIECE: Duration = Duration::from_millis(100);
 
 pub(crate) struct Qmp<'a> {
     stream: UnixStream,
     interrupt: &'a Interrupt,
-    /// What came and is not a whole line yet.
+    /// Received bytes of an incomplete line.
     partial: Vec<u8>,
-    /// What happened and nobody has asked for yet.
+    /// Received events that no call has taken.
     events: VecDeque<Value>,
 }
 
 impl<'a> Qmp<'a> {
-    /// Connects to a QEMU that may only just have been started.
+    /// Connects to a QEMU that may have just been started.
     pub(crate) fn connect(socket: &Path, interrupt: &'a Interrupt) -> Result<Qmp<'a>> {
         let deadline = Instant::now() + PATIENCE;
         let stream = loop {
@@ -51,7 +52,7 @@ impl<'a> Qmp<'a> {
         Ok(qmp)
     }
 
-    /// Has QEMU do something; what it answers.
+    /// Executes a command and returns QEMU's answer.
     pub(crate) fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let line = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
         self.stream.write_all(line.as_bytes()).with_context(|| format!("cannot send QEMU {command}"))?;
@@ -73,12 +74,12 @@ impl<'a> Qmp<'a> {
         self.execute("device_add", device).map(drop)
     }
 
-    /// Asks the guest to let go of a device. [`unplugged`](Self::unplugged) says when it has.
+    /// Asks the guest to release a device. [`unplugged`](Self::unplugged) waits for that.
     pub(crate) fn unplug(&mut self, device: &str) -> Result<()> {
         self.execute("device_del", json!({ "id": device })).map(drop)
     }
 
-    /// Waits until a device is gone; `false` when it is not by the deadline.
+    /// Waits until a device is gone; `false` if it is not by the deadline.
     pub(crate) fn unplugged(&mut self, device: &str, deadline: Instant) -> Result<bool> {
         loop {
             while let Some(event) = self.events.pop_front() {
@@ -93,7 +94,7 @@ impl<'a> Qmp<'a> {
         }
     }
 
-    /// The next message; `None` when the deadline passes first.
+    /// The next message; `None` if the deadline passes first.
     fn message(&mut self, deadline: Instant) -> Result<Option<Value>> {
         loop {
             if let Some(end) = self.partial.iter().position(|byte| *byte == b'\n') {
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
     use std::io::{BufRead, BufReader};
 
-    /// A QEMU that greets, and says one line after the other as it is asked.
+    /// A QEMU that greets, and answers each request with the next one of `answers`.
     fn qemu(answers: Vec<&'static str>) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::spawn(move || {

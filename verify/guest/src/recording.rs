@@ -1,16 +1,16 @@
-//! The demo as a moving picture: an SVG in which its output scrolls through a terminal, in the
-//! rhythm of the run.
+//! Draws the demo as an animated SVG in which its output scrolls through a terminal, in the rhythm
+//! of the run.
 //!
-//! The lines stand below each other in one group, and one CSS animation moves the group up, line by
-//! line. No script, no font and no other program is needed; a viewer without animations, or a
-//! reader who does not want any, sees the end.
+//! The lines are one group, and one CSS animation moves the group up, line by line. The picture
+//! needs no script, font or other program; viewers without animations, and readers who have
+//! switched them off, see the end.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// The length of the recording, after which it begins anew.
+/// The length of the recording, after which it starts again.
 const SECONDS: f64 = 20.0;
-/// The share of it in which the lines of the run appear; the result stays for the rest.
+/// The share of the recording in which the run's lines appear. The result stays for the rest.
 const RUN_SHARE: f64 = 0.72;
 /// Longer waits between two lines are cut to this.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
@@ -22,7 +22,7 @@ const COLUMN: f64 = 7.85;
 const MARGIN: f64 = 14.0;
 const BAR: f64 = 26.0;
 
-/// Draws a run that was started by `command`: its lines with their times, and the lines of its
+/// Draws a run that was started by `command`: its lines with their times, and then the lines of its
 /// result.
 pub(crate) fn svg(command: &str, said: &[(Duration, String)], result: &str) -> String {
     let mut lines = vec![(0.0, "cmd", format!("$ {command}"))];
@@ -37,8 +37,8 @@ pub(crate) fn svg(command: &str, said: &[(Duration, String)], result: &str) -> S
     draw(command, &lines)
 }
 
-/// The moments of the lines, in seconds, with every wait for a line cut to [`LONGEST_WAIT`]: a
-/// build would be most of the recording.
+/// The times of the lines in seconds, with every wait for a line cut to [`LONGEST_WAIT`]. Otherwise
+/// a build would take most of the recording.
 fn without_long_waits(said: &[(Duration, String)]) -> Vec<f64> {
     let (mut moment, mut before) = (0.0, Duration::ZERO);
     let next = |(at, _): &(Duration, String)| {
@@ -49,7 +49,7 @@ fn without_long_waits(said: &[(Duration, String)]) -> Vec<f64> {
     said.iter().map(next).collect()
 }
 
-/// The picture of lines, each with its moment as a share of the recording and its class.
+/// Draws the lines, each with its time as a share of the recording and its class.
 fn draw(title: &str, lines: &[(f64, &str, String)]) -> String {
     let (width, height) = (COLUMNS as f64 * COLUMN + 2.0 * MARGIN, ROWS as f64 * LINE + BAR + MARGIN);
     let title = escape(title);
@@ -63,7 +63,7 @@ fn draw(title: &str, lines: &[(f64, &str, String)]) -> String {
         offset(lines.len())
     );
     for (index, (moment, ..)) in lines.iter().enumerate() {
-        // Of lines at one moment, the last one counts.
+        // Of several lines with one time, the last one decides.
         if lines.get(index + 1).is_none_or(|(next, ..)| percent(*next) != percent(*moment)) {
             let _ = writeln!(svg, "{}% {{ transform: translateY({:.0}px) }}", percent(*moment), offset(index + 1));
         }
@@ -89,8 +89,8 @@ fn draw(title: &str, lines: &[(f64, &str, String)]) -> String {
     svg
 }
 
-/// How far the group is moved down (up, if negative) for its line of this number, from 1 on, to be
-/// the last one to be seen.
+/// The distance by which the group moves down (up, if negative) so that line number `shown`, from
+/// 1, is the last one in view.
 fn offset(shown: usize) -> f64 {
     (ROWS as f64 - shown as f64) * LINE
 }
@@ -99,7 +99,7 @@ fn percent(share: f64) -> String {
     format!("{:.2}", share * 100.0)
 }
 
-/// A line as wide as the screen, without control characters, which XML does not have.
+/// The line without control characters, which XML does not allow, cut to the width of the screen.
 fn shorten(line: &str) -> String {
     let mut characters = line.chars().filter(|character| !character.is_control());
     let mut short: String = characters.by_ref().take(COLUMNS).collect();
@@ -126,7 +126,7 @@ mod tests {
         texts.map(|node| node.text().unwrap_or("").to_owned()).collect()
     }
 
-    /// The keyframes: shares of the time, and offsets.
+    /// The keyframes as pairs of share and offset.
     fn frames(svg: &str) -> Vec<(f64, f64)> {
         let frame = |line: &str| {
             let (share, rest) = line.split_once("% { transform: translateY(")?;
@@ -171,8 +171,21 @@ mod tests {
         assert_eq!(texts[0], "$ make demo");
         assert!(texts.iter().filter(|text| text.contains(": ok: ")).count() > 20);
         assert!(!texts.iter().any(|text| text.contains("NOT SO")));
-        let paths = ["/home/", "/root/", "/tmp/", "/work/", "/dev/shm/"];
-        let path = texts.iter().find(|text| paths.iter().any(|path| text.contains(path)));
-        assert_eq!(path, None, "a path of the machine that it was made on");
+        let path = texts.iter().find_map(|text| machine_path(text));
+        assert_eq!(path, None, "a path of the machine that made the recording");
+    }
+
+    /// The first absolute path in a text other than a disk of the guest.
+    fn machine_path(text: &str) -> Option<&str> {
+        let words = text.split(|character: char| !character.is_alphanumeric() && !"/._-".contains(character));
+        let mut paths = words.filter(|word| word.len() > 1 && word.starts_with('/'));
+        paths.find(|path| !["/dev/vd", "/dev/nvme"].iter().any(|disk| path.starts_with(disk)))
+    }
+
+    #[test]
+    fn only_disks_of_the_guest_may_be_named_by_a_path() {
+        assert_eq!(machine_path("0.5 kicks/request (/dev/vda) on /dev/nvme0n1 / other"), None);
+        assert_eq!(machine_path("written to '/some/place/demo.json'"), Some("/some/place/demo.json"));
+        assert_eq!(machine_path("/dev/shm"), Some("/dev/shm"));
     }
 }

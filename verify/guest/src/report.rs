@@ -1,17 +1,17 @@
-//! The measured disks: a table for people, JSON for programs, and what is wrong with them.
+//! The report of the measured disks: a table, JSON, and the rules that they break.
 
 use crate::qemu::Accelerator;
 use anyhow::Result;
 use serde::Serialize;
 use std::fmt::{self, Write};
 
-/// How guest and daemon learn of each other's doings.
+/// The way in which guest and daemon learn of requests and completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// The guest kicks, the daemon calls: the paper's baseline.
+    /// By notifications and interrupts: the paper's baseline.
     Interrupt,
-    /// Both look at the ring: no exit, no interrupt.
+    /// By polling the ring: no exit, no interrupt.
     Polled,
 }
 
@@ -24,24 +24,24 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What was found for one disk in one mode.
+/// The measurement of a disk in a mode.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// How the disk was driven.
+    /// The mode of the run.
     pub mode: Mode,
-    /// Which disk.
+    /// The disk's name.
     pub disk: String,
-    /// Random reads of 4 KiB a second, one at a time.
+    /// Random reads of 4 KiB per second, one at a time.
     pub iops: f64,
-    /// Half of the reads took no longer.
+    /// The median latency of a read.
     pub p50_us: f64,
-    /// 99 of 100 reads took no longer.
+    /// The latency of the 99th percentile.
     pub p99_us: f64,
-    /// Notifications from the guest, which are exits, for each request.
+    /// Notifications from the guest, each of which is an exit, per request.
     pub kicks_per_request: f64,
-    /// Interrupts in the guest for each request.
+    /// Interrupts in the guest per request.
     pub interrupts_per_request: f64,
-    /// Whether everything came back as it was written.
+    /// Whether all data came back as it was written.
     pub verified: bool,
     /// The requests in the measured window.
     #[serde(skip)]
@@ -52,12 +52,12 @@ pub struct Row {
     /// The interrupts in the measured window.
     #[serde(skip)]
     pub interrupts: u64,
-    /// What did not come back as it was written.
+    /// The checks of data that failed.
     #[serde(skip)]
     pub complaints: Vec<String>,
 }
 
-/// The measured rows, and below them what the FAST'12 paper reports.
+/// The measured rows, and below them the paper's.
 pub(crate) fn table(rows: &[Row], accelerator: Accelerator) -> String {
     let mut text = String::new();
     let mut line = |cells: [&str; 8]| {
@@ -109,12 +109,12 @@ pub(crate) fn table(rows: &[Row], accelerator: Accelerator) -> String {
     text
 }
 
-/// The rows for programs.
+/// The rows as JSON.
 pub(crate) fn json(rows: &[Row]) -> Result<String> {
     Ok(serde_json::to_string_pretty(rows)? + "\n")
 }
 
-/// What is not as it must be.
+/// The measurements that break a rule, in words.
 pub(crate) fn faults(rows: &[Row]) -> Vec<String> {
     let mut wrong = Vec::new();
     for row in rows {
@@ -126,7 +126,7 @@ pub(crate) fn faults(rows: &[Row]) -> Vec<String> {
             Mode::Polled if *kicks > 0 || *interrupts > 0 => wrong.push(format!(
                 "{mode}/{disk} shows {kicks} kicks and {interrupts} interrupts for {requests} requests; there must be none"
             )),
-            // Without these the zeros of the polled run would prove nothing.
+            // Without counts here, the zeros of the polled run would prove nothing.
             Mode::Interrupt if *kicks == 0 || *interrupts == 0 => wrong.push(format!(
                 "{mode}/{disk} shows {kicks} kicks and {interrupts} interrupts for {requests} requests; there must be \
                  some, so the counting does not work"

@@ -1,47 +1,50 @@
-//! Programs of a newer Debian than this machine's. Their packages and those of all libraries that they need are fetched
-//! once, and unpacked into a directory. Nothing is installed, and no rights are needed: the programs run with their own
-//! libraries and loader, but without `chroot`, so that they see this system's files.
+//! Programs of a newer Debian release than this machine's. Their packages, with those of all their
+//! libraries, are fetched once and unpacked into a directory. Nothing is installed, and no
+//! privilege is needed: the programs run with their own libraries and loader, but without `chroot`,
+//! so that they see this system's files.
 
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where roots are kept, in the directory that builds go to: like those, made once and kept.
+/// The directory of all roots, in cargo's target directory, which keeps them between builds.
 pub const ROOTS: &str = "roots";
 
-/// The release whose backports have the newest of what we need.
+/// The release whose backports have the newest QEMU.
 const RELEASE: &str = "trixie";
-/// Everything that anybody here needs of it: QEMU with `vfio-user-pci`, and its storage daemon.
+/// The packages of QEMU with `vfio-user-pci`, and of its storage daemon.
 const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-common", "qemu-utils"];
-/// Names what a complete root has, at its top.
+/// The file at the top of a complete root that lists its packages.
 const CONTENT: &str = "packages";
-/// The keys that Debian signs with, for machines whose apt trusts them for some sources only.
+/// Debian's signing keys, for machines on which apt trusts them for some sources only.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// The directory that holds the release's programs.
+/// A directory with the release's programs.
 #[derive(Clone, Debug)]
 pub struct Root {
     path: PathBuf,
 }
 
 impl Root {
-    /// The root that was made in `roots`.
+    /// Opens the root that was made in `roots`.
     ///
     /// # Errors
-    /// There is none, or one with other programs.
+    /// The root does not exist, or has other programs.
     pub fn find(roots: &Path) -> Result<Root> {
         let path = roots.join(RELEASE);
         let content = fs::read_to_string(path.join(CONTENT)).unwrap_or_default();
         ensure!(content == content_wanted(), "no root with programs of Debian {RELEASE} in {}", roots.display());
-        // Programs are told where things are, whatever their working directory.
+        // An absolute path, because the programs' working directories differ.
         Ok(Root { path: path.canonicalize()? })
     }
 
-    /// The root in `roots`, made now unless it is there. `say` is told before that takes a while.
+    /// Opens the root in `roots`, and fetches it first if it does not exist. `say` gets a line
+    /// before that.
     ///
     /// # Errors
-    /// There is no apt on this machine, or no way to the packages; `fetch.log` in `roots` has apt's messages.
+    /// The machine has no apt, or the packages cannot be fetched; `fetch.log` in `roots` has apt's
+    /// messages.
     pub fn find_or_fetch(roots: &Path, say: impl Fn(&str)) -> Result<Root> {
         if let Ok(root) = Root::find(roots) {
             return Ok(root);
@@ -51,25 +54,25 @@ impl Root {
         Root::find(roots)
     }
 
-    /// Where something of the root is.
+    /// The path of a file in the root.
     #[must_use]
     pub fn path(&self, inside: &str) -> PathBuf {
         self.path.join(inside)
     }
 
-    /// Where the libraries are.
+    /// The directory of the root's libraries.
     #[must_use]
     pub fn libraries(&self) -> PathBuf {
         self.path.join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH))
     }
 
-    /// The words that start a program of the root; its arguments follow them.
+    /// The words of a command that starts a program of the root, without its arguments.
     ///
     /// # Errors
-    /// The program, or the loader for it, is not there.
+    /// The root lacks the program, or the loader.
     pub fn command(&self, program: &str) -> Result<Vec<String>> {
         let libraries = self.libraries();
-        // Elsewhere there are only links to it, which would lead out of the root.
+        // Other directories only have links to the loader, which would lead out of the root.
         let entries = fs::read_dir(&libraries).with_context(|| format!("cannot list {}", libraries.display()))?;
         let loader = entries
             .flatten()
@@ -87,7 +90,7 @@ fn content_wanted() -> String {
     PACKAGES.map(|package| format!("{package}\n")).concat()
 }
 
-/// Makes the root. It appears under its name only when it is complete.
+/// Makes the root, which gets its name only when it is complete.
 fn fetch(roots: &Path) -> Result<()> {
     fs::create_dir_all(roots)?;
     let roots = roots.canonicalize()?;
@@ -119,8 +122,8 @@ fn fetch(roots: &Path) -> Result<()> {
     fs::rename(&tree, &root).with_context(|| format!("cannot create {}", root.display()))
 }
 
-/// apt with lists, a cache and sources of its own, for which nothing is installed yet: so that it fetches all that a
-/// package depends on. How it reaches the network stays this machine's setting.
+/// apt with lists, a cache and sources of its own, and without installed packages, so that it
+/// fetches all dependencies. The network settings are the machine's.
 struct Apt<'a> {
     directory: &'a Path,
 }
@@ -163,7 +166,7 @@ fn sources(mirror: &str, has_keyring: bool) -> String {
     ["", "-backports"].map(|suite| format!("deb {signed}{mirror} {RELEASE}{suite} main\n")).concat()
 }
 
-/// The mirror of Debian that this machine uses: it has other releases as well.
+/// The Debian mirror of this machine, which has the other release, too.
 fn mirror() -> Result<String> {
     let format = "$(ORIGIN)|$(LABEL)|$(REPO_URI)";
     let output = Command::new("apt-get").args(["indextargets", "--format", format, "Created-By: Packages"]).output();
@@ -172,7 +175,8 @@ fn mirror() -> Result<String> {
     Ok(mirror.to_owned())
 }
 
-/// The source that says it is Debian; or, where lists were never fetched and none says what it is, the first.
+/// The source whose labels are Debian's; or, if no lists were ever fetched and sources have no
+/// labels, the first one.
 fn debian_mirror(listing: &str) -> Option<&str> {
     let source = |who: &str| listing.lines().find_map(|line| line.strip_prefix(who));
     let uri = source("Debian|Debian|").or_else(|| source("||"))?;

@@ -1,4 +1,5 @@
-//! The texts that guests write for the other guest not to find, and the search for them on the host.
+//! Unique texts that a guest writes and that the other guest must not find, and the search for them
+//! on the host.
 
 use crate::install;
 use anyhow::{Context, Result, ensure};
@@ -6,7 +7,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::Command;
 
-/// A text that nobody has written before.
+/// A new random text.
 pub(crate) fn make(name: &str) -> Result<String> {
     let mut bytes = [0; 16];
     let mut random = std::fs::File::open("/dev/urandom").context("cannot open /dev/urandom")?;
@@ -14,13 +15,13 @@ pub(crate) fn make(name: &str) -> Result<String> {
     Ok(format!("{name}-{:032x}", u128::from_ne_bytes(bytes)))
 }
 
-/// How many times a text is in a file: with the program that the guests search with, so that what it finds here it
-/// would have found there.
+/// The number of occurrences of a text in a file. The search uses the same program as the guests,
+/// so that the results are comparable.
 pub(crate) fn count(file: &Path, text: &str) -> Result<usize> {
     let grep = install::require("grep")?;
     let output = Command::new(grep).env("LC_ALL", "C").args(["-o", "-a", "-z", "-F", "-e", text]).arg(file).output();
     let output = output.context("cannot run grep")?;
-    // Status 1 says that there was nothing.
+    // Status 1 means no match.
     ensure!(matches!(output.status.code(), Some(0 | 1)), "grep could not search {}", file.display());
     Ok(output.stdout.iter().filter(|byte| **byte == 0).count())
 }

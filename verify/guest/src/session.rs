@@ -1,8 +1,8 @@
-//! What surrounds each run: a directory, a sparse file for the pool, one daemon, and the guests that are booted on its
-//! disks. However a run ends, nothing of it is left.
+//! The surroundings of a run: a directory, a sparse file for the pool, a daemon, and the guests on
+//! its disks. All of it is removed, however the run ends.
 
 use crate::config::{POOL_MIB, Places};
-use crate::console::{self, Word};
+use crate::console::{self, Message};
 use crate::cores::Cores;
 use crate::daemon::Daemon;
 use crate::emulator::Emulator;
@@ -16,36 +16,36 @@ use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// What all runs have in common.
+/// The parts that all runs share.
 pub(crate) struct Stage<'a> {
     pub(crate) accelerator: Accelerator,
-    /// The QEMU that this machine has installed.
+    /// The installed QEMU.
     pub(crate) qemu: &'a Emulator,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
     pub(crate) binaries: &'a Path,
-    /// For the pool's file: on a real disk, where there is room.
+    /// The directory for the pool's file, on a real disk with enough space.
     pub(crate) scratch: &'a Path,
     pub(crate) interrupt: &'a Interrupt,
     pub(crate) progress: &'a Progress,
 }
 
-/// One run.
+/// A run.
 pub(crate) struct Session<'a> {
     pub(crate) stage: &'a Stage<'a>,
     title: String,
-    /// For sockets and logs.
+    /// The directory for sockets and logs.
     pub(crate) directory: &'a Path,
     /// The pool's store.
     pub(crate) pool: &'a Path,
     pub(crate) inbox: Inbox<'a>,
     cores: Cores,
-    /// Guests that have powered off, as they should.
+    /// Guests that were told to power off.
     gone: Vec<&'static str>,
 }
 
 impl<'a> Session<'a> {
-    /// Does a run. If it fails, the error has what was said last by everyone who takes part.
+    /// Does a run. If it fails, the error has the last lines of all processes.
     pub(crate) fn hold<T>(
         stage: &Stage<'_>,
         title: &str,
@@ -78,7 +78,7 @@ impl<'a> Session<'a> {
         self.stage.progress.say(format!("{}: {}", self.title, what.as_ref()));
     }
 
-    /// Starts the daemon with the configuration that is made for this run's places.
+    /// Starts the daemon with a configuration for this run's paths.
     pub(crate) fn daemon(&mut self, configure: impl FnOnce(&Places<'_>) -> Result<String>) -> Result<Daemon> {
         let control = self.control();
         let sidecore_cpu = self.cores.sidecore;
@@ -88,7 +88,7 @@ impl<'a> Session<'a> {
         Daemon::start(&mut self.inbox, self.stage.binaries, self.directory, sidecore, &configuration)
     }
 
-    /// Boots a guest, which plays a part (one of its image's scripts) with the settings for it.
+    /// Boots a guest with settings for the script that it runs.
     pub(crate) fn boot(
         &mut self,
         name: &'static str,
@@ -111,19 +111,19 @@ impl<'a> Session<'a> {
         self.cores.elsewhere(|| machine.start(&self.inbox))
     }
 
-    /// The line to the QEMU around a guest that has ports.
+    /// Connects to the control socket of a guest's QEMU. Only guests with ports have one.
     pub(crate) fn qmp(&self, name: &str) -> Result<Qmp<'a>> {
         Qmp::connect(&self.qemu_control(name), self.stage.interrupt)
     }
 
-    /// The next line of a guest that is meant for us; `None` when the deadline passes first. All others, the other guest
-    /// among them, have to be well meanwhile.
-    pub(crate) fn hear(&mut self, name: &'static str, deadline: Instant) -> Result<Option<String>> {
+    /// The next message of a guest; `None` if the deadline passes first. Fails if the daemon or
+    /// another guest fails meanwhile.
+    pub(crate) fn next_message(&mut self, name: &'static str, deadline: Instant) -> Result<Option<String>> {
         loop {
             match self.inbox.next(deadline)? {
                 Some(Event::Line(Source::Guest(speaker), line)) => match console::parse(&line)? {
                     Some(_) if speaker == name => return Ok(Some(line)),
-                    Some(Word::Failed { why }) => bail!("in the {speaker} guest: {why}"),
+                    Some(Message::Failed { why }) => bail!("in the {speaker} guest: {why}"),
                     _ => {}
                 },
                 Some(Event::Line(..)) => {}
@@ -137,13 +137,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Waits until a guest that powers off is gone; `false` when it is not by the deadline.
-    pub(crate) fn farewell(&mut self, name: &'static str, deadline: Instant) -> Result<bool> {
+    /// Waits until a guest that powers off is gone; `false` if it is not by the deadline.
+    pub(crate) fn wait_for_power_off(&mut self, name: &'static str, deadline: Instant) -> Result<bool> {
         self.gone.push(name);
         self.inbox.wait_closed(Source::Guest(name), deadline)
     }
 
-    /// The command line tool, told this run's control socket.
+    /// The command line tool for this run's daemon.
     pub(crate) fn sidecore(&self) -> Sidecore {
         Sidecore::new(self.stage.binaries, &self.control())
     }

@@ -1,4 +1,4 @@
-//! `sidecore`, the command line tool, as a user calls it; its JSON is what the demo counts and checks with.
+//! Calls `sidecore`, the command line tool, as a user does; the demo counts and checks by its JSON.
 
 use crate::text;
 use anyhow::{Context, Result, bail, ensure};
@@ -8,18 +8,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// The tool, and the daemon's control socket.
+/// The tool, with the path of the daemon's control socket.
 pub(crate) struct Sidecore {
     program: PathBuf,
     control: PathBuf,
 }
 
-/// What one device has counted since the daemon started, over all its queues.
+/// A device's counts since the daemon's start, over all its queues.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counters {
     pub(crate) kicks: u64,
     pub(crate) requests: u64,
-    /// Writes that found no block of their own, and requests that came upon a pruned part of the tree.
+    /// Writes to blocks that the volume does not have, and requests that reached a pruned part of
+    /// the tree.
     pub(crate) misses: u64,
 }
 
@@ -53,14 +54,13 @@ pub(crate) struct Volume {
     pub(crate) allocated_bytes: u64,
 }
 
-/// A controller.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Controller {
     pub(crate) space: Space,
     pub(crate) functions: Vec<Function>,
 }
 
-/// What of a controller's store is free, and what will be soon.
+/// The free space of a controller's store, and the space that will soon be free.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Space {
     pub(crate) free_bytes: u64,
@@ -86,7 +86,7 @@ struct MappedVolume {
     block_bytes: u64,
 }
 
-/// Blocks of a volume that follow each other on the store, too; all in bytes.
+/// Blocks of a volume that are also consecutive on the store; all numbers in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub(crate) struct Extent {
     pub(crate) first: u64,
@@ -99,21 +99,21 @@ impl Sidecore {
         Sidecore { program: binaries.join("sidecore"), control: control.to_path_buf() }
     }
 
-    /// Runs the tool; what it prints, if it succeeds.
+    /// Runs the tool, which must succeed, and returns its output.
     pub(crate) fn run(&self, arguments: &[&str]) -> Result<String> {
         let output = self.output(arguments)?;
         ensure!(output.status.success(), "{} failed: {}", command(arguments), words(&output));
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs the tool and says how long that took, from its start to its end.
+    /// Runs the tool and returns the time from its start to its end.
     pub(crate) fn timed(&self, arguments: &[&str]) -> Result<Duration> {
         let start = Instant::now();
         self.run(arguments)?;
         Ok(start.elapsed())
     }
 
-    /// Runs a check: whether it found all well, and its last words.
+    /// Runs a check. Returns whether it passed, and its output.
     pub(crate) fn check(&self, arguments: &[&str]) -> Result<(bool, String)> {
         let output = self.output(arguments)?;
         let said = String::from_utf8_lossy(&output.stdout);
@@ -124,7 +124,7 @@ impl Sidecore {
         }
     }
 
-    /// What a device has counted, and its function's controller about it.
+    /// A device's counts, with the misses of its virtual function.
     pub(crate) fn counters(&self, controller: &str, device: &str) -> Result<Counters> {
         let stats: Stats = self.json(&["stats", "--json"])?;
         let function = self.controller(controller)?.functions.into_iter().find(|function| function.volume == device);
@@ -134,7 +134,7 @@ impl Sidecore {
         Ok(counters)
     }
 
-    /// How many requests a device has served.
+    /// The number of requests that a device has served.
     pub(crate) fn requests(&self, device: &str) -> Result<u64> {
         Ok(self.json::<Stats>(&["stats", "--json"])?.counters(device)?.requests)
     }
@@ -149,7 +149,7 @@ impl Sidecore {
         volumes.find(|volume| volume.name == name).with_context(|| format!("sidecore lists no volume {name}"))
     }
 
-    /// Where a part of a volume lies.
+    /// The extents of a part of a volume.
     pub(crate) fn extents(&self, controller: &str, volume: &str, first: u64, count: u64) -> Result<Vec<Extent>> {
         let arguments = ["volume", "--controller", controller, "--json", "show", volume, "--extents"];
         Ok(self.json::<Mapping>(&arguments)?.within(first, count))
@@ -168,7 +168,7 @@ impl Sidecore {
     }
 }
 
-/// What a user would type.
+/// The command line as a user would type it.
 pub(crate) fn command(arguments: &[&str]) -> String {
     format!("sidecore {}", arguments.join(" "))
 }
@@ -190,7 +190,7 @@ impl Stats {
 }
 
 impl Mapping {
-    /// The part of the mapping that is about so many bytes of the volume.
+    /// The part of the mapping that lies in so many bytes of the volume.
     fn within(&self, first: u64, count: u64) -> Vec<Extent> {
         let block = self.volume.block_bytes;
         let all = self.extents.iter().map(|extent| Extent {
@@ -208,7 +208,7 @@ impl Mapping {
     }
 }
 
-/// How many bytes of the store are in both.
+/// The number of bytes of the store that are in both.
 pub(crate) fn in_common(one: &[Extent], other: &[Extent]) -> u64 {
     let overlap = |a: &Extent, b: &Extent| {
         let end = (a.physical + a.count).min(b.physical + b.count);

@@ -1,5 +1,5 @@
-//! The run about volumes: a guest on a thin volume, a snapshot of it under load, a second guest on a clone of that, and
-//! the proof that neither sees what the other wrote. It reads from top to bottom; each check says what must be true.
+//! The run with volumes: a guest on a thin volume, a snapshot of it under load, a second guest on a
+//! clone of the snapshot, and the proof that neither sees the other one's writes.
 
 use crate::checks::Checks;
 use crate::config::{self, ORIGIN, POOL, POOL_MIB, QUEUES, VOLUME_MIB};
@@ -13,57 +13,58 @@ use serde::Serialize;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-/// The file system takes the first part of the disk; what is behind it is written directly. All places are in MiB.
+/// The parts of the disk, in MiB. The file system has the first part; the others are written
+/// directly.
 const FILESYSTEM: u64 = 768;
 const LOAD: u64 = 800;
 const LOAD_SIZE: u64 = 8;
 const FIRST_SECRET: u64 = 850;
 const SECOND_SECRET: u64 = 900;
-/// What guests write of a secret to one place.
+/// The size of a part that is filled with a secret.
 const SECRET_SIZE: u64 = 1;
-/// Where the first guest leaves blocks for the second one to get.
+/// The part that the first guest discards, so that the second guest gets its blocks.
 const GIVEN_UP: u64 = 950;
 const SCATTER: u64 = 960;
 const SCATTER_SIZE: u64 = 16;
-/// The first guest's disk in the end.
+/// The size of the first guest's disk in the end.
 const GROWN_MIB: u64 = VOLUME_MIB + 256;
 const SNAPSHOT: &str = "before";
-/// How long to wait for what happens in the background.
+/// The longest wait for background work.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What was found in the run about volumes.
+/// The results of the run with volumes.
 #[derive(Debug, Clone, Serialize)]
 pub struct Volumes {
-    /// What was checked, and what some commands printed.
+    /// The checks, and commands with their output.
     #[serde(flatten)]
     pub checks: Checks,
-    /// How long the snapshot took, from the start of the command to its end.
+    /// The time of the snapshot, from the start of the command to its end.
     pub snapshot_ms: f64,
-    /// How long the clone took, measured the same way.
+    /// The time of the clone, measured the same way.
     pub clone_ms: f64,
 }
 
 impl Volumes {
-    /// For people.
+    /// The report.
     pub(crate) fn text(&self) -> String {
         self.checks.text("Thin volumes, a snapshot under load, and a second guest on its clone")
     }
 }
 
-/// How long it took to take the snapshot, and to clone it.
+/// The times of the snapshot and of its clone.
 struct Times {
     snapshot_ms: f64,
     clone_ms: f64,
 }
 
-/// Does all of it, and leaves nothing behind.
+/// Runs all steps.
 pub(crate) fn run(stage: &Stage<'_>) -> Result<Volumes> {
     Session::hold(stage, "volumes", |session| {
         let mut checks = Checks::default();
         let daemon = session.daemon(|places| places.volumes())?;
         let Times { snapshot_ms, clone_ms } = play(session, &daemon, &mut checks)?;
         daemon.stop(&mut session.inbox)?;
-        // What is on the store now is what a next daemon would find.
+        // The check reads the store as the next daemon would find it.
         let (clean, found) = session.sidecore().check(&["volume", "check", "--path", text(session.pool)?])?;
         checks.note(session, "the store is clean after the daemon's end", clean, found);
         Ok(Volumes { checks, snapshot_ms, clone_ms })
@@ -104,7 +105,7 @@ fn play(session: &mut Session<'_>, daemon: &Daemon, checks: &mut Checks) -> Resu
     Ok(times)
 }
 
-/// The volume grows, and the guest that runs on it is told.
+/// Grows the volume, and checks that the running guest learns of it.
 fn grow(session: &mut Session<'_>, first: &mut Guest, sidecore: &Sidecore, checks: &mut Checks) -> Result<()> {
     sidecore.run(&["volume", "--controller", POOL, "resize", ORIGIN, &format!("{GROWN_MIB}MiB")])?;
     let start = Instant::now();
@@ -114,7 +115,8 @@ fn grow(session: &mut Session<'_>, first: &mut Guest, sidecore: &Sidecore, check
     Ok(())
 }
 
-/// A file system on the thin volume, with known files in it. Returns the checksum of their checksums.
+/// Makes a file system on the thin volume, with known files. Returns the checksum of their
+/// checksums.
 fn known_files(
     session: &mut Session<'_>,
     first: &mut Guest,
@@ -132,8 +134,8 @@ fn known_files(
     Ok(kept.text("digest")?.to_owned())
 }
 
-/// Takes the snapshot, and clones it, while the guest writes. Returns how many rounds the load had done then, and the
-/// times.
+/// Takes the snapshot, and clones it, while the guest writes. Returns the number of rounds that the
+/// load had done then, and the times.
 fn snapshot_under_load(
     session: &mut Session<'_>,
     first: &mut Guest,
@@ -141,9 +143,10 @@ fn snapshot_under_load(
     checks: &mut Checks,
 ) -> Result<(u64, Times)> {
     first.order(session, &format!("load {LOAD} {LOAD_SIZE}"))?;
-    // Only when every block of the load's part was written once does the snapshot make the next writes copy.
+    // The snapshot makes the next writes copy only if the load has written every block of its part
+    // once.
     first.rounds_done(session, 1)?;
-    // fio starts anew between its rounds; the snapshot is for when it does write.
+    // fio starts again between its rounds; the snapshot must come while it writes.
     let mut before = sidecore.requests(ORIGIN)?;
     wait_for("the guest's writes", || {
         let now = sidecore.requests(ORIGIN)?;
@@ -162,18 +165,19 @@ fn snapshot_under_load(
     Ok((first.rounds_done(session, 1)?, times))
 }
 
-/// Ends the load, which has been verifying all it wrote: `rounds` times when the snapshot had been taken.
+/// Ends the load, which verifies all its writes. It had done `rounds` rounds when the snapshot was
+/// taken.
 fn end_load(session: &mut Session<'_>, first: &mut Guest, rounds: u64, checks: &mut Checks) -> Result<()> {
-    // The next round was under way at the snapshot, and the one after it began later.
+    // One round was in progress at the snapshot; only the round after it began later.
     first.rounds_done(session, rounds + 2)?;
-    // The guest fails at the first block that is not as it was written.
+    // The guest fails at the first block with other data than was written.
     let rounds: u64 = first.order(session, "endload")?.number("rounds")?;
     let found = format!("{rounds} rounds of {LOAD_SIZE} MiB in pieces of 512 B to 16 KiB, each read back by fio");
     checks.note(session, "what the guest wrote meanwhile came back as it was written", true, found);
     Ok(())
 }
 
-/// The second guest finds what was there at the snapshot, and nothing else.
+/// Checks that the second guest finds the data of the snapshot, and no later data.
 fn second_looks(session: &mut Session<'_>, second: &mut Guest, digest: &str, checks: &mut Checks) -> Result<()> {
     let fsck = second.order(session, "fsck")?;
     session.say(format!(
@@ -198,7 +202,8 @@ fn second_looks(session: &mut Session<'_>, second: &mut Guest, digest: &str, che
     Ok(())
 }
 
-/// The first guest gives up blocks that it wrote a secret into, and the second gets them and writes half of each.
+/// Lets the first guest discard blocks with a secret, and the second guest get these blocks and
+/// write half of each.
 fn reuse(
     session: &mut Session<'_>,
     first: &mut Guest,
@@ -221,7 +226,7 @@ fn reuse(
     Ok(())
 }
 
-/// Each guest searches its whole disk for both secrets, and the host its store.
+/// Searches for both secrets in each guest's disk, and in the host's store.
 fn search(
     session: &mut Session<'_>,
     guests: [&mut Guest; 2],
@@ -248,7 +253,7 @@ fn search(
     Ok(())
 }
 
-/// The first guest has what it wrote, and nothing of the second guest's.
+/// Checks that the first guest has its own data, and no data of the second guest.
 fn first_looks(session: &mut Session<'_>, first: &mut Guest, digest: &str, checks: &mut Checks) -> Result<()> {
     first.order(session, "unmount")?;
     let fsck = first.order(session, "fsck")?;
@@ -270,7 +275,7 @@ fn first_looks(session: &mut Session<'_>, first: &mut Guest, digest: &str, check
     Ok(())
 }
 
-/// What is deleted, trimmed and discarded comes back as free space.
+/// Checks that deleted, trimmed and discarded blocks become free space.
 fn space(
     session: &mut Session<'_>,
     mut first: Guest,
@@ -282,7 +287,7 @@ fn space(
     let (before, free_before) = (allocated(FIRST)?, free(sidecore)?);
     let words = first.order(session, "trim")?.text("words")?.to_owned();
     let after = allocated(FIRST)?;
-    // The snapshot still has what the guest had then; what it wrote later is free now.
+    // The snapshot still has the blocks of its time; blocks written later are free now.
     let freed = wait_for_free(sidecore, free_before + SECRET_SIZE * MIB / 2)?;
     let found = format!(
         "{} KiB allocated before, {} KiB after; {} MiB free before, {} MiB after; {words}",
@@ -294,7 +299,8 @@ fn space(
     let what = "fstrim in the guest gives back what its file system does not use";
     checks.note(session, what, after < before && freed, found);
 
-    // The clone gives up the load's part; the first guest has rewritten it: so only the snapshot has the old blocks.
+    // The clone discards the load's part, and the first guest has rewritten it: so only the
+    // snapshot has the old blocks.
     second.order(session, &format!("discard {LOAD} {LOAD_SIZE}"))?;
     wait_for_space(sidecore)?;
     let before = free(sidecore)?;
@@ -317,12 +323,12 @@ fn free(sidecore: &Sidecore) -> Result<u64> {
     Ok(sidecore.controller(POOL)?.space.free_bytes)
 }
 
-/// Freed blocks may be used again only some time later: waits until there are so many bytes free.
+/// Waits until so many bytes are free. Freed blocks can be used again only some time later.
 fn wait_for_free(sidecore: &Sidecore, bytes: u64) -> Result<bool> {
     wait(|| Ok(free(sidecore)? >= bytes))
 }
 
-/// Waits until no freed blocks wait any more to be used again.
+/// Waits until all freed blocks can be used again.
 fn wait_for_space(sidecore: &Sidecore) -> Result<bool> {
     wait(|| Ok(sidecore.controller(POOL)?.space.pending_bytes == 0))
 }

@@ -1,12 +1,12 @@
-//! Numbers of ours compared with the kernel's headers, by the C compiler.
+//! Compares the project's constants and layouts with the kernel's headers, by the C compiler.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-/// Fails, naming each difference, unless the C expressions have these values where the headers are
-/// included. The headers come with the C library's (`linux-libc-dev` on Debian), which every linker
-/// needs, so their absence fails too.
+/// Fails, naming each difference, unless the C expressions have these values under these headers.
+/// The headers come with the C library's (`linux-libc-dev` on Debian), which every linker needs, so
+/// their absence fails too.
 ///
 /// # Panics
 /// On a difference, or without a C compiler.
@@ -32,9 +32,9 @@ pub fn assert_matches(headers: &[&str], expected: &[(&str, u64)]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The fields of a structure made by `sidecore_units::layout!`, each beside the C expression for its
-/// place in a structure of the headers: what [`assert_matches`] takes. A field's place is where it
-/// appears among the encoded bytes.
+/// Pairs for [`assert_matches`](headers::assert_matches): for each field of a structure made by
+/// `sidecore_units::layout!`, the C expression for the offset of the field in a C structure, and
+/// the offset of the field in the encoded bytes.
 #[macro_export]
 macro_rules! field_offsets {
     ($layout:ident, $c_type:literal, { $($field:ident: $c_field:literal,)* }) => {
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "no-such-header.h")]
-    fn a_header_that_is_not_there_fails() {
+    fn a_missing_header_fails() {
         assert_matches(&["no-such-header.h"], &[]);
     }
 }

@@ -1,4 +1,4 @@
-//! What the demo, the bench and the integration tests share.
+//! Code that the demo, the bench and the integration tests share.
 #![forbid(unsafe_code)]
 
 pub mod headers;

@@ -1,4 +1,4 @@
-//! Results inside pages of the documentation, between two marker comments.
+//! Writes results into pages of the documentation, between two marker comments.
 
 use std::io;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A guest: a driver, what it knows to be on its disk, and what it waits for.
+//! A guest: a driver, the data that it expects on its disk, and its requests in flight.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::Random;
 const RING_SIZE: u16 = 16;
 const SLOTS: u16 = 5;
 const MEMORY_BYTES: u64 = 256 << 10;
-/// Header and status of each slot, a cache line apiece.
+/// The header and status of each slot have a cache line.
 const LINES: u64 = 0x1_0000;
 const STATUS: u64 = 16;
 const DATA: u64 = 0x2_0000;
-/// The unit of this guest's requests: it writes blocks that are one byte over and over.
+/// The unit of this guest's requests. Each write fills a block with one byte.
 const BLOCK_BYTES: u64 = 1024;
 pub(crate) const BLOCKS: u64 = 32;
 const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / 512;
@@ -44,20 +44,20 @@ pub(crate) struct Guest {
     ring: DriverRing,
     pub(crate) kick: EventFd,
     call: EventFd,
-    /// Whether it looks at its ring only when called.
+    /// Whether the guest looks at its ring only after an interrupt.
     sleeps: bool,
-    /// Whether requests may fail.
+    /// Whether the store may fail requests.
     faults: bool,
     flights: [Option<Flight>; SLOTS as usize],
-    /// What each block holds.
+    /// The byte in each block.
     disk: [u8; BLOCKS as usize],
-    /// Requests that it still wants to make.
+    /// Requests still to be sent.
     pub(crate) wanted: u64,
     pub(crate) completed: u64,
     pub(crate) kicks: u64,
 }
 
-/// Memory of a guest, from address 0 on.
+/// Guest memory at address 0.
 pub(crate) fn memory(len_bytes: u64) -> GuestMemory {
     let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
     rustix::fs::ftruncate(&file, len_bytes).expect("its size");
@@ -111,7 +111,7 @@ impl Guest {
         }
     }
 
-    /// What a queue needs to serve this guest.
+    /// The resources for a queue that serves this guest.
     pub(crate) fn resources(&self) -> QueueResources {
         let duplicate = |event: &EventFd| -> Option<OwnedFd> { event.as_fd().try_clone_to_owned().ok() };
         QueueResources {
@@ -128,7 +128,7 @@ impl Guest {
         self.flights.iter().flatten().count()
     }
 
-    /// Where it stands, for the message when something hangs.
+    /// The guest's state, for the message about a hang.
     pub(crate) fn describe(&self) -> String {
         let stats = self.device.queue_stats(0);
         format!(
@@ -144,7 +144,7 @@ impl Guest {
         })
     }
 
-    /// One step: whatever it feels like.
+    /// Takes a random step.
     pub(crate) fn step(&mut self, random: &mut Random) {
         if random.once_in(3) {
             self.look();
@@ -157,7 +157,7 @@ impl Guest {
         let mut sent = false;
         for _ in 0..=random.below(SLOTS.into()) {
             let Some(slot) = self.flights.iter().position(Option::is_none) else { break };
-            // Overlapping requests in flight have no defined outcome, so there are none.
+            // Overlapping requests in flight have no defined outcome, so the guest sends none.
             let block = random.below(BLOCKS);
             if self.wanted == 0 || self.flights.iter().flatten().any(|flight| flight.block == block) {
                 break;
@@ -203,8 +203,8 @@ impl Guest {
         self.ring.push(slot).expect("a free slot");
     }
 
-    /// Takes completions, as a driver does: one that sleeps looks only when it was called, and then until the ring is
-    /// empty *after* it has asked to be called again.
+    /// Takes completions, as a driver does: a driver that sleeps looks only after an interrupt, and
+    /// then until the ring is empty *after* it has enabled interrupts again.
     pub(crate) fn look(&mut self) {
         if self.sleeps && self.call.drain() == 0 {
             return;

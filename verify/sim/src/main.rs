@@ -1,4 +1,4 @@
-//! Simulations by hand: longer than the test command has time for.
+//! Simulations by hand, longer than in the tests.
 #![forbid(unsafe_code)]
 
 use std::fmt::Debug;

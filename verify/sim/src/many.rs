@@ -1,4 +1,4 @@
-//! Many histories at once.
+//! Runs many histories in parallel.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -6,17 +6,17 @@ use std::thread;
 
 use crate::Violation;
 
-/// What histories come to, which can be added up.
+/// Results of histories, which can be added up.
 pub trait Total: Default + Send {
-    /// Adds another history's.
+    /// Adds the result of another history.
     fn add(&mut self, other: Self);
 }
 
-/// Has `run` run the histories of all `seeds`, on as many threads as there are cores. After each, `progress` is given how
-/// many have ended, and what they came to.
+/// Runs the histories of all `seeds` with `run`, on as many threads as there are cores. After each
+/// history, `progress` gets the number of ended ones, and the sum of their results.
 ///
 /// # Errors
-/// Something that must not be; of several violations the one with the lowest seed.
+/// The violation with the lowest seed of those found.
 pub fn run_many<T: Total>(
     seeds: Range<u64>,
     run: &(dyn Fn(u64) -> Result<T, Box<Violation>> + Sync),
@@ -37,7 +37,7 @@ pub fn run_many<T: Total>(
                     progress(all.ended, &all.total);
                 }
                 Err(violation) => {
-                    // Earlier seeds that are under way come to their end.
+                    // Histories of earlier seeds still run to their end.
                     all.seeds = 0..0;
                     if all.violation.as_ref().is_none_or(|other| violation.seed < other.seed) {
                         all.violation = Some(violation);
@@ -57,7 +57,7 @@ pub fn run_many<T: Total>(
 }
 
 struct All<T> {
-    /// Those that nobody has begun.
+    /// The seeds that no thread has taken.
     seeds: Range<u64>,
     ended: u64,
     total: T,

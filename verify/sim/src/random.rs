@@ -1,6 +1,6 @@
-//! Numbers that follow from a seed.
+//! Random numbers that follow from a seed.
 
-/// SplitMix64 (Steele, Lea and Flood 2014): every seed gives another sequence, and a good one.
+/// SplitMix64 (Steele, Lea and Flood 2014): every seed gives a different sequence of good quality.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

@@ -1,24 +1,24 @@
-//! What a simulation says when something is wrong.
+//! The report of a failed check.
 
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Steps that are told before the one in which something was wrong.
+/// The number of steps that a report shows.
 const STEPS_TOLD: usize = 100;
 
-/// Something that must not be.
+/// A failed check, with the steps before it.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// The seed that shows it again.
+    /// The seed that shows the violation again.
     pub seed: u64,
     /// The run, from 0.
     pub run: u64,
-    /// How it was found.
+    /// The check that failed.
     pub when: String,
-    /// What is wrong.
+    /// The difference that it found.
     pub what: String,
-    /// What was done before, with the recording's position.
+    /// The last steps, each with the position of the recording.
     pub trace: Vec<String>,
 }
 
@@ -32,7 +32,8 @@ impl fmt::Display for Violation {
 }
 
 impl Violation {
-    /// `what` is wrong, found at `position` of the recording. Of the `trace`, that tells the steps which had begun by then.
+    /// A violation `what`, found at `position` of the recording. The report shows the last steps of
+    /// `trace` that had begun by then.
     pub(crate) fn new(
         (seed, run): (u64, u64),
         when: String,
@@ -47,7 +48,7 @@ impl Violation {
     }
 }
 
-/// What `f` gives; a panic is an error like another.
+/// The result of `f`; a panic becomes an error.
 pub(crate) fn no_panic<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(format!("panicked: {}", message(panic.as_ref()))))
 }

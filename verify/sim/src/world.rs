@@ -1,4 +1,4 @@
-//! Who runs when.
+//! The scheduling of a sidecore and its guests.
 
 use std::cell::RefCell;
 use std::io;
@@ -19,23 +19,23 @@ use sidecore_virtio::blk::BlkQueue;
 use crate::Random;
 use crate::guest::{BLOCKS, Guest};
 
-/// Steps of guests in which a sleeping sidecore must be woken, if there is work for it.
+/// Steps of guests within which a sleeping sidecore must be woken, if it has work.
 const PATIENCE: u32 = 20_000;
 
-/// What a run came to.
+/// The sum of a run's events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Requests completed.
     pub requests: u64,
-    /// Kicks that guests sent.
+    /// Notifications that guests sent.
     pub kicks: u64,
-    /// Calls that the sidecore raised.
+    /// Interrupts that the sidecore raised.
     pub calls: u64,
     /// Times that the sidecore slept.
     pub sleeps: u64,
-    /// Queues stopped in mid-flight and started again.
+    /// Queues stopped with requests in flight and started again.
     pub restarts: u64,
-    /// Simulated nanoseconds.
+    /// Simulated time.
     pub duration_ns: u64,
 }
 
@@ -44,12 +44,13 @@ struct World {
     now: Nanos,
     random: Random,
     guests: Vec<Guest>,
-    /// Queues that are being stopped: whoever asked for it would send mail next, so the sidecore does not sleep for good.
+    /// Queues that are being stopped. The component that stops them would send mail next, so the
+    /// sidecore must not sleep for good.
     stopping: usize,
 }
 
 impl World {
-    /// Some guest takes a step, and a little time passes.
+    /// A random guest takes a step, and a little time passes.
     fn step(&mut self) {
         self.now = self.now.after(Nanos(self.random.below(2_000)));
         let index = self.random.below(self.guests.len() as u64) as usize;
@@ -61,7 +62,7 @@ impl World {
     }
 }
 
-/// Sleeps on the real descriptors, in simulated time; guests go on meanwhile.
+/// Sleeps on the real descriptors, in simulated time, while guests take steps.
 struct SimulatedSleep {
     world: Rc<RefCell<World>>,
     epoll: EpollSleeper,
@@ -89,11 +90,11 @@ impl Sleeper for SimulatedSleep {
         }
         let world = self.world.borrow();
         let waiting: Vec<String> = world.guests.iter().map(Guest::describe).collect();
-        panic!("the sidecore sleeps and nobody wakes it: {waiting:#?}");
+        panic!("the sidecore sleeps and no guest wakes it: {waiting:#?}");
     }
 }
 
-/// A queue of a guest's: running, or on its way to a stop.
+/// A guest's queue: running, or being stopped.
 enum Queue {
     Running(PollableId<BlkQueue>),
     Stopping(Receiver<RingState>),
@@ -113,7 +114,7 @@ fn start(reactor: &mut Sidecore, random: &mut Random, guest: &Guest, state: Ring
     Queue::Running(reactor.add(queue).expect("room"))
 }
 
-/// A store of a random kind, and whether it fails at times.
+/// A store of a random kind, and whether it may fail requests.
 fn store(random: &mut Random) -> (Arc<dyn BlockDevice>, bool) {
     let geometry = Geometry { volatile_cache: true, ..Geometry::new(BLOCKS * 1024, 512) };
     let ram: Arc<dyn BlockDevice> = Arc::new(RamStore::new(geometry).expect("32 KiB"));
@@ -129,10 +130,11 @@ fn store(random: &mut Random) -> (Arc<dyn BlockDevice>, bool) {
     }
 }
 
-/// Runs `guests` guests of `requests` requests each to their end, as `seed` has it.
+/// Runs `guests` guests of `requests` requests each to their end, with the random numbers of
+/// `seed`.
 ///
 /// # Panics
-/// Something that must not happen did; the message says what.
+/// A check that failed.
 #[must_use]
 pub fn run(seed: u64, guests: usize, requests: u64) -> Outcome {
     let mut random = Random::new(seed);
@@ -172,7 +174,7 @@ pub fn run(seed: u64, guests: usize, requests: u64) -> Outcome {
         outcome.restarts += restart_some(&mut reactor, &mut random, &world, &mut queues);
         let after: u64 = world.borrow().guests.iter().map(|guest| guest.completed + guest.wanted).sum();
         turns_at_rest = if before == after { turns_at_rest + 1 } else { 0 };
-        assert!(turns_at_rest < PATIENCE, "the sidecore turns and nothing moves");
+        assert!(turns_at_rest < PATIENCE, "the sidecore runs and no request makes progress");
     }
     let world = world.borrow();
     for guest in &world.guests {
@@ -188,7 +190,7 @@ pub fn run(seed: u64, guests: usize, requests: u64) -> Outcome {
     outcome
 }
 
-/// Now and then stops a queue, whatever it is doing, and starts those again whose state has come back.
+/// Now and then stops a queue in any state, and starts the stopped queues again from their state.
 fn restart_some(reactor: &mut Sidecore, random: &mut Random, world: &Rc<RefCell<World>>, queues: &mut [Queue]) -> u64 {
     let mut restarts = 0;
     for (index, queue) in queues.iter_mut().enumerate() {

@@ -1,4 +1,5 @@
-//! Power cuts under a whole controller, from many seeds. `SIDECORE_SEED=N` replays one; `SIDECORE_SEEDS=N` runs that many.
+//! Power cuts under a whole controller, from many seeds. `SIDECORE_SEED=N` replays one;
+//! `SIDECORE_SEEDS=N` runs that many.
 
 mod common;
 
@@ -9,11 +10,11 @@ use sidecore_sim::run_many;
 
 /// More than enough for `CUT_POINTS`.
 const SEEDS: u64 = 24;
-/// What must have been tried, to say something.
+/// Fewer cuts would prove little.
 const CUT_POINTS: u64 = 3_000;
-/// Histories in which every neglected duty shows.
+/// Histories within which every neglected duty shows.
 const SEEDS_PER_BUG: u64 = 20;
-/// They need not be long for that.
+/// Short histories suffice for that.
 const SHORT: Options = Options { runs: 2, steps: 600, bug: None };
 
 #[test]
@@ -22,9 +23,9 @@ fn no_power_cut_takes_what_a_guest_was_promised() {
     let histories = seeds.end - seeds.start;
     let total = run_many(seeds, &|seed| run(seed, &Options::default()), &|_, _| ());
     let total = total.unwrap_or_else(|violation| panic!("{violation}"));
-    // Not by a macro: the harness would keep it to itself.
+    // Not by a macro: the harness would capture the line.
     let _ = writeln!(std::io::stderr(), "power cuts in {histories} histories of a controller: {total:?}");
-    // A simulation in which nothing happens would pass as well.
+    // A simulation without events would pass as well.
     if histories >= SEEDS {
         let Outcome { cut_points, requests, failures, refusals, deaths, replays, .. } = total;
         assert!(cut_points >= CUT_POINTS && requests > 3_000, "{total:?}");

@@ -1,5 +1,5 @@
-//! Weights hold for functions, whatever number of queues they have, where something is short; and nobody is held back
-//! where nothing is. `SIDECORE_SEED=N` replays one seed.
+//! Weights hold for functions, with any number of queues, where a resource is scarce; and no
+//! function is slowed where resources suffice. `SIDECORE_SEED=N` replays one seed.
 
 mod common;
 
@@ -8,10 +8,10 @@ use sidecore_sim::fairness::{Case, Placement, Served, Store, run};
 const WEIGHTS: [(u32, u32); 4] = [(100, 100), (100, 400), (400, 100), (100, 101)];
 const QUEUES: [(usize, usize); 4] = [(1, 1), (4, 1), (1, 4), (8, 1)];
 
-/// How far a ratio of requests may be from the ratio of weights.
+/// The tolerated difference between the ratio of requests and the ratio of weights.
 const TOLERANCE: f64 = 0.05;
 
-/// How far queues of a function may be apart besides, in requests.
+/// The tolerated difference between queues of a function besides, in requests.
 const LEAD: f64 = 130.0;
 
 fn cases(store: Store, placement: Placement, depth: u16) -> impl Iterator<Item = Case> {
@@ -22,7 +22,8 @@ fn cases(store: Store, placement: Placement, depth: u16) -> impl Iterator<Item =
     WEIGHTS.into_iter().flat_map(move |weights| QUEUES.into_iter().map(move |queues| of(weights, queues)))
 }
 
-/// Weights hold within the tolerance, a function's queues are served alike, and all together get what there is.
+/// Checks that weights hold within the tolerance, that a function's queues are served alike, and
+/// that all together get all of the resource.
 fn check(store: Store, placement: Placement, depth: u16, total_per_s: f64) {
     let mut wrong = Vec::new();
     for seed in common::seeds(1) {
@@ -46,7 +47,7 @@ fn check(store: Store, placement: Placement, depth: u16, total_per_s: f64) {
     assert!(wrong.is_empty(), "{store:?} {placement:?}: {wrong:#?}");
 }
 
-/// What a function gets that is alone there.
+/// The service of a function that is alone.
 fn alone(store: Store, queues: usize, depth: u16) -> f64 {
     let case =
         Case { weights: (100, None), queues: (queues, 0), depths: (depth, 0), store, placement: Placement::Together };
@@ -85,8 +86,8 @@ fn two_sidecores_with_one_function_each_lose_nothing() {
 }
 
 #[test]
-fn nobody_is_held_back_while_the_store_has_room() {
-    // Together they have no more in flight than the store has slots.
+fn no_function_is_slowed_while_the_store_has_free_slots() {
+    // Together the functions have no more requests in flight than the store has slots.
     for placement in [Placement::Together, Placement::Apart] {
         let weights = (1, Some(1000));
         let case = Case { weights, queues: (1, 1), depths: (24, 24), store: Store::Slots(64), placement };
@@ -98,7 +99,8 @@ fn nobody_is_held_back_while_the_store_has_room() {
 
 #[test]
 fn a_function_that_wants_little_keeps_no_slot_from_the_others() {
-    // The second wants a few slots, far less than its weight would give it: the first gets all others.
+    // The second function needs a few slots, far fewer than its weight would give it: the first
+    // function gets all others.
     let weights = (100, Some(1000));
     let little = Case { weights, queues: (8, 1), depths: (4, 4), store: Store::Slots(16), placement: Placement::Apart };
     let served = run(&little, 0);
@@ -107,7 +109,7 @@ fn a_function_that_wants_little_keeps_no_slot_from_the_others() {
 
 #[test]
 fn a_function_that_wants_little_gets_most_of_it() {
-    // The second's share is more than it wants; the first wants all there is.
+    // The second function's share is more than it needs; the first function takes all that is left.
     let cases = [(16, (1, 1), (32, 4)), (16, (8, 1), (4, 4)), (64, (4, 1), (128, 8))];
     for seed in common::seeds(1) {
         for ((slots, queues, depths), placement) in cases

@@ -5,7 +5,7 @@ mod common;
 use sidecore_sim::{Outcome, run};
 
 #[test]
-fn nothing_is_lost_whoever_runs_when() {
+fn no_schedule_loses_a_request() {
     let seeds = common::seeds(300);
     let mut total = Outcome::default();
     for seed in seeds.clone() {
@@ -19,7 +19,7 @@ fn nothing_is_lost_whoever_runs_when() {
         total.duration_ns += outcome.duration_ns;
     }
     println!("{total:?}");
-    // A simulation in which nothing happens would pass as well.
+    // A simulation without events would pass as well.
     if seeds.count() >= 100 {
         assert!(
             total.kicks > 1_000 && total.calls > 1_000 && total.sleeps > 1_000 && total.restarts > 100,

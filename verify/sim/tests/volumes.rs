@@ -9,11 +9,11 @@ use sidecore_sim::volumes::{Bug, Options, Outcome, run};
 
 /// More than enough for `CUT_POINTS`.
 const SEEDS: u64 = 18;
-/// What must have been tried, to say something.
+/// Fewer cuts would prove little.
 const CUT_POINTS: u64 = 10_000;
-/// Histories in which every neglected duty shows.
+/// Histories within which every neglected duty shows.
 const SEEDS_PER_BUG: u64 = 20;
-/// They need not be long for that.
+/// Short histories suffice for that.
 const SHORT: Options = Options { runs: 2, steps: 200, bug: None };
 
 #[test]
@@ -22,9 +22,9 @@ fn no_power_cut_loses_or_shows_what_it_must_not() {
     let histories = seeds.end - seeds.start;
     let total = run_many(seeds, &|seed| run(seed, &Options::default()), &|_, _| ());
     let total = total.unwrap_or_else(|violation| panic!("{violation}"));
-    // Not by a macro: the harness would keep it to itself.
+    // Not by a macro: the harness would capture the line.
     let _ = writeln!(std::io::stderr(), "power cuts in {histories} histories of volumes: {total:?}");
-    // A simulation in which nothing happens would pass as well.
+    // A simulation without events would pass as well.
     if histories >= SEEDS {
         let Outcome { cut_points, fell_back, went_ahead, refusals, most_extents, deaths, replays, .. } = total;
         assert!(cut_points >= CUT_POINTS && fell_back > 500 && went_ahead > 500, "{total:?}");

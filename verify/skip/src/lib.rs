@@ -1,27 +1,27 @@
 //! Tests that a machine cannot run.
 //!
-//! A machine may lack a privilege or a part of its kernel: the test is skipped, and says so in a line
-//! that `make test` lists at its end. A missing program is no such reason, because it can be
-//! installed (`make test` does): the test fails.
+//! A machine may lack a privilege or a part of its kernel: then the test is skipped, and prints a
+//! line that `make test` lists at its end. A missing program is no reason to skip, because programs
+//! can be installed (`make test` does that): then the test fails.
 #![forbid(unsafe_code)]
 
 use std::fmt::Display;
 use std::io::Write as _;
 use std::process::Command;
 
-/// Programs that ask the kernel for something that it may not have, or not for this user.
+/// Programs whose request the kernel may not support, or may refuse this user.
 const MAY_FAIL: [&str; 5] = ["addpart", "chattr", "losetup", "mount", "swapon"];
 
-/// Says that the running test is skipped.
+/// Prints that the running test is skipped, and why.
 pub fn skip(reason: impl Display) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test's thread");
-    // Not by a macro: the harness keeps what tests print that pass.
+    // Not by a macro: the harness keeps the macros' output of tests that pass.
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
 }
 
-/// The output of a program, without the space around it. `None`, and a word about it, if it is one
-/// that needs what the machine may lack, and it fails.
+/// The trimmed output of a program. If the program fails and is one of [`MAY_FAIL`], the test is
+/// reported as skipped and the result is `None`.
 ///
 /// # Panics
 /// The program is not installed, or fails for another reason.

@@ -1,4 +1,4 @@
-//! Building the targets with coverage on stable Rust.
+//! Builds the targets with coverage, on stable Rust.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,7 +10,8 @@ use super::target::Target;
 use crate::shell;
 use crate::workspace::Workspace;
 
-/// Coverage that steers libFuzzer: edge counters, the table that names them, and the operands of comparisons.
+/// Coverage that steers libFuzzer: edge counters, the table that names them, and the operands of
+/// comparisons.
 const COVERAGE_FLAGS: &[&str] = &[
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -23,16 +24,17 @@ const COVERAGE_FLAGS: &[&str] = &[
     "-Coverflow-checks",
 ];
 
-/// How and where the targets are built.
+/// A build of the fuzz targets.
 pub struct Build {
-    /// This machine's target triple. Naming it keeps the flags away from build scripts and macros.
+    /// This machine's target triple. If it is named, cargo keeps the flags away from build scripts
+    /// and macros.
     triple: String,
-    /// Cargo's target directory.
+    /// Cargo's target directory for the workspace.
     target: PathBuf,
 }
 
 impl Build {
-    /// For the targets of this workspace.
+    /// A build of this workspace's targets.
     pub fn new(workspace: &Workspace) -> Result<Self> {
         let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
         let version = shell::read(Command::new(rustc).args(["--version", "--verbose"]))?;
@@ -45,7 +47,7 @@ impl Build {
         shell::run(&mut self.cargo("build"))
     }
 
-    /// A cargo command on the targets, with the flags.
+    /// A cargo command on the targets, with the coverage flags.
     pub fn cargo(&self, subcommand: &str) -> Command {
         let mut command = shell::cargo();
         command.args([subcommand, "--release", "--manifest-path", MANIFEST, "--target", &self.triple]);
@@ -54,12 +56,13 @@ impl Build {
         command
     }
 
-    /// Apart from the workspace's own target directory, so that the two never wait for each other's lock.
+    /// Separate from the workspace's target directory, so that the two builds never wait for each
+    /// other's lock.
     fn directory(&self) -> PathBuf {
         self.target.join("fuzz")
     }
 
-    /// The target of this name, as it is once built.
+    /// The target of this name; its program exists after [`run`](Self::run).
     pub fn target<'a>(&self, name: &'a str) -> Target<'a> {
         Target::new(name, self.directory().join(&self.triple).join("release").join(name), &self.target)
     }

@@ -1,4 +1,4 @@
-//! Listening to libFuzzer.
+//! Reads libFuzzer's output.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
@@ -6,21 +6,20 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-/// How much of libFuzzer's chatter to show.
+/// How much of libFuzzer's output to show.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Show {
     Everything,
-    /// One line, or the end of the output when it fails.
+    /// One line, or the last lines of the output if the run fails.
     Outcome,
 }
 
-/// What a run of libFuzzer said.
+/// The result of a run of libFuzzer.
 pub struct Report {
-    /// Did it end well?
     pub passed: bool,
-    /// What it covered and how fast it was.
+    /// Coverage and speed, in libFuzzer's words.
     pub summary: Option<String>,
-    /// The file that holds the input which it failed on.
+    /// The file that holds the failing input.
     pub reproducer: Option<String>,
     tail: VecDeque<String>,
 }
@@ -48,7 +47,8 @@ impl Report {
         if show == Show::Everything {
             eprintln!("{line}");
         }
-        // For instance: #21582618	DONE   cov: 69 ft: 250 corp: 171/6225b lim: 4096 exec/s: 1027743 rss: 28Mb
+        // For instance: #21582618 DONE   cov: 69 ft: 250 corp: 171/6225b lim: 4096 exec/s: 1027743
+        // rss: 28Mb
         if let Some((runs, figures)) = line.split_once("DONE ") {
             self.summary = Some(format!("{} inputs, {}", runs.trim().trim_start_matches('#'), figures.trim()));
         }
@@ -61,7 +61,7 @@ impl Report {
         self.tail.push_back(line.to_owned());
     }
 
-    /// Prints the last that it said.
+    /// Prints the last lines of the output.
     pub fn print_tail(&self) {
         for line in &self.tail {
             eprintln!("{line}");

@@ -1,4 +1,4 @@
-//! One fuzz target: its program, its corpus, and what to do with them.
+//! A fuzz target: its program, its corpus, and the ways to run it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,29 +8,29 @@ use anyhow::{Context, Result, bail};
 use super::report::{Report, Show};
 use crate::shell;
 
-/// Inputs worth keeping, one directory per target, in git.
+/// The inputs in git, one directory per target.
 const CORPUS: &str = "verify/fuzz/corpus";
 
-/// Enough for any target, and far below what would trouble the machine.
+/// More than any target needs, and far less than the machine has.
 const MEMORY_LIMIT_MB: u32 = 2048;
 
-/// No input may take longer.
+/// An input that takes longer is a failure.
 const INPUT_TIMEOUT_S: u32 = 10;
 
-/// One target, built, and its directories.
 pub struct Target<'a> {
     name: &'a str,
     program: PathBuf,
-    /// The corpus in git. Only a merge writes to it.
+    /// The corpus in git, to which only a merge writes.
     committed: PathBuf,
-    /// What runs on this machine found.
+    /// The inputs that runs on this machine have found.
     found: PathBuf,
     /// The inputs that crashed, hung or took too much memory.
     artifacts: PathBuf,
 }
 
 impl<'a> Target<'a> {
-    /// The target that was built as `program`, with its directories in git and in cargo's target directory.
+    /// A target with the program `program`, and its directories in git and in cargo's target
+    /// directory.
     pub fn new(name: &'a str, program: PathBuf, cargo_target: &Path) -> Self {
         Self {
             name,
@@ -41,7 +41,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Fuzzes for so long. What is new goes to cargo's target directory, not into the tree.
+    /// Fuzzes for so long. New inputs go to cargo's target directory, not into the tree.
     pub fn fuzz(&self, seconds: u32, show: Show) -> Result<()> {
         println!("\n--- fuzzing {} for {seconds} s", self.name);
         let mut command = self.command()?;
@@ -53,7 +53,7 @@ impl<'a> Target<'a> {
             }
             bail!("{}", self.advice(report.reproducer.as_deref()));
         }
-        // A compiler that drops the flags silently would leave us throwing dice, and passing.
+        // A compiler that ignores the coverage flags would make every run a blind one that passes.
         let summary = report.summary.context("libFuzzer printed no summary: has its output changed?")?;
         if !summary.contains("cov: ") {
             bail!(
@@ -64,7 +64,7 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// Adds to the corpus in git what was found since and covers something new.
+    /// Adds to the corpus in git those found inputs that cover more code.
     pub fn merge(&self) -> Result<()> {
         println!("\n--- merging what was found for {}", self.name);
         shell::run(self.command()?.arg("-merge=1").arg(&self.committed).arg(&self.found))?;
@@ -74,24 +74,23 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// Runs one input.
     pub fn reproduce(&self, input: &Path) -> Result<()> {
         shell::run(self.command()?.arg(input))
     }
 
-    /// The target with the limits that hold for every way of running it.
+    /// A command with the target's program and the limits that every run has.
     fn command(&self) -> Result<Command> {
         for directory in [&self.committed, &self.found, &self.artifacts] {
             std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
         }
         let mut command = Command::new(&self.program);
         command.arg(format!("-rss_limit_mb={MEMORY_LIMIT_MB}")).arg(format!("-timeout={INPUT_TIMEOUT_S}"));
-        // libFuzzer glues the prefix and the name together: the slash makes it a directory.
+        // libFuzzer joins the prefix and the file name: the slash makes the prefix a directory.
         command.arg(format!("-artifact_prefix={}/", self.artifacts.display()));
         Ok(command)
     }
 
-    /// What to do about a failure.
+    /// The remedy for a failure.
     fn advice(&self, reproducer: Option<&str>) -> String {
         match reproducer {
             Some(input) => format!(

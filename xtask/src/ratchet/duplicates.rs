@@ -1,4 +1,4 @@
-//! Duplicated code: runs of lines that are in the tree more than once.
+//! Duplicated code: runs of lines that occur in the tree more than once.
 //!
 //! The finder compares lines, so that a file's number depends on the tree alone: see
 //! docs/decisions/0029-style-by-ratchets.md.
@@ -10,11 +10,11 @@ use super::rules::Violations;
 
 pub(super) const RULE: &str = "duplicates";
 
-/// So many lines of code in a row are a duplicate.
+/// The number of consecutive equal lines that make a duplicate.
 const WINDOW: usize = 8;
 
-/// The lines of each file that are in a run which is elsewhere too. Blank lines, comments, imports,
-/// lints of the panic law and lines of brackets alone neither count nor interrupt a run.
+/// The lines of each file that are in a run which occurs elsewhere, too. Blank lines, comments,
+/// imports, lints of the panic law and lines of brackets alone neither count nor interrupt a run.
 pub(super) fn find<'a>(files: impl Iterator<Item = &'a (PathBuf, String)>) -> Vec<(&'a Path, Violations)> {
     let files: Vec<(&Path, Vec<(usize, &str)>)> = files.map(|(file, text)| (file.as_path(), code(text))).collect();
     let mut windows: HashMap<Vec<&str>, usize> = HashMap::new();

@@ -2,19 +2,19 @@
 
 use std::path::Path;
 
-/// Wider lines than this are wrapped.
+/// Wider lines are wrapped.
 const COLUMNS: usize = 100;
-/// Longer functions than this, from signature to closing brace, do not fit on a screen.
+/// Longer functions, from signature to closing brace, do not fit on a screen.
 const FUNCTION_LINES: usize = 70;
-/// Longer files than this are split.
+/// Longer files are split.
 const FILE_LINES: usize = 700;
 
-/// Words that begin no comment: its subject has a name.
+/// Words that must not begin a comment, because a comment begins with the name of its subject.
 const OPENERS: [&str; 12] = [
     "what",
     "whatever",
     "who",
-    "whoever",
+    concat!("who", "ever"),
     "whom",
     "whose",
     concat!("no", "body"),
@@ -25,11 +25,11 @@ const OPENERS: [&str; 12] = [
     "anyone",
 ];
 
-/// Words that are no subject. Spelt in halves, so that this file passes its own check.
+/// Words that cannot be a subject. Spelt in halves, so that this file passes its own check.
 const SUBJECTS: [&str; 4] =
     [concat!("no", "body"), concat!("some", "body"), concat!("any", "body"), concat!("who", "ever")];
 
-/// Line numbers, from 1, and what is there.
+/// Line numbers, from 1, and the start of each line.
 pub(super) type Violations = Vec<(usize, String)>;
 
 /// The violations of each rule in this file.
@@ -66,15 +66,15 @@ fn wide_prose(text: &str) -> Violations {
     wide
 }
 
-/// Whether the line is too wide and there is a place to wrap it: a link or a path alone has none.
+/// Whether the line is too wide and can be wrapped: a link or a path alone cannot.
 fn is_too_wide(line: &str) -> bool {
     let mut words = line.split_whitespace().filter(|word| !["//", "///", "//!", "-", "*"].contains(word));
     line.chars().count() > COLUMNS && words.nth(1).is_some()
 }
 
-/// Functions by the layout that rustfmt gives them: the closing brace is below the first letter of
-/// the signature's first line. Clippy's `too_many_lines` leaves out comments, which also take room
-/// on a screen, and needs a build.
+/// Functions over the limit, by the layout that rustfmt gives them: the closing brace has the
+/// indent of the signature. Clippy's `too_many_lines` leaves out comments, which also take room on
+/// a screen, and needs a build.
 fn long_functions(text: &str) -> Violations {
     let all: Vec<&str> = text.lines().collect();
     let mut long = Vec::new();
@@ -102,7 +102,8 @@ fn is_qualifier(word: &str) -> bool {
     ["const", "async", "unsafe", "extern", "\"C\""].contains(&word) || word.starts_with("pub") || word == "super)"
 }
 
-/// A trait's function without a body, or a body on the signature's line.
+/// Whether the line ends a function without a block below it: a declaration in a trait, or a body
+/// on the signature's line.
 fn is_bodiless(line: &str, indent: &str) -> bool {
     let rest = line.strip_prefix(indent).unwrap_or_default();
     let is_outermost = !rest.starts_with(' ');
@@ -115,7 +116,7 @@ fn long_file(text: &str) -> Violations {
     (FILE_LINES..count).map(|line| (line + 1, format!("{count} lines"))).collect()
 }
 
-/// Comments whose first word is no name.
+/// Comments that begin with one of [`OPENERS`].
 fn openers(text: &str) -> Violations {
     let mut found = Vec::new();
     let mut was_comment = false;
@@ -137,7 +138,7 @@ fn comment(line: &str) -> Option<&str> {
     line.trim_start().strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!']))
 }
 
-/// Each use of a word that is no subject, in names and messages too.
+/// Each use of one of [`SUBJECTS`], in names and messages, too.
 fn subjects(text: &str) -> Violations {
     let mut found = Vec::new();
     for (number, line) in lines(text) {

@@ -1,4 +1,4 @@
-//! The disk: in memory, of any size, and watching what is read and written.
+//! A disk in memory, of any size, that checks the accesses to it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,18 +10,18 @@ use crate::rules::Ranges;
 pub const PAGE: u64 = NODE_BYTES as u64;
 pub type Page = Box<[u8; NODE_BYTES]>;
 
-/// Sparse: pages that are not there are zero.
+/// Sparse: pages that are not in `pages` are zero.
 #[derive(Clone, Default)]
 pub struct SparseDisk {
     pub size_bytes: u64,
-    /// The size that the store has seen.
+    /// The size when the store was opened.
     pub seen_bytes: u64,
     pages: BTreeMap<u64, Page>,
-    /// Reads so far.
+    /// The number of reads.
     pub reads: u64,
-    /// Bytes (first, count) that nobody may write to.
+    /// Bytes (first, count) that must not be written.
     pub guard: Ranges,
-    /// Writes and flushes until they fail.
+    /// The number of writes and flushes that succeed before all fail.
     pub fail_after: Option<u32>,
 }
 
@@ -39,7 +39,7 @@ impl SparseDisk {
         self.pages.get(&index)
     }
 
-    /// A page to be changed, if the disk has it.
+    /// A page to change, if the disk has it.
     pub fn page_mut(&mut self, index: u64) -> Option<&mut Page> {
         if index >= self.size_bytes / PAGE {
             return None;
@@ -51,7 +51,8 @@ impl SparseDisk {
         self.pages.remove(&index);
     }
 
-    /// What the volume crate promises of its accesses. It cannot know that the disk has shrunk.
+    /// Checks the volume crate's promises about its accesses. The crate cannot know that the disk
+    /// has shrunk.
     fn inside(&self, offset_bytes: u64, len_bytes: usize) -> io::Result<()> {
         let len_bytes = len_bytes as u64;
         assert!(offset_bytes.is_multiple_of(PAGE) && len_bytes.is_multiple_of(PAGE), "not aligned: {offset_bytes}");

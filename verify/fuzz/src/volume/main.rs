@@ -1,13 +1,15 @@
 //! A hostile disk under a store of volumes.
 //!
-//! The input makes a store by a few operations, changes bytes of its metadata or writes nodes of its own, opens what
-//! that has become, and goes on with operations, in any order. With `cfg(fuzzing)` the volume crate does not compare
-//! checksums, so that nothing has to be sealed again to be read.
+//! The input makes a store by a few operations, changes bytes of its metadata or writes nodes of
+//! its own, opens the result, and continues with operations, in any order. With `cfg(fuzzing)` the
+//! volume crate does not compare checksums, so that changed metadata can be read without new
+//! checksums.
 //!
-//! What must hold of any disk: no panic, no more reads than the disk has nodes, and no mapping of a healthy volume that
-//! another reader of the format, in here, would not give. Of a store that is opened without a complaint: that it stays
-//! consistent whatever is done with it, that nothing which a power cut could bring back is overwritten, and that what was
-//! committed is there when it is opened again.
+//! Invariants for any disk: no panic, no more reads than the disk has nodes, and no mapping of a
+//! healthy volume that differs from the result of a second reader of the format (`reader.rs`).
+//! Invariants for a store that opens without damage: all operations leave it consistent, no data
+//! that a power cut could bring back is overwritten, and committed data is there when the store is
+//! opened again.
 #![no_main]
 
 mod disk;

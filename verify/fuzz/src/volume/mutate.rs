@@ -10,14 +10,14 @@ use crate::reader::{
     CATALOGUE, ENTRIES_AT, ENTRY_BYTES, EXTENTS, NODE_MAGIC, RECORD_BYTES, SLOT_MAGIC, Superblock, word,
 };
 
-/// Sizes that a disk can have: small ones, and one that no block number should overflow on.
+/// The sizes of disks: small ones, and one on which block numbers must not overflow.
 pub const SIZES_BYTES: [u64; 4] = [1 << 20, (1 << 20) + 3 * PAGE, 3 << 20, (1 << 60) + PAGE];
 
 fn put(page: &mut [u8; NODE_BYTES], at: usize, value: u64) {
     page[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// Does one change. `None` at the input's end.
+/// Makes one change. `None` at the end of the input.
 pub fn mutate(disk: &mut SparseDisk, input: &mut Input<'_>) -> Option<()> {
     match input.byte()? % 11 {
         0 => flip(disk, input),
@@ -44,16 +44,16 @@ pub fn mutate(disk: &mut SparseDisk, input: &mut Input<'_>) -> Option<()> {
     }
 }
 
-/// A page: one in use, or another.
+/// A page, in most cases one in use.
 fn place(disk: &SparseDisk, input: &mut Input<'_>) -> Option<u64> {
     let byte = u64::from(input.byte()?);
     let live = disk.live();
-    // The input counts from the end: nodes come last, and superblocks first.
+    // The index counts from the end, because nodes come last, and superblocks first.
     let index = (live.len() as u64).wrapping_sub(1 + byte);
     Some(if byte < 128 { live.get(index as usize).copied().unwrap_or(byte) } else { byte - 124 })
 }
 
-/// Numbers that mean something on this disk.
+/// Numbers that have a meaning on this disk.
 fn known(disk: &SparseDisk) -> Vec<u64> {
     let mut known = vec![0, 1 << 47, 1 << 48, u64::MAX];
     if let Some(superblock) = Superblock::newest(disk) {
@@ -85,7 +85,7 @@ fn set_word(disk: &mut SparseDisk, input: &mut Input<'_>) -> Option<()> {
     Some(())
 }
 
-/// A word of the newest superblock, in both copies, for they have to agree.
+/// Changes a word of the newest superblock, in both copies, because they must agree.
 fn set_superblock(disk: &mut SparseDisk, input: &mut Input<'_>) -> Option<()> {
     let at = 8 * usize::from(input.byte()? % 14);
     let value = input.number(&known(disk))?;
@@ -103,7 +103,7 @@ fn set_header(disk: &mut SparseDisk, input: &mut Input<'_>) -> Option<()> {
     Some(())
 }
 
-/// A fresh node with a header that is right.
+/// Makes a fresh node with a correct header.
 fn craft(disk: &mut SparseDisk, input: &mut Input<'_>, kind: u8, level: u8) -> Option<(u64, u8)> {
     let page = place(disk, input)?;
     let count = input.byte()? % 16;
@@ -172,7 +172,7 @@ fn craft_records(disk: &mut SparseDisk, input: &mut Input<'_>) -> Option<()> {
     Some(())
 }
 
-/// A node, or a slot, somewhere else, and at home there.
+/// Copies a node or a slot to another place, with the address of that place.
 fn copy(disk: &mut SparseDisk, input: &mut Input<'_>) -> Option<()> {
     let (from, to) = (place(disk, input)?, place(disk, input)?);
     let bytes = disk.page(from)?.clone();
@@ -187,8 +187,8 @@ fn copy(disk: &mut SparseDisk, input: &mut Input<'_>) -> Option<()> {
     Some(())
 }
 
-/// Makes numbers right that follow from others: keys of inner nodes, sums of volumes, numbers in the superblock. Then
-/// what was changed is looked at more closely than by its first check.
+/// Corrects numbers that follow from others: keys of inner nodes, sums of volumes, numbers in the
+/// superblock. Then the change passes the first checks and reaches later ones.
 fn mend(disk: &mut SparseDisk) {
     let Some(superblock) = Superblock::newest(disk) else { return };
     let mut mender =
@@ -211,14 +211,15 @@ struct Mender<'a> {
     disk: &'a mut SparseDisk,
     blocks: u64,
     seen: BTreeSet<u64>,
-    /// Nodes that may still be looked at.
+    /// The number of nodes that may still be visited.
     left: u32,
     volumes: u64,
     newest: u64,
 }
 
 impl Mender<'_> {
-    /// Mends a node and what is below it; its extents, and the blocks in them.
+    /// Corrects a node and its subtree. Returns the number of its extents, and of the blocks in
+    /// them.
     fn node(&mut self, page: u64, depth: u8) -> (u64, u64) {
         let Some(mut bytes) = self.disk.page(page).cloned() else { return (0, 0) };
         let Some(left) = self.left.checked_sub(1) else { return (0, 0) };
@@ -230,7 +231,8 @@ impl Mender<'_> {
         for index in 0..count.min((NODE_BYTES - ENTRIES_AT) / entry_bytes) {
             let at = ENTRIES_AT + index * entry_bytes;
             if bytes[9] > 0 {
-                // A node in many places is counted in the first one: this has to end.
+                // A node in several places is counted in the first one only, so that the recursion
+                // ends.
                 let child = word(&bytes[..], at + 8) / self.blocks;
                 if depth > 0 && is_new {
                     let below = self.node(child, depth - 1);
@@ -243,7 +245,7 @@ impl Mender<'_> {
                     self.volumes += 1;
                     self.newest = self.newest.max(word(&bytes[..], at));
                 }
-                // Snapshots share nodes: each volume is counted by itself.
+                // Snapshots share nodes, so each volume is counted by itself.
                 self.seen.clear();
                 self.seen.insert(page);
                 let sums = if word(&bytes[..], at + 40) == 0 {

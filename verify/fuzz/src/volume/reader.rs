@@ -1,11 +1,11 @@
-//! Another reader of docs/volume-format.md: strict, slow, and written from that page alone. What the volume crate calls
-//! healthy has to be right for this one as well.
+//! A second reader of docs/volume-format.md: strict, slow, and written from that page alone. A
+//! volume that the volume crate calls healthy must be correct for this reader, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::disk::{PAGE, Page, SparseDisk};
 
-/// Entries of a node begin there.
+/// The offset of a node's entries.
 pub const ENTRIES_AT: usize = 64;
 pub const ENTRY_BYTES: usize = 24;
 pub const RECORD_BYTES: usize = 192;
@@ -27,14 +27,13 @@ fn half(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-/// Where an address of a node is kept, and what is known of that node.
+/// An address of a node, with the level that its parent states.
 #[derive(Clone, Copy, Debug)]
 pub struct Root {
     pub address: u64,
     pub level: u8,
 }
 
-/// A superblock's fields.
 #[derive(Clone, Copy, Debug)]
 pub struct Superblock {
     pub slot: u64,
@@ -48,7 +47,7 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// The slot's, if there is anything like a superblock in it.
+    /// The superblock in a slot, if the slot has the magic number.
     pub fn of_slot(disk: &SparseDisk, slot: u64) -> Option<Self> {
         let bytes = disk.page(slot).filter(|bytes| bytes[..8] == SLOT_MAGIC)?;
         Some(Self {
@@ -63,12 +62,12 @@ impl Superblock {
         })
     }
 
-    /// The newest of the four.
+    /// The newest superblock of the four slots.
     pub fn newest(disk: &SparseDisk) -> Option<Self> {
         (0..4).filter_map(|slot| Self::of_slot(disk, slot)).max_by_key(|superblock| superblock.generation)
     }
 
-    /// Blocks of a node.
+    /// The number of blocks in a node.
     pub fn node_blocks(&self) -> u64 {
         PAGE / self.block_bytes.clamp(512, PAGE)
     }
@@ -83,10 +82,10 @@ fn root(bytes: &[u8], address_at: usize, level_at: usize) -> Option<Root> {
     (address != 0).then(|| Root { address, level: bytes[level_at] })
 }
 
-/// Virtual blocks, and where they lie.
+/// Virtual blocks and their place: first block, count, and first physical block.
 pub type Mapping = (u64, u64, u64);
 
-/// A volume as the disk has it.
+/// A volume as recorded on the disk.
 #[derive(Debug)]
 pub struct Volume {
     pub number: u64,
@@ -98,13 +97,13 @@ pub struct Volume {
     root: Option<Root>,
 }
 
-/// A generation as the disk has it.
+/// A generation as recorded on the disk.
 #[derive(Debug)]
 pub struct Image<'a> {
     disk: &'a SparseDisk,
     pub superblock: Superblock,
     pub volumes: BTreeMap<u64, Volume>,
-    /// Pages of nodes that were read.
+    /// The pages of the nodes that were read.
     pub nodes: BTreeSet<u64>,
 }
 
@@ -114,15 +113,15 @@ impl std::fmt::Debug for SparseDisk {
     }
 }
 
-/// What a subtree covers.
+/// The range of keys in a subtree.
 struct Span {
     first: u64,
     end: u64,
 }
 
 impl<'a> Image<'a> {
-    /// The generation that was opened. With `strict`, everything about its catalogue has to be right; else what can be
-    /// read of it is.
+    /// Reads the generation that was opened. With `strict`, all of its catalogue must be correct;
+    /// without, reads as much as is readable.
     pub fn read(disk: &'a SparseDisk, generation: u64, strict: bool) -> Self {
         let slots = [generation % 2 * 2, generation % 2 * 2 + 1];
         let mut found = slots.into_iter().filter_map(|slot| Superblock::of_slot(disk, slot));
@@ -143,7 +142,7 @@ impl<'a> Image<'a> {
         image
     }
 
-    /// The node there and its entries, if all of its header is right.
+    /// A node and the number of its entries, if its whole header is correct.
     fn node(&self, root: Root, kind: u8, newest: u64) -> Result<(&'a Page, usize), &'static str> {
         let superblock = &self.superblock;
         let (address, blocks) = (root.address, superblock.node_blocks());
@@ -184,7 +183,7 @@ impl<'a> Image<'a> {
         }
         let (bytes, count) = match self.node(root, CATALOGUE, newest) {
             Ok(node) => node,
-            // What is only too new is damaged, and its volumes are listed all the same.
+            // A node that is only too new is damaged, and its volumes are listed all the same.
             Err("a node newer than what refers to it") if !strict => self.node(root, CATALOGUE, u64::MAX).ok()?,
             Err(_) if !strict => return None,
             Err(what) => panic!("the catalogue has {what} at block {}", root.address),
@@ -219,7 +218,7 @@ impl<'a> Image<'a> {
         span
     }
 
-    /// Whether this describes a volume that could be.
+    /// Whether the record describes a possible volume.
     fn is_record(&self, bytes: &[u8]) -> bool {
         let name = bytes[128..].get(..usize::from(bytes[74])).unwrap_or_default();
         let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
@@ -242,7 +241,7 @@ impl<'a> Image<'a> {
         }
     }
 
-    /// What a healthy volume maps.
+    /// The mappings of a healthy volume.
     pub fn mappings(&mut self, number: u64) -> Vec<Mapping> {
         let volume = &self.volumes[&number];
         let (blocks, allocated, extents, root) = (volume.blocks, volume.allocated, volume.extents, volume.root);
@@ -275,7 +274,7 @@ impl<'a> Image<'a> {
                 mappings.push((first, second, third));
                 Span { first, end: first.checked_add(second).expect("an extent that ends") }
             };
-            // Also bounds this: no node can be in a tree twice.
+            // This order also bounds the recursion: no node can be in a tree twice.
             assert!(span.as_ref().is_none_or(|span| span.end <= below.first), "extents are out of order");
             span = Some(Span { first: span.map_or(first, |span| span.first), end: below.end });
         }

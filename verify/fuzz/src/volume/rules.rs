@@ -1,4 +1,4 @@
-//! What has to hold.
+//! The invariants.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use sidecore_volume::{Place, RepairError, VolumeError, VolumeId, VolumeState, Vo
 use crate::disk::{PAGE, SparseDisk};
 use crate::reader::{Image, Mapping};
 
-/// Blocks or bytes: the first one, and how many.
+/// Blocks or bytes: first and count.
 pub type Range = (u64, u64);
 
 /// A set of blocks or bytes.
@@ -17,7 +17,7 @@ pub type Range = (u64, u64);
 pub struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
-    /// Adds some, which may be there already.
+    /// Adds a range, which may overlap ranges in the set.
     pub fn add(&mut self, (first, count): Range) {
         let (mut first, mut end) = (first, first.saturating_add(count));
         if count == 0 {
@@ -33,7 +33,7 @@ impl Ranges {
         self.0.insert(first, end);
     }
 
-    /// Whether any of these is in it.
+    /// Whether the set has any part of this range.
     pub fn overlaps(&self, (first, count): Range) -> bool {
         let end = first.saturating_add(count);
         count > 0 && self.0.range(..end).next_back().is_some_and(|(_, before)| *before > first)
@@ -62,13 +62,13 @@ pub fn physical(extent: &Extent) -> Range {
     (extent.physical.0, extent.count)
 }
 
-/// Whether something is wrong other than with a copy of the superblock.
+/// Whether the store has no damage, except in a copy of the superblock.
 pub fn is_sound(volumes: &Volumes) -> bool {
     volumes.damage().iter().all(|damage| matches!(damage.place, Place::Superblock(_)))
 }
 
-/// All that a volume maps, asked for in parts of so many extents. Whatever the disk is: in order, inside of the volume,
-/// and inside of the store.
+/// All mappings of a volume, queried in parts of so many extents. On any disk, they are in order,
+/// inside of the volume, and inside of the store.
 pub fn map_all(
     volumes: &mut Volumes,
     disk: &mut SparseDisk,
@@ -88,7 +88,7 @@ pub fn map_all(
     Ok(extents)
 }
 
-/// An answer of `map` for a range that is inside of the volume.
+/// Checks an answer of `map` for a range inside of the volume.
 pub fn mapped_is_right(volumes: &Volumes, asked: BlockRange, mapped: &sidecore_volume::Mapped) {
     let covered = mapped.covered;
     assert!(covered.first == asked.first && covered.count <= asked.count, "{covered:?} of {asked:?}");
@@ -105,10 +105,10 @@ pub fn mapped_is_right(volumes: &Volumes, asked: BlockRange, mapped: &sidecore_v
     }
 }
 
-/// The maps of all healthy volumes.
+/// The mappings of all healthy volumes.
 pub type Maps = Vec<(VolumeId, Vec<Extent>)>;
 
-/// Asks for all maps, which a healthy volume always has, and looks whether they agree with each other.
+/// Queries all mappings, which a healthy volume always has, and checks them against each other.
 pub fn survey(volumes: &mut Volumes, disk: &mut SparseDisk, part: usize) -> Maps {
     let healthy = volumes.list().filter(|info| info.state == VolumeState::Healthy);
     let ids: Vec<VolumeId> = healthy.map(|info| info.id).collect();
@@ -123,7 +123,8 @@ pub fn survey(volumes: &mut Volumes, disk: &mut SparseDisk, part: usize) -> Maps
     maps
 }
 
-/// No block is mapped twice and called exclusive; with `exactly`, none is mapped once and called shared.
+/// Checks that no block is mapped twice and reported as exclusive. With `exactly`, also that no
+/// block is mapped once and reported as shared.
 pub fn sharing(maps: &Maps, exactly: bool) {
     let extents = || maps.iter().flat_map(|(_, extents)| extents);
     let mut borders: Vec<(u64, i64)> = Vec::new();
@@ -150,8 +151,8 @@ pub fn sharing(maps: &Maps, exactly: bool) {
     }
 }
 
-/// The maps of a store that has nothing uncommitted are what is on the disk. Returns the blocks (nodes and data) that a
-/// healthy volume needs.
+/// Compares the maps of a store without uncommitted changes with the disk. Returns the blocks
+/// (nodes and data) that a healthy volume needs.
 pub fn is_on_disk(volumes: &Volumes, maps: &Maps, image: &mut Image<'_>) -> Ranges {
     let mut data = Ranges::default();
     for (id, extents) in maps {
@@ -171,7 +172,7 @@ pub fn is_on_disk(volumes: &Volumes, maps: &Maps, image: &mut Image<'_>) -> Rang
     data
 }
 
-/// Mappings that continue each other as one.
+/// Joins mappings that continue each other.
 fn joined(mappings: impl Iterator<Item = Mapping>) -> Vec<Mapping> {
     let mut joined: Vec<Mapping> = Vec::new();
     for (first, count, physical) in mappings {
@@ -183,7 +184,7 @@ fn joined(mappings: impl Iterator<Item = Mapping>) -> Vec<Mapping> {
     joined
 }
 
-/// A damaged store is sound after a repair, and needs no second one.
+/// Checks that a repair makes a damaged store sound, and that it then needs no second one.
 pub fn repair(disk: &SparseDisk) {
     let mut disk = disk.clone();
     disk.guard.clear();
@@ -202,7 +203,7 @@ pub fn repair(disk: &SparseDisk) {
     assert!(!plan_repair(&mut disk, &[]).unwrap().is_needed());
 }
 
-/// A full check finds something wrong if, and only if, something is.
+/// Checks that a full check finds a problem if, and only if, there is one.
 pub fn check(volumes: &Volumes, disk: &mut SparseDisk, maps: &Maps, sound: bool) {
     let report = volumes.check(disk);
     let serious = report.problems.iter().filter(|problem| !matches!(problem.place, Place::Superblock(_)));

@@ -1,4 +1,4 @@
-//! A store, what is done with it, and what is known of it.
+//! A store, the operations on it, and its expected state.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,33 +15,33 @@ use crate::mutate::{SIZES_BYTES, mutate};
 use crate::reader::Image;
 use crate::rules::{self, Ranges, is_sound, physical, range};
 
-/// As much is done for one input, so that none takes long: operations, and grants in them.
+/// The most operations of an input, and the most grants in them, so that no input takes long.
 const MOST_STEPS: usize = 120;
 const MOST_GRANTS: usize = 800;
 /// Setups from here on have a disk of zeros.
 const UNFORMATTED: u8 = 248;
 
-/// What an open has to find.
+/// The expected result of an open.
 #[derive(Clone, Copy)]
 struct Expected {
     generation: u64,
-    /// A commit has failed: it may be there.
+    /// A commit has failed, and may be on the disk.
     or_next: bool,
-    /// Nothing keeps it from being written.
+    /// The store must open for writing.
     writable: bool,
 }
 
 /// An open store.
 struct Open {
     volumes: Volumes,
-    /// It was opened without a complaint.
+    /// The store opened without damage.
     sound: bool,
-    /// It may be written.
+    /// The store may be written.
     writable: bool,
-    /// The disk has not changed since but by the store's own commits.
+    /// Since the open, only the store's own commits have changed the disk.
     trusted: bool,
     grants: Vec<Grant>,
-    /// Blocks linked in this transaction, and in the one being committed.
+    /// Blocks linked in this transaction, and in the one in commit.
     linked: Ranges,
     sealed: Ranges,
     commit: Option<Commit>,
@@ -55,14 +55,14 @@ struct World<'a> {
     disk: SparseDisk,
     options: OpenOptions,
     open: Option<Open>,
-    /// What is on the disk cannot be opened.
+    /// The disk's content cannot be opened.
     refused: bool,
     expected: Option<Expected>,
     grants_left: usize,
     names: u32,
 }
 
-/// Does all that the input says.
+/// Executes the input.
 pub fn run(mut input: Input<'_>) {
     let Some(setup) = input.byte() else { return };
     let mut world = World {
@@ -87,7 +87,7 @@ pub fn run(mut input: Input<'_>) {
     world.settle();
 }
 
-/// A disk as the setup says; making one takes longer than most inputs.
+/// The disk for a setup, cached, because making one takes longer than most inputs.
 fn formatted(setup: u8) -> SparseDisk {
     thread_local! {
         static DISKS: RefCell<HashMap<u8, SparseDisk>> = RefCell::default();
@@ -109,7 +109,7 @@ impl World<'_> {
     fn step(&mut self) -> Option<()> {
         let operation = self.input.byte()?;
         if operation >= 192 {
-            // Under an open store or under none.
+            // With an open store or without one.
             if let Some(open) = self.open.as_mut().filter(|_| operation >= 240) {
                 open.trusted = false;
                 self.disk.guard.clear();
@@ -154,11 +154,11 @@ impl World<'_> {
         self.disk.fail_after = None;
         self.disk.reads = 0;
         self.disk.seen_bytes = self.disk.size_bytes;
-        // An open mends superblocks at most.
+        // An open repairs superblocks at most.
         self.disk.guard.clear();
         self.disk.guard.add((if self.options.read_only { 0 } else { 4 * PAGE }, u64::MAX));
         let opened = Volumes::open_with(&mut self.disk, &self.options);
-        // A node that is there has 168 children, which may not be there.
+        // A node on the disk has 168 children, which need not be there.
         assert!(self.disk.reads <= 32 + 169 * self.disk.live().len() as u64, "{} reads", self.disk.reads);
         self.disk.guard.clear();
         match opened {
@@ -175,7 +175,7 @@ impl World<'_> {
                     assert!(sound && (writable || !wanted || self.options.read_only), "{:?}", volumes.read_only());
                 }
                 if self.expected.is_some() && writable {
-                    // What a commit left that was torn is mended, too.
+                    // The open has also repaired the remains of a torn commit.
                     assert_eq!(volumes.check(&mut self.disk).problems, []);
                 }
                 self.open = Some(Open {
@@ -219,7 +219,8 @@ impl World<'_> {
 
     // --- Looking ---
 
-    /// The maps, which agree with the disk, as nothing is waiting to be written. Afterwards nobody may overwrite it.
+    /// Compares the maps with the disk, while no change is uncommitted. Afterwards the durable data
+    /// must not be overwritten.
     fn compare(&mut self, fresh: bool) {
         let Self { disk, open: Some(open), .. } = self else { return };
         if !open.trusted {
@@ -233,12 +234,12 @@ impl World<'_> {
         let mut image = Image::read(disk, open.volumes.generation(), open.sound);
         open.durable = rules::is_on_disk(&open.volumes, &maps, &mut image);
         if open.sound {
-            assert_eq!(maps.len(), image.volumes.len(), "a volume that nothing is wrong with is not healthy");
+            assert_eq!(maps.len(), image.volumes.len(), "an undamaged volume is not healthy");
         }
         self.protect();
     }
 
-    /// From now on, what the durable generation needs, and its superblock, cannot be written, and nor can data.
+    /// Guards the blocks of the durable generation, its superblock, and all data against writes.
     fn protect(&mut self) {
         let Self { disk, open: Some(open), .. } = self else { return };
         if !open.trusted {
@@ -255,7 +256,7 @@ impl World<'_> {
         disk.guard.extend(blocks.map(|(first, count)| (first * block_bytes, count * block_bytes)));
     }
 
-    /// The store as it is in memory is consistent.
+    /// Checks that the store's state in memory is consistent.
     fn look(&mut self) {
         let Self { disk, open: Some(open), .. } = self else { return };
         if open.trusted {
@@ -264,7 +265,7 @@ impl World<'_> {
         }
     }
 
-    /// An end to everything that is under way; then once more from the disk.
+    /// Ends all operations in progress, then opens the store again.
     fn settle(&mut self) {
         self.ensure_open();
         self.look();
@@ -280,13 +281,13 @@ impl World<'_> {
 
     // --- Operations ---
 
-    /// The errors that a sound store can have.
+    /// Checks that a sound store may return such a result.
     fn judge<T>(&mut self, result: Result<T, VolumeError>) -> Option<T> {
         let open = self.open.as_ref()?;
         let refused = matches!(&result, Err(VolumeError::StoreReadOnly(_) | VolumeError::StoreDamaged(_)));
         if open.trusted {
             assert!(open.writable || result.is_err(), "a store that is read only was changed");
-            // It becomes so if a commit fails.
+            // A failed commit makes the store read-only.
             assert!(!refused || open.volumes.read_only().is_some());
             match &result {
                 Err(error @ VolumeError::Io(_)) => panic!("{error}"),
@@ -297,7 +298,7 @@ impl World<'_> {
         result.ok()
     }
 
-    /// Numbers that mean something in this store.
+    /// Numbers that have a meaning in this store.
     fn known(&self) -> Vec<u64> {
         let Some(open) = &self.open else { return Vec::new() };
         let sizes = open.volumes.list().map(|info| info.blocks);
@@ -311,7 +312,7 @@ impl World<'_> {
         self.input.number(&known)
     }
 
-    /// One of the volumes; sometimes one that is not there.
+    /// The id of a volume; sometimes of none.
     fn volume(&mut self) -> Option<VolumeId> {
         let index = usize::from(self.input.byte()?);
         let open = self.open.as_ref()?;
@@ -343,7 +344,7 @@ impl World<'_> {
 
     fn create(&mut self) -> Option<()> {
         let (name, blocks, quota) = (self.name()?, self.number()?, self.number()?);
-        // The largest number stands for none on the disk.
+        // On the disk, the largest number means no quota.
         let new = NewVolume { name, blocks, quota_blocks: Some(quota).filter(|quota| *quota != 0) };
         let created = self.open.as_mut()?.volumes.create(&new, 1);
         if let Some(id) = self.judge(created) {
@@ -384,7 +385,7 @@ impl World<'_> {
         Some(())
     }
 
-    /// Blocks that nobody has, in memory or after a power cut.
+    /// Allocates blocks, which must be free in memory and after a power cut.
     fn allocate(&mut self, id: VolumeId, wanted: BlockRange) -> Option<Grant> {
         self.grants_left = self.grants_left.checked_sub(1)?;
         let Self { disk, open: Some(open), .. } = self else { return None };
@@ -424,7 +425,8 @@ impl World<'_> {
         let mapped = open.volumes.map(disk, id, range, usize::MAX);
         if open.trusted && !range.is_empty() {
             let mapped = mapped.unwrap();
-            // What is in a row on the disk is one extent on both sides; who else has it is no matter here.
+            // Contiguous blocks are one extent on both sides. Whether they are shared does not
+            // matter here.
             let flat = |extents: &[Extent]| -> Vec<_> {
                 extents.iter().map(|extent| (extent.first, physical(extent))).collect()
             };
@@ -440,7 +442,7 @@ impl World<'_> {
         Some(())
     }
 
-    /// Many extents, and so nodes.
+    /// Makes many extents, and so nodes.
     fn scatter(&mut self) -> Option<()> {
         let (id, range) = self.part()?;
         let stride = u64::from(self.input.byte()?) + 1;

@@ -9,22 +9,21 @@ use anyhow::{Context, Result, bail};
 
 use super::place::{DISK, Place};
 use super::{Inside, copy_for_all, plain, run};
-use crate::console::{self, Word};
+use crate::console::{self, Message};
 use crate::guest::{Answer, FIRST_SLOT};
 use crate::qemu::Accelerator;
 
-/// The domain's name.
 const NAME: &str = "guest";
-/// The longest that anything takes that the guest is ordered to do.
+/// The longest time for an order of the guest.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A domain that runs, as far as is known.
+/// A started domain.
 pub(super) struct Domain {
     serial: BufReader<UnixStream>,
 }
 
 impl Domain {
-    /// Defines it and starts it.
+    /// Defines and starts the domain.
     pub(super) fn start(place: &Place, inside: &Inside, accelerator: Accelerator) -> Result<Self> {
         let (kernel, initramfs) = (place.path("kernel"), place.path("initramfs"));
         copy_for_all(&inside.kernel, &kernel)?;
@@ -47,7 +46,7 @@ impl Domain {
         Ok(Self { serial: BufReader::new(stream) })
     }
 
-    /// The user that its QEMU runs as.
+    /// The user that the domain's QEMU runs as.
     pub(super) fn user(&self) -> Result<u32> {
         let pid = fs::read_to_string(format!("/run/libvirt/qemu/{NAME}.pid")).context("QEMU has no PID file")?;
         let status = fs::read_to_string(format!("/proc/{}/status", pid.trim()))?;
@@ -55,13 +54,13 @@ impl Domain {
         line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).context("QEMU's user has no number")
     }
 
-    /// Has the guest do something, and waits until it is done.
+    /// Sends the guest an order, and waits for the end of its answer.
     pub(super) fn order(&mut self, order: &str) -> Result<Answer> {
         self.serial.get_mut().write_all(format!("{order}\n").as_bytes())?;
         self.answer(order)
     }
 
-    /// Waits until the guest has done this.
+    /// Waits for the end of the guest's answer to an order.
     pub(super) fn answer(&mut self, order: &str) -> Result<Answer> {
         let mut answer = Answer::to(order);
         loop {
@@ -72,17 +71,17 @@ impl Domain {
                 bail!("the guest's QEMU has ended (during: {order})");
             }
             match console::parse(&line)? {
-                Some(Word::Value { key, text }) => answer.add(key, text),
-                Some(Word::Finished { order: finished }) if order.split(' ').next() == Some(finished) => {
+                Some(Message::Value { key, text }) => answer.add(key, text),
+                Some(Message::Finished { order: finished }) if order.split(' ').next() == Some(finished) => {
                     return Ok(answer);
                 }
-                Some(Word::Failed { why }) => bail!("in the guest: {why} (during: {order})"),
+                Some(Message::Failed { why }) => bail!("in the guest: {why} (during: {order})"),
                 _ => {}
             }
         }
     }
 
-    /// Has the guest power off, and waits for its end.
+    /// Lets the guest power off, and waits for the domain's end.
     pub(super) fn off(mut self, place: &Place) -> Result<()> {
         self.serial.get_mut().write_all(b"off\n")?;
         let mut line = String::new();
@@ -98,7 +97,7 @@ impl Domain {
     }
 }
 
-/// What differs from one run to the next.
+/// The parts of the XML that differ from run to run.
 struct Parts<'a> {
     accelerator: Accelerator,
     kernel: &'a str,
@@ -107,7 +106,7 @@ struct Parts<'a> {
     serial: &'a str,
 }
 
-/// The disk and the memory are as docs/libvirt.md has them.
+/// The domain's XML. Disk and memory are as in docs/libvirt.md.
 fn xml(parts: &Parts<'_>) -> String {
     let Parts { accelerator, kernel, initramfs, socket, serial } = parts;
     let (kind, cpu) = match accelerator {

@@ -1,4 +1,5 @@
-//! Where libvirt and the daemon run: empty directories of libvirt's, a user for its QEMU, a disk and its sockets.
+//! The surroundings of libvirt and the daemon: empty state directories, a user for QEMU, a disk and
+//! its sockets.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -15,23 +16,24 @@ use super::{plain, run};
 use crate::progress::Progress;
 use crate::qemu::Accelerator;
 
-/// Where libvirt keeps what it knows.
+/// The directories of libvirt's state.
 const DIRECTORIES: [&str; 5] =
     ["/etc/libvirt", "/var/lib/libvirt", "/run/libvirt", "/var/log/libvirt", "/var/cache/libvirt"];
-/// Debian's user for QEMU, whom the package with libvirt's service makes.
+/// Debian's user for QEMU, which the package of libvirt's service makes.
 const USER: &str = "libvirt-qemu";
 const USER_ID: u32 = 64055;
 
-/// The guest's disk, and another that nobody uses.
+/// The guest's disk, and a disk that no guest uses.
 pub(super) const DISK: &str = "disk";
 pub(super) const OTHER: &str = "other";
 pub(super) const DISK_MIB: u64 = 64;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// All that is around the guest. It ends with the namespaces.
+/// The surroundings of the guest. They end with the namespaces.
 pub(super) struct Place {
-    /// Where the sockets, the disk's file and the logs are; in libvirt's part of /var, which is in memory.
+    /// The directory of the sockets, the disk's file and the logs, below a state directory of
+    /// libvirt, which is in memory.
     directory: PathBuf,
     daemon: PathBuf,
     user: u32,
@@ -51,7 +53,7 @@ impl Place {
         Ok(Self { directory, daemon: binaries.join("sidecored"), user, running: None })
     }
 
-    /// The number of QEMU's user. Where there is none, these namespaces have one.
+    /// The id of QEMU's user. If the machine has no such user, makes one in these namespaces.
     fn make_user() -> Result<u32> {
         if let Ok(number) = run("id", &["-u", USER]) {
             return number.parse().context("id -u gave no number");
@@ -79,17 +81,18 @@ impl Place {
     /// Starts libvirt's daemon, and waits until it answers.
     pub(super) fn start_libvirt(&self, accelerator: Accelerator) -> Result<()> {
         if accelerator == Accelerator::Tcg && Path::new("/dev/kvm").exists() {
-            // It can be there, open, and still not run a guest; libvirt would try.
+            // The device may exist and open, and still not run a guest; libvirt would try to use
+            // it.
             run("mount", &["--bind", "/dev/null", "/dev/kvm"])?;
         }
-        // No host's own cgroups, security modules or udev are needed for what is shown here.
+        // The run needs no cgroups, security modules or udev of the host.
         let qemu = format!(
             "user = \"{USER}\"\ngroup = \"{USER}\"\nsecurity_driver = \"none\"\nremember_owner = 0\n\
              stdio_handler = \"file\"\nnamespaces = []\n"
         );
         fs::write("/etc/libvirt/qemu.conf", qemu)?;
         let log = self.path("libvirtd.log");
-        // A number of its own, because not every machine has one that libvirt likes.
+        // A fixed UUID, because some machines have none that libvirt accepts.
         let libvirtd = "auth_unix_rw = \"none\"\nhost_uuid = \"6c2ec6d2-6a0c-4b0e-9d6a-0a8a3a1fd9b1\"\n";
         fs::write("/etc/libvirt/libvirtd.conf", libvirtd)?;
         let file = fs::File::create(&log)?;
@@ -106,7 +109,8 @@ impl Place {
         Ok(())
     }
 
-    /// Starts the daemon, and waits until it is ready. Its socket for the guest is QEMU's user's then.
+    /// Starts the daemon, waits until it is ready, and checks that the disk's socket belongs to
+    /// QEMU's user.
     pub(super) fn start_daemon(&mut self, progress: &Progress) -> Result<()> {
         let configuration = self.path("disks.toml");
         fs::write(
@@ -132,12 +136,12 @@ impl Place {
         self.running = Some(daemon);
         ensure!(line.starts_with("ready:"), "sidecored did not start:\n{}", self.log());
         let (owner, mode) = self.socket_access(DISK)?;
-        ensure!((owner, mode) == (self.user, 0o600), "the disk's socket is {owner}'s with mode {mode:o}");
+        ensure!((owner, mode) == (self.user, 0o600), "the disk's socket belongs to {owner}, with mode {mode:o}");
         progress.say(format!("sidecored is ready, the disk's socket is {USER}'s"));
         Ok(())
     }
 
-    /// Ends the daemon in order, or not, and waits for its end.
+    /// Terminates or kills the daemon, and waits for its end.
     pub(super) fn stop_daemon(&mut self, kill: bool) -> Result<()> {
         let mut daemon = self.running.take().context("no daemon is running")?;
         kill_process(Pid::from_child(&daemon), if kill { Signal::KILL } else { Signal::TERM })?;
@@ -152,13 +156,13 @@ impl Place {
         }
     }
 
-    /// Whose a device's socket is, and its permissions.
+    /// The owner of a device's socket, and its permissions.
     pub(super) fn socket_access(&self, device: &str) -> Result<(u32, u32)> {
         let metadata = fs::metadata(self.path(&format!("{device}.sock")))?;
         Ok((metadata.uid(), metadata.mode() & 0o7777))
     }
 
-    /// What was logged by all that take part.
+    /// The logs of both daemons.
     pub(super) fn log(&self) -> String {
         let read = |name: &str| fs::read_to_string(self.path(name)).unwrap_or_default();
         format!("{}{}", read("sidecored.log"), read("libvirtd.log"))

@@ -1,4 +1,4 @@
-//! What nvme-cli asks of the function, and what its answers have to be.
+//! nvme-cli's commands to a function, and the answers that they must get.
 
 use super::{COMMANDS, Found};
 use crate::checks::Checks;
@@ -9,9 +9,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-/// The bits of Identify's Optional NVM Command Support (ONCS) that must be set: Compare, Dataset Management, Write Zeroes.
+/// The bits of Identify's Optional NVM Command Support (ONCS) that must be set: Compare, Dataset
+/// Management, Write Zeroes.
 const ONCS: u64 = 1 << 0 | 1 << 2 | 1 << 3;
-/// What is written, compared and given up: so many blocks of 4 KiB.
+/// The number of blocks of 4 KiB that the commands write, compare and deallocate.
 const COUNT: u64 = 8;
 
 pub(super) fn run(session: &mut Session<'_>, guest: &mut Guest, found: &Found, checks: &mut Checks) -> Result<()> {
@@ -42,11 +43,11 @@ impl Cli<'_, '_> {
         self.guest.order(self.session, &format!("nvme {arguments}"))
     }
 
-    /// What a command prints as JSON; it has to succeed.
+    /// The JSON output of a command, which must succeed.
     fn json(&mut self, arguments: &str) -> Result<Value> {
         let answer = self.nvme(&format!("{arguments} --output-format=json"))?;
         let said = succeeded(&answer).with_context(|| format!("nvme {arguments}"))?;
-        // Some versions say something else first.
+        // Some versions print other text before the JSON.
         let from = said.find('{').with_context(|| format!("nvme {arguments} prints '{said}'"))?;
         serde_json::from_str(&said[from..]).with_context(|| format!("cannot read the output of nvme {arguments}"))
     }
@@ -57,7 +58,7 @@ impl Cli<'_, '_> {
         let oncs = number(&identity, "oncs")?;
         let name = |key: &str| identity[key].as_str().unwrap_or_default().trim().to_owned();
         let (model, serial, subsystem) = (name("mn"), name("sn"), name("subnqn"));
-        // Entries of 64 bytes and of 16, both as powers of two, and no others.
+        // Entries of 64 bytes and of 16, as powers of two: the required and the maximum size.
         let entries = number(&identity, "sqes")? == 0x66 && number(&identity, "cqes")? == 0x44;
         let ok = entries && oncs & ONCS == ONCS && !model.is_empty() && !serial.is_empty();
         let found = format!("{model}, serial {serial}, {subsystem}, ONCS {oncs:#x}");
@@ -79,7 +80,8 @@ impl Cli<'_, '_> {
         format_in_use(&self.id_ns()?)
     }
 
-    /// The namespace is as large as its volume. Returns the size of its logical blocks in bytes.
+    /// Checks that the namespace is as large as its volume. Returns the size of its logical blocks
+    /// in bytes.
     fn namespace(&mut self) -> Result<u64> {
         let identity = self.id_ns()?;
         let blocks = number(&identity, "nsze")?;
@@ -149,12 +151,12 @@ impl Cli<'_, '_> {
         Ok(())
     }
 
-    /// Random bytes to the place that the commands are about.
+    /// Writes random bytes to the part for the commands.
     fn stamp(&mut self) -> Result<()> {
         self.guest.order(self.session, &format!("stamp {} {COUNT}", COMMANDS * MIB / 4096)).map(drop)
     }
 
-    /// How many bytes of that place are not zero.
+    /// The number of bytes in that part that are not zero.
     fn nonzero(&mut self) -> Result<u64> {
         let answer = self.guest.order(self.session, &format!("nonzero {} {COUNT}", COMMANDS * MIB / 4096))?;
         let bytes: u64 = answer.number("bytes")?;
@@ -162,14 +164,14 @@ impl Cli<'_, '_> {
         answer.number("nonzero")
     }
 
-    /// How many bytes of that place the volume has blocks for.
+    /// The number of bytes in that part that the volume has blocks for.
     fn held(&mut self) -> Result<u64> {
         let extents = self.session.sidecore().extents(POOL, VF, COMMANDS * MIB, COUNT * 4096)?;
         Ok(extents.iter().map(|extent| extent.count).sum())
     }
 }
 
-/// The place of the commands in logical blocks of so many bytes; counts are written as one less.
+/// The part for the commands, in logical blocks of so many bytes. The count is zero-based.
 fn blocks(bytes: u64) -> String {
     format!("--start-block={} --block-count={}", COMMANDS * MIB / bytes, COUNT * 4096 / bytes - 1)
 }
@@ -190,7 +192,7 @@ fn format_in_use(identity: &Value) -> Result<(u64, u64)> {
     Ok((bytes.context("id-ns has no format in use")?, format))
 }
 
-/// Some versions print large numbers as text.
+/// A number, which some versions print as text if it is large.
 fn number(value: &Value, key: &str) -> Result<u64> {
     let value = &value[key];
     let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok());

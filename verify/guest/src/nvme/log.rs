@@ -1,25 +1,28 @@
-//! What the guest's kernel says, and what it should not have to say.
+//! Finds errors of NVMe in the guest's kernel log.
 
-/// How the lines come: one after the other, with this between them.
+/// The separator of the log's lines.
 const SEPARATOR: char = '|';
-/// Nothing that is called this or worse may be about NVMe: the kernel's levels begin with 0, an emergency.
+/// Lines about NVMe of this level or a more severe one are errors. Level 0, an emergency, is the
+/// most severe.
 const WARNING: u32 = 4;
-/// Said, as a warning, when a user asks for a reset. The driver's own resets have longer words.
+/// The end of the warning that the driver logs when a user asks for a reset. The warnings of the
+/// driver's own resets are longer.
 const ORDERED_RESET: &str = ": resetting controller";
 
-/// How many lines there are.
+/// The number of lines.
 pub(super) fn lines(said: &str) -> usize {
     said.split(SEPARATOR).filter(|line| !line.trim().is_empty()).count()
 }
 
-/// The lines that should not be there. Each begins with its level: `<4>[    1.234567] nvme nvme0: text`.
+/// The lines that are errors. Each line begins with its level: `<4>[    1.234567] nvme nvme0:
+/// text`.
 pub(super) fn faults(said: &str) -> Vec<String> {
     said.split(SEPARATOR).map(str::trim).filter(|line| is_fault(line)).map(str::to_owned).collect()
 }
 
 fn is_fault(line: &str) -> bool {
     let level = line.strip_prefix('<').and_then(|rest| rest.split_once('>')).and_then(|(level, _)| level.parse().ok());
-    // These are said by others: the block layer, and whoever watches tasks that hang.
+    // Errors that the block layer and the detector of hung tasks log.
     let bad = ["I/O error", "blocked for more than"];
     let about_nvme = line.contains("nvme") && level.is_none_or(|level: u32| level <= WARNING);
     (about_nvme && !line.ends_with(ORDERED_RESET)) || bad.iter().any(|words| line.contains(words))
@@ -30,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn information_is_no_fault_and_warnings_about_nvme_are() {
+    fn information_is_no_fault_and_a_warning_about_nvme_is() {
         let said = "<6>[    1.0] nvme nvme0: pci function 0000:01:00.0|<6>[ 1.1] nvme nvme0: 1/0/1 default/read/poll \
                     queues|<4>[ 2.0] kvm: no hardware support|";
         assert_eq!(lines(said), 3);

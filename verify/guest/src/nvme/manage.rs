@@ -1,4 +1,5 @@
-//! What nvme-cli asks of the physical function: its host makes a volume, and has a virtual function show it.
+//! nvme-cli's commands to the physical function: a guest makes a volume and lets a virtual function
+//! show it.
 
 use super::Found;
 use super::commands::{Cli, succeeded};
@@ -8,8 +9,8 @@ use crate::guest::Guest;
 use crate::session::Session;
 use anyhow::{Context, Result, ensure};
 
-/// By the order of the devices in the configuration: the second virtual function, and the namespace that is its volume. The
-/// first namespace is the whole store.
+/// The second virtual function, and the namespace of its volume, by the order of the devices in the
+/// configuration. The first namespace is the whole store.
 const CONTROLLER: u64 = 2;
 const NAMESPACE: u64 = 3;
 /// Secondary Controller States (NVMe base 2.0, figure 278).
@@ -19,7 +20,8 @@ const ONLINE: u64 = 1;
 const TAKE_OFFLINE: u64 = 7;
 const TAKE_ONLINE: u64 = 9;
 
-/// Makes a volume of so many MiB, and puts it in the place of the second virtual function's. Its number.
+/// Makes a volume of so many MiB, and attaches it to the second virtual function in place of that
+/// function's volume. Returns the volume's namespace.
 pub(super) fn make(
     session: &mut Session<'_>,
     guest: &mut Guest,
@@ -60,7 +62,7 @@ pub(super) fn make(
     Ok(made)
 }
 
-/// Gives the virtual function its own volume back, and deletes the other one.
+/// Attaches the virtual function's own volume again, and deletes the other volume.
 pub(super) fn unmake(
     session: &mut Session<'_>,
     guest: &mut Guest,
@@ -84,7 +86,7 @@ impl Cli<'_, '_> {
         format!("/dev/{}", self.found.controller)
     }
 
-    /// A command that has to succeed, and what it prints.
+    /// The output of a command, which must succeed.
     fn run(&mut self, arguments: &str) -> Result<String> {
         let answer = self.nvme(arguments)?;
         Ok(succeeded(&answer).with_context(|| format!("nvme {arguments}"))?.to_owned())
@@ -106,7 +108,7 @@ impl Cli<'_, '_> {
     }
 }
 
-/// The numbers, in C's notation, that come right behind `key`.
+/// The numbers, in C's notation, that directly follow `key`.
 fn numbers_behind(said: &str, key: &str) -> Result<Vec<u64>> {
     let number = |rest: &str| {
         let word: String = rest.trim_start().chars().take_while(char::is_ascii_alphanumeric).collect();

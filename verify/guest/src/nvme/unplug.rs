@@ -1,6 +1,6 @@
-//! Whether a QEMU can unplug a vfio-user device with MSI-X. Those up to 11.1 at least cannot: as the device goes, they delete
-//! a region of it that is gone already (`vfio_user_msix_teardown`), which one of their own assertions ends. A device with MSI
-//! has no such region.
+//! Finds out whether a QEMU can unplug a vfio-user device with MSI-X. Versions up to 11.1 at least
+//! cannot: they delete a region of the device that is already deleted (`vfio_user_msix_teardown`),
+//! and an assertion aborts QEMU. A device with MSI has no such region.
 
 use crate::config::{self, MANAGER};
 use crate::emulator::Emulator;
@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
-/// The one that is tried out: it has no guest.
+/// The name of the QEMU of this test, which has no guest.
 pub(super) const PROBE: &str = "probe";
 const SLOT: u8 = 1;
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,12 +23,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) fn can_unplug(session: &mut Session<'_>, emulator: &Emulator) -> Result<bool> {
     let control = session.directory.join("probe.qmp");
     let mut words = Vec::new();
-    // An abort is what this is about, and no news to whoever collects them.
+    // An abort is an expected result here, so it must leave no core dump.
     if let Some(prlimit) = install::find("prlimit") {
         words.extend([text(&prlimit)?.to_owned(), "--core=0".to_owned()]);
     }
     words.extend(emulator.command.iter().cloned());
-    // The function's server maps the memory. Without ACPI, and with nobody who has switched the port on, nobody is asked.
+    // The function's server maps the memory. Without ACPI, and with the port switched off because
+    // no guest runs, QEMU unplugs without asking a guest.
     let options = "-object memory-backend-memfd,id=memory,size=64M,share=on -machine q35,memory-backend=memory -m 64M \
                    -accel tcg -global ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off -S -display none -nodefaults \
                    -no-user-config";
@@ -42,9 +43,9 @@ pub(super) fn can_unplug(session: &mut Session<'_>, emulator: &Emulator) -> Resu
     let socket = config::socket(session.directory, MANAGER);
     qmp.plug(qemu::function(MANAGER, &socket, SLOT)?)?;
     let deadline = Instant::now() + PATIENCE;
-    // That QEMU ends is an error here, and an answer.
+    // If QEMU ends, the commands fail, and the answer is no.
     let unplugged = qmp.unplug(MANAGER).and_then(|()| qmp.unplugged(MANAGER, deadline)).unwrap_or(false);
     drop(running);
-    session.farewell(PROBE, Instant::now() + PATIENCE)?;
+    session.wait_for_power_off(PROBE, Instant::now() + PATIENCE)?;
     Ok(unplugged)
 }

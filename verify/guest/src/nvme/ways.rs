@@ -1,5 +1,5 @@
-//! What commands cost the guest: interrupts, and doorbells that the daemon had to be told of, with polled queues and with
-//! the others.
+//! The cost of commands for the guest: interrupts, and doorbells that need a message to the daemon,
+//! with polled queues and with the others.
 
 use crate::config::{POOL, VF};
 use crate::daemon::Daemon;
@@ -11,31 +11,31 @@ use serde::Serialize;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// How the guest learns of completions.
+/// The ways in which the guest learns of completions.
 const WAYS: [(&str, u8); 2] = [("interrupts", 0), ("polled", 1)];
 
-/// Random reads of 4 KiB, one at a time, directly from the namespace.
+/// The cost of random reads of 4 KiB, one at a time, directly from the namespace.
 #[derive(Debug, Clone, Serialize)]
 pub struct Way {
-    /// How the guest learned of completions.
+    /// `interrupts` or `polled`: the way in which the guest learned of completions.
     pub way: String,
-    /// The commands.
+    /// The number of reads.
     pub commands: u64,
-    /// Interrupts of the queues for I/O.
+    /// Interrupts of the I/O queues.
     pub interrupts: u64,
-    /// Doorbell writes that the daemon was told of by a message, each of which is an exit.
+    /// Doorbell writes that reached the daemon by a message, each of which is an exit.
     pub kicks: u64,
-    /// Interrupts for each command.
+    /// Interrupts per command.
     pub interrupts_per_command: f64,
-    /// Commands a second.
+    /// Commands per second.
     pub iops: f64,
-    /// Half of the commands took no longer.
+    /// The median latency.
     pub p50_us: f64,
-    /// 99 of 100 commands took no longer.
+    /// The latency of the 99th percentile.
     pub p99_us: f64,
 }
 
-/// Measures both ways at a place, in MiB, that was written before.
+/// Measures both ways in a part of the disk, given in MiB, that was written before.
 pub(super) fn measure(
     session: &mut Session<'_>,
     guest: &mut Guest,
@@ -66,12 +66,12 @@ fn way(name: &str, answer: &Answer, kicks: u64) -> Result<Way> {
     Ok(Way { way: name.to_owned(), commands, interrupts, kicks, interrupts_per_command, iops, p50_us, p99_us })
 }
 
-/// The sum over a controller's queues for I/O, from its lines of /proc/interrupts.
+/// The interrupts of a controller's I/O queues, from its lines of /proc/interrupts.
 fn interrupts(lines: &str) -> Result<u64> {
     lines.split('|').map(measure::nvme_interrupts).sum()
 }
 
-/// A table for people.
+/// The report.
 pub(super) fn table(ways: &[Way]) -> String {
     let mut text = String::from(
         "Random reads of 4 KiB, one at a time, by the guest's nvme driver; interrupts are those of its queues for I/O, and\n\
@@ -96,12 +96,12 @@ pub(super) fn table(ways: &[Way]) -> String {
     text
 }
 
-/// What is not as it must be.
+/// The measurements that break a rule, in words.
 pub(super) fn faults(ways: &[Way]) -> Vec<String> {
     let fault = |Way { way, commands, interrupts, kicks, .. }: &Way| {
         let must = match way.as_str() {
             "polled" if *interrupts > 0 => "there must be no interrupt",
-            // Without these the zero of the polled queues would prove nothing.
+            // Without interrupts here, their absence in the polled case would prove nothing.
             "interrupts" if *interrupts == 0 => "there must be some: the counting does not work",
             _ if *kicks > 0 => "there must be no doorbell that needs a message: the function is polled",
             _ => return None,

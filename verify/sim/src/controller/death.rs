@@ -1,4 +1,4 @@
-//! The process dies, and its guests do not: everything that they were answered is there.
+//! Deaths of the process while its guests live: every answered change must survive.
 
 use std::sync::Arc;
 
@@ -13,21 +13,21 @@ use crate::volumes::disk::SimDisk;
 use crate::volumes::find;
 use crate::volumes::tuning::Tuning;
 
-/// What keeps answered changes over a death.
+/// The log that keeps answered changes over a death.
 #[derive(Clone, Debug)]
 pub(super) struct Keeping {
-    /// The memory that outlives the process; `None`: changes are answered when they are durable.
+    /// The memory that outlives the process; `None` if changes are answered when they are durable.
     log: Option<Arc<HeapMemory>>,
     place: LogPlace,
 }
 
 impl Keeping {
-    /// Of a new boot.
+    /// The log of a new boot.
     pub(super) fn draw(random: &mut Random, tuning: &Tuning, has_log: bool) -> Self {
         Self { log: has_log.then(|| log_memory(tuning)), place: place(random.below(u64::MAX)) }
     }
 
-    /// What the controller is told.
+    /// The controller's option for when it answers.
     pub(super) fn answered(&self, bug: Option<Bug>) -> Answered {
         match &self.log {
             _ if bug == Some(Bug::NoLog) => Answered::WithTheStore,
@@ -38,26 +38,26 @@ impl Keeping {
 }
 
 impl World {
-    /// A chance to die.
+    /// Lets the process die, at a random chance.
     pub(super) fn perhaps_die(&mut self) -> Step {
-        // What is in memory after a commit that failed is nobody's.
+        // After a failed commit, the state in memory differs from the disk's.
         if self.has_failed || !self.random.once_in(8 * self.tuning.chances_per_death) {
             return Ok(());
         }
         self.die()
     }
 
-    /// Looks at what a death of the process now would leave; then everything goes on.
+    /// Checks the state that a death of the process now would leave, on a copy; the run continues.
     fn die(&mut self) -> Step {
         self.deaths += 1;
-        self.tell("the process could die here");
+        self.note("the process could die here");
         let keeping = Keeping {
             log: self.keeping.log.as_ref().map(|log| Arc::new(HeapMemory::of_words(log.to_words()))),
             ..self.keeping.clone()
         };
         let mut disk = SimDisk::new(self.disk.bytes());
         if self.random.once_in(2) {
-            // It dies once more, in the middle of the replay.
+            // A second death, in the middle of the replay.
             disk.fail_after(Some(self.random.below(24)));
             let _ = self.revive(&mut disk, &keeping);
             disk = SimDisk::new(disk.bytes());
@@ -73,7 +73,7 @@ impl World {
         let found = find::read(found, &disk.bytes(), self.tuning.block_bytes);
         let now = self.now();
         self.model
-            .check_died(&found, now, &self.lore.stamps)
+            .check_died(&found, now, &self.ledger.stamps)
             .map_err(|what| format!("after a death ({} replayed): {what}", recovery.replayed))
     }
 

@@ -1,4 +1,4 @@
-//! Guests on the queues of virtual functions.
+//! The guests on the queues of virtual functions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,31 +17,31 @@ use super::world::{Step, World};
 use crate::volumes::disk::SECTOR_BYTES;
 use crate::volumes::model::{fill, stamp_of};
 
-/// Requests that may be under way, of all guests.
+/// Buffers of all guests together, and so the most requests in flight.
 const BUFFERS: u64 = 64;
-/// The largest of them, in sectors.
+/// The size of a buffer, and so of the largest request, in sectors.
 const BUFFER_SECTORS: u64 = 128;
-/// What is in a buffer before it is read into.
+/// The content of a buffer before it is read into.
 const UNTOUCHED: u64 = 0xbad_bad_bad;
 
 /// A virtual function in use.
 pub(super) struct Guest {
     pub(super) volume: u64,
     read_only: bool,
-    /// With their depths.
+    /// Each channel with its depth.
     channels: Vec<(Box<dyn BlockChannel>, usize)>,
-    /// Dropped after its channels.
+    /// Declared after the channels, which must be dropped first.
     function: Arc<VirtualFunction>,
 }
 
 impl Guest {
-    /// The size that it sees.
+    /// The size that the guest sees.
     fn sectors(&self) -> u64 {
         self.function.geometry().capacity_bytes / SECTOR_BYTES as u64
     }
 }
 
-/// A request that a guest waits for.
+/// A request in flight.
 pub(super) struct Pending {
     volume: u64,
     operation: Operation,
@@ -50,7 +50,7 @@ pub(super) struct Pending {
     issued: Moment,
     writes: Writes,
     buffer: u64,
-    /// How often the store had failed before.
+    /// The store's failures before the request.
     faults: u64,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for Pending {
     }
 }
 
-/// The guests' memory, and who waits for what.
+/// The guests' memory, and their requests in flight.
 pub(super) struct Requests {
     memory: GuestMemory,
     free: Vec<u64>,
@@ -82,7 +82,7 @@ impl Requests {
 }
 
 impl World {
-    /// Another guest starts.
+    /// Starts another guest, on a random volume.
     pub(super) fn attach(&mut self) -> Step {
         let Some(volume) = self.any_volume() else { return Ok(()) };
         if self.guests.len() >= 6 {
@@ -91,12 +91,12 @@ impl World {
         let Some((name, read_only)) = self.model.volumes.get(&volume).map(|it| (it.name.clone(), it.read_only)) else {
             return Ok(());
         };
-        self.tell(format!("a guest on volume {volume}"));
+        self.note(format!("a guest on volume {volume}"));
         let weight = if self.random.once_in(4) { 1 + self.random.below(1000) as u32 } else { 100 };
         let options = FunctionOptions { weight, ..FunctionOptions::new(name) };
         let function = self.controller.open_function(&options);
         let function = match function {
-            // A volume is served when it is durable.
+            // A volume is served once it is durable.
             Err(ControllerError::NotMade(_)) => return Ok(()),
             function => function.map_err(|error| format!("a function of volume {volume}: {error}"))?,
         };
@@ -111,22 +111,22 @@ impl World {
         Ok(())
     }
 
-    /// A guest stops, if it waits for nothing.
+    /// Stops a random guest, if it has no request in flight.
     pub(super) fn detach(&mut self) {
         let idle = |guest: &Guest| guest.channels.iter().all(|(channel, _)| channel.readiness().in_flight == 0);
         let index = self.random.below(self.guests.len().max(1) as u64) as usize;
         if self.guests.get(index).is_some_and(idle) {
             let guest = self.guests.swap_remove(index);
-            self.tell(format!("no guest on volume {} any more", guest.volume));
+            self.note(format!("no guest on volume {} any more", guest.volume));
         }
     }
 
-    /// Some guest asks for something.
-    pub(super) fn ask(&mut self) -> Step {
+    /// Sends a random request from a random guest.
+    pub(super) fn send_request(&mut self) -> Step {
         let index = self.random.below(self.guests.len().max(1) as u64) as usize;
         let Some(guest) = self.guests.get(index) else { return self.attach() };
         let read_only = guest.read_only;
-        // A larger size is served when it is durable.
+        // A larger size is served once it is durable.
         let size = guest.sectors() / self.model.sectors_per_block;
         let operation = match self.random.below(if read_only { 8 } else { 24 }) {
             0..6 => Operation::Read,
@@ -143,7 +143,7 @@ impl World {
         self.submit(index, operation, sector, count)
     }
 
-    /// Some sectors of a volume of so many blocks; usually in a few places that everybody likes.
+    /// Random sectors of a volume of so many blocks, mostly at a few hot places.
     fn pick_sectors(&mut self, blocks: u64, is_moved: bool) -> (u64, u64) {
         let spb = self.model.sectors_per_block;
         let sectors = blocks * spb;
@@ -158,7 +158,7 @@ impl World {
         (sector, count.min(longest).min(sectors - sector))
     }
 
-    /// A guest asks for that on one of its queues.
+    /// Sends a request on a random queue of a guest.
     fn submit(&mut self, index: usize, operation: Operation, sector: u64, count: u64) -> Step {
         let Some(guest) = self.guests.get(index) else { return Ok(()) };
         let volume = guest.volume;
@@ -172,14 +172,15 @@ impl World {
             return Ok(());
         }
         let Some(buffer) = self.requests.free.pop() else { return Ok(()) };
-        self.tell(format!("volume {volume}: {operation:?} of {count} sectors from {sector} on"));
+        self.note(format!("volume {volume}: {operation:?} of {count} sectors from {sector} on"));
         let issued = self.now();
         let stamps: Vec<(u64, u64)> = match operation {
             Operation::Write => {
-                let give = |sector| (sector, self.lore.stamps.give(Some((volume, sector))));
+                let give = |sector| (sector, self.ledger.stamps.give(Some((volume, sector))));
                 (sector..sector + count).map(give).collect()
             }
-            // Of a block in part there is no promise, and in fact it stays as it is.
+            // A discard promises nothing about parts of blocks, and in fact leaves them as they
+            // are.
             Operation::Discard => self.model.whole_blocks(sector, count).map(|sector| (sector, 0)).collect(),
             Operation::WriteZeroes { .. } => (sector..sector + count).map(|sector| (sector, 0)).collect(),
             Operation::Read | Operation::Flush => Vec::new(),
@@ -206,7 +207,7 @@ impl World {
         if is_taken { Ok(()) } else { Err("a queue with room takes nothing".to_owned()) }
     }
 
-    /// A request over a buffer, in one piece or two.
+    /// A request over a buffer, whose data is in one piece or in two.
     fn request(
         &mut self,
         operation: Operation,
@@ -226,7 +227,7 @@ impl World {
         }
         let (address, len_bytes) = (buffer * BUFFER_SECTORS * SECTOR_BYTES as u64, request.len_bytes);
         let first = if self.random.once_in(4) { 1 + self.random.below(len_bytes - 1) } else { len_bytes };
-        // The second piece first, so that they do not touch.
+        // The second piece comes first in memory, so that the two do not touch.
         for (address, len_bytes) in [(address + len_bytes - first, first), (address, len_bytes - first)] {
             if len_bytes > 0 {
                 let pushed = request.segments.push(GuestAddress(address), len_bytes, &mut RegionHint::default());
@@ -241,7 +242,7 @@ impl World {
         Ok(request)
     }
 
-    /// Looks after some queue.
+    /// Polls a random queue.
     pub(super) fn poll_some(&mut self) -> Step {
         let guest = self.random.below(self.guests.len().max(1) as u64) as usize;
         let queues = self.guests.get(guest).map_or(0, |guest| guest.channels.len());
@@ -249,7 +250,6 @@ impl World {
         self.poll(guest, queue)
     }
 
-    /// Looks after all queues.
     pub(super) fn poll_all(&mut self) -> Step {
         for guest in 0..self.guests.len() {
             for queue in 0..self.guests.get(guest).map_or(0, |guest| guest.channels.len()) {
@@ -263,7 +263,7 @@ impl World {
         self.exchange(guest, queue, &mut Batch::new())
     }
 
-    /// Hands a queue what is in `batch`, and deals with what comes back.
+    /// Submits `batch` to a queue, and handles the completions.
     fn exchange(&mut self, guest: usize, queue: usize, batch: &mut Batch) -> Step {
         self.time = Nanos(self.time.0 + 1 + self.random.below(2000));
         let only_polls = batch.is_empty() && self.random.once_in(2);
@@ -278,9 +278,9 @@ impl World {
         let tags: Vec<_> = completed.iter_mut().map(|request| request.tag.take().map(Tag::into_bits)).collect();
         for (request, tag) in completed.iter().zip(tags) {
             let pending = tag.and_then(|tag| self.requests.pending.remove(&tag));
-            let pending = pending.ok_or_else(|| format!("a request {tag:?} that nobody waits for"))?;
+            let pending = pending.ok_or_else(|| format!("a completion {tag:?} of no request in flight"))?;
             let succeeded = self.check_completion(request, &pending)?;
-            self.tell(format!("{pending}: {}", if succeeded { "done" } else { "failed" }));
+            self.note(format!("{pending}: {}", if succeeded { "done" } else { "failed" }));
             self.end(&pending, succeeded);
             if succeeded && pending.operation == Operation::Flush {
                 self.secure(pending.volume, pending.issued);
@@ -289,7 +289,7 @@ impl World {
         Ok(())
     }
 
-    /// A request is over.
+    /// Ends a request.
     fn end(&mut self, pending: &Pending, succeeded: bool) {
         let now = self.now();
         self.requests.free.push(pending.buffer);
@@ -298,7 +298,7 @@ impl World {
         }
     }
 
-    /// A flush is over that was issued then.
+    /// Notes the end of a flush that was `issued` then.
     fn secure(&mut self, volume: u64, issued: Moment) {
         let position = self.store_position();
         if let Some(volume) = self.model.volumes.get_mut(&volume) {
@@ -306,7 +306,7 @@ impl World {
         }
     }
 
-    /// Whether a request may end like that, and whether it succeeded.
+    /// Checks the result of a request; true if it succeeded.
     fn check_completion(&mut self, request: &BlockRequest, pending: &Pending) -> Result<bool, String> {
         let Pending { volume, operation, sector, count, issued, .. } = *pending;
         if request.offset_bytes != sector * SECTOR_BYTES as u64 || request.len_bytes != count * SECTOR_BYTES as u64 {
@@ -316,7 +316,7 @@ impl World {
         match request.result {
             Ok(()) => {}
             Err(BlockError::NoSpace) if operation.is_write() => {
-                self.lore.refusals += 1;
+                self.ledger.refusals += 1;
                 return Ok(false);
             }
             Err(BlockError::ReadOnly) if operation.is_write() && self.has_failed => return Ok(false),
@@ -332,7 +332,7 @@ impl World {
             request.segments.copy_to_slice(0, &mut data);
             let Some(model) = self.model.volumes.get(&volume) else { return Ok(true) };
             for (sector, data) in (sector..).zip(data.chunks_exact(SECTOR_BYTES)) {
-                let stamps = &self.lore.stamps;
+                let stamps = &self.ledger.stamps;
                 let found = stamp_of(data).map_err(|word| format!("{}: {word:#x}, and not alone", pending))?;
                 model.check_read(sector, issued, found).map_err(|allowed| {
                     let allowed: Vec<_> = allowed.into_iter().map(|stamp| stamps.describe(stamp)).collect();
@@ -343,7 +343,7 @@ impl World {
         Ok(true)
     }
 
-    /// Has somebody read all that ever was written to a volume.
+    /// Has a guest of each volume read all sectors that were ever written.
     pub(super) fn read_everything(&mut self) -> Step {
         for index in 0..self.guests.len() {
             let Some(guest) = self.guests.get(index) else { continue };

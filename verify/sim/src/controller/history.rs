@@ -1,4 +1,4 @@
-//! From a seed to many power cuts.
+//! From a seed to a history with many power cuts.
 
 use std::collections::BTreeSet;
 
@@ -14,16 +14,16 @@ use crate::volumes::disk::SimDisk;
 use crate::volumes::find;
 use crate::volumes::model::{Found, fill};
 use crate::volumes::tuning::Tuning;
-use crate::volumes::world::Lore;
+use crate::volumes::world::Ledger;
 
-/// How long a history is.
+/// The length of a history.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Runs, each on what a power cut has left of the one before.
+    /// Runs. Each one starts from a disk that a power cut of the run before has left.
     pub runs: u64,
-    /// Steps in each.
+    /// Steps in each run.
     pub steps: u64,
-    /// A duty to neglect.
+    /// The duty to neglect.
     pub bug: Option<Bug>,
 }
 
@@ -33,24 +33,24 @@ impl Default for Options {
     }
 }
 
-/// What a history came to.
+/// The sum of a history's events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Positions of the recordings at which the power was cut.
     pub cut_points: u64,
-    /// Disks that were made for them, opened and compared.
+    /// Disks made for the cuts, opened and compared.
     pub disks: u64,
-    /// Things done by guests, the operator and the controller.
+    /// Steps of guests, the operator and the controller.
     pub operations: u64,
     /// Guests' requests that succeeded.
     pub requests: u64,
-    /// Those that failed because the store did.
+    /// Requests that failed because the store failed.
     pub failures: u64,
-    /// What was refused, because the disk or a quota was full.
+    /// Requests refused because the disk was full or a quota reached.
     pub refusals: u64,
     /// Deaths of the process.
     pub deaths: u64,
-    /// Of which so many left something to replay.
+    /// Deaths that left changes to replay.
     pub replays: u64,
 }
 
@@ -67,26 +67,26 @@ impl Total for Outcome {
     }
 }
 
-/// Runs the history of `seed`, and cuts the power at every write and flush in it.
+/// Runs the history of `seed`, with a power cut after every write and flush.
 ///
 /// # Errors
-/// Something that must not be.
+/// A check that failed.
 pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Violation>> {
     let mut random = Random::new(seed);
     let (tuning, habits) = (Tuning::draw(&mut random), Habits::draw(&mut random));
-    let (lore, outcome) = (Lore::default(), Outcome::default());
-    let mut history = History { seed, run: 0, tuning, habits, random, lore, outcome };
+    let (ledger, outcome) = (Ledger::default(), Outcome::default());
+    let mut history = History { seed, run: 0, tuning, habits, random, ledger, outcome };
     let mut left = history.format()?;
     for run in 0..options.runs {
         history.run = run;
         left = history.run(left, options)?;
     }
-    history.outcome.operations = history.lore.operations;
-    history.outcome.refusals = history.lore.refusals;
+    history.outcome.operations = history.ledger.operations;
+    history.outcome.refusals = history.ledger.refusals;
     Ok(history.outcome)
 }
 
-/// What a power cut leaves.
+/// The disk that a power cut leaves.
 #[derive(Default)]
 struct Left {
     bytes: Vec<u8>,
@@ -99,7 +99,7 @@ struct History {
     tuning: Tuning,
     habits: Habits,
     random: Random,
-    lore: Lore,
+    ledger: Ledger,
     outcome: Outcome,
 }
 
@@ -109,9 +109,9 @@ impl History {
         Violation::new((self.seed, self.run), when, what, trace, position)
     }
 
-    /// An empty store on a disk that was somebody else's.
+    /// Formats a disk that is full of a former owner's data.
     fn format(&mut self) -> Result<Left, Box<Violation>> {
-        let former = fill(self.lore.stamps.give(None));
+        let former = fill(self.ledger.stamps.give(None));
         let disk = SimDisk::new(former.iter().copied().cycle().take(self.tuning.disk_bytes).collect());
         let block_bytes = self.tuning.block_bytes;
         let options = FormatOptions { block_bytes, label: "simulated".to_owned(), uuid: [7; 16], force: true };
@@ -121,15 +121,15 @@ impl History {
         }
     }
 
-    /// Goes on from what was left, and gives what one of the power cuts leaves.
+    /// Starts from `left`, takes the steps, and returns the disk that one of the power cuts leaves.
     fn run(&mut self, Left { bytes, found }: Left, options: &Options) -> Result<Left, Box<Violation>> {
         let disk = SimDisk::new(bytes);
         let random = Random::new(self.random.below(u64::MAX));
-        let (manner, lore) = ((self.tuning, self.habits), self.lore.clone());
-        let world = no_panic(|| World::new(random, manner, options.bug, lore, disk.clone(), &found));
+        let (manner, ledger) = ((self.tuning, self.habits), self.ledger.clone());
+        let world = no_panic(|| World::new(random, manner, options.bug, ledger, disk.clone(), &found));
         let mut world = world.map_err(|what| self.violation("at the start", what, &[], 0))?;
         let result = no_panic(|| world.run(options.steps));
-        self.lore = world.lore.clone();
+        self.ledger = world.ledger.clone();
         self.outcome.requests += world.successes;
         self.outcome.failures += world.failures;
         self.outcome.deaths += world.deaths;
@@ -141,7 +141,7 @@ impl History {
         self.cut_everywhere(&world)
     }
 
-    /// Cuts the power at every position of what was recorded, and gives what one of the cuts leaves.
+    /// Cuts the power at every position of the recording, and returns the disk that one cut leaves.
     fn cut_everywhere(&mut self, world: &World) -> Result<Left, Box<Violation>> {
         let recording = world.disk.recording();
         let half = recording.log.len() as u64 / 2;
@@ -153,7 +153,8 @@ impl History {
             self.outcome.cut_points += 1;
             for _ in 0..=u64::from(cutter.is_uncertain()) {
                 self.outcome.disks += 1;
-                // What a torn commit has left may be the only copy, until there is another commit.
+                // A torn commit may have left only one good copy of the metadata, until the next
+                // commit.
                 let is_alone = self.run > 0 && world.first_commit.is_none_or(|first| position < first);
                 let is_end = position == recording.log.len();
                 let mut random = Random::new(self.random.below(u64::MAX));
@@ -173,7 +174,7 @@ impl History {
     }
 }
 
-/// Opens, checks and reads a disk, and compares it with what may be there.
+/// Opens, checks and reads a disk, and compares its content with what the cut may leave.
 fn inspect(image: &mut Image<'_>, random: &mut Random, world: &World, cut: usize) -> Result<Found, String> {
     let options = world.open_options();
     let mut volumes = Volumes::open_with(image, &options).map_err(|error| format!("open: {error}"))?;
@@ -184,7 +185,7 @@ fn inspect(image: &mut Image<'_>, random: &mut Random, world: &World, cut: usize
     let report = find::check(&mut volumes, image, is_damaged)?;
     let found = find::find(&mut volumes, image, random)?;
     let found = find::read(found, image.bytes(), world.tuning.block_bytes);
-    world.model.check_left(&found, cut, &world.lore.stamps)?;
+    world.model.check_left(&found, cut, &world.ledger.stamps)?;
     let blocks = found.values().flat_map(|volume| volume.blocks.values());
     let places: BTreeSet<u64> = blocks.map(|block| block.physical).collect();
     find::check_space(&volumes, &report, places.len() as u64)?;

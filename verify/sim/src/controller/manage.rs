@@ -1,4 +1,4 @@
-//! What the operator does while guests use the volumes.
+//! The operator's actions while guests use the volumes.
 
 use sidecore_controller::{Change, ControllerError};
 use sidecore_volume::{VolumeError, VolumeId};
@@ -10,7 +10,7 @@ use super::settle::Settling;
 use super::world::{Step, World};
 
 impl World {
-    /// Some operation.
+    /// A random operation.
     pub(super) fn manage(&mut self) -> Step {
         let has_room = self.model.present().count() < self.tuning.most_volumes.min(8);
         match self.random.below(16) {
@@ -33,11 +33,11 @@ impl World {
     }
 
     fn fresh_name(&mut self) -> String {
-        self.lore.names += 1;
-        format!("v{}", self.lore.names)
+        self.ledger.names += 1;
+        format!("v{}", self.ledger.names)
     }
 
-    /// A change has begun: the operator waits for its end.
+    /// Notes a change whose end the operator waits for.
     fn settle(&mut self, change: Change, volume: u64, begun: Moment) {
         let settling = Settling { change, volume, begun, is_in_commit: false };
         if self.bug == Some(Bug::NoCommit) {
@@ -47,14 +47,14 @@ impl World {
         self.settling.push(settling);
     }
 
-    /// Nothing was done: whether that is in order.
+    /// Checks whether an operation may fail with this error.
     fn refused(&mut self, error: &ControllerError) -> Step {
         match error {
             ControllerError::Volume(VolumeError::NoSpace { .. } | VolumeError::DiskFull(_)) => {
-                self.lore.refusals += 1;
+                self.ledger.refusals += 1;
                 Ok(())
             }
-            // A snapshot has its size, and perhaps no snapshots.
+            // A snapshot cannot be resized, nor perhaps have snapshots.
             ControllerError::Volume(VolumeError::VolumeReadOnly(_)) => Ok(()),
             ControllerError::Volume(VolumeError::StoreReadOnly(_)) if self.has_failed || self.is_committing => Ok(()),
             _ => Err(error.to_string()),
@@ -66,7 +66,7 @@ impl World {
             Ok(made) => made,
             Err(error) => return self.refused(&error),
         };
-        self.tell(format!("... is volume {id}"));
+        self.note(format!("... is volume {id}"));
         if self.model.volumes.insert(id.0, new).is_some() {
             return Err(format!("volume id {id} once more"));
         }
@@ -78,7 +78,7 @@ impl World {
         let (name, blocks) = (self.fresh_name(), self.some_blocks());
         let block_bytes = u64::from(self.tuning.block_bytes);
         let quota = self.random.once_in(6).then(|| 1 + self.random.below(self.tuning.largest_volume));
-        self.tell(format!("create {name}: {blocks} blocks, quota {quota:?}"));
+        self.note(format!("create {name}: {blocks} blocks, quota {quota:?}"));
         let begun = self.now();
         let quota_bytes = quota.map(|blocks| blocks * block_bytes);
         let made = self.controller.begin_create(&name, blocks * block_bytes, quota_bytes, begun.clock);
@@ -90,7 +90,7 @@ impl World {
     fn derive(&mut self, read_only: bool) -> Step {
         let (Some(origin), name) = (self.any_volume(), self.fresh_name()) else { return Ok(()) };
         let Some(model) = self.model.volumes.get(&origin).cloned() else { return Ok(()) };
-        self.tell(format!("{} of volume {origin}: {name}", if read_only { "snapshot" } else { "clone" }));
+        self.note(format!("{} of volume {origin}: {name}", if read_only { "snapshot" } else { "clone" }));
         let begun = self.now();
         let disk = &mut self.store.clone();
         let made = if read_only {
@@ -106,7 +106,7 @@ impl World {
         let (Some(id), blocks) = (self.any_volume(), self.some_blocks()) else { return Ok(()) };
         let Some(model) = self.model.volumes.get(&id) else { return Ok(()) };
         let (name, shrinks) = (model.name.clone(), blocks < model.size);
-        self.tell(format!("resize volume {id} to {blocks} blocks"));
+        self.note(format!("resize volume {id} to {blocks} blocks"));
         let begun = self.now();
         let size_bytes = blocks * u64::from(self.tuning.block_bytes);
         let change = match self.controller.begin_resize(&name, size_bytes, &mut self.store.clone()) {
@@ -133,11 +133,11 @@ impl World {
             self.drain()?;
             self.guests.retain(|guest| guest.volume != id);
         }
-        // What was waited for may have been its deletion by another operator.
+        // Another operator may have deleted the volume while the guests' requests ended.
         if !self.model.present().any(|(present, _)| present == id) {
             return Ok(());
         }
-        self.tell(format!("delete volume {id}"));
+        self.note(format!("delete volume {id}"));
         let begun = self.now();
         let change = match self.controller.begin_delete(&name, &mut self.store.clone()) {
             Ok(((), change)) => change,
@@ -152,17 +152,17 @@ impl World {
         Ok(())
     }
 
-    /// The trees, or what is cached of them, are forgotten.
+    /// Drops trees from memory, or the cache of their extents.
     pub(super) fn forget(&mut self) -> Step {
         if self.random.once_in(2) {
-            self.tell("flush the BTLB");
+            self.note("flush the BTLB");
             self.controller.flush_btlb();
             return Ok(());
         }
         let Some(id) = self.any_volume() else { return Ok(()) };
         let name = self.model.volumes.get(&id).map(|volume| volume.name.clone());
         let name = if self.random.once_in(2) { name } else { None };
-        self.tell(format!("prune {name:?}"));
+        self.note(format!("prune {name:?}"));
         self.controller.prune(name.as_deref()).map_err(|error| error.to_string())
     }
 }

@@ -1,35 +1,35 @@
-//! What the guests of a controller may find on their disks: in use, and after a power cut.
+//! The data that guests of a controller may find on their disks, in use and after a power cut.
 //!
-//! Nothing here knows of blocks, trees or commits, only of what guests and operators were told: a write is over, a flush
-//! that came after it is over, a change is done.
+//! The model has no blocks, trees or commits. It has only what guests and operators were told: the
+//! end of a write, of a later flush, of a change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::register::{Moment, Register, Write};
 use crate::volumes::model::{Found, FoundVolume, Stamp, Stamps};
 
-/// A volume.
+/// A volume as its guests and the operator know it.
 #[derive(Clone, Debug)]
 pub(super) struct ModelVolume {
     pub(super) name: String,
     pub(super) read_only: bool,
-    /// Its size in blocks.
+    /// In blocks.
     pub(super) size: u64,
-    /// Deleted, as far as those know who are told.
+    /// Deleted in the eyes of the operator.
     pub(super) is_gone: bool,
     exists: Register<bool>,
     blocks: Register<u64>,
-    /// The sectors to which something was written; the others are zeroes.
+    /// The sectors that were written; the others are zeroes.
     sectors: BTreeMap<u64, Register<Stamp>>,
-    /// The sectors of which not everything is safe.
+    /// The sectors with a write that is not safe.
     unsafe_sectors: BTreeSet<u64>,
 }
 
-/// Writes to sectors of a volume that are one request.
+/// The writes of one request: sector and write.
 pub(super) type Writes = Vec<(u64, Write)>;
 
 impl ModelVolume {
-    /// A new one, all zeroes: whether it will be there is not said.
+    /// A new volume, all zeroes. Until a commit, a power cut may remove it.
     pub(super) fn new(name: String, size: u64, issued: Moment, now: Moment) -> Self {
         let mut exists = Register::holding([false], issued);
         let write = exists.begin(true, issued);
@@ -46,7 +46,8 @@ impl ModelVolume {
         }
     }
 
-    /// A copy, which holds what this volume shows `issued` or what is being written to it.
+    /// A copy, which holds the data that this volume shows when the copy is `issued`, or data that
+    /// is being written then.
     pub(super) fn copy(&self, name: String, read_only: bool, issued: Moment, now: Moment) -> Self {
         let copy = |(&sector, register): (&u64, &Register<Stamp>)| {
             (sector, Register::holding(register.shown(issued).collect::<Vec<_>>(), now))
@@ -56,7 +57,7 @@ impl ModelVolume {
         Self { read_only, sectors, ..new }
     }
 
-    /// What was found on a disk.
+    /// The model of a volume that was found on a disk.
     fn adopt(found: &FoundVolume, sectors_per_block: u64, now: Moment) -> Self {
         let info = &found.info;
         let mut sectors = BTreeMap::new();
@@ -78,7 +79,7 @@ impl ModelVolume {
         }
     }
 
-    /// Somebody begins to write to some sectors.
+    /// Notes the start of writes to some sectors.
     pub(super) fn begin(&mut self, stamps: impl IntoIterator<Item = (u64, Stamp)>, issued: Moment) -> Writes {
         let begin = |(sector, stamp)| {
             self.unsafe_sectors.insert(sector);
@@ -88,12 +89,12 @@ impl ModelVolume {
         stamps.into_iter().map(begin).collect()
     }
 
-    /// The sectors to which something was written.
+    /// The sectors that were written.
     pub(super) fn written(&self) -> impl Iterator<Item = u64> {
         self.sectors.keys().copied()
     }
 
-    /// Those writes are over.
+    /// Notes the end of these writes.
     pub(super) fn end(&mut self, writes: &Writes, now: Moment, succeeded: bool) {
         for (sector, write) in writes {
             if let Some(register) = self.sectors.get_mut(sector) {
@@ -102,7 +103,8 @@ impl ModelVolume {
         }
     }
 
-    /// A guest's flush is over, which was `asked` for: what it wrote before is safe, and where it wrote it.
+    /// Notes the end of a guest's flush, which was `asked` for then: its earlier writes are safe,
+    /// and so is the volume they went to.
     pub(super) fn secure(&mut self, asked: Moment, position: usize) {
         self.secure_itself(asked, position);
         let sectors = &mut self.sectors;
@@ -112,12 +114,12 @@ impl ModelVolume {
         });
     }
 
-    /// What an operator `asked` for is done.
+    /// Notes the end of an operator's change, which was `asked` for then.
     pub(super) fn secure_itself(&mut self, asked: Moment, position: usize) {
         let _ = (self.exists.secure(asked, position), self.blocks.secure(asked, position));
     }
 
-    /// It has another size; what is cut off is zeroes should it come back.
+    /// Notes a new size; sectors beyond it are zeroes if a later size shows them again.
     pub(super) fn resize(&mut self, blocks: u64, sectors_per_block: u64, issued: Moment, now: Moment) {
         self.size = blocks;
         let write = self.blocks.begin(blocks, issued);
@@ -128,20 +130,21 @@ impl ModelVolume {
         self.end(&writes, now, true);
     }
 
-    /// It is deleted.
+    /// Notes a deletion.
     pub(super) fn delete(&mut self, issued: Moment, now: Moment) {
         self.is_gone = true;
         let write = self.exists.begin(false, issued);
         self.exists.end(write, now, true);
     }
 
-    /// Whether a guest that began to read at `since` may find this.
+    /// Whether a guest that began to read at `since` may find `found`.
     pub(super) fn check_read(&self, sector: u64, since: Moment, found: Stamp) -> Result<(), Vec<Stamp>> {
         let Some(register) = self.sectors.get(&sector) else { return if found == 0 { Ok(()) } else { Err(vec![0]) } };
         if register.shown(since).any(|stamp| stamp == found) { Ok(()) } else { Err(register.shown(since).collect()) }
     }
 
-    /// Whether it may be left like this. A sector may be one of `allowed`; it is zeroes if nothing was written to it.
+    /// Whether a cut may leave the volume as `found`. A written sector holds one of the stamps that
+    /// `allowed` gives, any other sector zeroes.
     fn check_left(
         &self,
         found: &FoundVolume,
@@ -181,13 +184,13 @@ impl ModelVolume {
         holes.copied().try_for_each(|sector| check(sector, 0))
     }
 
-    /// Behind this sector, a size that nobody was told of yet shows or hides what was there.
+    /// The first sector that a size which no operator was told of yet may show or hide.
     fn settled_sectors(&self, cut: usize, sectors_per_block: u64) -> u64 {
         self.blocks.left_at(cut).min().unwrap_or(0).saturating_mul(sectors_per_block)
     }
 }
 
-/// All volumes there ever were since the start, by number.
+/// All volumes that existed since the start, by number.
 #[derive(Clone, Debug)]
 pub(super) struct Model {
     pub(super) volumes: BTreeMap<u64, ModelVolume>,
@@ -196,7 +199,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// What was found on a disk.
+    /// The model of what was found on a disk.
     pub(super) fn adopt(found: &Found, sectors_per_block: u64) -> Self {
         let mut model = Self { volumes: BTreeMap::new(), sectors_per_block, clock: 0 };
         let now = model.now(0);
@@ -205,39 +208,38 @@ impl Model {
         model
     }
 
-    /// The next moment.
     pub(super) const fn now(&mut self, position: usize) -> Moment {
         self.clock += 1;
         Moment { clock: self.clock, position }
     }
 
-    /// Those that are there.
+    /// The volumes that are not deleted.
     pub(super) fn present(&self) -> impl Iterator<Item = (u64, &ModelVolume)> {
         self.volumes.iter().filter(|(_, volume)| !volume.is_gone).map(|(id, volume)| (*id, volume))
     }
 
-    /// The sectors of those blocks that lie inside of some sectors.
+    /// The sectors of the blocks that lie entirely inside the given sectors.
     pub(super) fn whole_blocks(&self, sector: u64, count: u64) -> std::ops::Range<u64> {
         let spb = self.sectors_per_block;
         let (first, end) = (sector.next_multiple_of(spb), (sector + count) / spb * spb);
         first..end.max(first)
     }
 
-    /// Whether a power cut at `cut` may leave this.
+    /// Whether a power cut at `cut` may leave `found`.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The first difference.
     pub(super) fn check_left(&self, found: &Found, cut: usize, stamps: &Stamps) -> Result<(), String> {
         self.check_each(found, cut, |volume, found| {
             volume.check_left(found, cut, self.sectors_per_block, stamps, |_, register| register.left_at(cut).collect())
         })
     }
 
-    /// Whether the death of the process `now` may leave this: what guests were answered, and of what operators were not
-    /// told yet either what was before or what comes.
+    /// Whether a death of the process `now` may leave `found`: all that guests were answered, and
+    /// each change that no operator was told of yet either done or not.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The first difference.
     pub(super) fn check_died(&self, found: &Found, now: Moment, stamps: &Stamps) -> Result<(), String> {
         let cut = now.position + 1;
         self.check_each(found, cut, |volume, found| {

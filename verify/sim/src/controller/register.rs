@@ -1,10 +1,11 @@
-//! One thing that is written and read while the power may go: which of the values written to it may be found.
+//! A register that is written and read while the power may be cut: which of its values a reader may
+//! find.
 //!
-//! Who writes to it waits or does not; what was under way at the same time has no order. So a value may be found unless
-//! it is certain that another one came after it: a write that succeeded, that began after the first had ended, and that
-//! had itself ended before the reader began, or was safe when the power was cut.
+//! Writes that are in flight at the same time have no order. So a reader may find a value unless
+//! another value certainly came after it: the value of a write that succeeded, that began after the
+//! first write had ended, and that ended before the read began, or was safe when the power was cut.
 
-/// When something happened: the clock is another one each time, the position is the recording's.
+/// A time: the clock is unique, the position is the recording's.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moment {
     pub(super) clock: u64,
@@ -15,36 +16,36 @@ pub(super) struct Moment {
 struct Version<T> {
     value: T,
     issued: Moment,
-    /// `None` while it is under way.
+    /// `None` while in flight.
     ended: Option<Moment>,
-    /// What failed may be there or not.
+    /// The value of a failed write may be there or not.
     succeeded: bool,
-    /// The position of the recording from which on no power cut undoes it.
+    /// The position of the recording from which on no power cut undoes the write.
     safe_from: Option<usize>,
 }
 
-/// All that was ever written to it.
+/// All values ever written.
 #[derive(Clone, Debug)]
 pub(super) struct Register<T>(Vec<Version<T>>);
 
-/// Names a write to a register.
+/// The index of a write in its register.
 pub(super) type Write = usize;
 
 impl<T: Copy + PartialEq> Register<T> {
-    /// It holds one of `values`, safely, since before `now`.
+    /// A register that has held one of `values`, safely, since before `now`.
     pub(super) fn holding(values: impl IntoIterator<Item = T>, now: Moment) -> Self {
         let version =
             |value| Version { value, issued: Moment::default(), ended: Some(now), succeeded: true, safe_from: Some(0) };
         Self(values.into_iter().map(version).collect())
     }
 
-    /// Somebody begins to write.
+    /// Notes the start of a write.
     pub(super) fn begin(&mut self, value: T, issued: Moment) -> Write {
         self.0.push(Version { value, issued, ended: None, succeeded: false, safe_from: None });
         self.0.len() - 1
     }
 
-    /// That write is over.
+    /// Notes the end of a write.
     pub(super) fn end(&mut self, write: Write, now: Moment, succeeded: bool) {
         if let Some(version) = self.0.get_mut(write) {
             version.ended = Some(now);
@@ -52,7 +53,8 @@ impl<T: Copy + PartialEq> Register<T> {
         }
     }
 
-    /// From `position` on, all that succeeded before `asked` is safe. Returns whether something is not.
+    /// Notes that all writes which succeeded before `asked` are safe from `position` on. True if
+    /// other writes are not safe.
     pub(super) fn secure(&mut self, asked: Moment, position: usize) -> bool {
         let mut all = true;
         for version in self.0.iter_mut().filter(|version| version.safe_from.is_none()) {
@@ -65,23 +67,23 @@ impl<T: Copy + PartialEq> Register<T> {
         !all
     }
 
-    /// What a reader may find that began at `since` and ends now.
+    /// The values that a read may find which began at `since` and ends now.
     pub(super) fn shown(&self, since: Moment) -> impl Iterator<Item = T> {
         self.left(move |newer| newer.ended.is_some_and(|ended| ended.clock < since.clock)).map(|version| version.value)
     }
 
-    /// What may be found when the power is cut at `position`.
+    /// The values that a power cut at `position` may leave.
     pub(super) fn left_at(&self, position: usize) -> impl Iterator<Item = T> {
         let there = move |version: &&Version<T>| version.issued.position < position;
         let certain = move |newer: &Version<T>| newer.safe_from.is_some_and(|safe_from| safe_from <= position);
         self.left(certain).filter(there).map(|version| version.value)
     }
 
-    /// Those after which no other came for certain.
+    /// The values that no other value has certainly replaced.
     fn left(&self, certain: impl Fn(&Version<T>) -> bool) -> impl Iterator<Item = &Version<T>> {
         let newest = self.0.iter().filter(|newer| newer.succeeded && certain(newer));
         let newest = newest.map(|newer| newer.issued.clock).max().unwrap_or(0);
-        // What ended before some certain write was issued is gone.
+        // A version that ended before the newest certain write was issued has been replaced.
         self.0.iter().filter(move |version| version.ended.is_none_or(|ended| ended.clock >= newest))
     }
 }

@@ -1,4 +1,4 @@
-//! The hypervisor side's turns, and what waits for them.
+//! The hypervisor side's steps, and the changes and requests that wait for them.
 
 use std::io;
 
@@ -10,34 +10,34 @@ use super::register::Moment;
 use super::world::{Step, World};
 use crate::volumes::find;
 
-/// Rounds in which everything that is under way must come to its end.
+/// Rounds within which all requests in flight must end.
 const PATIENCE: u32 = 20_000;
 
-/// A change to a volume that the operator waits for.
+/// A change to a volume whose end the operator waits for.
 pub(super) struct Settling {
     pub(super) change: Change,
     pub(super) volume: u64,
     pub(super) begun: Moment,
-    /// The commit that has begun is the one that makes it durable.
+    /// The current commit makes the change durable.
     pub(super) is_in_commit: bool,
 }
 
 impl World {
-    /// The hypervisor side does a piece of its work.
+    /// Takes a step of the hypervisor side.
     pub(super) fn serve(&mut self) -> Step {
         let controller = self.controller.clone();
         controller.step(&mut DuringWork { world: self });
-        // A guest's flush may have failed, which is as bad as a commit's.
+        // A guest's flush may have failed, which makes the store read-only as a failed commit does.
         self.has_failed |= controller.health(None).read_only.is_some();
         self.wrong.take().map_or(Ok(()), Err)
     }
 
-    /// Makes everything durable.
+    /// Commits.
     pub(super) fn commit(&mut self) -> Step {
         if self.is_committing || self.has_failed {
             return Ok(());
         }
-        self.tell("commit");
+        self.note("commit");
         for settling in &mut self.settling {
             settling.is_in_commit = self.controller.has_passed(settling.change);
         }
@@ -54,7 +54,7 @@ impl World {
         self.is_committing = true;
         let result = controller.commit_on(&mut DuringWork { world: self });
         self.is_committing = false;
-        // It may also have met a request of a guest.
+        // The planned failure may also have hit a request of a guest.
         self.disk.fail_after(None);
         self.disk.full_after(None);
         if let Some(wrong) = self.wrong.take() {
@@ -63,10 +63,10 @@ impl World {
         let report = controller.report();
         self.has_failed = report.read_only.is_some();
         if let Err(error) = result {
-            self.tell(format!("commit: {error}"));
+            self.note(format!("commit: {error}"));
             return Ok(());
         }
-        self.tell("commit is safe");
+        self.note("commit is safe");
         let position = self.disk.position();
         if report.counts.commits > commits {
             self.first_commit.get_or_insert(position);
@@ -78,7 +78,7 @@ impl World {
         Ok(())
     }
 
-    /// The operator is told that a change is done.
+    /// Notes that the operator was told of the change's end.
     pub(super) fn settled(&mut self, settling: &Settling, position: usize) {
         let now = self.now();
         if let Some(volume) = self.model.volumes.get_mut(&settling.volume) {
@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// Goes on until everybody has what he waits for.
+    /// Runs until no request is in flight.
     pub(super) fn drain(&mut self) -> Step {
         let mut rounds = 0;
         while !self.requests.pending.is_empty() {
@@ -99,11 +99,12 @@ impl World {
             }
             self.poll_all()?;
             self.serve()?;
-            // A store that was full is tried again without being asked.
+            // The controller retries on a store that was full without being asked.
             let is_full = self.controller.health(None).full.is_some();
             if (self.controller.wants_commit() || is_full) && self.random.once_in(4) {
                 if self.has_failed {
-                    // As the thread that commits does: whoever waits is told.
+                    // Like the committing thread, which reports the failure to the requests that
+                    // wait.
                     let _ = self.controller.clone().commit_on(&mut self.store.clone());
                 }
                 self.commit()?;
@@ -112,13 +113,13 @@ impl World {
         Ok(())
     }
 
-    /// Whether every block is accounted for.
+    /// Checks that every block is accounted for.
     pub(super) fn check(&mut self) -> Step {
-        self.tell("check");
+        self.note("check");
         find::check_report(&self.controller.check_on(&mut self.disk.clone()), false)
     }
 
-    /// While the controller is at work, others go on.
+    /// Takes steps in the middle of the controller's work.
     fn meanwhile(&mut self) {
         self.depth += 1;
         while self.depth < 4 && self.wrong.is_none() && self.random.once_in(self.tuning.writes_per_meanwhile) {
@@ -130,7 +131,7 @@ impl World {
     }
 }
 
-/// The store, as the hypervisor side uses it where it holds no lock: when it writes.
+/// The store as the hypervisor side uses it without holding locks: for writes.
 struct DuringWork<'a> {
     world: &'a mut World,
 }
@@ -146,7 +147,7 @@ impl Disk for DuringWork<'_> {
 
     fn write(&mut self, offset_bytes: u64, data: &[u8]) -> io::Result<()> {
         self.world.meanwhile();
-        // Outside of a commit, only fresh blocks are written by the hypervisor side.
+        // Outside of a commit, the hypervisor side writes only fresh blocks.
         if self.world.bug == Some(Bug::UnfilledBlocks) && !self.world.is_committing {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! The store below a controller: it takes its time, does things in another order, and fails now and then.
+//! The store below a controller: it delays and reorders requests, and fails some.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,20 +14,20 @@ use crate::Random;
 use crate::volumes::disk::{SECTOR_BYTES, SimDisk};
 use crate::volumes::model::fill;
 
-/// What a discarded sector is full of: nobody may ever see it.
+/// The content of a discarded sector, which no read may ever show.
 const DISCARDED: u64 = 0xd15c_a4de_d15c_a4de;
 
 /// How a store behaves.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Manner {
-    /// A request gets further once in so many looks.
+    /// A request advances at one in so many polls.
     pub(super) delay: u64,
     /// One in so many requests fails.
     pub(super) requests_per_fault: u64,
     pub(super) bug: Option<Bug>,
 }
 
-/// A [`SimDisk`] as a device. All clones are the same.
+/// A [`SimDisk`] as a device. All clones share it.
 #[derive(Clone)]
 pub(super) struct SimStore {
     disk: SimDisk,
@@ -38,7 +38,7 @@ struct Luck {
     random: Random,
     manner: Manner,
     faults: u64,
-    /// Writes that were said to be done.
+    /// Writes that were completed and not done.
     owed: Vec<(u64, Vec<u8>)>,
 }
 
@@ -51,18 +51,18 @@ impl SimStore {
         self.luck.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How often it has failed.
+    /// The number of failures so far.
     pub(super) fn faults(&self) -> u64 {
         self.luck().faults
     }
 
-    /// It fails, for another reason.
+    /// Counts a failure that another part has injected.
     pub(super) fn note_fault(&self) {
         self.luck().faults += 1;
     }
 
-    /// From now on nothing fails.
-    pub(super) fn behave(&self) {
+    /// Stops all failures.
+    pub(super) fn stop_failing(&self) {
         self.luck().manner.requests_per_fault = u64::MAX;
     }
 }
@@ -73,11 +73,11 @@ impl BlockDevice for SimStore {
     }
 
     fn open_channel(&self, _core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
-        Ok(Box::new(Channel { store: self.clone(), depth, under_way: Vec::new() }))
+        Ok(Box::new(Channel { store: self.clone(), depth, in_flight: Vec::new() }))
     }
 }
 
-/// The hypervisor side's way to it. Accesses are whole sectors.
+/// The hypervisor side's interface. Accesses are whole sectors.
 impl Disk for SimStore {
     fn size_bytes(&self) -> u64 {
         self.disk.size_bytes()
@@ -101,9 +101,9 @@ impl Disk for SimStore {
 }
 
 /// A request in the store.
-struct UnderWay {
+struct InFlight {
     request: Box<BlockRequest>,
-    /// So many bytes of it are done.
+    /// The part of the request that is done.
     done_bytes: u64,
     is_done: bool,
 }
@@ -111,12 +111,12 @@ struct UnderWay {
 struct Channel {
     store: SimStore,
     depth: usize,
-    under_way: Vec<UnderWay>,
+    in_flight: Vec<InFlight>,
 }
 
-impl UnderWay {
-    /// Does some of it, or all.
-    fn go_on(&mut self, store: &SimStore) {
+impl InFlight {
+    /// Does a part of the request, or all.
+    fn advance(&mut self, store: &SimStore) {
         let mut luck = store.luck();
         let request = &mut self.request;
         let sectors = (request.len_bytes - self.done_bytes) / SECTOR_BYTES as u64;
@@ -126,7 +126,7 @@ impl UnderWay {
         let mut data = vec![0; len_bytes as usize];
         let times = luck.manner.requests_per_fault;
         let fails = luck.random.once_in(times);
-        // What fails may have been done all the same.
+        // A request that fails may have been done all the same.
         let result = match request.operation {
             _ if fails && luck.random.once_in(2) => Ok(()),
             Operation::Read => store.disk.read_sectors(offset_bytes, &mut data).map(|()| {
@@ -155,29 +155,29 @@ impl UnderWay {
 
 impl BlockChannel for Channel {
     fn submit(&mut self, _now: Nanos, batch: &mut Batch) {
-        let room = self.depth.saturating_sub(self.under_way.len()).min(batch.len());
+        let room = self.depth.saturating_sub(self.in_flight.len()).min(batch.len());
         for request in batch.drain(..room) {
-            let mut request = UnderWay { request, done_bytes: 0, is_done: false };
+            let mut request = InFlight { request, done_bytes: 0, is_done: false };
             let at_once = self.store.luck().random.once_in(4);
             if at_once {
-                request.go_on(&self.store);
+                request.advance(&self.store);
             }
-            self.under_way.push(request);
+            self.in_flight.push(request);
         }
     }
 
     fn poll(&mut self, _now: Nanos, completed: &mut Batch) {
-        for index in (0..self.under_way.len()).rev() {
+        for index in (0..self.in_flight.len()).rev() {
             let delay = self.store.luck().manner.delay;
             if !self.store.luck().random.once_in(delay) {
                 continue;
             }
-            let request = &mut self.under_way[index];
+            let request = &mut self.in_flight[index];
             if !request.is_done {
-                request.go_on(&self.store);
+                request.advance(&self.store);
             }
             if request.is_done && self.store.luck().random.once_in(2) {
-                completed.push(self.under_way.swap_remove(index).request);
+                completed.push(self.in_flight.swap_remove(index).request);
             }
         }
         let mut luck = self.store.luck();
@@ -189,7 +189,7 @@ impl BlockChannel for Channel {
     }
 
     fn readiness(&self) -> Readiness {
-        Readiness::polled(self.under_way.len())
+        Readiness::polled(self.in_flight.len())
     }
 
     fn waits_since(&self) -> Option<Nanos> {

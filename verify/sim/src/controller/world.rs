@@ -1,4 +1,4 @@
-//! A controller in use, with its guests and its operator, at random.
+//! A controller in use by random guests and a random operator.
 
 use std::sync::Arc;
 
@@ -18,22 +18,22 @@ use crate::Random;
 use crate::volumes::disk::SimDisk;
 use crate::volumes::model::Found;
 use crate::volumes::tuning::Tuning;
-use crate::volumes::world::Lore;
+use crate::volumes::world::Ledger;
 
-/// How a step ends: with what is wrong, if something is.
+/// The result of a step: an error says which check failed.
 pub(super) type Step = Result<(), String>;
 
-/// What sort of history a seed gives, beside the [`Tuning`].
+/// The choices of a history beside the [`Tuning`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Habits {
     /// See [`Manner::delay`].
     delay: u64,
     /// See [`Manner::requests_per_fault`].
     requests_per_fault: u64,
-    /// Sectors at a volume's ends that everybody likes.
+    /// Sectors at each end of a volume that most requests go to.
     pub(super) hot_sectors: u64,
     btlb_entries: usize,
-    /// One in so many steps is the hypervisor side's.
+    /// One in so many steps is a step of the hypervisor side.
     steps_per_service: u64,
     /// Whether there is a log of answered changes.
     has_log: bool,
@@ -52,13 +52,13 @@ impl Habits {
     }
 }
 
-/// A controller from one start to the next power cut, and what is known of it.
+/// A controller from its start to the next power cut, with its model.
 pub(super) struct World {
     pub(super) random: Random,
     pub(super) tuning: Tuning,
     pub(super) habits: Habits,
     pub(super) bug: Option<Bug>,
-    pub(super) lore: Lore,
+    pub(super) ledger: Ledger,
     pub(super) disk: SimDisk,
     pub(super) store: SimStore,
     pub(super) controller: Arc<Controller>,
@@ -71,38 +71,38 @@ pub(super) struct World {
     pub(super) settling: Vec<Settling>,
     pub(super) time: Nanos,
     pub(super) is_committing: bool,
-    /// How deep in the controller's work further steps are taken.
+    /// The number of steps that are nested in the controller's work.
     pub(super) depth: u32,
-    /// A commit has failed, so that nothing changes any more.
+    /// A commit has failed: the store is read-only.
     pub(super) has_failed: bool,
-    /// From here on, the metadata that was found is not the only one.
+    /// The position of the first commit's end, from which on a second copy of the metadata exists.
     pub(super) first_commit: Option<usize>,
-    /// Requests that ended well, and those that the store's failures ended.
+    /// Requests that succeeded, and requests that the store's failures ended.
     pub(super) successes: u64,
     pub(super) failures: u64,
-    /// Deaths of the process, and those of them that left something to replay.
+    /// Deaths of the process, and those that left changes to replay.
     pub(super) deaths: u64,
     pub(super) replays: u64,
-    /// What was wrong in the middle of the controller's work.
+    /// A check that failed in the middle of the controller's work.
     pub(super) wrong: Option<String>,
-    /// The position of the recording before each step, and what the step was.
+    /// Each step, with the position of the recording before it.
     pub(super) trace: Vec<(usize, String)>,
 }
 
 impl World {
-    /// Goes on with what was found on a disk, which holds nothing that is not safe.
+    /// Starts a controller on a disk whose whole content, `found`, is safe.
     pub(super) fn new(
         mut random: Random,
         (tuning, habits): (Tuning, Habits),
         bug: Option<Bug>,
-        lore: Lore,
+        ledger: Ledger,
         disk: SimDisk,
         found: &Found,
     ) -> Result<Self, String> {
         let Habits { delay, requests_per_fault, btlb_entries, .. } = habits;
         let manner = Manner { delay, requests_per_fault, bug };
         let store = SimStore::new(disk.clone(), Random::new(random.below(u64::MAX)), manner);
-        // The power was gone: no guest is there any more.
+        // After a power cut, no guest has unfinished changes.
         let keeping = Keeping::draw(&mut random, &tuning, habits.has_log);
         let options = ControllerOptions {
             btlb_entries,
@@ -121,7 +121,7 @@ impl World {
             tuning,
             habits,
             bug,
-            lore,
+            ledger,
             disk,
             store,
             controller,
@@ -145,7 +145,7 @@ impl World {
         })
     }
 
-    /// Takes so many steps, or fewer if the disk fails for good, and sees to it that all ends.
+    /// Takes so many steps, or fewer if the disk fails for good, and ends all requests.
     pub(super) fn run(&mut self, steps: u64) -> Step {
         for _ in 0..steps {
             if self.has_failed {
@@ -158,25 +158,25 @@ impl World {
 
     fn finish(&mut self) -> Step {
         self.drain()?;
-        self.store.behave();
+        self.store.stop_failing();
         if !self.has_failed {
             for _ in 0..4 {
                 self.attach()?;
             }
         }
         self.read_everything()?;
-        // What a commit that failed has left on the disk is not what is in memory.
+        // After a failed commit, the disk differs from the state in memory.
         if self.has_failed { Ok(()) } else { self.check() }
     }
 
-    /// Something happens.
+    /// A random step.
     pub(super) fn step(&mut self) -> Step {
         self.perhaps_die()?;
         if self.random.once_in(self.habits.steps_per_service) {
             return self.serve();
         }
         match self.random.below(64) {
-            0..22 => self.ask(),
+            0..22 => self.send_request(),
             22..52 => self.poll_some(),
             52 | 53 if self.controller.wants_commit() => self.commit(),
             54 if self.random.once_in(2) => self.commit(),
@@ -192,7 +192,6 @@ impl World {
         }
     }
 
-    /// The next moment.
     pub(super) fn now(&mut self) -> Moment {
         self.model.now(self.disk.position())
     }
@@ -201,9 +200,9 @@ impl World {
         self.disk.position()
     }
 
-    /// Notes what is about to be done.
-    pub(super) fn tell(&mut self, what: impl Into<String>) {
-        self.lore.operations += 1;
+    /// Notes the step that follows.
+    pub(super) fn note(&mut self, what: impl Into<String>) {
+        self.ledger.operations += 1;
         self.trace.push((self.disk.position(), what.into()));
     }
 
@@ -213,12 +212,12 @@ impl World {
         self.model.present().nth(index).map(|(id, _)| id)
     }
 
-    /// Leaves everything as it is: requests that are under way have no end.
+    /// Leaks the guests: their requests in flight will never end.
     pub(super) fn abandon(&mut self) {
         std::mem::forget(std::mem::take(&mut self.guests));
     }
 
-    /// How disks of this history are opened.
+    /// The options with which all disks of this history are opened.
     pub(super) const fn open_options(&self) -> OpenOptions {
         self.tuning.open_options()
     }

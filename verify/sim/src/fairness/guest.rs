@@ -1,4 +1,4 @@
-//! A guest that always wants more.
+//! A guest that keeps its queue full.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 use crate::guest::memory;
 
 const MEMORY_BYTES: u64 = 512 << 10;
-/// Header and status of each slot, a cache line apiece.
+/// The header and status of each slot have a cache line.
 const LINES: u64 = 0x1_0000;
 const STATUS: u64 = 16;
 const DATA: u64 = 0x2_0000;
 const REQUEST_BYTES: u64 = 512;
 const BUFFERS: u16 = 3;
 
-/// What its requests lie in.
+/// The size of a volume, which all requests read.
 pub(super) const VOLUME_BYTES: u64 = 64 << 10;
 
-/// A driver that sends each request again as soon as it is completed: reads.
-pub(super) struct Greedy {
+/// A driver that sends each read again as soon as it is completed.
+pub(super) struct SaturatingGuest {
     pub(super) device: Arc<BlkDevice>,
     memory: GuestMemory,
     layout: RingLayout,
@@ -33,7 +33,7 @@ pub(super) struct Greedy {
     pub(super) served: u64,
 }
 
-impl Greedy {
+impl SaturatingGuest {
     pub(super) fn new(store: &dyn BlockDevice, depth: u16) -> Self {
         let memory = memory(MEMORY_BYTES);
         let size = (depth * BUFFERS).next_power_of_two();
@@ -76,7 +76,7 @@ impl Greedy {
         self
     }
 
-    /// What a queue needs to serve this guest.
+    /// The resources for a queue that serves this guest.
     pub(super) fn resources(&self) -> QueueResources {
         QueueResources {
             memory: self.memory.clone(),
@@ -88,7 +88,7 @@ impl Greedy {
         }
     }
 
-    /// Takes what is completed and sends all of it again; how much it was.
+    /// Takes the completed requests and sends all of them again; returns their number.
     pub(super) fn step(&mut self) -> u64 {
         while let Some(used) = self.ring.pop().expect("the device gives back what it was given") {
             assert_eq!(u64::from(used.written_bytes), REQUEST_BYTES + 1, "{:?}", self.device.broken());

@@ -1,4 +1,4 @@
-//! A sidecore on a thread of its own, which takes a turn when it is told to.
+//! A sidecore on a thread of its own, which takes its turns on command.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,10 +13,11 @@ use sidecore_units::Nanos;
 use sidecore_virtio::blk::BlkQueue;
 
 use super::Store;
-use super::guest::Greedy;
+use super::guest::SaturatingGuest;
 use crate::Random;
 
-/// What a request costs a sidecore, and a turn: with a device that takes a millisecond, its turns need not be short.
+/// The cost of a request, and of a turn, in nanoseconds. With a device that takes a millisecond,
+/// turns need not be short.
 const fn costs(store: Store) -> (u64, u64) {
     match store {
         Store::Ram => (250, 300),
@@ -24,46 +25,45 @@ const fn costs(store: Store) -> (u64, u64) {
     }
 }
 
-enum Order {
+enum Command {
     Serve(usize, Arc<dyn BlockDevice>, u16),
     Turn(Nanos),
-    Tell,
+    Report,
 }
 
 enum Answer {
-    /// The queue is there.
     Serving,
-    /// Requests that were completed in the turn.
+    /// Requests completed in the turn.
     Turned(u64),
-    /// What each queue was served, and whose it is.
+    /// Each queue's function, and its number of requests.
     Served(Vec<(usize, u64)>),
 }
 
 pub(super) struct Sidecore {
     pub(super) now: Nanos,
     store: Store,
-    orders: Option<Sender<Order>>,
+    commands: Option<Sender<Command>>,
     answers: Receiver<Answer>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Sidecore {
     pub(super) fn start(store: Store) -> Self {
-        let (orders, inbox) = mpsc::channel();
+        let (commands, inbox) = mpsc::channel();
         let (outbox, answers) = mpsc::channel();
-        let thread = std::thread::spawn(move || obey(&inbox, &outbox));
-        Self { now: Nanos(1), store, orders: Some(orders), answers, thread: Some(thread) }
+        let thread = std::thread::spawn(move || execute(&inbox, &outbox));
+        Self { now: Nanos(1), store, commands: Some(commands), answers, thread: Some(thread) }
     }
 
-    /// Takes on a queue of function number `function`, with a guest.
+    /// Adds a queue of function number `function`, with a guest.
     pub(super) fn serve(&self, function: usize, device: Arc<dyn BlockDevice>, depth: u16) {
-        self.order(Order::Serve(function, device, depth));
+        self.command(Command::Serve(function, device, depth));
         assert!(matches!(self.answers.recv(), Ok(Answer::Serving)), "the sidecore died");
     }
 
-    /// Takes a turn, and so long.
+    /// Takes a turn, and advances the clock by its cost.
     pub(super) fn turn(&mut self, random: &mut Random) {
-        self.order(Order::Turn(self.now));
+        self.command(Command::Turn(self.now));
         let Ok(Answer::Turned(requests)) = self.answers.recv() else { panic!("the sidecore died") };
         let (request, turn) = costs(self.store);
         let cost = requests * request + turn;
@@ -71,25 +71,25 @@ impl Sidecore {
     }
 
     pub(super) fn served(&mut self) -> Vec<(usize, u64)> {
-        self.order(Order::Tell);
+        self.command(Command::Report);
         let Ok(Answer::Served(served)) = self.answers.recv() else { panic!("the sidecore died") };
         served
     }
 
-    fn order(&self, order: Order) {
-        self.orders.as_ref().expect("it runs").send(order).expect("the sidecore died");
+    fn command(&self, command: Command) {
+        self.commands.as_ref().expect("it runs").send(command).expect("the sidecore died");
     }
 }
 
 impl Drop for Sidecore {
     fn drop(&mut self) {
-        drop(self.orders.take());
+        drop(self.commands.take());
         let ended = self.thread.take().map(JoinHandle::join);
         assert!(std::thread::panicking() || ended.is_some_and(|ended| ended.is_ok()));
     }
 }
 
-/// It always polls.
+/// A sleeper for a reactor that always polls.
 struct Sleepless;
 
 impl Sleeper for Sleepless {
@@ -106,14 +106,14 @@ impl Sleeper for Sleepless {
     }
 }
 
-fn obey(orders: &Receiver<Order>, answers: &Sender<Answer>) {
+fn execute(commands: &Receiver<Command>, answers: &Sender<Answer>) {
     let (_post, mail) = mailbox().expect("a mailbox");
     let mut reactor: Reactor<Sleepless> = Reactor::new(CoreContext::default(), Sleepless, mail).expect("a reactor");
-    let mut guests: Vec<(usize, Greedy)> = Vec::new();
-    for order in orders {
-        let answer = match order {
-            Order::Serve(function, device, depth) => {
-                let mut guest = Greedy::new(&*device, depth);
+    let mut guests: Vec<(usize, SaturatingGuest)> = Vec::new();
+    for command in commands {
+        let answer = match command {
+            Command::Serve(function, device, depth) => {
+                let mut guest = SaturatingGuest::new(&*device, depth);
                 let channel = device.open_channel(reactor.context(), usize::from(depth) * 4).expect("a channel");
                 let (resources, fresh) = (guest.resources(), RingState::fresh(RingFormat::Split));
                 let (mode, signal) = (IdleMode::Poll, EventFd::peer_signal);
@@ -123,16 +123,18 @@ fn obey(orders: &Receiver<Order>, answers: &Sender<Answer>) {
                 guests.push((function, guest));
                 Answer::Serving
             }
-            Order::Turn(now) => {
+            Command::Turn(now) => {
                 reactor.turn(&mut || now).expect("it does not sleep");
                 Answer::Turned(guests.iter_mut().map(|(_, guest)| guest.step()).sum())
             }
-            Order::Tell => Answer::Served(guests.iter().map(|(function, guest)| (*function, guest.served)).collect()),
+            Command::Report => {
+                Answer::Served(guests.iter().map(|(function, guest)| (*function, guest.served)).collect())
+            }
         };
         if answers.send(answer).is_err() {
             break;
         }
     }
-    // The requests in flight are nobody's any more.
+    // The requests in flight have no owner left.
     std::mem::forget(reactor);
 }

@@ -1,4 +1,4 @@
-//! A device with so many slots, in front of memory.
+//! A device with a number of slots, in front of memory.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -12,14 +12,15 @@ use sidecore_memory::GuestMemory;
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-/// How long a request is in its slot.
+/// The time that a request occupies its slot.
 const SERVICE: Nanos = Nanos::from_millis(1);
 
-/// Requests of all channels get the first slot that is free, in the order of their submission. Channels that were opened
-/// before [`begin`](Self::begin), and all channels if there are no slots, go to the memory at once.
+/// Requests of all channels take the first free slot, in the order of submission. Channels that
+/// were opened before [`begin`](Self::begin), and all channels if there are no slots, access the
+/// memory at once.
 pub(super) struct SlotStore {
     inner: Arc<dyn BlockDevice>,
-    /// When each slot is free.
+    /// The time at which each slot becomes free.
     slots: Arc<Mutex<BinaryHeap<Reverse<u64>>>>,
     begun: AtomicBool,
 }
@@ -54,7 +55,8 @@ struct SlotChannel {
     inner: Box<dyn BlockChannel>,
     slots: Arc<Mutex<BinaryHeap<Reverse<u64>>>>,
     depth: usize,
-    /// With the time of their end; in that order, because slots are given in the order of submission.
+    /// Each with its end, in the order of their ends, because slots are given in the command of
+    /// submission.
     in_slots: VecDeque<(Nanos, Box<BlockRequest>)>,
 }
 

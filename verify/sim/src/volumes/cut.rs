@@ -1,4 +1,4 @@
-//! Cutting the power: which disks a recording may leave behind.
+//! Power cuts: the disks that a recording may leave.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,51 +8,51 @@ use sidecore_volume::Disk;
 use super::disk::{Event, Recording, SECTOR_BYTES, check_metadata_access, whole_sectors};
 use crate::Random;
 
-/// The superblock's slots at the start of the disk, in bytes: where a cut may come with a flipped bit.
+/// The superblock's slots at the start of the disk, in bytes, in which a cut may flip a bit.
 const SUPERBLOCK_SLOTS_BYTES: u64 = 16 << 10;
 
-/// Walks over a recording, event by event, and makes disks of it.
+/// A walk over a recording, event by event, that makes disks of it.
 pub struct Cutter<'a> {
     log: &'a [Event],
-    /// The disk as it was found, and everything that is safe by now.
+    /// The disk as it was found, with all writes that are safe by now.
     bytes: Vec<u8>,
-    /// How many events have happened.
+    /// The number of events that have happened.
     position: usize,
     /// One more than the newest flush's position: writes before it should be safe.
     flushed: usize,
-    /// The sectors that are not safe, and what was written to each, oldest first.
+    /// The sectors with data that is not safe, and that data, oldest first.
     pending: BTreeMap<usize, Vec<&'a [u8]>>,
-    /// The sectors of the newest write, as a range, if it is not safe.
+    /// The sectors of the newest write, as a range, if that write is not safe.
     last_write: Option<(usize, usize)>,
 }
 
 impl<'a> Cutter<'a> {
-    /// At the start of `recording`: nothing has happened.
+    /// A walk at the start of `recording`.
     #[must_use]
     pub fn new(recording: &'a Recording) -> Self {
         let (log, bytes) = (recording.log.as_slice(), recording.base.clone());
         Self { log, bytes, position: 0, flushed: 0, pending: BTreeMap::new(), last_write: None }
     }
 
-    /// How many events have happened.
+    /// The number of events that have happened.
     #[must_use]
     pub const fn position(&self) -> usize {
         self.position
     }
 
-    /// Events before this position were followed by a flush that returned.
+    /// All events before this position were followed by a flush that returned.
     #[must_use]
     pub const fn flushed(&self) -> usize {
         self.flushed
     }
 
-    /// Whether more than one disk can be left behind by a cut here.
+    /// Whether a cut here can leave more than one disk.
     #[must_use]
     pub fn is_uncertain(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// One event more; false if there is none.
+    /// Takes the next event; false at the end.
     pub fn advance(&mut self) -> bool {
         let Some(event) = self.log.get(self.position) else { return false };
         self.position += 1;
@@ -78,8 +78,8 @@ impl<'a> Cutter<'a> {
         true
     }
 
-    /// Cuts the power here: gives `look` one of the disks that may be left, as `random` has it, if it `may_damage` with a
-    /// flipped bit in a copy of the superblock.
+    /// Cuts the power here: `look` gets one of the disks that may be left, chosen by `random`. If
+    /// it `may_damage`, the cut may flip a bit in a copy of the superblock.
     pub fn cut<T>(&mut self, random: &mut Random, may_damage: bool, look: impl FnOnce(&mut Image<'_>) -> T) -> T {
         let luck = Luck::draw(random, self.pending.len() as u64);
         let mut image = Image { bytes: &mut self.bytes, undo: Vec::new(), is_damaged: false };
@@ -98,18 +98,18 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// How much of what was not safe is there after all.
+/// The part of the unsafe data that a cut keeps.
 #[derive(Clone, Copy, Debug)]
 enum Luck {
     Nothing,
     Everything,
-    /// Each sector with a chance of so many in 256.
+    /// Each sector with a probability of so many in 256.
     Some(u64),
-    /// All but one.
+    /// All sectors but one.
     AllBut(u64),
-    /// One alone.
+    /// One sector alone.
     Only(u64),
-    /// Only the newest write overtook the others.
+    /// Only the newest write, which overtook the others.
     LastWrite,
     /// All but the newest write.
     AllButLastWrite,
@@ -130,7 +130,7 @@ impl Luck {
         }
     }
 
-    /// Which of a sector's `versions` is there, if any.
+    /// The index of a sector's version that is kept, if any.
     fn keeps(self, random: &mut Random, index: u64, in_last_write: bool, versions: usize) -> Option<usize> {
         let keeps = match self {
             Self::Nothing => false,
@@ -142,7 +142,8 @@ impl Luck {
             Self::AllButLastWrite if in_last_write => return versions.checked_sub(2),
             Self::AllButLastWrite => true,
         };
-        // Usually the newest: an older version of a sector that is rewritten in place is the rarer case.
+        // Usually the newest version: an older version of a sector that is rewritten in place is
+        // rarer.
         let kept = if random.once_in(4) { random.below(versions as u64) as usize } else { versions - 1 };
         keeps.then_some(kept)
     }
@@ -151,13 +152,13 @@ impl Luck {
 /// A disk after a power cut.
 pub struct Image<'a> {
     bytes: &'a mut Vec<u8>,
-    /// What was there before, newest last.
+    /// The former data of changed sectors, newest last.
     undo: Vec<(usize, [u8; SECTOR_BYTES])>,
     is_damaged: bool,
 }
 
 impl Image<'_> {
-    /// All of its bytes.
+    /// The content of the disk.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.bytes
@@ -177,7 +178,7 @@ impl Image<'_> {
         place.copy_from_slice(data);
     }
 
-    /// One copy of the superblock goes bad, as flash does when the power goes.
+    /// Damages one copy of the superblock, as flash may when the power is cut.
     fn flip_bit(&mut self, random: &mut Random) {
         let bit = random.below(SUPERBLOCK_SLOTS_BYTES * 8) as usize;
         let sector = bit / 8 / SECTOR_BYTES;

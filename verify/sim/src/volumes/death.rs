@@ -1,4 +1,4 @@
-//! The process dies, and its guests do not: everything that they were answered is there.
+//! Deaths of the process while its guests live: every answered change must survive.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -16,21 +16,20 @@ use super::tuning::Tuning;
 use super::world::{Step, World};
 use crate::Random;
 
-/// A change of mappings that a guest was answered about.
+/// A change of mappings that a guest got an answer for.
 #[derive(Clone, Debug)]
 pub(super) enum Answered {
-    /// Blocks of a volume are these cells.
+    /// Blocks of a volume became these cells.
     Mapped { volume: u64, cells: BTreeMap<u64, CellId> },
-    /// Blocks of a volume are a hole.
+    /// Blocks of a volume became a hole.
     Unmapped { volume: u64, range: BlockRange },
 }
 
-/// Memory for a log.
 pub(crate) fn log_memory(tuning: &Tuning) -> Arc<HeapMemory> {
     Arc::new(HeapMemory::new(LOG_HEADER_BYTES + tuning.log_entries * LOG_ENTRY_BYTES))
 }
 
-/// Where the disk is, in the boot of this name.
+/// The disk's identity in the boot of this name.
 pub(crate) fn place(boot: u64) -> LogPlace {
     let mut name = [0; 16];
     name[..8].copy_from_slice(&boot.to_le_bytes());
@@ -38,15 +37,15 @@ pub(crate) fn place(boot: u64) -> LogPlace {
 }
 
 impl World {
-    /// A chance to die.
+    /// Lets the process die, at a random chance.
     pub(super) fn perhaps_die(&mut self) -> Step {
         if self.random.once_in(self.tuning.chances_per_death) { self.die() } else { Ok(()) }
     }
 
-    /// Looks at what a death of the process now would leave; then everything goes on.
+    /// Checks the state that a death of the process now would leave, on a copy; the run continues.
     fn die(&mut self) -> Step {
-        self.lore.deaths += 1;
-        self.tell("the process could die here");
+        self.ledger.deaths += 1;
+        self.note("the process could die here");
         let words = match self.bug {
             Some(Bug::AnswerBeforeLog) => self.log_before.clone(),
             _ => self.log.to_words(),
@@ -54,7 +53,7 @@ impl World {
         let memory = Arc::new(HeapMemory::of_words(words));
         let mut disk = SimDisk::new(self.disk.bytes());
         if self.random.once_in(2) {
-            // It dies once more, in the middle of the replay.
+            // A second death, in the middle of the replay.
             disk.fail_after(Some(self.random.below(24)));
             let _ = self.revive(&mut disk, &memory);
             disk = SimDisk::new(disk.bytes());
@@ -63,7 +62,7 @@ impl World {
         if let Some(why) = recovery.loss.or_else(|| volumes.read_only().map(str::to_owned)) {
             return Err(format!("after a death: {why}"));
         }
-        self.lore.replays += u64::from(recovery.replayed > 0);
+        self.ledger.replays += u64::from(recovery.replayed > 0);
         find::check(&mut volumes, &mut disk.clone(), false).map_err(|what| format!("after a death: {what}"))?;
         let mut random = Random::new(self.random.below(u64::MAX));
         let found = find::find(&mut volumes, &mut disk.clone(), &mut random)?;
@@ -74,7 +73,7 @@ impl World {
         for generation in [Some(&mark.safe), mark.next.as_ref()].into_iter().flatten() {
             let state = self.answered_since(generation);
             let expected = Generation { taken: usize::MAX, state, newest_id: None, answered: 0 };
-            match compare(&found, &expected, &self.cells, &self.lore.stamps, when, false) {
+            match compare(&found, &expected, &self.cells, &self.ledger.stamps, when, false) {
                 Ok(()) => return Ok(()),
                 Err(what) => wrong.push(what),
             }
@@ -89,7 +88,7 @@ impl World {
         Ok((volumes, recovery))
     }
 
-    /// A generation, with what was answered behind it.
+    /// A generation with the changes that were answered after it.
     fn answered_since(&self, generation: &Generation) -> State {
         let mut state = generation.state.clone();
         for answered in self.answered.iter().skip(generation.answered) {

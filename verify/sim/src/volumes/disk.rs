@@ -1,77 +1,79 @@
-//! A disk that records what is done to it, so that the power can be cut afterwards, anywhere.
+//! A disk that records all writes and flushes, so that the power can be cut at any of them
+//! afterwards.
 //!
-//! # What this disk does that a good one would not
+//! # The faults of this disk
 //!
-//! * **It forgets.** A write is safe only once a flush that was asked for after it has returned. Until then a power cut may
-//!   lose it, though reads show it.
-//! * **It reorders.** Of the writes that are not safe, a power cut keeps any, in any order: a later one may be there and an
-//!   earlier one not, also on the same sector.
-//! * **It tears.** What it keeps of a write is any of its 512-byte sectors, and loses the others. A sector itself is old or
-//!   new, never a mixture.
-//! * **It was somebody else's.** It starts full of another owner's data, and what is freed on it keeps its contents, so
-//!   that showing bytes which were never written there is noticed.
-//! * **It may fail.** On request a write or a flush reports an error; the write is then lost, or kept, like any other that
-//!   is not safe.
-//! * **It may lie**, on request: [`SimDisk::lie_about_flushes`] makes flushes do nothing. No format survives that, and the
-//!   simulation must notice it.
+//! * **It forgets.** A write is safe only once a flush that was requested after it has returned.
+//!   Until then a power cut may lose the write, though reads show it.
+//! * **It reorders.** Of the writes that are not safe, a power cut keeps any, in any order: a later
+//!   write may survive and an earlier one not, also on the same sector.
+//! * **It tears writes.** A power cut keeps any of a write's 512-byte sectors and loses the others.
+//!   A sector itself is old or new, never a mixture.
+//! * **It had another owner.** It starts full of that owner's data, and freed blocks keep their
+//!   contents, so that reads of bytes that were never written are noticed.
+//! * **It may fail.** On request a write or a flush reports an error; the write is then lost, or
+//!   kept, like any other that is not safe.
+//! * **It may lie**, on request: [`SimDisk::lie_about_flushes`] makes flushes do nothing. No format
+//!   survives that, and the simulation must notice it.
 //!
-//! It does not flip bits in what is safe, nor write to the wrong place: the format's checksums have tests of their own,
-//! except that a cut may come with one damaged copy of the superblock (see [`super::cut`]).
+//! The disk does not flip bits in safe data, nor write to the wrong place: the format's checksums
+//! have tests of their own. The exception is a cut that damages one copy of the superblock (see
+//! [`super::cut`]).
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_volume::Disk;
 
-/// The unit that is written entirely or not at all, in bytes.
+/// The unit that is written atomically, in bytes.
 pub const SECTOR_BYTES: usize = 512;
 
-/// One thing that was done to the disk.
+/// A write or flush of the disk.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A write of whole sectors.
     Write {
         /// The first sector.
         sector: usize,
-        /// What was written.
+        /// Whole sectors.
         data: Box<[u8]>,
     },
     /// A flush that returned.
     Flush {
-        /// Whether everything written before is safe from now on, as it should be.
+        /// Whether the flush made all earlier writes safe, as it should.
         honest: bool,
     },
 }
 
-/// What a run left behind: the disk as it was found, and everything that was done to it since.
+/// The disk as a run found it, and all its writes and flushes since.
 #[derive(Clone, Debug)]
 pub struct Recording {
-    /// The bytes at the start, all of them safe.
+    /// The content at the start, all of it safe.
     pub base: Vec<u8>,
-    /// In the order in which it was done. The first event is a flush of nothing.
+    /// In order. The first event is a flush of nothing.
     pub log: Vec<Event>,
 }
 
 struct Inner {
-    /// What a read shows.
+    /// The content that reads show.
     bytes: Vec<u8>,
     recording: Recording,
     flushes_lie: bool,
-    /// How many more writes and flushes succeed before one fails.
+    /// The number of writes and flushes that succeed before one fails.
     succeeds: Option<u64>,
-    /// How many more writes there is space for.
+    /// The number of writes that there is space for.
     space: Option<u64>,
 }
 
-/// A handle on the disk; all clones are the same disk.
+/// A handle on the disk; all clones share the disk.
 #[derive(Clone)]
 pub struct SimDisk(Arc<Mutex<Inner>>);
 
 impl SimDisk {
-    /// A disk that holds `bytes`.
+    /// A disk with this content.
     ///
     /// # Panics
-    /// They are not whole sectors.
+    /// The length is not a multiple of the sector size.
     #[must_use]
     pub fn new(bytes: Vec<u8>) -> Self {
         assert!(bytes.len().is_multiple_of(SECTOR_BYTES), "a disk is whole sectors");
@@ -83,43 +85,44 @@ impl SimDisk {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on flushes return without doing anything.
+    /// Makes all later flushes return without effect.
     pub fn lie_about_flushes(&self) {
         self.lock().flushes_lie = true;
     }
 
-    /// The write or flush after the next `count` ones fails, and that one only; `None` calls it off.
+    /// Makes the write or flush after the next `count` fail, and only that one; `None` cancels
+    /// that.
     pub fn fail_after(&self, count: Option<u64>) {
         self.lock().succeeds = count;
     }
 
-    /// After the next `count` writes there is no space for any; `None` makes some.
+    /// Makes the disk full after the next `count` writes; `None` makes space again.
     pub fn full_after(&self, count: Option<u64>) {
         self.lock().space = count;
     }
 
-    /// How many events were recorded: the position of the next one.
+    /// The number of recorded events: the position of the next one.
     #[must_use]
     pub fn position(&self) -> usize {
         self.lock().recording.log.len()
     }
 
-    /// What was recorded, and the disk as reads show it now.
+    /// The disk at the start and all events since.
     #[must_use]
     pub fn recording(&self) -> Recording {
         self.lock().recording.clone()
     }
 
-    /// The bytes as reads show them now: what is found after a crash of the daemon alone.
+    /// The content that reads show now, and that a crash of the daemon alone leaves.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         self.lock().bytes.clone()
     }
 
-    /// Fills `buffer` from a byte offset on, in whole sectors.
+    /// Fills `buffer` from a byte offset, in whole sectors.
     ///
     /// # Errors
-    /// It lies outside.
+    /// The range lies outside, or is not whole sectors.
     pub fn read_sectors(&self, offset_bytes: u64, buffer: &mut [u8]) -> io::Result<()> {
         let inner = self.lock();
         let range = whole_sectors(offset_bytes, buffer.len(), inner.bytes.len())?;
@@ -130,14 +133,14 @@ impl SimDisk {
     /// Writes whole sectors at a byte offset.
     ///
     /// # Errors
-    /// It lies outside, or the disk was told to fail.
+    /// The range lies outside or is not whole sectors, or the disk was told to fail or be full.
     pub fn write_sectors(&self, offset_bytes: u64, data: &[u8]) -> io::Result<()> {
         let mut inner = self.lock();
         let range = whole_sectors(offset_bytes, data.len(), inner.bytes.len())?;
         let sector = range.start / SECTOR_BYTES;
         inner.bytes[range].copy_from_slice(data);
         inner.recording.log.push(Event::Write { sector, data: data.into() });
-        // It failed, and some of it may be there all the same.
+        // A failed write may have written some of its data.
         match &mut inner.space {
             Some(0) => Err(io::ErrorKind::StorageFull.into()),
             Some(left) => {
@@ -148,7 +151,7 @@ impl SimDisk {
         }
     }
 
-    /// Makes what was written safe.
+    /// Makes all writes safe.
     ///
     /// # Errors
     /// The disk was told to fail.
@@ -188,7 +191,7 @@ pub(super) fn whole_sectors(offset_bytes: u64, len: usize, size: usize) -> io::R
     }
 }
 
-/// What the trait promises of metadata accesses, checked: multiples of 4 KiB at multiples of 4 KiB.
+/// Checks the trait's promise about metadata accesses: multiples of 4 KiB at multiples of 4 KiB.
 pub(super) fn check_metadata_access(offset_bytes: u64, len: usize) {
     assert!(
         offset_bytes.is_multiple_of(4096) && len.is_multiple_of(4096) && len > 0,

@@ -1,4 +1,4 @@
-//! Reading back all that volumes hold.
+//! Reads back all content of volumes.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +10,16 @@ use super::disk::SECTOR_BYTES;
 use super::model::{Found, FoundBlock, FoundVolume, stamp_of};
 use crate::Random;
 
-/// The report of a full check.
+/// Checks the store completely and returns the report.
 ///
 /// # Errors
-/// It finds a problem: any at all, or any but damaged copies of the superblock.
+/// A problem, except damaged copies of the superblock if those are expected.
 pub(crate) fn check(volumes: &mut Volumes, disk: &mut dyn Disk, damaged_superblocks: bool) -> Result<Report, String> {
     let report = volumes.check(disk);
     check_report(&report, damaged_superblocks).map(|()| report)
 }
 
-/// Whether the report of a full check is a good one.
+/// Fails if the report of a full check has problems.
 ///
 /// # Errors
 /// As [`check`].
@@ -32,10 +32,10 @@ pub(crate) fn check_report(report: &Report, damaged_superblocks: bool) -> Result
     }
 }
 
-/// All volumes and their extents. They are asked for in steps of a random length.
+/// All volumes and their extents, queried in steps of a random length.
 ///
 /// # Errors
-/// A volume cannot be read, or an answer cannot be right.
+/// A volume cannot be read, or an answer is malformed.
 pub(crate) fn find(
     volumes: &mut Volumes,
     disk: &mut dyn Disk,
@@ -55,10 +55,10 @@ pub(crate) fn find(
     Ok(found)
 }
 
-/// What is mapped in `range` of a volume, asked for `at_once` extents at a time.
+/// The extents in `range` of a volume, queried `at_once` extents at a time.
 ///
 /// # Errors
-/// It cannot be read, or the answer cannot be right.
+/// The volume cannot be read, or an answer is malformed.
 pub(crate) fn extents(
     volumes: &mut Volumes,
     disk: &mut dyn Disk,
@@ -88,7 +88,7 @@ pub(crate) fn extents(
     Ok(found)
 }
 
-/// Reads what lies at the extents.
+/// Reads the blocks of the extents.
 pub(crate) fn read(found: Vec<(VolumeInfo, Vec<Extent>)>, bytes: &[u8], block_bytes: u32) -> Found {
     let mut volumes = Found::new();
     for (info, extents) in found {
@@ -107,10 +107,11 @@ pub(crate) fn read(found: Vec<(VolumeInfo, Vec<Extent>)>, bytes: &[u8], block_by
     volumes
 }
 
-/// Every block is counted once, and nothing is under way in a store that was just opened.
+/// Checks that every block is counted once, and that a store that was just opened has no pending
+/// changes.
 ///
 /// # Errors
-/// It is not so.
+/// A count differs.
 pub(crate) fn check_space(volumes: &Volumes, report: &Report, cells: u64) -> Result<(), String> {
     let space = volumes.space();
     let sum = space.free + space.data + space.metadata + space.reserved + space.granted + space.pending;

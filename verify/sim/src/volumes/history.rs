@@ -1,4 +1,4 @@
-//! From a seed to many power cuts.
+//! From a seed to a history with many power cuts.
 
 use std::rc::Rc;
 
@@ -10,19 +10,19 @@ use super::disk::SimDisk;
 use super::find;
 use super::model::{Found, Generation, Mark, When, compare, fill};
 use super::tuning::Tuning;
-use super::world::{Lore, World};
+use super::world::{Ledger, World};
 use crate::Random;
 use crate::many::Total;
 use crate::violation::{Violation, no_panic};
 
-/// How long a history is.
+/// The length of a history.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Runs, each on what a power cut has left of the one before.
+    /// Runs. Each one starts from a disk that a power cut of the run before has left.
     pub runs: u64,
-    /// Steps in each.
+    /// Steps in each run.
     pub steps: u64,
-    /// A duty to neglect.
+    /// The duty to neglect.
     pub bug: Option<Bug>,
 }
 
@@ -32,26 +32,26 @@ impl Default for Options {
     }
 }
 
-/// What a history came to.
+/// The sum of a history's events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Positions of the recordings at which the power was cut.
     pub cut_points: u64,
-    /// Disks that were made for them, opened and compared.
+    /// Disks made for the cuts, opened and compared.
     pub disks: u64,
-    /// Of the cuts after a commit had begun, those that left the generation before it.
+    /// Cuts during a commit that left the generation before it.
     pub fell_back: u64,
-    /// And those that left the new one though the commit had not returned.
+    /// Cuts during a commit that left the new generation.
     pub went_ahead: u64,
-    /// The most extents that a volume had.
+    /// The largest number of extents in a volume.
     pub most_extents: u64,
-    /// Things done to the volumes.
+    /// Steps on the volumes.
     pub operations: u64,
-    /// Of which so many were refused, because the disk or a quota was full.
+    /// Steps refused because the disk was full or a quota reached.
     pub refusals: u64,
     /// Deaths of the process.
     pub deaths: u64,
-    /// Of which so many came when there was something to replay.
+    /// Deaths that left changes to replay.
     pub replays: u64,
 }
 
@@ -69,15 +69,15 @@ impl Total for Outcome {
     }
 }
 
-/// Runs the history of `seed`, and cuts the power at every write and flush in it.
+/// Runs the history of `seed`, with a power cut after every write and flush.
 ///
 /// # Errors
-/// Something that must not be.
+/// A check that failed.
 pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Violation>> {
     let mut random = Random::new(seed);
     let tuning = Tuning::draw(&mut random);
-    let mut history = History { seed, run: 0, tuning, random, lore: Lore::default(), outcome: Outcome::default() };
-    let former = history.lore.stamps.give(None);
+    let mut history = History { seed, run: 0, tuning, random, ledger: Ledger::default(), outcome: Outcome::default() };
+    let former = history.ledger.stamps.give(None);
     let bytes: Vec<u8> = fill(former).iter().copied().cycle().take(tuning.disk_bytes).collect();
     let mut left = Left { bytes: history.format(bytes)?, ..Left::default() };
     for run in 0..options.runs {
@@ -87,14 +87,14 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Violation>> {
         }
         left = history.run(left, options, run + 1 == options.runs)?;
     }
-    history.outcome.operations = history.lore.operations;
-    history.outcome.refusals = history.lore.refusals;
-    history.outcome.deaths = history.lore.deaths;
-    history.outcome.replays = history.lore.replays;
+    history.outcome.operations = history.ledger.operations;
+    history.outcome.refusals = history.ledger.refusals;
+    history.outcome.deaths = history.ledger.deaths;
+    history.outcome.replays = history.ledger.replays;
     Ok(history.outcome)
 }
 
-/// What a power cut leaves.
+/// The disk that a power cut leaves.
 #[derive(Default)]
 struct Left {
     bytes: Vec<u8>,
@@ -107,7 +107,7 @@ struct History {
     run: u64,
     tuning: Tuning,
     random: Random,
-    lore: Lore,
+    ledger: Ledger,
     outcome: Outcome,
 }
 
@@ -116,7 +116,7 @@ impl History {
         Violation::new((self.seed, self.run), format!("{when} ({:?})", self.tuning), what, trace, position)
     }
 
-    /// Makes an empty store of whatever `bytes` are, with the power cut everywhere.
+    /// Formats a disk with this content, with a power cut after every write and flush.
     fn format(&mut self, bytes: Vec<u8>) -> Result<Vec<u8>, Box<Violation>> {
         let disk = SimDisk::new(bytes);
         let mut uuid = [0; 16];
@@ -135,7 +135,7 @@ impl History {
             let done = position == recording.log.len();
             let uuid_found = cutter.cut(&mut self.random, true, |image| {
                 no_panic(|| match Volumes::open(image) {
-                    // What half a format leaves need not be a store, and may be the former one, damaged.
+                    // An incomplete format need not be a store, and may be the former one, damaged.
                     Ok(volumes) if volumes.uuid() == uuid && volumes.list().next().is_some() => {
                         Err("volumes in a store that was just formatted".to_owned())
                     }
@@ -153,25 +153,25 @@ impl History {
         Ok(disk.bytes())
     }
 
-    /// Goes on from what was left, and gives what one of the power cuts leaves.
+    /// Starts from `left`, takes the steps, and returns the disk that one of the power cuts leaves.
     fn run(&mut self, left: Left, options: &Options, is_last: bool) -> Result<Left, Box<Violation>> {
         let Left { bytes, found, newest_id } = left;
         let disk = SimDisk::new(bytes);
         let random = Random::new(self.random.below(u64::MAX));
-        let (tuning, lore) = (self.tuning, self.lore.clone());
-        let world = no_panic(|| World::new(random, tuning, options.bug, lore, disk.clone(), &found, newest_id));
+        let (tuning, ledger) = (self.tuning, self.ledger.clone());
+        let world = no_panic(|| World::new(random, tuning, options.bug, ledger, disk.clone(), &found, newest_id));
         let mut world = world.map_err(|what| self.violation("at the start".to_owned(), what, &[], 0))?;
         let result = no_panic(|| {
             world.run(options.steps)?;
             if is_last { world.delete_everything() } else { Ok(()) }
         });
-        self.lore = world.lore.clone();
+        self.ledger = world.ledger.clone();
         let end = disk.position();
         result.map_err(|what| self.violation(format!("in use, at {end}"), what, &world.trace, usize::MAX))?;
         self.cut_everywhere(&world)
     }
 
-    /// Cuts the power at every position of what was recorded, and gives what one of the cuts leaves.
+    /// Cuts the power at every position of the recording, and returns the disk that one cut leaves.
     fn cut_everywhere(&mut self, world: &World) -> Result<Left, Box<Violation>> {
         let recording = world.disk.recording();
         let half = recording.log.len() as u64 / 2;
@@ -193,7 +193,8 @@ impl History {
                 self.outcome.disks += 1;
                 let keep = survivor.is_none() && position >= wanted && cutter.is_uncertain();
                 let is_end = position == recording.log.len();
-                // What a torn commit has left may be the only copy, until there is another commit.
+                // A torn commit may have left only one good copy of the metadata, until the next
+                // commit.
                 let may_damage = !is_end && (self.run == 0 || !Rc::ptr_eq(&mark.safe, &world.marks[0].safe));
                 let flushed = cutter.flushed();
                 let mut random = Random::new(self.random.below(u64::MAX));
@@ -225,7 +226,8 @@ impl History {
     }
 }
 
-/// Opens, checks and reads a disk, and compares it with what may be there: what was found, and which generation that is.
+/// Opens, checks and reads a disk, and compares its content with the generations that the cut may
+/// leave. Returns the content and its generation.
 fn inspect<'a>(
     image: &mut Image<'_>,
     tuning: Tuning,
@@ -247,12 +249,12 @@ fn inspect<'a>(
     let mut wrong = Vec::new();
     for (index, generation) in generations.into_iter().enumerate() {
         let Some(generation) = generation else { continue };
-        // It cannot have been put into effect before what it refers to was flushed.
+        // A commit takes effect only after a flush of everything that it refers to.
         if index > 0 && flushed < generation.taken {
             continue;
         }
         let when = When { taken: generation.taken, flushed, cut };
-        match compare(&found, generation, &world.cells, &world.lore.stamps, when, true) {
+        match compare(&found, generation, &world.cells, &world.ledger.stamps, when, true) {
             Ok(()) => {
                 find::check_space(&volumes, &report, generation.state.references().len() as u64)?;
                 return Ok((found, generation));

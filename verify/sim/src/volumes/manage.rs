@@ -1,4 +1,4 @@
-//! What the operator does to volumes.
+//! The operator's actions on volumes.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -10,11 +10,11 @@ use sidecore_volume::{MAX_VOLUME_BYTES, NewVolume, VolumeError, VolumeId};
 use super::model::ModelVolume;
 use super::world::{Step, World};
 
-/// How often an operation that must succeed on a full store may ask for a commit first.
+/// Commits after which an operation that must succeed on a full store may still fail.
 const PATIENCE: u32 = 3;
 
 impl World {
-    /// Some operation, and usually a commit, because the operator is told that it is done.
+    /// A random operation, and usually a commit, because the operator is then told of its end.
     pub(super) fn manage(&mut self) -> Step {
         let count = self.state.0.len();
         match self.random.below(16) {
@@ -37,9 +37,9 @@ impl World {
     }
 
     fn fresh_name(&mut self) -> String {
-        self.lore.names += 1;
+        self.ledger.names += 1;
         let longest = sidecore_volume::MAX_NAME_BYTES;
-        let name = format!("v{}", self.lore.names);
+        let name = format!("v{}", self.ledger.names);
         if self.random.once_in(8) { format!("{name:_<longest$}") } else { name }
     }
 
@@ -55,7 +55,7 @@ impl World {
         if self.random.once_in(4) { Some(1 + self.random.below(self.tuning.largest_volume)) } else { None }
     }
 
-    /// The new volume's id must be new.
+    /// Checks that the id of a new volume was never used.
     fn check_id(&mut self, id: VolumeId) -> Step {
         let newest = self.newest_id.replace(id.0);
         if newest.is_some_and(|newest| newest >= id.0) { Err(format!("volume id {id} once more")) } else { Ok(()) }
@@ -63,15 +63,15 @@ impl World {
 
     fn create(&mut self) -> Step {
         let (name, blocks, quota_blocks) = (self.fresh_name(), self.some_size(), self.some_quota());
-        self.tell(format!("create {name}: {blocks} blocks, quota {quota_blocks:?}"));
-        let now = self.lore.now_unix_s;
+        self.note(format!("create {name}: {blocks} blocks, quota {quota_blocks:?}"));
+        let now = self.ledger.now_unix_s;
         let new = NewVolume { name: name.clone(), blocks, quota_blocks };
         let id = match self.volumes.create(&new, now) {
             Ok(id) => id,
             Err(VolumeError::NoSpace { .. }) => return self.refused(),
             Err(error) => return Err(format!("create {new:?}: {error}")),
         };
-        self.tell(format!("... is volume {id}"));
+        self.note(format!("... is volume {id}"));
         let volume = ModelVolume {
             name,
             blocks,
@@ -88,8 +88,8 @@ impl World {
     /// A snapshot or a clone.
     fn derive(&mut self, read_only: bool) -> Step {
         let Some(origin) = self.any_volume() else { return Ok(()) };
-        let (name, now) = (self.fresh_name(), self.lore.now_unix_s);
-        self.tell(format!("{} of volume {origin}: {name}", if read_only { "snapshot" } else { "clone" }));
+        let (name, now) = (self.fresh_name(), self.ledger.now_unix_s);
+        self.note(format!("{} of volume {origin}: {name}", if read_only { "snapshot" } else { "clone" }));
         let disk = &mut self.disk.clone();
         let made = if read_only {
             self.volumes.snapshot(disk, VolumeId(origin), &name, now)
@@ -99,14 +99,14 @@ impl World {
         let id = match made {
             Ok(id) => id,
             Err(VolumeError::NoSpace { .. }) => return self.refused(),
-            // A snapshot of a snapshot may be refused.
+            // The format may refuse a snapshot of a snapshot.
             Err(VolumeError::VolumeReadOnly(_)) if read_only => return Ok(()),
             Err(error) => return Err(format!("a copy of volume {origin}: {error}")),
         };
-        self.tell(format!("... is volume {id}"));
+        self.note(format!("... is volume {id}"));
         let info = self.volumes.get(id).cloned().ok_or_else(|| format!("there is no volume {id}"))?;
         let Some(model) = self.state.0.get(&origin) else { return Err(format!("volume {origin} is gone")) };
-        // Whether a quota is inherited is the format's business.
+        // The format decides whether a quota is inherited.
         let volume = ModelVolume {
             name,
             read_only,
@@ -122,8 +122,8 @@ impl World {
     fn resize(&mut self) -> Step {
         let Some(id) = self.any_volume() else { return Ok(()) };
         let blocks = self.some_size();
-        self.tell(format!("resize volume {id} to {blocks} blocks"));
-        self.ground(id, BlockRange::between(Vlba(blocks), Vlba(u64::MAX)));
+        self.note(format!("resize volume {id} to {blocks} blocks"));
+        self.cancel_range(id, BlockRange::between(Vlba(blocks), Vlba(u64::MAX)));
         let read_only = self.state.0.get(&id).is_some_and(|volume| volume.read_only);
         if read_only {
             return match self.volumes.resize(&mut self.disk.clone(), VolumeId(id), blocks) {
@@ -133,7 +133,7 @@ impl World {
         }
         let done = self.until_there_is_space(|world| match world.state.0.contains_key(&id) {
             true => world.volumes.resize(&mut world.disk.clone(), VolumeId(id), blocks),
-            // It was deleted while this waited for a commit.
+            // The volume was deleted during a commit that this operation waited for.
             false => Ok(()),
         })?;
         if let (true, Some(volume)) = (done, self.state.0.get_mut(&id)) {
@@ -146,7 +146,7 @@ impl World {
     fn rename(&mut self) -> Step {
         let Some(id) = self.any_volume() else { return Ok(()) };
         let name = self.fresh_name();
-        self.tell(format!("rename volume {id} to {name}"));
+        self.note(format!("rename volume {id} to {name}"));
         match self.volumes.rename(VolumeId(id), &name) {
             Ok(()) => {}
             Err(VolumeError::NoSpace { .. }) => return self.refused(),
@@ -161,7 +161,7 @@ impl World {
     fn set_quota(&mut self) -> Step {
         let Some(id) = self.any_volume() else { return Ok(()) };
         let quota_blocks = self.some_quota();
-        self.tell(format!("quota of volume {id}: {quota_blocks:?}"));
+        self.note(format!("quota of volume {id}: {quota_blocks:?}"));
         match self.volumes.set_quota(VolumeId(id), quota_blocks) {
             Ok(()) => {}
             Err(VolumeError::NoSpace { .. }) => return self.refused(),
@@ -179,13 +179,13 @@ impl World {
     }
 
     fn delete_volume(&mut self, id: u64) -> Step {
-        self.tell(format!("delete volume {id}"));
+        self.note(format!("delete volume {id}"));
         if !self.random.once_in(4) {
-            self.ground(id, BlockRange::new(Vlba(0), u64::MAX));
+            self.cancel_range(id, BlockRange::new(Vlba(0), u64::MAX));
         }
         let deleted = self.until_there_is_space(|world| match world.state.0.contains_key(&id) {
             true => world.volumes.delete(&mut world.disk.clone(), VolumeId(id)),
-            // It was deleted while this waited for a commit.
+            // The volume was deleted during a commit that this operation waited for.
             false => Ok(()),
         });
         if deleted? {
@@ -194,27 +194,27 @@ impl World {
         Ok(())
     }
 
-    /// No write to these blocks goes on.
-    fn ground(&mut self, volume: u64, range: BlockRange) {
+    /// Cancels the writes to fresh blocks in this range.
+    fn cancel_range(&mut self, volume: u64, range: BlockRange) {
         let concerned =
-            |flight: &super::guest::Flight| flight.volume == volume && flight.range.intersect(range).is_some();
-        let (cancelled, others) = std::mem::take(&mut self.flights).into_iter().partition(concerned);
-        self.flights = others;
+            |fresh: &super::guest::FreshWrite| fresh.volume == volume && fresh.range.intersect(range).is_some();
+        let (cancelled, others) = std::mem::take(&mut self.fresh_writes).into_iter().partition(concerned);
+        self.fresh_writes = others;
         let cancelled: Vec<_> = cancelled;
-        for flight in cancelled {
-            self.cancel(flight);
+        for fresh in cancelled {
+            self.cancel(fresh);
         }
     }
 
-    /// No write goes on.
-    fn ground_all(&mut self) {
-        for flight in std::mem::take(&mut self.flights) {
-            self.cancel(flight);
+    /// Cancels all writes to fresh blocks.
+    fn cancel_all(&mut self) {
+        for fresh in std::mem::take(&mut self.fresh_writes) {
+            self.cancel(fresh);
         }
     }
 
-    /// Does what must be possible on a full store, if necessary after commits. False if a commit is under way, so that
-    /// it has to wait.
+    /// Does an operation that must be possible on a full store, after commits if necessary. False
+    /// if a commit is in progress, so that the operation has to wait.
     pub(super) fn until_there_is_space(
         &mut self,
         mut operation: impl FnMut(&mut Self) -> Result<(), VolumeError>,
@@ -223,21 +223,21 @@ impl World {
             match operation(self) {
                 Ok(()) => return Ok(true),
                 Err(VolumeError::NoSpace { .. }) if self.is_committing() => {
-                    self.lore.refusals += 1;
+                    self.ledger.refusals += 1;
                     return Ok(false);
                 }
                 Err(VolumeError::NoSpace { .. }) if round > 0 && self.volumes.log_room() == Some(0) => {
-                    // The writes on their way have reserved all of the log.
-                    self.lore.refusals += 1;
+                    // The writes in flight have reserved the whole log.
+                    self.ledger.refusals += 1;
                     return Ok(false);
                 }
                 Err(VolumeError::NoSpace { .. }) => {
-                    self.tell("... has to wait for a commit");
+                    self.note("... has to wait for a commit");
                     self.commit()?;
                     if self.volumes.read_only().is_some() {
                         return Ok(false);
                     }
-                    self.end_all_grace();
+                    self.reuse_all();
                 }
                 Err(error) => return Err(error.to_string()),
             }
@@ -245,19 +245,19 @@ impl World {
         Err(format!("no space for what needs none: {:?}", self.volumes.space()))
     }
 
-    /// The end of a history: everything is deleted, and nothing must be left.
+    /// Ends a history: deletes all volumes, after which no block may be in use.
     pub(super) fn delete_everything(&mut self) -> Step {
         if self.volumes.read_only().is_some() {
             return Ok(());
         }
-        // Nobody makes new ones meanwhile.
+        // From here on no step runs in the middle of a commit, so no new volume appears.
         self.tuning.writes_per_meanwhile = u64::MAX;
         while let Some(id) = self.any_volume() {
             self.delete_volume(id)?;
         }
-        self.ground_all();
+        self.cancel_all();
         self.commit()?;
-        self.end_all_grace();
+        self.reuse_all();
         let space = self.volumes.space();
         let used = space.data + space.granted + space.pending;
         if self.volumes.read_only().is_some() || used == 0 {

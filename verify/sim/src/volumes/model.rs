@@ -1,23 +1,27 @@
-//! What the volumes should hold: now, and after a power cut at any point of the past.
+//! The content that the volumes should have: now, and after a power cut at any point of the past.
 //!
 //! # Cells
 //!
-//! A *cell* is a block of storage as the volumes see it: it is made when a write fills a fresh block, volumes that share a
-//! block refer to the same cell, and overwriting in place changes the cell. Nothing here knows where a cell lies on the
-//! disk; that every cell has a place of its own is checked.
+//! A *cell* is a block of storage as the volumes see it: a write to a fresh block makes a cell,
+//! volumes that share a block refer to the same cell, and a write in place changes the cell. The
+//! model does not know where a cell lies on the disk; it checks that every cell has a place of its
+//! own.
 //!
 //! # Generations
 //!
-//! A commit takes a *generation*: which volumes there are, and which cell is at which block. A power cut leaves the newest
-//! generation whose commit has returned, or the one whose commit was under way, exactly one of the two, in full.
+//! A commit takes a *generation*: the volumes that exist, and the cell at each of their blocks. A
+//! power cut leaves the newest generation whose commit has returned, or the one whose commit was in
+//! progress, exactly one of the two, completely.
+//! under way, exactly one of the two, in full.
 //!
-//! # What a block may hold after a cut
+//! # The content of a block after a cut
 //!
-//! In a generation that was taken at position `g` of the recording, after a cut at `k`, of which everything before `f` was
-//! flushed: a sector holds what its cell held at `g`, overwritten by what *the same block of the same volume* has written to
-//! the cell in place since then: certainly by what it wrote before `f`, and perhaps by any one of its writes since `f`.
-//! What another block wrote into the cell after `g` must not show: to it the cell may have been its own by then, but not
-//! in the generation that came back.
+//! In a generation that was taken at position `g` of the recording, after a cut at `k`, with
+//! everything before `f` flushed: a sector holds the data that its cell held at `g`, overwritten by
+//! the writes in place of *the same block of the same volume* since then: certainly by those before
+//! `f`, and perhaps by any one since `f`. Data that another block wrote into the cell after `g`
+//! must not show: that block may have owned the cell by then, but not in the generation that came
+//! back.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -26,16 +30,16 @@ use sidecore_volume::VolumeInfo;
 
 use super::disk::SECTOR_BYTES;
 
-/// The content of a sector: which write it comes from. Zero is zeroes.
+/// The content of a sector, as the number of the write that it comes from. Zero means zeroes.
 pub type Stamp = u64;
 
-/// In every stamp's upper half, so that it is not taken for anything else.
+/// The upper half of every stamp, which distinguishes stamps from other data.
 const STAMP_MARK: u64 = 0x51de_c04e_0000_0000;
 
-/// Whose stamps are on the disk before anything is written.
+/// The owner of the stamps that are on the disk before the first write.
 const FORMER_OWNER: &str = "the disk's former owner";
 
-/// Who gave which sector its content, to tell a tale when something is wrong.
+/// The place that each stamp was written to, for the messages.
 #[derive(Clone, Debug, Default)]
 pub struct Stamps {
     /// The volume and its sector, by the stamp's lower half.
@@ -49,20 +53,20 @@ impl Stamps {
         STAMP_MARK | (self.given.len() as u64)
     }
 
-    /// What a stamp is, in words.
+    /// The stamp in words.
     #[must_use]
     pub fn describe(&self, stamp: Stamp) -> String {
         let index = (stamp ^ STAMP_MARK).wrapping_sub(1);
         match self.given.get(usize::try_from(index).unwrap_or(usize::MAX)) {
             _ if stamp == 0 => "zeroes".to_owned(),
-            None => format!("{stamp:#x}, which nobody wrote as data"),
+            None => format!("{stamp:#x}, which was never written as data"),
             Some(None) => FORMER_OWNER.to_owned(),
             Some(Some((volume, sector))) => format!("write {index} (to sector {sector} of volume {volume})"),
         }
     }
 }
 
-/// A sector full of a stamp.
+/// A sector full of `stamp`.
 #[must_use]
 pub fn fill(stamp: Stamp) -> [u8; SECTOR_BYTES] {
     let mut data = [0; SECTOR_BYTES];
@@ -75,7 +79,7 @@ pub fn fill(stamp: Stamp) -> [u8; SECTOR_BYTES] {
 /// The stamp that a sector is full of.
 ///
 /// # Errors
-/// It is not full of one: a torn or foreign sector. The first word is given.
+/// The first word of a sector that is not full of one stamp: a torn or foreign sector.
 pub fn stamp_of(sector: &[u8]) -> Result<Stamp, u64> {
     let mut word = [0; 8];
     word.copy_from_slice(&sector[..8]);
@@ -88,7 +92,7 @@ pub fn stamp_of(sector: &[u8]) -> Result<Stamp, u64> {
 pub struct Place {
     /// The volume's id.
     pub volume: u64,
-    /// The block's number in it.
+    /// The block's number in the volume.
     pub block: u64,
 }
 
@@ -101,34 +105,34 @@ struct CellWrite {
     stamp: Stamp,
 }
 
-/// Names a cell.
+/// The index of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CellId(usize);
 
-/// All cells of a run, with all that was ever written to them: for each cell and each sector of it, in order.
+/// All cells of a run with all their writes: by cell and sector, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Cells(Vec<Vec<Vec<CellWrite>>>);
 
 impl Cells {
-    /// A cell of so many sectors, to which nothing was written.
+    /// Makes a cell of so many sectors, without writes.
     pub fn make(&mut self, sectors: usize) -> CellId {
         self.0.push(vec![Vec::new(); sectors]);
         CellId(self.0.len() - 1)
     }
 
-    /// `writer` writes to a sector of a cell.
+    /// Notes a write of `writer` to a sector of a cell.
     pub fn write(&mut self, cell: CellId, sector: usize, position: usize, writer: Place, stamp: Stamp) {
         self.0[cell.0][sector].push(CellWrite { position, writer, stamp });
     }
 
-    /// What a sector of a cell holds now.
+    /// The current content of a sector of a cell.
     #[must_use]
     pub fn now(&self, cell: CellId, sector: usize) -> Option<Stamp> {
         self.0[cell.0][sector].last().map(|write| write.stamp)
     }
 
-    /// Whether a sector of a cell may hold `found`, read at `place` of a generation taken at `taken`, when everything
-    /// before `flushed` was flushed and the power was cut at `cut`. See the [module](self).
+    /// Whether a sector of a cell, read at `place`, may hold `found` after a cut. See the
+    /// [module](self).
     fn allows(&self, cell: CellId, sector: usize, place: Place, when: When, found: Stamp) -> bool {
         let writes = &self.0[cell.0][sector];
         let before = writes.iter().rev().find(|write| write.position < when.taken).map(|write| write.stamp);
@@ -162,33 +166,33 @@ impl Cells {
     }
 }
 
-/// Which writes count.
+/// The positions that decide which writes count.
 #[derive(Clone, Copy, Debug)]
 pub struct When {
     /// The position at which the generation was taken.
     pub taken: usize,
-    /// Everything before this position was flushed.
+    /// All events before this position were flushed.
     pub flushed: usize,
-    /// Nothing from this position on has happened.
+    /// The position of the power cut.
     pub cut: usize,
 }
 
-/// A volume, as it should be.
+/// The expected state of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelVolume {
-    /// Its name.
+    /// The name, which is unique.
     pub name: String,
-    /// Its size in blocks.
+    /// The size in blocks.
     pub blocks: u64,
-    /// Its quota.
+    /// The most blocks that the volume may have.
     pub quota_blocks: Option<u64>,
-    /// Whether it is a snapshot.
+    /// Whether the volume is a snapshot.
     pub read_only: bool,
-    /// What it was made from.
+    /// The volume that this one was made from.
     pub origin: Option<u64>,
-    /// When it was made.
+    /// The time of creation.
     pub created_at_unix_s: u64,
-    /// What is at its blocks; the others are holes.
+    /// The cell at each block; the other blocks are holes.
     pub cells: Rc<BTreeMap<u64, CellId>>,
 }
 
@@ -197,7 +201,7 @@ pub struct ModelVolume {
 pub struct State(pub BTreeMap<u64, ModelVolume>);
 
 impl State {
-    /// How many blocks refer to each cell.
+    /// The number of blocks that refer to each cell.
     #[must_use]
     pub fn references(&self) -> HashMap<CellId, u32> {
         let mut references = HashMap::new();
@@ -208,58 +212,59 @@ impl State {
     }
 }
 
-/// What a commit makes safe.
+/// The state that a commit makes safe.
 #[derive(Clone, Debug)]
 pub struct Generation {
-    /// The position of the recording at which it was taken.
+    /// The position of the recording at which the generation was taken.
     pub taken: usize,
-    /// The volumes in it.
+    /// The volumes of the generation.
     pub state: State,
-    /// The newest of all volumes that there ever were: its id is not used again, once this is safe.
+    /// The largest id ever used: once this generation is safe, no smaller or equal id may be used
+    /// again.
     pub newest_id: Option<u64>,
-    /// Of the changes that guests were answered about, those that are in it.
+    /// The number of answered changes that are in the generation.
     pub answered: usize,
 }
 
-/// What may be found after a cut from some position on.
+/// The generations that a cut may leave, from some position on.
 #[derive(Clone, Debug)]
 pub struct Mark {
-    /// The position.
+    /// The position of the recording.
     pub from: usize,
     /// The newest generation that is certainly safe.
     pub safe: Rc<Generation>,
-    /// The one that is being written.
+    /// The generation whose commit is in progress.
     pub next: Option<Rc<Generation>>,
 }
 
-/// How a volume is found: what it is said to be, and what is at its blocks.
+/// A volume as it was found: its description and the content of its blocks.
 #[derive(Clone, Debug)]
 pub struct FoundVolume {
-    /// What the volume crate says of it.
+    /// The volume crate's description.
     pub info: VolumeInfo,
     /// The mapped blocks.
     pub blocks: BTreeMap<u64, FoundBlock>,
 }
 
-/// How a block is found.
+/// A block as it was found.
 #[derive(Clone, Debug)]
 pub struct FoundBlock {
-    /// Where it lies.
+    /// The number of the physical block.
     pub physical: u64,
-    /// Whether it is said to be shared.
+    /// The volume crate's answer whether the block is shared.
     pub shared: bool,
-    /// What its sectors are full of, or an unknown word that they start with.
+    /// The stamp of each sector, or the first word of a sector that has none.
     pub sectors: Vec<Result<Stamp, u64>>,
 }
 
-/// All that was found, by the volumes' ids.
+/// All volumes that were found, by id.
 pub type Found = BTreeMap<u64, FoundVolume>;
 
-/// Compares what was found with a generation. A block may be said to be shared though it no longer is, as long as a
-/// generation in which it was may come back, unless `exactly_shared`.
+/// Compares found volumes with a generation. A block may be reported as shared though it is so no
+/// longer, as long as a generation in which it was shared may come back, unless `exactly_shared`.
 ///
 /// # Errors
-/// It is something else; the message says what.
+/// The first difference, in words.
 pub fn compare(
     found: &Found,
     generation: &Generation,

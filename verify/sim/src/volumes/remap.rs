@@ -1,4 +1,4 @@
-//! What changes mappings without any data: discards, and blocks that come to be shared.
+//! Changes of mappings without data: discards, and blocks that become shared.
 
 use std::rc::Rc;
 
@@ -10,21 +10,21 @@ use super::death::Answered;
 use super::world::{Step, World};
 
 impl World {
-    /// A guest no longer needs some blocks.
+    /// Discards random blocks.
     pub(super) fn discard(&mut self) -> Step {
         let Some((id, sector, count)) = self.pick(false) else { return Ok(()) };
         let range = self.blocks_of(sector, count);
         if self.is_busy(id, range) {
             return Ok(());
         }
-        self.tell(format!("discard {} blocks from {} on, of volume {id}", range.count, range.first));
+        self.note(format!("discard {} blocks from {} on, of volume {id}", range.count, range.first));
         self.unmap(id, range)
     }
 
     fn unmap(&mut self, id: u64, range: BlockRange) -> Step {
         let mut is_there = true;
         let done = self.until_there_is_space(|world| {
-            // The volume may be gone, or smaller, after a commit that this waited for.
+            // A commit that this operation waited for may have deleted or shrunk the volume.
             is_there = world.served_blocks(id).is_some_and(|blocks| range.first.0 + range.count <= blocks);
             if !is_there {
                 return Ok(());
@@ -42,7 +42,7 @@ impl World {
         Ok(())
     }
 
-    /// Some blocks come to refer to what others hold.
+    /// Makes random blocks share the cells of others.
     pub(super) fn share(&mut self) -> Step {
         let (Some((from, sector, count)), Some((to, to_sector, _))) = (self.pick(true), self.pick(false)) else {
             return Ok(());
@@ -55,8 +55,8 @@ impl World {
         if self.is_busy(to, target) || from == to && source.intersect(target).is_some() {
             return Ok(());
         }
-        self.tell(format!("share {} blocks of volume {from} from {} on", source.count, source.first));
-        self.tell(format!("... at block {to_block} of volume {to}"));
+        self.note(format!("share {} blocks of volume {from} from {} on", source.count, source.first));
+        self.note(format!("... at block {to_block} of volume {to}"));
         self.share_blocks(from, source, to, to_block)
     }
 
@@ -80,17 +80,17 @@ impl World {
         Ok(())
     }
 
-    /// Many extents in a row: every second block is discarded, or comes to refer to one that somebody else has, in such
-    /// an order that no two of them are one extent.
-    pub(super) fn comb(&mut self) -> Step {
+    /// Makes many extents in a row: discards every second block, or makes it share a block of a
+    /// volume, in such an order that no two of them form one extent.
+    pub(super) fn fragment(&mut self) -> Step {
         let (Some(from), Some((to, sector, _))) = (self.any_volume(), self.pick(false)) else { return Ok(()) };
         let blocks = self.served_blocks(to).unwrap_or(0);
         let mut first = sector / self.sectors_per_block();
-        if self.random.once_in(2) && blocks / 2 < self.tuning.longest_comb {
+        if self.random.once_in(2) && blocks / 2 < self.tuning.most_fragments {
             first = 0;
         }
-        let teeth = self.random.below(((blocks - first) / 2).min(self.tuning.longest_comb) + 1);
-        let target = BlockRange::new(Vlba(first), 2 * teeth);
+        let count = self.random.below(((blocks - first) / 2).min(self.tuning.most_fragments) + 1);
+        let target = BlockRange::new(Vlba(first), 2 * count);
         if self.is_busy(to, target) {
             return Ok(());
         }
@@ -99,16 +99,16 @@ impl World {
         let sources: Vec<u64> = if self.random.once_in(4) { Vec::new() } else { sources.copied().collect() };
         let what =
             if sources.is_empty() { "are discarded".to_owned() } else { format!("are shared from volume {from}") };
-        self.tell(format!("{teeth} second blocks of volume {to} from {first} on {what}"));
-        for (index, block) in (first..).step_by(2).enumerate().take(teeth as usize) {
-            let refusals = self.lore.refusals;
+        self.note(format!("{count} second blocks of volume {to} from {first} on {what}"));
+        for (index, block) in (first..).step_by(2).enumerate().take(count as usize) {
+            let refusals = self.ledger.refusals;
             if sources.is_empty() {
                 self.unmap(to, BlockRange::new(Vlba(block), 1))?;
             } else {
                 let source = sources[sources.len() - 1 - index % sources.len()];
                 self.share_blocks(from, BlockRange::new(Vlba(source), 1), to, block)?;
             }
-            if self.lore.refusals > refusals || self.volumes.read_only().is_some() {
+            if self.ledger.refusals > refusals || self.volumes.read_only().is_some() {
                 break;
             }
         }

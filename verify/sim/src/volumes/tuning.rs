@@ -1,4 +1,4 @@
-//! What sort of history a seed gives.
+//! The choices of a history.
 
 use sidecore_volume::OpenOptions;
 
@@ -7,35 +7,32 @@ use crate::Random;
 /// The choices that hold for a whole history.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tuning {
-    /// The granularity.
     pub(crate) block_bytes: u32,
-    /// The disk's size.
     pub(crate) disk_bytes: usize,
-    /// The longest write, in sectors.
+    /// In sectors.
     pub(crate) longest_write: u64,
-    /// The size of usual volumes, at most, in blocks.
+    /// The largest usual volume, in blocks.
     pub(crate) largest_volume: u64,
     /// One in so many volumes is far larger than the disk.
     pub(crate) volumes_per_huge: u64,
-    /// How many volumes there are, at most.
     pub(crate) most_volumes: usize,
-    /// For how many steps freed blocks are kept, below.
-    pub(crate) longest_grace: u64,
-    /// How many writes may be between allocation and link.
-    pub(crate) most_flights: usize,
-    /// During a commit's writes, something else happens once in so many times.
+    /// The most steps for which freed blocks wait before they are reused.
+    pub(crate) longest_reuse_delay: u64,
+    /// The most writes between allocation and link.
+    pub(crate) most_fresh_writes: usize,
+    /// During a commit's writes, another step is taken once in so many times.
     pub(crate) writes_per_meanwhile: u64,
     /// One in so many commits meets a failing disk.
     pub(crate) commits_per_failure: u64,
-    /// A comb has so many teeth at most: extents of one block each.
-    pub(crate) longest_comb: u64,
+    /// The most extents of one block that one step makes.
+    pub(crate) most_fragments: u64,
     /// Clean nodes that are kept in memory.
     pub(crate) cache_nodes: usize,
     /// One in so many volume operations is not committed at once.
     pub(crate) operations_per_lazy: u64,
-    /// Entries that the log has room for.
+    /// The log's capacity.
     pub(crate) log_entries: usize,
-    /// The process dies once in so many times that it could.
+    /// The process dies at one in so many opportunities.
     pub(crate) chances_per_death: u64,
 }
 
@@ -50,11 +47,11 @@ impl Tuning {
             largest_volume: [8, 64, 512, 2048][random.below(4) as usize],
             volumes_per_huge: [3, 20][random.below(2) as usize],
             most_volumes: [2, 5, 12, 40][random.below(4) as usize],
-            longest_grace: [1, 5, 40][random.below(3) as usize],
-            most_flights: [1, 4, 12][random.below(3) as usize],
+            longest_reuse_delay: [1, 5, 40][random.below(3) as usize],
+            most_fresh_writes: [1, 4, 12][random.below(3) as usize],
             writes_per_meanwhile: [2, 4, 1000][random.below(3) as usize],
             commits_per_failure: [60, 1000][random.below(2) as usize],
-            longest_comb: [2, 40, 300, 1000][random.below(4) as usize],
+            most_fragments: [2, 40, 300, 1000][random.below(4) as usize],
             cache_nodes: [1, 8, 2048][random.below(3) as usize],
             operations_per_lazy: [2, 6, 1000][random.below(3) as usize],
             log_entries: [4, 40, 10_000][random.below(3) as usize],

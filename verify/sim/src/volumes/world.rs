@@ -1,4 +1,4 @@
-//! Volumes in use: the part of the controller, and of its guests, at random.
+//! Volumes in use by random guests, with the controller's part.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,77 +11,77 @@ use super::Bug;
 use super::death::{Answered, log_memory, place};
 use super::disk::SimDisk;
 use super::find;
-use super::guest::Flight;
+use super::guest::FreshWrite;
 use super::model::{Cells, Found, Generation, Mark, ModelVolume, Place, Stamps, State, When, compare};
 use super::tuning::Tuning;
 use crate::Random;
 
-/// What goes on over power cuts.
+/// State that continues over power cuts.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Lore {
+pub(crate) struct Ledger {
     pub(crate) stamps: Stamps,
-    /// Names that were given.
+    /// The number of names that were given.
     pub(crate) names: u64,
-    /// What the clock says, in seconds.
+    /// The clock, in seconds.
     pub(crate) now_unix_s: u64,
-    /// What was done to the volumes.
+    /// Steps on the volumes.
     pub(crate) operations: u64,
-    /// What was refused, because the disk or the quota was full.
+    /// Steps refused because the disk was full or a quota reached.
     pub(crate) refusals: u64,
     /// Deaths of the process.
     pub(crate) deaths: u64,
-    /// Of which so many came when there was something to replay.
+    /// Deaths that left changes to replay.
     pub(crate) replays: u64,
 }
 
-/// Volumes from one start to the next power cut, and what they should hold.
+/// Volumes from one start to the next power cut, and their model.
 pub(super) struct World {
     pub(super) random: Random,
     pub(super) tuning: Tuning,
     pub(super) bug: Option<Bug>,
-    pub(super) lore: Lore,
+    pub(super) ledger: Ledger,
     pub(super) disk: SimDisk,
     pub(super) volumes: Volumes,
-    /// What outlives the process.
+    /// The memory that outlives the process.
     pub(super) log: Arc<HeapMemory>,
     pub(super) place: LogPlace,
-    /// The log as it was before the last change was answered.
+    /// The log before the last change was answered.
     pub(super) log_before: Vec<u64>,
-    /// What guests were answered, besides writes in place, in order.
+    /// Answered changes other than writes in place, in order.
     pub(super) answered: Vec<Answered>,
     pub(super) state: State,
-    /// The newest volume's id, though it may be gone: none comes twice.
+    /// The largest id ever used, which no new volume may have.
     pub(super) newest_id: Option<u64>,
     pub(super) cells: Cells,
     pub(super) marks: Vec<Mark>,
-    pub(super) flights: Vec<Flight>,
-    /// Blocks in their grace period, and the step at which it is over.
+    pub(super) fresh_writes: Vec<FreshWrite>,
+    /// Freed blocks that wait, and the step at which they may be reused.
     freed: Vec<(Freed, u64)>,
     steps: u64,
     committing: bool,
-    /// What was wrong while a commit was being written.
+    /// A check that failed while a commit was being written.
     failed: Option<String>,
-    /// The position of the recording before each step, and what the step was.
+    /// Each step, with the position of the recording before it.
     pub(super) trace: Vec<(usize, String)>,
 }
 
-/// How a step ends: with what is wrong, if something is.
+/// The result of a step: an error says which check failed.
 pub(super) type Step = Result<(), String>;
 
 impl World {
-    /// Goes on with what was found on a disk, which holds nothing that is not safe.
+    /// Starts on a disk whose whole content, `found`, is safe.
     pub(super) fn new(
         mut random: Random,
         tuning: Tuning,
         bug: Option<Bug>,
-        lore: Lore,
+        ledger: Ledger,
         disk: SimDisk,
         found: &Found,
         newest_id: Option<u64>,
     ) -> Result<Self, String> {
         let mut volumes =
             Volumes::open_with(&mut disk.clone(), &tuning.open_options()).map_err(|error| format!("open: {error}"))?;
-        // The power was gone: whatever the disk says, no guest is there any more.
+        // After a power cut, no guest has unfinished changes, whatever the disk's log marker says.
         let (log, place) = (log_memory(&tuning), place(random.below(u64::MAX)));
         let recovery = volumes.recover(&mut disk.clone(), log.clone(), &place);
         if recovery != Recovery::default() {
@@ -97,7 +97,7 @@ impl World {
             random,
             tuning,
             bug,
-            lore,
+            ledger,
             disk,
             volumes,
             log_before: log.to_words(),
@@ -108,7 +108,7 @@ impl World {
             newest_id,
             cells,
             marks,
-            flights: Vec::new(),
+            fresh_writes: Vec::new(),
             freed: Vec::new(),
             steps: 0,
             committing: false,
@@ -131,44 +131,44 @@ impl World {
     fn step(&mut self) -> Step {
         self.perhaps_die()?;
         self.steps += 1;
-        self.lore.now_unix_s += self.random.below(3);
-        self.end_grace();
+        self.ledger.now_unix_s += self.random.below(3);
+        self.reuse_expired();
         match self.random.below(64) {
             0..16 => self.guest_write(),
-            16..34 => self.advance_flight(),
+            16..34 => self.advance_fresh_write(),
             34..38 => self.discard(),
             38..42 => self.guest_flush(),
             42..44 => self.read_something(),
             44 if self.random.once_in(4) => self.verify(),
             45 if self.random.once_in(2) => self.commit(),
             46..49 => self.share(),
-            49 => self.comb(),
+            49 => self.fragment(),
             50..58 => self.manage(),
-            _ => self.advance_flight(),
+            _ => self.advance_fresh_write(),
         }
     }
 
-    /// Notes what is about to be done.
-    pub(super) fn tell(&mut self, what: impl Into<String>) {
-        self.lore.operations += 1;
+    /// Notes the step that follows.
+    pub(super) fn note(&mut self, what: impl Into<String>) {
+        self.ledger.operations += 1;
         self.trace.push((self.disk.position(), what.into()));
     }
 
-    /// Gives back what was freed long enough ago.
-    fn end_grace(&mut self) {
+    /// Reuses blocks that have waited long enough.
+    fn reuse_expired(&mut self) {
         let now = self.steps;
         let (over, waiting) = std::mem::take(&mut self.freed).into_iter().partition(|(_, until)| *until <= now);
         self.freed = waiting;
         let over: Vec<(Freed, u64)> = over;
         for (freed, _) in over {
-            self.tell("reuse");
+            self.note("reuse");
             self.volumes.reuse(freed);
         }
     }
 
-    /// Gives back all that was freed: nothing that was started earlier goes on.
-    pub(super) fn end_all_grace(&mut self) {
-        self.tell("reuse everything");
+    /// Reuses all freed blocks: no earlier step is in progress.
+    pub(super) fn reuse_all(&mut self) {
+        self.note("reuse everything");
         for (freed, _) in std::mem::take(&mut self.freed) {
             self.volumes.reuse(freed);
         }
@@ -178,21 +178,21 @@ impl World {
         self.committing
     }
 
-    /// A guest waits for its writes to be safe.
+    /// Makes a guest's writes safe.
     fn guest_flush(&mut self) -> Step {
         let Some(id) = self.any_volume() else { return Ok(()) };
         if !self.volumes.is_dirty(VolumeId(id)) {
-            self.tell(format!("flush of volume {id}, of which the metadata is safe"));
+            self.note(format!("flush of volume {id}, of which the metadata is safe"));
             self.check_safe(id)?;
-            // A guest is told when that fails.
+            // The guest learns of a failure.
             return self.disk.flush_all().or(Ok(()));
         }
         if self.committing {
-            // It waits for this commit, and the next one.
+            // The guest waits for this commit, and for the next one.
             return Ok(());
         }
         if self.bug == Some(Bug::FlushWithoutCommit) {
-            self.tell("flush without a commit");
+            self.note("flush without a commit");
             let generation = self.generation();
             self.disk.flush_all().map_err(|error| error.to_string())?;
             self.mark(generation, None);
@@ -201,7 +201,7 @@ impl World {
         self.commit()
     }
 
-    /// The volume is said to be safe as it is.
+    /// Checks the volume crate's claim that all changes of the volume are safe.
     fn check_safe(&self, id: u64) -> Step {
         let safe = self.marks.last().and_then(|mark| mark.safe.state.0.get(&id));
         if safe == self.state.0.get(&id) {
@@ -224,12 +224,12 @@ impl World {
         self.marks.push(Mark { from: self.disk.position(), safe, next });
     }
 
-    /// Makes all that was done safe. Whoever waits for that is told when it returns.
+    /// Makes all changes safe. Waiting guests and operators are told when this returns.
     pub(super) fn commit(&mut self) -> Step {
         if self.committing {
             return Ok(());
         }
-        self.tell("commit");
+        self.note("commit");
         let generation = self.generation();
         let Some(commit) = self.volumes.begin_commit() else {
             self.disk.flush_all().map_err(|error| error.to_string())?;
@@ -251,7 +251,7 @@ impl World {
             return Err(failed);
         }
         let succeeded = result.is_ok();
-        self.tell(if succeeded { "commit is safe" } else { "commit failed" });
+        self.note(if succeeded { "commit is safe" } else { "commit failed" });
         let freed = self.volumes.end_commit(commit, result);
         self.log_before = self.log.to_words();
         if !succeeded {
@@ -262,7 +262,7 @@ impl World {
             };
         }
         self.mark(generation, None);
-        let until = self.steps + self.random.below(self.tuning.longest_grace);
+        let until = self.steps + self.random.below(self.tuning.longest_reuse_delay);
         self.freed.push((freed, until));
         Ok(())
     }
@@ -274,20 +274,20 @@ impl World {
         result
     }
 
-    /// Whether everything is as it should be, without any cut.
+    /// Compares everything with the model, without a cut.
     pub(super) fn verify(&mut self) -> Step {
-        self.tell("verify");
+        self.note("verify");
         find::check(&mut self.volumes, &mut self.disk.clone(), false)?;
         let found = find::find(&mut self.volumes, &mut self.disk.clone(), &mut self.random)?;
         let found = find::read(found, &self.disk.bytes(), self.tuning.block_bytes);
         let generation = Generation { taken: usize::MAX, state: self.state.clone(), newest_id: None, answered: 0 };
         let when = When { taken: usize::MAX, flushed: usize::MAX, cut: usize::MAX };
-        compare(&found, &generation, &self.cells, &self.lore.stamps, when, false)
+        compare(&found, &generation, &self.cells, &self.ledger.stamps, when, false)
             .map_err(|what| format!("in use: {what}"))
     }
 }
 
-/// The disk that a commit is written to, while everything else goes on.
+/// The disk that a commit is written to, with steps between the writes.
 struct DuringCommit<'a> {
     world: &'a mut World,
 }
@@ -332,7 +332,7 @@ impl Disk for DuringCommit<'_> {
     }
 }
 
-/// The model of what was found: blocks that lie at the same place are the same cell.
+/// The model of what was found: blocks at the same place are the same cell.
 fn adopt(found: &Found, sectors_per_block: usize) -> (State, Cells) {
     let (mut state, mut cells, mut places) = (State::default(), Cells::default(), BTreeMap::new());
     for (&id, volume) in found {

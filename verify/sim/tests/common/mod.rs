@@ -1,4 +1,4 @@
-//! What the simulations' tests have in common.
+//! Seeds and assertions that the simulations' tests share.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -10,7 +10,7 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is a whole number, not {text}")))
 }
 
-/// The seeds that are asked for, or so many.
+/// The seeds from the environment, else the first `count`.
 pub fn seeds(count: u64) -> Range<u64> {
     match (number("SIDECORE_SEED"), number("SIDECORE_SEEDS")) {
         (Some(seed), _) => seed..seed + 1,
@@ -18,8 +18,8 @@ pub fn seeds(count: u64) -> Range<u64> {
     }
 }
 
-/// Some of the first `seeds` histories notices `bug`, and it is the bug that is noticed.
-// Each test file is a crate of its own and uses its part of this.
+/// Asserts that one of the first `seeds` histories fails with `bug`, and does not fail without.
+// Each test file is a crate, and some do not use this.
 #[allow(dead_code)]
 pub fn assert_noticed<T: Debug>(
     bug: impl Debug,
@@ -28,8 +28,8 @@ pub fn assert_noticed<T: Debug>(
     without: &dyn Fn(u64) -> Result<T, Box<Violation>>,
 ) {
     let noticed = (0..seeds).find_map(|seed| with(seed).err());
-    let noticed = noticed.unwrap_or_else(|| panic!("{bug:?}, and nobody notices in {seeds} histories"));
+    let noticed = noticed.unwrap_or_else(|| panic!("{bug:?} is not noticed in {seeds} histories"));
     println!("{bug:?}: {noticed}");
     let without = without(noticed.seed);
-    assert!(without.is_ok(), "what was noticed is not {bug:?}: {without:?}");
+    assert!(without.is_ok(), "another fault than {bug:?} was noticed: {without:?}");
 }

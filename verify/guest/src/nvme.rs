@@ -1,5 +1,5 @@
-//! The run about NVMe: a guest with the kernel's own nvme driver on functions of the daemon, reached over vfio-user. It
-//! reads from top to bottom; each check says what must be true.
+//! The run with NVMe: a guest with the kernel's own nvme driver on functions of the daemon, over
+//! vfio-user.
 
 mod commands;
 mod log;
@@ -22,59 +22,61 @@ use std::time::{Duration, Instant};
 
 pub use ways::Way;
 
-/// The file system takes the first part of the disk; what is behind it is written directly. All places are in MiB.
+/// The parts of the disk, in MiB. The file system has the first part; the others are written
+/// directly.
 const FILESYSTEM: u64 = 160;
-/// The part that nvme-cli's commands are about.
+/// The part for nvme-cli's commands.
 pub(crate) const COMMANDS: u64 = 168;
-/// Read and written by fio, with verification; and then measured.
+/// The part that fio verifies and then measures.
 const BLOCKS: u64 = 176;
 const BLOCKS_SIZE: u64 = 16;
-/// What the load is about.
+/// The part that the load writes.
 const LOAD: u64 = 200;
 const LOAD_SIZE: u64 = 4;
 /// The size of the disk after it has grown.
 const GROWN: u64 = 384;
-/// The port whose function is there when the guest boots, and the one for what is plugged later.
+/// The port of the function that the guest boots with, and the port for functions that are plugged
+/// later.
 const PORT: u8 = FIRST_SLOT;
 const OTHER_PORT: u8 = FIRST_SLOT + 1;
-/// Where the physical function is plugged.
+/// The port of the physical function.
 const MANAGER_PORT: u8 = FIRST_SLOT + 2;
-/// How often the daemon is restarted under load.
+/// Restarts of the daemon under load.
 const RESTARTS: u64 = 3;
-/// The size of the volume that its host makes.
+/// The size of the volume that the guest makes.
 const MADE: u64 = 224;
-/// How long a guest may take to let go of a device.
+/// The longest time until a guest releases a device.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What was found in the run about NVMe.
+/// The results of the run with NVMe.
 #[derive(Debug, Clone, Serialize)]
 pub struct Nvme {
-    /// The version of the QEMU that is the client.
+    /// The version of the QEMU that is the vfio-user client.
     pub qemu: String,
-    /// Whether it can unplug a function with MSI-X: where it would abort, the guest lets go of it by itself. One with MSI it
-    /// unplugs.
+    /// Whether this QEMU can unplug a function with MSI-X. If it would abort, the guest removes the
+    /// function by itself. QEMU can always unplug a function with MSI.
     pub can_unplug: bool,
-    /// What commands cost, polled and with interrupts.
+    /// The cost of commands, polled and with interrupts.
     pub ways: Vec<Way>,
-    /// What was checked, and what some commands printed.
+    /// The checks, and commands with their output.
     #[serde(flatten)]
     pub checks: Checks,
 }
 
 impl Nvme {
-    /// For people.
+    /// The report.
     pub(crate) fn text(&self) -> String {
         let title = format!("NVMe functions over vfio-user (QEMU {}), with Linux's nvme driver", self.qemu);
         format!("{}\n{}", self.checks.text(&title), ways::table(&self.ways))
     }
 
-    /// What is not as it must be.
+    /// The checks and measurements that failed, in words.
     pub(crate) fn faults(&self) -> Vec<String> {
         [self.checks.faults(), ways::faults(&self.ways)].concat()
     }
 }
 
-/// Does all of it, and leaves nothing behind.
+/// Runs all steps.
 pub(crate) fn run(stage: &Stage<'_>, emulator: &Emulator, window: Duration) -> Result<Nvme> {
     Session::hold(stage, "nvme", |session| {
         let mut checks = Checks::default();
@@ -85,25 +87,25 @@ pub(crate) fn run(stage: &Stage<'_>, emulator: &Emulator, window: Duration) -> R
         let can_unplug = unplug::can_unplug(session, emulator)?;
         let guest = Guest::boot_nvme(session, emulator, &ports)?;
         let qmp = session.qmp(NVME)?;
-        let play = Play { session, guest, qmp, checks: &mut checks, can_unplug };
-        let ways = play.all(daemon, window)?;
+        let steps = Steps { session, guest, qmp, checks: &mut checks, can_unplug };
+        let ways = steps.all(daemon, window)?;
         let (clean, found) = session.sidecore().check(&["volume", "check", "--path", text(session.pool)?])?;
         checks.note(session, "the store is clean after the daemon's end", clean, found);
         Ok(Nvme { qemu: emulator.version(), can_unplug, ways, checks })
     })
 }
 
-/// What the guest says about a function that it found.
+/// The guest's description of a function.
 pub(crate) struct Found {
     /// The controller's name in the guest.
     pub(crate) controller: String,
-    /// The disk's.
+    /// The disk's name in the guest.
     pub(crate) dev: String,
     mib: u64,
 }
 
-/// Those who take part.
-struct Play<'s, 'a> {
+/// The participants of the run.
+struct Steps<'s, 'a> {
     session: &'s mut Session<'a>,
     guest: Guest,
     qmp: Qmp<'a>,
@@ -111,7 +113,7 @@ struct Play<'s, 'a> {
     can_unplug: bool,
 }
 
-impl Play<'_, '_> {
+impl Steps<'_, '_> {
     fn all(mut self, daemon: Daemon, window: Duration) -> Result<Vec<Way>> {
         let found = self.boot()?;
         commands::run(self.session, &mut self.guest, &found, self.checks)?;
@@ -136,7 +138,7 @@ impl Play<'_, '_> {
         self.checks.note(self.session, what, ok, found);
     }
 
-    /// The kernel has not said anything that it should not have.
+    /// Checks that the kernel has logged no error of NVMe.
     fn quiet(&mut self, during: &str) -> Result<()> {
         let said = self.guest.order(self.session, "log")?.text("lines")?.to_owned();
         let faults = log::faults(&said);
@@ -152,7 +154,7 @@ impl Play<'_, '_> {
         Ok(Found { controller, dev, mib: found.number("mib")? })
     }
 
-    /// The guest finds the function that was there from the beginning, with the size of its volume.
+    /// Checks that the guest finds the function at boot, with the size of its volume.
     fn boot(&mut self) -> Result<Found> {
         self.guest.booted(self.session)?;
         let found = self.find(PORT)?;
@@ -162,8 +164,8 @@ impl Play<'_, '_> {
         Ok(found)
     }
 
-    /// A file system with known files, of which nothing is answered from the guest's memory. Returns the checksum of
-    /// their checksums.
+    /// Makes a file system with known files, and checks it without the guest's page cache. Returns
+    /// the checksum of the files' checksums.
     fn filesystem(&mut self) -> Result<String> {
         self.guest.order(self.session, &format!("mkfs {FILESYSTEM}"))?;
         let digest = self.guest.order(self.session, "keep")?.text("digest")?.to_owned();
@@ -194,7 +196,8 @@ impl Play<'_, '_> {
         Ok(())
     }
 
-    /// A controller reset while fio and ext4 write: nothing is lost, and nobody sees an error.
+    /// Resets the controller while fio and ext4 write: no data may be lost, and no program may see
+    /// an error.
     fn reset_under_load(&mut self, found: &Found) -> Result<()> {
         self.guest.order(self.session, "mount")?;
         self.guest.order(self.session, &format!("load {LOAD} {LOAD_SIZE}"))?;
@@ -206,7 +209,7 @@ impl Play<'_, '_> {
             reset.text("code")? == "0",
             format!("code {} {words}", reset.text("code")?),
         );
-        // One round was under way then, and the one after it began later.
+        // One round was in progress at the reset; only the round after it began later.
         self.guest.rounds_done(self.session, rounds + 2)?;
         let rounds: u64 = self.guest.order(self.session, "endload")?.number("rounds")?;
         let found = format!("{rounds} rounds of {LOAD_SIZE} MiB, each read back by fio");
@@ -215,7 +218,7 @@ impl Play<'_, '_> {
         self.quiet("a controller reset under load")
     }
 
-    /// The volume grows, and the guest is told.
+    /// Grows the volume, and checks that the guest learns of it.
     fn grow(&mut self, daemon: &Daemon) -> Result<()> {
         let size = format!("{GROWN}MiB");
         daemon.sidecore.run(&["volume", "--controller", POOL, "resize", VF, &size])?;
@@ -226,7 +229,8 @@ impl Play<'_, '_> {
         self.quiet("a resize")
     }
 
-    /// The guest has the physical function as well: it makes a volume, sees that it is served, and deletes it.
+    /// Lets the guest manage volumes by the physical function: it makes a volume, checks that a
+    /// function shows it, and deletes it.
     fn manage(&mut self) -> Result<()> {
         let socket = config::socket(self.session.directory, MANAGER);
         self.qmp.plug(qemu::function(MANAGER, &socket, MANAGER_PORT)?)?;
@@ -241,7 +245,7 @@ impl Play<'_, '_> {
         self.quiet("the end of the management")
     }
 
-    /// A second function, with MSI, comes and goes while the guest runs, and comes and goes again.
+    /// Plugs a second function, with MSI, into the running guest, unplugs it, and does both again.
     fn plug_another(&mut self) -> Result<()> {
         let socket = config::socket(self.session.directory, PLUGGED);
         for what in [
@@ -258,7 +262,8 @@ impl Play<'_, '_> {
         Ok(())
     }
 
-    /// The guest has to let go of a function while fio reads and writes there: since QEMU unplugs it, or else by itself.
+    /// Lets the guest release a function that fio uses: because QEMU unplugs it, or else by the
+    /// guest itself.
     fn unplug_under_load(&mut self, name: &str, slot: u8, by_qemu: bool) -> Result<()> {
         self.find(slot)?;
         self.guest.order(self.session, &format!("press {BLOCKS} {BLOCKS_SIZE}"))?;
@@ -281,7 +286,8 @@ impl Play<'_, '_> {
         self.quiet("a hot-unplug under load")
     }
 
-    /// The daemon ends and another one begins under a running guest that writes: nobody sees an error, and nothing is lost.
+    /// Restarts the daemon under a guest that writes: no program may see an error, and no data may
+    /// be lost.
     fn restart_under_load(&mut self, daemon: &Daemon, digest: &str) -> Result<()> {
         self.guest.order(self.session, "mount")?;
         self.guest.order(self.session, &format!("load {LOAD} {LOAD_SIZE}"))?;
@@ -291,7 +297,7 @@ impl Play<'_, '_> {
             let start = Instant::now();
             daemon.restart(&mut self.session.inbox)?;
             longest = longest.max(start.elapsed());
-            // One round was under way then, and the one after it began later.
+            // One round was in progress at the restart; only the round after it began later.
             rounds = self.guest.rounds_done(self.session, rounds + 2)?;
         }
         let rounds: u64 = self.guest.order(self.session, "endload")?.number("rounds")?;
@@ -303,6 +309,6 @@ impl Play<'_, '_> {
         self.note("the daemon is restarted under load, and the guest writes and reads on", true, found);
         self.find(PORT)?;
         self.known_files("every file is as it was before the daemon's restart", digest)?;
-        self.quiet("the daemon's restarts under load, each with the next daemon going on")
+        self.quiet("the daemon's restarts under load, where each daemon resumes the connections of the one before")
     }
 }

@@ -1,15 +1,16 @@
-//! Two virtual functions whose guests want all that they can get, and how much each is served.
+//! Two virtual functions whose guests saturate them, and the service that each gets.
 //!
-//! # What is real and what is not
+//! # Real and simulated parts
 //!
-//! The controller, its functions, the reactors, the queues and the rings are the production code; each sidecore has a
-//! thread of its own, because what belongs to a sidecore is found by its thread. One sidecore at a time takes a turn, the
-//! one whose clock is behind the others', so that a seed gives the same history again. Simulated are time, the guests,
-//! who have as many requests in flight as their queues have room for, and the [store](Store).
+//! The controller, its functions, the reactors, the queues and the rings are the production code;
+//! each sidecore has a thread of its own, because a sidecore's objects are found by its thread. One
+//! sidecore at a time takes a turn, the one whose clock is behind the others', so that a seed gives
+//! the same history again. Simulated are time, the guests, which keep their queues full, and the
+//! [store](Store).
 //!
 //! # Time
 //!
-//! A turn takes what its requests cost, give or take a tenth, and something for the turn itself.
+//! A turn takes the time of its requests, give or take a tenth, and some time for the turn itself.
 
 mod guest;
 mod sidecore;
@@ -27,65 +28,66 @@ use guest::VOLUME_BYTES;
 use sidecore::Sidecore;
 use store::SlotStore;
 
-/// What is below the controller.
+/// The store below the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// Memory: a request takes its sidecore 250 ns, and nothing else is short.
+    /// Memory: a request costs its sidecore 250 ns, and no other resource is scarce.
     Ram,
-    /// A device that carries out so many requests at a time, each in a millisecond, in the order of their submission.
+    /// A device that executes so many requests at a time, each in a millisecond, in the order of
+    /// submission.
     Slots(usize),
 }
 
-/// Which sidecores serve a function's queues.
+/// The sidecores that serve a function's queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// One serves all.
+    /// One sidecore serves all.
     Together,
-    /// Each function has its own.
+    /// Each function has a sidecore.
     Apart,
-    /// Two serve the queues of both in turn.
+    /// Two sidecores each serve queues of both functions.
     Spread,
 }
 
-/// Two functions and what they share.
+/// Two functions and the resources that they share.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Their weights; without a second one the first is alone.
+    /// Without a second weight the first function is alone.
     pub weights: (u32, Option<u32>),
-    /// How many queues each has.
+    /// By function.
     pub queues: (usize, usize),
-    /// Requests in flight in each queue of each.
+    /// Requests in flight in each queue, by function.
     pub depths: (u16, u16),
-    /// The store.
+    /// The store below the controller.
     pub store: Store,
-    /// Where the queues are served.
+    /// The sidecores of the queues.
     pub placement: Placement,
 }
 
-/// What came of it.
+/// The result of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Served {
-    /// Requests a second, by function.
+    /// Requests per second, by function.
     pub per_s: [f64; 2],
-    /// The least and the most that a queue of the first function was served, in the same time.
+    /// Requests of the least and the most served queue of the first function, in the same time.
     pub first_queues: (u64, u64),
 }
 
 impl Served {
-    /// Of both together.
+    /// The requests per second of both functions.
     #[must_use]
     pub fn total(&self) -> f64 {
         self.per_s[0] + self.per_s[1]
     }
 
-    /// What the first function is served for each request of the second.
+    /// The first function's requests for each request of the second.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         self.per_s[0] / self.per_s[1]
     }
 }
 
-/// How long a case takes: at first nobody counts.
+/// The time that a case takes. Requests during the warm-up do not count.
 struct Span {
     warm_up: Nanos,
     measured: Nanos,
@@ -100,10 +102,10 @@ impl Store {
     }
 }
 
-/// Runs `case` as `seed` has it.
+/// Runs `case` with the random numbers of `seed`.
 ///
 /// # Panics
-/// Something that must not happen did.
+/// A broken invariant.
 #[must_use]
 pub fn run(case: &Case, seed: u64) -> Served {
     let mut random = Random::new(seed);
@@ -112,7 +114,7 @@ pub fn run(case: &Case, seed: u64) -> Served {
     let store = Arc::new(SlotStore::new(ram, slots));
     let controller = controller(&store);
     let functions = functions(case, &controller);
-    // From here on, channels have to wait for a slot.
+    // From here on, new channels wait for slots.
     store.begin();
     let sidecore_count = if case.placement == Placement::Together { 1 } else { 2 };
     let mut sidecores: Vec<Sidecore> = (0..sidecore_count).map(|_| Sidecore::start(case.store)).collect();
@@ -161,7 +163,7 @@ fn controller(store: &Arc<SlotStore>) -> Arc<Controller> {
     Controller::open("fair", Arc::clone(store) as _, &options, None).expect("a controller")
 }
 
-/// The functions, on volumes that are written from their start to their end.
+/// The functions, on volumes whose blocks are all written.
 fn functions(case: &Case, controller: &Arc<Controller>) -> Vec<Arc<VirtualFunction>> {
     let weights = std::iter::once(case.weights.0).chain(case.weights.1);
     let named = weights.zip(["first", "second"]);

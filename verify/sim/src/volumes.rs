@@ -1,0 +1,65 @@
+//! Volumes on a disk whose power is cut after every write and flush.
+//!
+//! # A history
+//!
+//! A seed gives a disk, a block size, and a workload: how large writes are, how many volumes there
+//! are, how long freed blocks wait. Guests write, read, discard and flush, and the operator makes
+//! and deletes volumes. The controller's part is done here on `sidecore-volume` directly, a step at
+//! a time, also between the writes of a commit. The disk records every write and flush.
+//!
+//! Then the power is cut: after every event of the recording, a disk is made of all data that is
+//! safe and some that is not ([`cut`]), opened, checked, read completely, and compared with what
+//! the [`model`] allows. One of these disks is the start of the next run, so that recovery also
+//! starts from recovered disks.
+//!
+//! Between steps, and between the writes of a commit, the process dies instead and leaves the disk
+//! as reads show it and the memory of the log (`death.rs`). A copy of the two is opened, perhaps
+//! after a death in the middle of the replay, and compared: every answered change must be there.
+//!
+//! # Tests of the checks
+//!
+//! A [`Bug`] is a duty that the simulation neglects on purpose; tests assert that each one is
+//! found.
+
+pub mod cut;
+pub(crate) mod death;
+pub mod disk;
+pub(crate) mod find;
+mod guest;
+mod history;
+mod manage;
+pub mod model;
+mod remap;
+pub(crate) mod tuning;
+pub(crate) mod world;
+
+pub use history::{Options, Outcome, run};
+
+/// A duty that the simulation neglects on purpose, to test that the checks notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// The disk reports flushes as done without doing them.
+    LyingFlushes,
+    /// Fresh blocks are linked first and filled afterwards.
+    LinkBeforeData,
+    /// The unwritten rest of a fresh block is not zeroed.
+    NoZeroes,
+    /// Shared blocks are overwritten in place.
+    OverwriteShared,
+    /// A guest's flush is completed without a commit.
+    FlushWithoutCommit,
+    /// Guests get answers before the log has the entry.
+    AnswerBeforeLog,
+}
+
+impl Bug {
+    /// All duties that can be neglected.
+    pub const ALL: [Self; 6] = [
+        Self::LyingFlushes,
+        Self::LinkBeforeData,
+        Self::NoZeroes,
+        Self::OverwriteShared,
+        Self::FlushWithoutCommit,
+        Self::AnswerBeforeLog,
+    ];
+}
