@@ -14,7 +14,8 @@
 //! * A notification or an interrupt that is needed and not sent: the sidecore sleeps with requests
 //!   in the ring, or a guest sleeps with completions in it. The run then makes no progress, which
 //!   fails it.
-//!   data that is not what the guest last wrote there.
+//! * A completion that is lost, doubled, or of the wrong request; a status that no fault explains;
+//!   data other than the guest last wrote.
 //! * A queue that is stopped with requests in flight and started again from its exported state, and
 //!   loses a request.
 //!

@@ -12,7 +12,6 @@
 //! A commit takes a *generation*: the volumes that exist, and the cell at each of their blocks. A
 //! power cut leaves the newest generation whose commit has returned, or the one whose commit was in
 //! progress, exactly one of the two, completely.
-//! under way, exactly one of the two, in full.
 //!
 //! # The content of a block after a cut
 //!
