@@ -37,6 +37,7 @@
 pub mod controller;
 pub mod fairness;
 mod guest;
+mod history;
 mod many;
 mod random;
 mod violation;

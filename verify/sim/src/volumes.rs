@@ -25,15 +25,35 @@ pub mod cut;
 pub(crate) mod death;
 pub mod disk;
 pub(crate) mod find;
+mod format;
 mod guest;
-mod history;
 mod manage;
 pub mod model;
 mod remap;
 pub(crate) mod tuning;
-pub(crate) mod world;
+mod world;
 
-pub use history::{Options, Outcome, run};
+use crate::Violation;
+use crate::history;
+pub use crate::history::Outcome;
+use world::World;
+
+/// The length of a history.
+pub type Options = history::Options<Bug>;
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { runs: 4, steps: 300, bug: None }
+    }
+}
+
+/// Runs the history of `seed`, with a power cut after every write and flush.
+///
+/// # Errors
+/// A check that failed.
+pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Violation>> {
+    history::run::<World>(seed, options)
+}
 
 /// A duty that the simulation neglects on purpose, to test that the checks notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use rustix::fs::MemfdFlags;
 use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Operation, Tag};
 use sidecore_controller::{ControllerError, FunctionOptions, VirtualFunction};
-use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
+use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_units::Nanos;
 
 use super::Bug;
 use super::model::Writes;
 use super::register::Moment;
-use super::world::{Step, World};
+use super::world::World;
+use crate::guest::memory;
+use crate::history::{Step, System as _};
 use crate::volumes::disk::SECTOR_BYTES;
 use crate::volumes::model::{fill, stamp_of};
 
@@ -70,14 +71,9 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    pub(super) fn new() -> Result<Self, String> {
-        let len_bytes = BUFFERS * BUFFER_SECTORS * SECTOR_BYTES as u64;
-        let file = rustix::fs::memfd_create("guests", MemfdFlags::CLOEXEC).map_err(|error| error.to_string())?;
-        rustix::fs::ftruncate(&file, len_bytes).map_err(|error| error.to_string())?;
-        let (guest_address, user_address) = (GuestAddress(0), UserAddress(0));
-        let region = RegionSpec { guest_address, user_address, len_bytes, file, file_offset_bytes: 0 };
-        let memory = GuestMemory::map(vec![region]).map_err(|error| error.to_string())?;
-        Ok(Self { memory, free: (0..BUFFERS).collect(), tags: 0, pending: BTreeMap::new() })
+    pub(super) fn new() -> Self {
+        let memory = memory(BUFFERS * BUFFER_SECTORS * SECTOR_BYTES as u64);
+        Self { memory, free: (0..BUFFERS).collect(), tags: 0, pending: BTreeMap::new() }
     }
 }
 
@@ -316,17 +312,17 @@ impl World {
         match request.result {
             Ok(()) => {}
             Err(BlockError::NoSpace) if operation.is_write() => {
-                self.ledger.refusals += 1;
+                self.ledger.outcome.refusals += 1;
                 return Ok(false);
             }
             Err(BlockError::ReadOnly) if operation.is_write() && self.has_failed => return Ok(false),
             Err(BlockError::Io { .. } | BlockError::NoSpace) if excused => {
-                self.failures += 1;
+                self.ledger.outcome.failures += 1;
                 return Ok(false);
             }
             Err(error) => return Err(format!("{} fails: {error}", pending)),
         }
-        self.successes += 1;
+        self.ledger.outcome.requests += 1;
         if operation == Operation::Read {
             let mut data = vec![0; request.len_bytes as usize];
             request.segments.copy_to_slice(0, &mut data);

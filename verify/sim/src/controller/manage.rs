@@ -7,7 +7,8 @@ use super::Bug;
 use super::model::ModelVolume;
 use super::register::Moment;
 use super::settle::Settling;
-use super::world::{Step, World};
+use super::world::World;
+use crate::history::{Step, System as _};
 
 impl World {
     /// A random operation.
@@ -51,7 +52,7 @@ impl World {
     fn refused(&mut self, error: &ControllerError) -> Step {
         match error {
             ControllerError::Volume(VolumeError::NoSpace { .. } | VolumeError::DiskFull(_)) => {
-                self.ledger.refusals += 1;
+                self.ledger.outcome.refusals += 1;
                 Ok(())
             }
             // A snapshot cannot be resized, nor perhaps have snapshots.

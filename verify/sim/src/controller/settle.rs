@@ -7,7 +7,8 @@ use sidecore_volume::Disk;
 
 use super::Bug;
 use super::register::Moment;
-use super::world::{Step, World};
+use super::world::World;
+use crate::history::{Step, System as _};
 use crate::volumes::find;
 
 /// Rounds within which all requests in flight must end.

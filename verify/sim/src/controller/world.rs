@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use sidecore_controller::{Controller, ControllerOptions};
+use sidecore_controller::{Answered, Controller, ControllerOptions};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
-use sidecore_volume::OpenOptions;
+use sidecore_volume::{FormatOptions, HeapMemory, format};
 
 use super::Bug;
 use super::death::Keeping;
@@ -15,13 +15,12 @@ use super::register::Moment;
 use super::settle::Settling;
 use super::store::{Manner, SimStore};
 use crate::Random;
+use crate::history::{Cut, History, Ledger, Outcome, Parts, Step, System, Traced};
+use crate::violation::Violation;
+use crate::volumes::cut::Cutter;
 use crate::volumes::disk::SimDisk;
 use crate::volumes::model::Found;
 use crate::volumes::tuning::Tuning;
-use crate::volumes::world::Ledger;
-
-/// The result of a step: an error says which check failed.
-pub(super) type Step = Result<(), String>;
 
 /// The choices of a history beside the [`Tuning`].
 #[derive(Clone, Copy, Debug)]
@@ -77,27 +76,43 @@ pub(super) struct World {
     pub(super) has_failed: bool,
     /// The position of the first commit's end, from which on a second copy of the metadata exists.
     pub(super) first_commit: Option<usize>,
-    /// Requests that succeeded, and requests that the store's failures ended.
-    pub(super) successes: u64,
-    pub(super) failures: u64,
-    /// Deaths of the process, and those that left changes to replay.
-    pub(super) deaths: u64,
-    pub(super) replays: u64,
     /// A check that failed in the middle of the controller's work.
     pub(super) wrong: Option<String>,
     /// Each step, with the position of the recording before it.
-    pub(super) trace: Vec<(usize, String)>,
+    pub(super) trace: Vec<Traced>,
 }
 
-impl World {
-    /// Starts a controller on a disk whose whole content, `found`, is safe.
-    pub(super) fn new(
+impl System for World {
+    type Bug = Bug;
+    type Manner = (Tuning, Habits);
+    type Kept = ();
+    const STARTS_PER_FORMAT: u64 = u64::MAX;
+
+    fn draw(random: &mut Random) -> (Tuning, Habits) {
+        (Tuning::draw(random), Habits::draw(random))
+    }
+
+    fn tuning((tuning, _): &(Tuning, Habits)) -> &Tuning {
+        tuning
+    }
+
+    fn format(history: &mut History<Self>, bytes: Vec<u8>) -> Result<Vec<u8>, Box<Violation>> {
+        let disk = SimDisk::new(bytes);
+        let block_bytes = history.tuning().block_bytes;
+        let options = FormatOptions { block_bytes, label: "simulated".to_owned(), uuid: [7; 16], force: true };
+        let formatted = format(&mut disk.clone(), &options);
+        formatted.map_err(|error| history.violation("formatting", error.to_string(), &[], 0))?;
+        Ok(disk.bytes())
+    }
+
+    fn start(
         mut random: Random,
         (tuning, habits): (Tuning, Habits),
         bug: Option<Bug>,
         ledger: Ledger,
         disk: SimDisk,
         found: &Found,
+        (): (),
     ) -> Result<Self, String> {
         let Habits { delay, requests_per_fault, btlb_entries, .. } = habits;
         let manner = Manner { delay, requests_per_fault, bug };
@@ -127,7 +142,7 @@ impl World {
             controller,
             keeping,
             model: Model::adopt(found, tuning.sectors_per_block() as u64),
-            requests: Requests::new()?,
+            requests: Requests::new(),
             core: CoreContext::default(),
             guests: Vec::new(),
             settling: Vec::new(),
@@ -136,17 +151,13 @@ impl World {
             depth: 0,
             has_failed: false,
             first_commit: None,
-            successes: 0,
-            failures: 0,
-            deaths: 0,
-            replays: 0,
             wrong: None,
             trace: Vec::new(),
         })
     }
 
     /// Takes so many steps, or fewer if the disk fails for good, and ends all requests.
-    pub(super) fn run(&mut self, steps: u64) -> Step {
+    fn run(&mut self, steps: u64, _is_last: bool) -> Step {
         for _ in 0..steps {
             if self.has_failed {
                 break;
@@ -156,6 +167,40 @@ impl World {
         self.finish()
     }
 
+    /// Leaks the guests: their requests in flight will never end.
+    fn abandon(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.guests));
+    }
+
+    fn parts(&mut self) -> Parts<'_> {
+        let Self { random, tuning, ledger, disk, trace, .. } = self;
+        Parts { random, tuning, ledger, disk, trace }
+    }
+
+    fn may_survive(_cutter: &Cutter<'_>) -> bool {
+        true
+    }
+
+    fn has_second_copy(&self, position: usize) -> bool {
+        self.first_commit.is_some_and(|first| position >= first)
+    }
+
+    fn check_cut(&self, found: &Found, cut: Cut, _outcome: &mut Outcome) -> Step {
+        self.model.check_left(found, cut.position, &self.ledger.stamps)
+    }
+
+    fn log_at_death(&self) -> Answered {
+        let log = self.keeping.log.as_ref().map(|log| Arc::new(HeapMemory::of_words(log.to_words())));
+        Keeping { log, ..self.keeping.clone() }.answered(self.bug)
+    }
+
+    fn check_death(&mut self, found: &Found) -> Step {
+        let now = self.now();
+        self.model.check_died(found, now, &self.ledger.stamps)
+    }
+}
+
+impl World {
     fn finish(&mut self) -> Step {
         self.drain()?;
         self.store.stop_failing();
@@ -200,25 +245,9 @@ impl World {
         self.disk.position()
     }
 
-    /// Notes the step that follows.
-    pub(super) fn note(&mut self, what: impl Into<String>) {
-        self.ledger.operations += 1;
-        self.trace.push((self.disk.position(), what.into()));
-    }
-
     pub(super) fn any_volume(&mut self) -> Option<u64> {
         let count = self.model.present().count();
         let index = self.random.below(count.max(1) as u64) as usize;
         self.model.present().nth(index).map(|(id, _)| id)
-    }
-
-    /// Leaks the guests: their requests in flight will never end.
-    pub(super) fn abandon(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.guests));
-    }
-
-    /// The options with which all disks of this history are opened.
-    pub(super) const fn open_options(&self) -> OpenOptions {
-        self.tuning.open_options()
     }
 }

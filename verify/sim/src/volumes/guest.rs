@@ -12,7 +12,8 @@ use super::death::Answered;
 use super::disk::SECTOR_BYTES;
 use super::find;
 use super::model::{CellId, Place, Stamp, fill, stamp_of};
-use super::world::{Step, World};
+use super::world::World;
+use crate::history::{Step, System as _};
 
 /// With this much free space, in bytes, an allocation must succeed. Below it, single tree nodes may
 /// need the space.
@@ -179,7 +180,7 @@ impl World {
 
     /// Counts a refusal that is legitimate.
     pub(super) const fn refused(&mut self) -> Step {
-        self.ledger.refusals += 1;
+        self.ledger.outcome.refusals += 1;
         Ok(())
     }
 

@@ -8,7 +8,8 @@ use sidecore_units::Vlba;
 use sidecore_volume::{MAX_VOLUME_BYTES, NewVolume, VolumeError, VolumeId};
 
 use super::model::ModelVolume;
-use super::world::{Step, World};
+use super::world::World;
+use crate::history::{Step, System as _};
 
 /// Commits after which an operation that must succeed on a full store may still fail.
 const PATIENCE: u32 = 3;
@@ -223,12 +224,12 @@ impl World {
             match operation(self) {
                 Ok(()) => return Ok(true),
                 Err(VolumeError::NoSpace { .. }) if self.is_committing() => {
-                    self.ledger.refusals += 1;
+                    self.ledger.outcome.refusals += 1;
                     return Ok(false);
                 }
                 Err(VolumeError::NoSpace { .. }) if round > 0 && self.volumes.log_room() == Some(0) => {
                     // The writes in flight have reserved the whole log.
-                    self.ledger.refusals += 1;
+                    self.ledger.outcome.refusals += 1;
                     return Ok(false);
                 }
                 Err(VolumeError::NoSpace { .. }) => {

@@ -7,7 +7,8 @@ use sidecore_units::Vlba;
 use sidecore_volume::{VolumeError, VolumeId};
 
 use super::death::Answered;
-use super::world::{Step, World};
+use super::world::World;
+use crate::history::{Step, System as _};
 
 impl World {
     /// Discards random blocks.
@@ -101,14 +102,14 @@ impl World {
             if sources.is_empty() { "are discarded".to_owned() } else { format!("are shared from volume {from}") };
         self.note(format!("{count} second blocks of volume {to} from {first} on {what}"));
         for (index, block) in (first..).step_by(2).enumerate().take(count as usize) {
-            let refusals = self.ledger.refusals;
+            let refusals = self.ledger.outcome.refusals;
             if sources.is_empty() {
                 self.unmap(to, BlockRange::new(Vlba(block), 1))?;
             } else {
                 let source = sources[sources.len() - 1 - index % sources.len()];
                 self.share_blocks(from, BlockRange::new(Vlba(source), 1), to, block)?;
             }
-            if self.ledger.refusals > refusals || self.volumes.read_only().is_some() {
+            if self.ledger.outcome.refusals > refusals || self.volumes.read_only().is_some() {
                 break;
             }
         }

@@ -5,34 +5,21 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use sidecore_controller::Answered as LogAtDeath;
 use sidecore_volume::{Commit, CommitError, Disk, Freed, HeapMemory, LogPlace, Recovery, VolumeId, Volumes};
 
 use super::Bug;
+use super::cut::Cutter;
 use super::death::{Answered, log_memory, place};
 use super::disk::SimDisk;
 use super::find;
+use super::format::format_and_cut;
 use super::guest::FreshWrite;
-use super::model::{Cells, Found, Generation, Mark, ModelVolume, Place, Stamps, State, When, compare};
+use super::model::{Cells, Found, Generation, Mark, ModelVolume, Place, State, When, compare};
 use super::tuning::Tuning;
 use crate::Random;
-
-/// State that continues over power cuts.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Ledger {
-    pub(crate) stamps: Stamps,
-    /// The number of names that were given.
-    pub(crate) names: u64,
-    /// The clock, in seconds.
-    pub(crate) now_unix_s: u64,
-    /// Steps on the volumes.
-    pub(crate) operations: u64,
-    /// Steps refused because the disk was full or a quota reached.
-    pub(crate) refusals: u64,
-    /// Deaths of the process.
-    pub(crate) deaths: u64,
-    /// Deaths that left changes to replay.
-    pub(crate) replays: u64,
-}
+use crate::history::{Cut, History, Ledger, Outcome, Parts, Step, System, Traced};
+use crate::violation::Violation;
 
 /// Volumes from one start to the next power cut, and their model.
 pub(super) struct World {
@@ -62,15 +49,29 @@ pub(super) struct World {
     /// A check that failed while a commit was being written.
     failed: Option<String>,
     /// Each step, with the position of the recording before it.
-    pub(super) trace: Vec<(usize, String)>,
+    pub(super) trace: Vec<Traced>,
 }
 
-/// The result of a step: an error says which check failed.
-pub(super) type Step = Result<(), String>;
+impl System for World {
+    type Bug = Bug;
+    type Manner = Tuning;
+    /// The largest id ever used.
+    type Kept = Option<u64>;
+    const STARTS_PER_FORMAT: u64 = 10;
 
-impl World {
-    /// Starts on a disk whose whole content, `found`, is safe.
-    pub(super) fn new(
+    fn draw(random: &mut Random) -> Tuning {
+        Tuning::draw(random)
+    }
+
+    fn tuning(tuning: &Tuning) -> &Tuning {
+        tuning
+    }
+
+    fn format(history: &mut History<Self>, bytes: Vec<u8>) -> Result<Vec<u8>, Box<Violation>> {
+        format_and_cut(history, bytes)
+    }
+
+    fn start(
         mut random: Random,
         tuning: Tuning,
         bug: Option<Bug>,
@@ -117,8 +118,81 @@ impl World {
         })
     }
 
+    fn run(&mut self, steps: u64, is_last: bool) -> Step {
+        self.take_steps(steps)?;
+        if is_last { self.delete_everything() } else { Ok(()) }
+    }
+
+    fn parts(&mut self) -> Parts<'_> {
+        let Self { random, tuning, ledger, disk, trace, .. } = self;
+        Parts { random, tuning, ledger, disk, trace }
+    }
+
+    fn may_survive(cutter: &Cutter<'_>) -> bool {
+        cutter.is_uncertain()
+    }
+
+    fn has_second_copy(&self, position: usize) -> bool {
+        !Rc::ptr_eq(&self.mark_at(position).safe, &self.marks[0].safe)
+    }
+
+    fn check_cut(&self, found: &Found, cut: Cut, outcome: &mut Outcome) -> Result<Option<u64>, String> {
+        let Cut { position, flushed } = cut;
+        let mark = self.mark_at(position);
+        let mut wrong = Vec::new();
+        for (name, generation) in [("safe", Some(&mark.safe)), ("next", mark.next.as_ref())] {
+            let Some(generation) = generation else { continue };
+            // A commit takes effect only after a flush of everything that it refers to.
+            if name == "next" && flushed < generation.taken {
+                continue;
+            }
+            let when = When { taken: generation.taken, flushed, cut: position };
+            if let Err(what) = compare(found, generation, &self.cells, &self.ledger.stamps, when, true) {
+                wrong.push(format!("not the {name} generation: {what}"));
+                continue;
+            }
+            let extents = found.values().map(|volume| volume.info.extents).max();
+            outcome.most_extents = outcome.most_extents.max(extents.unwrap_or(0));
+            outcome.fell_back += u64::from(mark.next.is_some() && name == "safe");
+            outcome.went_ahead += u64::from(name == "next");
+            return Ok(generation.newest_id);
+        }
+        Err(wrong.join("\n  and "))
+    }
+
+    fn log_at_death(&self) -> LogAtDeath {
+        let words = match self.bug {
+            Some(Bug::AnswerBeforeLog) => self.log_before.clone(),
+            _ => self.log.to_words(),
+        };
+        LogAtDeath::InLog(Arc::new(HeapMemory::of_words(words)), self.place)
+    }
+
+    fn check_death(&mut self, found: &Found) -> Step {
+        let when = When { taken: usize::MAX, flushed: usize::MAX, cut: usize::MAX };
+        let Some(mark) = self.marks.last() else { return Err("no generation was ever safe".to_owned()) };
+        let mut wrong = Vec::new();
+        for generation in [Some(&mark.safe), mark.next.as_ref()].into_iter().flatten() {
+            let state = self.answered_since(generation);
+            let expected = Generation { taken: usize::MAX, state, newest_id: None, answered: 0 };
+            match compare(found, &expected, &self.cells, &self.ledger.stamps, when, false) {
+                Ok(()) => return Ok(()),
+                Err(what) => wrong.push(what),
+            }
+        }
+        Err(wrong.join("\n  and "))
+    }
+}
+
+impl World {
+    /// The generations that a cut at this position may leave. The first mark is at position 0.
+    fn mark_at(&self, position: usize) -> &Mark {
+        let later = self.marks.partition_point(|mark| mark.from <= position);
+        &self.marks[later - 1]
+    }
+
     /// Takes so many steps, or fewer if the volumes become read-only because the disk failed.
-    pub(super) fn run(&mut self, steps: u64) -> Step {
+    fn take_steps(&mut self, steps: u64) -> Step {
         for _ in 0..steps {
             if self.volumes.read_only().is_some() {
                 return Ok(());
@@ -146,12 +220,6 @@ impl World {
             50..58 => self.manage(),
             _ => self.advance_fresh_write(),
         }
-    }
-
-    /// Notes the step that follows.
-    pub(super) fn note(&mut self, what: impl Into<String>) {
-        self.ledger.operations += 1;
-        self.trace.push((self.disk.position(), what.into()));
     }
 
     /// Reuses blocks that have waited long enough.
