@@ -11,10 +11,10 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use rustix::fs::FallocateFlags;
+use sidecore_kit::process::output_of;
 
 /// The kind of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Tmpfs {
     /// The process is not root's.
     pub fn new(path: &Path) -> Result<Self> {
         std::fs::create_dir_all(path)?;
-        run("mount", &["-t", "tmpfs", "-o", "huge=always,size=100%", "sidecore-bench", text(path)?])?;
+        output_of("mount", &["-t", "tmpfs", "-o", "huge=always,size=100%", "sidecore-bench", text(path)?])?;
         Ok(Self { path: path.to_owned(), is_mounted: true })
     }
 
@@ -82,7 +82,7 @@ impl Drop for Tmpfs {
 
 fn detach(path: &Path, is_mounted: &mut bool) -> Result<()> {
     if *is_mounted {
-        run("umount", &["--lazy", text(path)?])?;
+        output_of("umount", &["--lazy", text(path)?])?;
         *is_mounted = false;
     }
     Ok(())
@@ -112,12 +112,12 @@ impl HostDisk {
         let backing = directory.join("disk");
         let file = File::create(&backing).with_context(|| format!("cannot make {}", backing.display()))?;
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes).context("no room for a loop device")?;
-        let attached = run("losetup", &["--find", "--show", "--direct-io=on", text(&backing)?]);
+        let attached = output_of("losetup", &["--find", "--show", "--direct-io=on", text(&backing)?]);
         let _ = std::fs::remove_file(&backing);
         let path = PathBuf::from(attached?.trim());
         let open = File::open(&path);
         // While the device is open, this only tells the kernel to clear it at its last close.
-        run("losetup", &["--detach", text(&path)?])?;
+        output_of("losetup", &["--detach", text(&path)?])?;
         let open = open.with_context(|| format!("cannot open {}", path.display()))?;
         Ok(Self { keep: Keep::Open(open), path })
     }
@@ -171,9 +171,9 @@ impl Ext4 {
     pub fn new(device: HostDisk, path: &Path) -> Result<Self> {
         // Leaves no initialization for the background, where it would disturb measurements.
         let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
-        run("mkfs.ext4", &["-q", "-F", "-b", "4096", "-E", options, text(&device.path)?])?;
+        output_of("mkfs.ext4", &["-q", "-F", "-b", "4096", "-E", options, text(&device.path)?])?;
         std::fs::create_dir_all(path)?;
-        run("mount", &["-t", "ext4", text(&device.path)?, text(path)?])?;
+        output_of("mount", &["-t", "ext4", text(&device.path)?, text(path)?])?;
         Ok(Self { path: path.to_owned(), device, is_mounted: true })
     }
 
@@ -220,16 +220,4 @@ impl Drop for Ext4 {
 
 fn text(path: &Path) -> Result<&str> {
     path.to_str().context("not a name in UTF-8")
-}
-
-/// Runs a program that must succeed, and returns its standard output.
-fn run(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("{program} is not installed"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{program} failed ({}): {}", output.status, said.trim());
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -39,7 +39,8 @@ pub mod runs;
 pub mod shares;
 pub mod sidecored;
 pub mod stats;
-pub mod stop;
 pub mod translation;
 pub mod verdicts;
 pub mod workers;
+
+pub use sidecore_kit::interrupt as stop;

@@ -3,11 +3,12 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
+use sidecore_kit::process::{self, tied_to_this_process};
 use sidecore_units::CoreId;
 
 use crate::{stop, workers};
@@ -19,7 +20,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct Process {
     name: String,
-    child: Child,
+    child: process::Process,
     log: PathBuf,
 }
 
@@ -33,14 +34,11 @@ impl Process {
         let log = directory.join(format!("{name}.log"));
         let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let cores: Vec<String> = cores.iter().map(ToString::to_string).collect();
-        let child = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "--", "taskset", "--cpu-list", &cores.join(",")])
-            .args(command)
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output)
-            .spawn()
-            .with_context(|| format!("cannot start {name}: setpriv and taskset (util-linux) are needed"))?;
+        let mut taskset = tied_to_this_process("taskset".as_ref());
+        taskset.args(["--cpu-list", &cores.join(",")]).args(command);
+        taskset.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let child = process::Process::start(&mut taskset)
+            .with_context(|| format!("cannot start {name}: taskset (util-linux) is needed"))?;
         Ok(Self { name: name.to_owned(), child, log })
     }
 
@@ -130,7 +128,7 @@ impl Process {
     pub fn end(mut self) -> Result<()> {
         self.thaw()?;
         self.signal(Signal::TERM)?;
-        let Some(status) = self.reap(STOP_TIMEOUT) else {
+        let Some(status) = self.child.wait_for_end(STOP_TIMEOUT)? else {
             bail!("{} does not end when asked to:\n{}", self.name, self.output());
         };
         if !status.success() {
@@ -140,19 +138,7 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
-        rustix::process::kill_process(pid, signal).with_context(|| format!("{} is gone", self.name))
-    }
-
-    fn reap(&mut self, within: Duration) -> Option<std::process::ExitStatus> {
-        let end = Instant::now() + within;
-        while Instant::now() < end {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return Some(status);
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        None
+        self.child.signal(signal).with_context(|| format!("{} is gone", self.name))
     }
 
     /// The state letter of each thread (proc(5)).
@@ -176,10 +162,8 @@ impl Drop for Process {
         }
         let _ = self.signal(Signal::TERM);
         let _ = self.thaw();
-        if self.reap(STOP_TIMEOUT).is_none() {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
+        // A child that still runs after that is killed.
+        let _ = self.child.wait_for_end(STOP_TIMEOUT);
     }
 }
 

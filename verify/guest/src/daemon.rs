@@ -17,7 +17,7 @@ impl Daemon {
     /// Writes the configuration into `directory`, starts the daemon with it, and waits until the
     /// daemon serves.
     pub(crate) fn start(
-        inbox: &mut Inbox<'_>,
+        inbox: &mut Inbox,
         binaries: &Path,
         directory: &Path,
         sidecore: Sidecore,
@@ -35,12 +35,12 @@ impl Daemon {
     }
 
     /// Restarts the daemon; the new one resumes the connections of the old one's guests.
-    pub(crate) fn restart(&self, inbox: &mut Inbox<'_>) -> Result<()> {
+    pub(crate) fn restart(&self, inbox: &mut Inbox) -> Result<()> {
         self.running.hang_up()?;
         self.wait_ready(inbox)
     }
 
-    fn wait_ready(&self, inbox: &mut Inbox<'_>) -> Result<()> {
+    fn wait_ready(&self, inbox: &mut Inbox) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             match inbox.next(deadline)? {
@@ -53,7 +53,7 @@ impl Daemon {
     }
 
     /// Stops the daemon as a service manager would, and checks its exit status.
-    pub(crate) fn stop(self, inbox: &mut Inbox<'_>) -> Result<()> {
+    pub(crate) fn stop(self, inbox: &mut Inbox) -> Result<()> {
         self.running.terminate()?;
         let deadline = Instant::now() + Duration::from_secs(60);
         // The daemon has two outputs. A later daemon's outputs close later, so they cannot be

@@ -6,8 +6,8 @@ use crate::progress::Progress;
 use crate::root::Root;
 use crate::text;
 use anyhow::{Context, Result, ensure};
+use sidecore_kit::process::output_of;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 const NAME: &str = "qemu-system-x86_64";
 /// The device that is a vfio-user client, in QEMU since 10.1.
@@ -65,11 +65,8 @@ impl Emulator {
 
     fn ask(&self, arguments: &[&str]) -> Result<String> {
         let (program, words) = self.command.split_first().context("an empty command")?;
-        let output = Command::new(program).args(words).args(arguments).stdin(Stdio::null()).output();
-        let output = output.with_context(|| format!("cannot run {NAME}"))?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{NAME} {} failed: {}", arguments.join(" "), said.trim());
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        let words: Vec<&str> = words.iter().map(String::as_str).chain(arguments.iter().copied()).collect();
+        Ok(output_of(program, &words)?)
     }
 }
 

@@ -22,7 +22,6 @@ mod emulator;
 mod guest;
 mod initramfs;
 mod install;
-mod interrupt;
 pub mod libvirt;
 mod measure;
 mod measured;
@@ -51,6 +50,7 @@ pub use nvme::{Nvme, Way};
 pub use overhead::Overhead;
 pub use report::{Mode, Row};
 use serde::Serialize;
+use sidecore_kit::interrupt;
 pub use volumes::Volumes;
 
 /// The options of the demo.
@@ -90,26 +90,26 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
         cfg!(all(target_os = "linux", target_arch = "x86_64")),
         "the demo boots an x86-64 guest on an x86-64 Linux machine; this is another kind"
     );
-    let interrupt = interrupt::Interrupt::watch()?;
+    listen()?;
     let progress = progress::Progress::start();
     let cache = options.target.join("guest");
     std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
 
     install::missing_packages(&progress)?;
-    interrupt.check()?;
+    interrupt::check()?;
     let kernel = download::kernel(&cache, &progress)?;
     let busybox = download::busybox(&cache, &progress)?;
-    interrupt.check()?;
+    interrupt::check()?;
     let installed = emulator::Emulator::installed()?;
     let vfio_user = emulator::Emulator::with_vfio_user(&options.target.join(root::ROOTS), &progress)?;
-    interrupt.check()?;
+    interrupt::check()?;
     let initramfs = initramfs::build(&cache, &kernel, &busybox, &progress)?;
-    interrupt.check()?;
+    interrupt::check()?;
     let binaries = match &options.binaries {
         Some(binaries) => binaries.clone(),
         None => build_daemon(options, &progress)?,
     };
-    interrupt.check()?;
+    interrupt::check()?;
 
     let accelerator = qemu::Accelerator::choose();
     progress.say(accelerator.explanation());
@@ -120,7 +120,6 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
         initramfs: &initramfs,
         binaries: &binaries,
         scratch: &cache,
-        interrupt: &interrupt,
         progress: &progress,
     };
     let (mut rows, mut overheads) = (Vec::new(), Vec::new());
@@ -186,6 +185,11 @@ fn build_daemon(options: &DemoOptions, progress: &progress::Progress) -> Result<
         .context("cannot run cargo; is Rust installed?")?;
     ensure!(status.success(), "the daemon does not build ({status}); cargo's messages above say why");
     Ok(options.target.join("release"))
+}
+
+/// Notes the signals of a terminal or a service manager.
+fn listen() -> Result<()> {
+    interrupt::listen().and_then(|()| interrupt::listen_to_hang_up()).context("cannot handle signals")
 }
 
 /// The path as text, for configuration files and command lines.

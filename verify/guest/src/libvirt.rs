@@ -13,10 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use sidecore_kit::interrupt;
 
 use crate::progress::Progress;
 use crate::qemu::Accelerator;
-use crate::{DemoOptions, build_daemon, download, initramfs, install, interrupt, text};
+use crate::{DemoOptions, build_daemon, download, initramfs, install, listen, text};
 use domain::Domain;
 use place::Place;
 
@@ -55,7 +56,7 @@ pub struct Inside {
 /// A program or file is not available, or the guest read other data than it wrote.
 pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
     ensure!(cfg!(all(target_os = "linux", target_arch = "x86_64")), "this boots an x86-64 guest on x86-64 Linux");
-    let interrupt = interrupt::Interrupt::watch()?;
+    listen()?;
     let progress = Progress::start();
     let cache = options.target.join("guest");
     std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
@@ -68,7 +69,7 @@ pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
         Some(binaries) => binaries.clone(),
         None => build_daemon(options, &progress)?,
     };
-    interrupt.check()?;
+    interrupt::check()?;
 
     let mut command = if rustix::process::geteuid().is_root() {
         Command::new("unshare")
@@ -90,10 +91,10 @@ pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
             ensure!(status.success(), "the run with libvirt failed ({status}); its messages above say why");
             return Ok(());
         }
-        if let Err(interrupted) = interrupt.check() {
+        if let Err(interrupted) = interrupt::check() {
             drop(child.stdin.take());
             child.wait()?;
-            return Err(interrupted);
+            return Err(interrupted.into());
         }
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
@@ -156,16 +157,6 @@ fn end_with_the_parent() {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
         std::process::exit(1);
     });
-}
-
-/// Runs a program to its end and returns its output; a failure's error has the error output.
-fn run(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("cannot run {program}"))?;
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    let command = || format!("{program} {}", arguments.join(" "));
-    ensure!(output.status.success(), "{} failed: {}", command(), said(&output.stderr));
-    Ok(said(&output.stdout))
 }
 
 /// Copies a file so that other users can read it.

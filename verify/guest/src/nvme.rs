@@ -108,7 +108,7 @@ pub(crate) struct Found {
 struct Steps<'s, 'a> {
     session: &'s mut Session<'a>,
     guest: Guest,
-    qmp: Qmp<'a>,
+    qmp: Qmp,
     checks: &'s mut Checks,
     can_unplug: bool,
 }

@@ -1,14 +1,14 @@
 //! Child processes that cannot outlive the demo, and a channel for the lines that they print.
 
-use crate::install;
-use crate::interrupt::Interrupt;
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group};
+use sidecore_kit::interrupt;
+use sidecore_kit::process::{Process, tied_to_this_process};
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -30,24 +30,23 @@ pub(crate) enum Event {
 }
 
 /// The channel of all processes' lines, in order.
-pub(crate) struct Inbox<'a> {
+pub(crate) struct Inbox {
     sender: Sender<Event>,
     receiver: Receiver<Event>,
-    interrupt: &'a Interrupt,
     /// The last lines of QEMU and the daemon, for error messages.
     recent: VecDeque<(Source, String)>,
 }
 
-impl<'a> Inbox<'a> {
-    pub(crate) fn new(interrupt: &'a Interrupt) -> Inbox<'a> {
+impl Inbox {
+    pub(crate) fn new() -> Inbox {
         let (sender, receiver) = mpsc::channel();
-        Inbox { sender, receiver, interrupt, recent: VecDeque::new() }
+        Inbox { sender, receiver, recent: VecDeque::new() }
     }
 
     /// The next event; `None` if the deadline passes first. Fails once a signal has arrived.
     pub(crate) fn next(&mut self, deadline: Instant) -> Result<Option<Event>> {
         loop {
-            self.interrupt.check()?;
+            interrupt::check()?;
             let left = deadline.saturating_duration_since(Instant::now());
             // Signals do not wake this wait, so it is cut into pieces too short for a user to
             // notice.
@@ -94,34 +93,25 @@ impl<'a> Inbox<'a> {
 /// A child process; dropping it kills and reaps it.
 pub(crate) struct Running {
     name: String,
-    child: Child,
+    child: Process,
 }
 
 impl Running {
     /// Starts a program whose standard output and error become lines of the given sources.
     pub(crate) fn start<A: AsRef<OsStr>>(
-        inbox: &Inbox<'_>,
+        inbox: &Inbox,
         program: &OsStr,
         arguments: impl IntoIterator<Item = A>,
         stdout: Source,
         stderr: Source,
     ) -> Result<Running> {
         let name = program.to_string_lossy().into_owned();
-        // If this process is killed and cannot clean up, the kernel kills the child. setpriv
-        // replaces itself with the program, so the process id is the program's own.
-        let mut command = match install::find("setpriv") {
-            Some(setpriv) => {
-                let mut command = Command::new(setpriv);
-                command.args(["--pdeathsig", "KILL", "--"]).arg(program);
-                command
-            }
-            None => Command::new(program),
-        };
+        let mut command = tied_to_this_process(program);
         command.args(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A Ctrl-C in the terminal must only reach this process, which ends its children in order.
         command.process_group(0);
-        let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let mut child = Process::start(&mut command).with_context(|| format!("cannot start {name}"))?;
         if let Some(pipe) = child.stdout.take() {
             read_lines(stdout, pipe, inbox.sender.clone());
         }
@@ -142,14 +132,16 @@ impl Running {
 
     /// Asks the program to end.
     pub(crate) fn terminate(&self) -> Result<()> {
-        kill_process(Pid::from_child(&self.child), Signal::TERM)
-            .with_context(|| format!("cannot send a signal to {}", self.name))
+        self.signal(Signal::TERM)
     }
 
     /// Sends SIGHUP, on which a service starts again.
     pub(crate) fn hang_up(&self) -> Result<()> {
-        kill_process(Pid::from_child(&self.child), Signal::HUP)
-            .with_context(|| format!("cannot send a signal to {}", self.name))
+        self.signal(Signal::HUP)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        self.child.signal(signal).with_context(|| format!("cannot send a signal to {}", self.name))
     }
 
     /// Waits for the exit status of a program that has closed its output.
@@ -160,10 +152,9 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // If the program has started others, they are in its group. Both calls fail only if the
+        // If the program has started others, they are in its group. The call fails only if the
         // process is already gone.
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
-        let _ = self.child.wait();
     }
 }
 
@@ -191,14 +182,13 @@ mod tests {
 
     const GUEST: Source = Source::Guest("guest");
 
-    fn shell(inbox: &Inbox<'_>, script: &str) -> Running {
+    fn shell(inbox: &Inbox, script: &str) -> Running {
         Running::start(inbox, OsStr::new("sh"), ["-c", script], GUEST, Source::Qemu("guest")).unwrap()
     }
 
     #[test]
     fn lines_arrive_and_answers_go_back() {
-        let interrupt = Interrupt::watch().unwrap();
-        let mut inbox = Inbox::new(&interrupt);
+        let mut inbox = Inbox::new();
         let mut running = shell(&inbox, "echo one; read answer; echo got $answer");
         let deadline = Instant::now() + Duration::from_secs(20);
         let mut lines = Vec::new();
@@ -220,8 +210,7 @@ mod tests {
 
     #[test]
     fn dropping_ends_the_process() {
-        let interrupt = Interrupt::watch().unwrap();
-        let mut inbox = Inbox::new(&interrupt);
+        let mut inbox = Inbox::new();
         let running = shell(&inbox, "echo up; exec sleep 600");
         let deadline = Instant::now() + Duration::from_secs(20);
         assert!(matches!(inbox.next(deadline).unwrap(), Some(Event::Line(GUEST, line)) if line == "up"));
@@ -233,8 +222,7 @@ mod tests {
 
     #[test]
     fn a_silent_process_meets_the_deadline() {
-        let interrupt = Interrupt::watch().unwrap();
-        let mut inbox = Inbox::new(&interrupt);
+        let mut inbox = Inbox::new();
         let _running = shell(&inbox, "exec sleep 600");
         assert!(inbox.next(Instant::now() + Duration::from_millis(50)).unwrap().is_none());
     }

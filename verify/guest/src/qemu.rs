@@ -103,7 +103,7 @@ pub(crate) struct Machine<'a> {
 const MEMORY: &str = "768M";
 
 impl Machine<'_> {
-    pub(crate) fn start(&self, inbox: &Inbox<'_>) -> Result<Running> {
+    pub(crate) fn start(&self, inbox: &Inbox) -> Result<Running> {
         let (program, words) = self.emulator.command.split_first().context("an empty command")?;
         let arguments = words.iter().map(OsString::from).chain(self.arguments()?);
         Running::start(inbox, program.as_ref(), arguments, Source::Guest(self.name), Source::Qemu(self.name))

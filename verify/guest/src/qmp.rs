@@ -1,9 +1,9 @@
 //! The control connection to a running QEMU (the QEMU Machine Protocol), by which devices are
 //! plugged and unplugged.
 
-use crate::interrupt::Interrupt;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
+use sidecore_kit::interrupt;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,18 +15,17 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A wait is cut into pieces of this length, so that a signal is noticed.
 const PIECE: Duration = Duration::from_millis(100);
 
-pub(crate) struct Qmp<'a> {
+pub(crate) struct Qmp {
     stream: UnixStream,
-    interrupt: &'a Interrupt,
     /// Received bytes of an incomplete line.
     partial: Vec<u8>,
     /// Received events that no call has taken.
     events: VecDeque<Value>,
 }
 
-impl<'a> Qmp<'a> {
+impl Qmp {
     /// Connects to a QEMU that may have just been started.
-    pub(crate) fn connect(socket: &Path, interrupt: &'a Interrupt) -> Result<Qmp<'a>> {
+    pub(crate) fn connect(socket: &Path) -> Result<Qmp> {
         let deadline = Instant::now() + PATIENCE;
         let stream = loop {
             match UnixStream::connect(socket) {
@@ -36,14 +35,14 @@ impl<'a> Qmp<'a> {
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }
-            interrupt.check()?;
+            interrupt::check()?;
         };
-        Qmp::greet(stream, interrupt)
+        Qmp::greet(stream)
     }
 
-    fn greet(stream: UnixStream, interrupt: &'a Interrupt) -> Result<Qmp<'a>> {
+    fn greet(stream: UnixStream) -> Result<Qmp> {
         stream.set_read_timeout(Some(PIECE))?;
-        let mut qmp = Qmp { stream, interrupt, partial: Vec::new(), events: VecDeque::new() };
+        let mut qmp = Qmp { stream, partial: Vec::new(), events: VecDeque::new() };
         let greeting = qmp.message(Instant::now() + PATIENCE)?.context("QEMU does not greet")?;
         if greeting.get("QMP").is_none() {
             bail!("QEMU greets with {greeting}");
@@ -101,7 +100,7 @@ impl<'a> Qmp<'a> {
                 let line: Vec<u8> = self.partial.drain(..=end).collect();
                 return serde_json::from_slice(&line).map(Some).context("QEMU's message is no JSON");
             }
-            self.interrupt.check()?;
+            interrupt::check()?;
             let mut bytes = [0; 4096];
             match self.stream.read(&mut bytes) {
                 Ok(0) => bail!("QEMU has closed its control socket"),
@@ -142,9 +141,8 @@ mod tests {
 
     #[test]
     fn events_before_an_answer_are_kept() {
-        let interrupt = Interrupt::watch().unwrap();
         let deleted = "{\"event\": \"DEVICE_DELETED\", \"data\": {\"device\": \"vf\"}}\r\n{\"return\": {}}";
-        let mut qmp = Qmp::greet(qemu(vec![deleted]), &interrupt).unwrap();
+        let mut qmp = Qmp::greet(qemu(vec![deleted])).unwrap();
         qmp.unplug("vf").unwrap();
         assert!(qmp.unplugged("vf", Instant::now()).unwrap());
         assert!(!qmp.unplugged("vf", Instant::now()).unwrap());
@@ -152,9 +150,8 @@ mod tests {
 
     #[test]
     fn a_refusal_has_its_reason() {
-        let interrupt = Interrupt::watch().unwrap();
         let refusal = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no such bus\"}}";
-        let mut qmp = Qmp::greet(qemu(vec![refusal]), &interrupt).unwrap();
+        let mut qmp = Qmp::greet(qemu(vec![refusal])).unwrap();
         let error = qmp.plug(json!({ "driver": "vfio-user-pci" })).unwrap_err().to_string();
         assert!(error.contains("no such bus"), "{error}");
     }

@@ -6,13 +6,13 @@ use crate::console::{self, Message};
 use crate::cores::Cores;
 use crate::daemon::Daemon;
 use crate::emulator::Emulator;
-use crate::interrupt::Interrupt;
 use crate::process::{Event, Inbox, Running, Source};
 use crate::progress::Progress;
 use crate::qemu::{Accelerator, Equipment, Machine};
 use crate::qmp::Qmp;
 use crate::sidecore::Sidecore;
 use anyhow::{Context, Result, bail};
+use sidecore_kit::interrupt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -26,7 +26,6 @@ pub(crate) struct Stage<'a> {
     pub(crate) binaries: &'a Path,
     /// The directory for the pool's file, on a real disk with enough space.
     pub(crate) scratch: &'a Path,
-    pub(crate) interrupt: &'a Interrupt,
     pub(crate) progress: &'a Progress,
 }
 
@@ -38,7 +37,7 @@ pub(crate) struct Session<'a> {
     pub(crate) directory: &'a Path,
     /// The pool's store.
     pub(crate) pool: &'a Path,
-    pub(crate) inbox: Inbox<'a>,
+    pub(crate) inbox: Inbox,
     cores: Cores,
     /// Guests that were told to power off.
     gone: Vec<&'static str>,
@@ -67,7 +66,7 @@ impl<'a> Session<'a> {
             title: title.to_owned(),
             directory: directory.path(),
             pool: &pool,
-            inbox: Inbox::new(stage.interrupt),
+            inbox: Inbox::new(),
             cores: Cores::divide()?,
             gone: Vec::new(),
         };
@@ -112,8 +111,8 @@ impl<'a> Session<'a> {
     }
 
     /// Connects to the control socket of a guest's QEMU. Only guests with ports have one.
-    pub(crate) fn qmp(&self, name: &str) -> Result<Qmp<'a>> {
-        Qmp::connect(&self.qemu_control(name), self.stage.interrupt)
+    pub(crate) fn qmp(&self, name: &str) -> Result<Qmp> {
+        Qmp::connect(&self.qemu_control(name))
     }
 
     /// The next message of a guest; `None` if the deadline passes first. Fails if the daemon or
@@ -161,7 +160,7 @@ impl<'a> Session<'a> {
     }
 
     fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
-        if self.stage.interrupt.check().is_err() {
+        if interrupt::check().is_err() {
             return error;
         }
         let mut tail = String::new();

@@ -32,9 +32,9 @@ pub fn assert_matches(headers: &[&str], expected: &[(&str, u64)]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Pairs for [`assert_matches`](headers::assert_matches): for each field of a structure made by
-/// `sidecore_units::layout!`, the C expression for the offset of the field in a C structure, and
-/// the offset of the field in the encoded bytes.
+/// Pairs for [`assert_matches`]: for each field of a structure made by `sidecore_units::layout!`,
+/// the C expression for the offset of the field in a C structure, and the offset of the field in
+/// the encoded bytes.
 #[macro_export]
 macro_rules! field_offsets {
     ($layout:ident, $c_type:literal, { $($field:ident: $c_field:literal,)* }) => {

@@ -2,4 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod headers;
+pub mod interrupt;
 pub mod pages;
+pub mod process;
+pub mod wait;

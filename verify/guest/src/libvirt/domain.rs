@@ -6,9 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use sidecore_kit::process::output_of;
 
 use super::place::{DISK, Place};
-use super::{Inside, copy_for_all, plain, run};
+use super::{Inside, copy_for_all, plain};
 use crate::console::{self, Message};
 use crate::guest::{Answer, FIRST_SLOT};
 use crate::qemu::Accelerator;
@@ -38,8 +39,8 @@ impl Domain {
         });
         let file = place.path("domain.xml");
         fs::write(&file, xml)?;
-        let started =
-            run("virsh", &["--quiet", "define", plain(&file)?]).and_then(|_| run("virsh", &["--quiet", "start", NAME]));
+        let started = output_of("virsh", &["--quiet", "define", plain(&file)?])
+            .and_then(|_| output_of("virsh", &["--quiet", "start", NAME]));
         started.with_context(|| place.log())?;
         let stream = UnixStream::connect(&serial).context("the guest has no serial line")?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -88,12 +89,13 @@ impl Domain {
         while self.serial.read_line(&mut line).is_ok_and(|read| read > 0) {
             line.clear();
         }
-        let state = run("virsh", &["--quiet", "domstate", NAME])?;
+        let state = output_of("virsh", &["--quiet", "domstate", NAME])?;
         if state != "shut off" {
             // A kernel without ACPI cannot switch its machine off.
-            run("virsh", &["--quiet", "destroy", NAME]).with_context(|| place.log())?;
+            output_of("virsh", &["--quiet", "destroy", NAME]).with_context(|| place.log())?;
         }
-        run("virsh", &["--quiet", "undefine", NAME]).map(drop)
+        output_of("virsh", &["--quiet", "undefine", NAME])?;
+        Ok(())
     }
 }
 

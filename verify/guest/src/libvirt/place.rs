@@ -2,17 +2,17 @@
 //! its sockets.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
+use sidecore_kit::process::{Process, output_of};
 
-use super::{plain, run};
+use super::plain;
 use crate::progress::Progress;
 use crate::qemu::Accelerator;
 
@@ -37,14 +37,14 @@ pub(super) struct Place {
     directory: PathBuf,
     daemon: PathBuf,
     user: u32,
-    running: Option<Child>,
+    running: Option<Process>,
 }
 
 impl Place {
     pub(super) fn make(binaries: &Path) -> Result<Self> {
         for directory in DIRECTORIES {
             fs::create_dir_all(directory)?;
-            run("mount", &["-t", "tmpfs", "-o", "mode=755", "none", directory])?;
+            output_of("mount", &["-t", "tmpfs", "-o", "mode=755", "none", directory])?;
         }
         let user = Self::make_user()?;
         let directory = PathBuf::from("/var/lib/libvirt/sidecore");
@@ -55,7 +55,7 @@ impl Place {
 
     /// The id of QEMU's user. If the machine has no such user, makes one in these namespaces.
     fn make_user() -> Result<u32> {
-        if let Ok(number) = run("id", &["-u", USER]) {
+        if let Ok(number) = output_of("id", &["-u", USER]) {
             return number.parse().context("id -u gave no number");
         }
         let entries = [
@@ -65,7 +65,7 @@ impl Place {
         for (file, entry) in entries {
             let more = format!("/var/lib/libvirt/{}", file.trim_start_matches("/etc/"));
             fs::write(&more, fs::read_to_string(file)? + &entry)?;
-            run("mount", &["--bind", &more, file])?;
+            output_of("mount", &["--bind", &more, file])?;
         }
         Ok(USER_ID)
     }
@@ -83,7 +83,7 @@ impl Place {
         if accelerator == Accelerator::Tcg && Path::new("/dev/kvm").exists() {
             // The device may exist and open, and still not run a guest; libvirt would try to use
             // it.
-            run("mount", &["--bind", "/dev/null", "/dev/kvm"])?;
+            output_of("mount", &["--bind", "/dev/null", "/dev/kvm"])?;
         }
         // The run needs no cgroups, security modules or udev of the host.
         let qemu = format!(
@@ -100,7 +100,7 @@ impl Place {
         command.args(["--config", "/etc/libvirt/libvirtd.conf", "--pid-file", "/run/libvirt/libvirtd.pid"]);
         let mut libvirtd = command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn()?;
         let end = Instant::now() + PATIENCE;
-        while run("virsh", &["--quiet", "version"]).is_err() {
+        while output_of("virsh", &["--quiet", "version"]).is_err() {
             let said = || fs::read_to_string(&log).unwrap_or_default();
             ensure!(libvirtd.try_wait()?.is_none(), "libvirtd has ended:\n{}", said());
             ensure!(Instant::now() < end, "libvirtd does not answer:\n{}", said());
@@ -129,10 +129,8 @@ impl Place {
         let log = fs::File::options().create(true).append(true).open(self.path("sidecored.log"))?;
         let mut command = Command::new(&self.daemon);
         command.arg("--config").arg(plain(&configuration)?).env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET");
-        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn()?;
-        let mut line = String::new();
-        let stdout = daemon.stdout.take().context("the daemon has no output")?;
-        BufReader::new(stdout).read_line(&mut line)?;
+        let mut daemon = Process::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log))?;
+        let line = daemon.first_line()?;
         self.running = Some(daemon);
         ensure!(line.starts_with("ready:"), "sidecored did not start:\n{}", self.log());
         let (owner, mode) = self.socket_access(DISK)?;
@@ -144,15 +142,11 @@ impl Place {
     /// Terminates or kills the daemon, and waits for its end.
     pub(super) fn stop_daemon(&mut self, kill: bool) -> Result<()> {
         let mut daemon = self.running.take().context("no daemon is running")?;
-        kill_process(Pid::from_child(&daemon), if kill { Signal::KILL } else { Signal::TERM })?;
-        let end = Instant::now() + PATIENCE;
-        loop {
-            match daemon.try_wait()? {
-                Some(status) if kill || status.success() => return Ok(()),
-                Some(status) => bail!("sidecored ended with {status}:\n{}", self.log()),
-                None if Instant::now() < end => thread::sleep(Duration::from_millis(10)),
-                None => bail!("sidecored does not end:\n{}", self.log()),
-            }
+        daemon.signal(if kill { Signal::KILL } else { Signal::TERM })?;
+        match daemon.wait_for_end(PATIENCE)? {
+            Some(status) if kill || status.success() => Ok(()),
+            Some(status) => bail!("sidecored ended with {status}:\n{}", self.log()),
+            None => bail!("sidecored does not end:\n{}", self.log()),
         }
     }
 

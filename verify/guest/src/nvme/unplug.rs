@@ -39,7 +39,7 @@ pub(super) fn can_unplug(session: &mut Session<'_>, emulator: &Emulator) -> Resu
     let (program, arguments) = words.split_first().context("an empty command")?;
     let (stdout, stderr) = (Source::Guest(PROBE), Source::Qemu(PROBE));
     let running = Running::start(&session.inbox, OsStr::new(program), arguments, stdout, stderr)?;
-    let mut qmp = Qmp::connect(&control, session.stage.interrupt)?;
+    let mut qmp = Qmp::connect(&control)?;
     let socket = config::socket(session.directory, MANAGER);
     qmp.plug(qemu::function(MANAGER, &socket, SLOT)?)?;
     let deadline = Instant::now() + PATIENCE;
