@@ -70,7 +70,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("verify/alloc", Only(&[])),
     ("verify/skip", Only(&[])),
     ("verify/fuse", Only(&["verify/skip"])),
-    ("verify/kit", Only(&[])),
+    ("verify/kit", Only(&["driver", "verify/skip", "units"])),
     ("verify/guest", Anything),
     ("verify/sim", Anything),
     ("bench", Anything),

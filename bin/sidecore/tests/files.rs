@@ -3,8 +3,9 @@
 mod common;
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use sidecore_kit::loop_device::LoopDevice;
 
 use common::{Daemon, directory, failure, stdout};
 
@@ -60,28 +61,13 @@ fn a_pool_that_is_shorter_than_its_format_is_a_fault() {
     }
 }
 
-/// A loop device, which is detached on drop.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn over(file: &Path) -> Option<Self> {
-        Some(Self(sidecore_skip::run("losetup", &["--find", "--show", file.to_str()?])?.into()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_live_pool_is_not_formatted_through_a_loop_device() {
     let daemon = Daemon::start(pool());
     let path = daemon.path();
     stdout(path, &["volume", "create", "root", "1MiB"]);
-    let Some(device) = Loop::over(&path.join("pool.img")) else { return };
-    let node = device.0.to_str().unwrap();
+    let Some(device) = LoopDevice::over(&path.join("pool.img"), &[]) else { return };
+    let node = device.path().to_str().unwrap();
     for arguments in [&["controller", "format", "--force", node][..], &["volume", "check", "--path", node]] {
         let (_, message) = failure(path, arguments);
         assert!(message.contains("pool.img, which is in use"), "{message}");

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use sidecore_fuse::{Operation, SlowDisk};
+use sidecore_kit::wait;
 use tempfile::TempDir;
 
 use common::{Daemon, POOL, command, directory, failure, stdout};
@@ -68,12 +69,8 @@ fn child_of(parent: u32) -> Option<u32> {
 }
 
 #[track_caller]
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "not so in time: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
+    wait::until(what, PATIENCE, is_so);
 }
 
 fn is_empty(directory: &Path) -> bool {

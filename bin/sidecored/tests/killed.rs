@@ -1,12 +1,15 @@
 //! The daemon is killed while its guests live: the writes that were answered are there.
 
 use std::fmt::Write as _;
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use rustix::process::Signal;
 use sidecore_control::{Client, NewDevice};
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
+use sidecore_kit::guest::complete;
+use sidecore_kit::process::Process;
+use sidecore_kit::wait;
 use sidecore_units::Sector;
 
 const WRITES: u64 = 100;
@@ -52,16 +55,14 @@ impl Place {
         text
     }
 
-    fn start(&self, volumes: &[&str]) -> Daemon {
+    fn start(&self, volumes: &[&str]) -> Process {
         let file = self.run.path().join("disks.toml");
         std::fs::write(&file, self.config(volumes)).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sidecored"));
         command.arg("--config").arg(file).env("RUST_LOG", "warn").env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS");
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, format!("ready: {} devices\n", volumes.len()));
-        Daemon(child)
+        let mut daemon = Process::start(command.stdout(Stdio::piped())).unwrap();
+        assert_eq!(daemon.first_line().unwrap(), format!("ready: {} devices\n", volumes.len()));
+        daemon
     }
 
     fn client(&self, volume: &str) -> BlkClient {
@@ -85,39 +86,15 @@ impl Place {
     }
 }
 
-struct Daemon(Child);
-
-impl Daemon {
-    /// Ends the daemon by SIGKILL.
-    fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-
-    /// Ends the daemon in order.
-    fn end(mut self) {
-        rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::TERM)
-            .unwrap();
-        assert!(self.0.wait().unwrap().success());
-    }
+/// Terminates the daemon, and waits for its end in order.
+fn end(mut daemon: Process) {
+    daemon.signal(Signal::TERM).unwrap();
+    assert!(daemon.wait().unwrap().success());
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
+/// Completes one request.
 fn one(queue: &mut BlkQueue) {
-    queue.publish().unwrap();
-    let mut completions = Vec::new();
-    let end = Instant::now() + Duration::from_secs(60);
-    while queue.poll_completions(&mut completions).unwrap() == 0 {
-        assert!(Instant::now() < end, "no completion");
-        std::thread::yield_now();
-    }
-    assert_eq!((completions.len(), completions[0].status), (1, Status::Ok));
+    assert_eq!(complete(queue).status, Status::Ok);
 }
 
 fn data(seed: u64, index: u64) -> Vec<u8> {
@@ -173,18 +150,18 @@ fn answered_writes_to_fresh_blocks_are_there_after_the_daemon_was_killed() {
     let daemon = place.start(&["a", "b"]);
     fill(&place, "a", 1);
     fill(&place, "b", 2);
-    daemon.kill();
+    drop(daemon);
     let daemon = place.start(&["a", "b"]);
     assert_eq!(missing(&place, "a", |index| data(1, index)), [0_u64; 0]);
     assert_eq!(missing(&place, "b", |index| data(2, index)), [0_u64; 0]);
     // Clients may be gone at the end, so the log is of no use any more.
     assert_eq!(place.logs(), 1);
-    daemon.end();
+    end(daemon);
     assert_eq!(place.logs(), 0);
     let daemon = place.start(&["a", "b"]);
     assert_eq!(missing(&place, "a", |index| data(1, index)), [0_u64; 0]);
     assert!(place.control().check_controller("pool").unwrap().clean);
-    daemon.end();
+    end(daemon);
 }
 
 /// Overwrites, discards, snapshots and clones, with several kills.
@@ -223,7 +200,7 @@ fn history(place: &Place) {
                 write(queue, slot, round + 20, index);
             }
         }
-        daemon.kill();
+        drop(daemon);
         daemon = place.start(&["a"]);
         let expected = |index: u64| match index {
             index if index.is_multiple_of(9) => data(round + 20, index),
@@ -242,7 +219,7 @@ fn history(place: &Place) {
     }
     let report = place.control().check_controller("pool").unwrap();
     assert!(report.clean, "{:?}", report.problems);
-    daemon.end();
+    end(daemon);
 }
 
 #[test]
@@ -270,10 +247,10 @@ fn a_client_that_misses_answered_writes_is_refused_until_the_operator_accepts_th
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
     write(queue, slot, 1, 0);
-    daemon.kill();
+    drop(daemon);
     std::fs::remove_dir_all(place.run.path().join("log")).unwrap();
-    // The log of the next daemon does not know the writes of the first, either.
-    place.start(&["a"]).kill();
+    // The next daemon's log has nothing to say of the first one's either.
+    drop(place.start(&["a"]));
     let daemon = place.start(&["a"]);
     let socket = place.run.path().join("a.sock");
     // One request was used; whether the last message of the setup is answered is a matter of
@@ -281,11 +258,7 @@ fn a_client_that_misses_answered_writes_is_refused_until_the_operator_accepts_th
     let _ = client.reconnect(&socket, &ClientOptions::default(), &[1]);
     let control = place.control();
     let device = || control.devices().unwrap().remove(0);
-    let end = Instant::now() + Duration::from_secs(60);
-    while device().disconnect.is_none() {
-        assert!(Instant::now() < end, "the client is served");
-        std::thread::yield_now();
-    }
+    wait::until("the device disconnects its guest", Duration::from_secs(60), || device().disconnect.is_some());
     let reason = device().disconnect.unwrap().reason;
     assert!(reason.contains("writes that were answered may be missing"), "{reason}");
     assert!(device().warnings[0].contains("accept-loss a"), "{:?}", device().warnings);
@@ -301,10 +274,10 @@ fn a_client_that_misses_answered_writes_is_refused_until_the_operator_accepts_th
     let slot = queue.take_slot().unwrap();
     assert!(read(queue, slot, 0) == vec![0; WRITE_BYTES as usize]);
     assert!(device().warnings.is_empty(), "{:?}", device().warnings);
-    // After an end in order no write is missing.
-    daemon.end();
+    // After an orderly end nothing is missing.
+    end(daemon);
     let daemon = place.start(&["a"]);
     let error = control.accept_loss("a").unwrap_err().to_string();
     assert!(error.contains("no answered writes are missing"), "{error}");
-    daemon.end();
+    end(daemon);
 }

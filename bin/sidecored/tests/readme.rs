@@ -2,14 +2,13 @@
 //! configuration is checked and served, and a client uses the disk.
 
 mod common;
-#[path = "common/guest.rs"]
-mod guest;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use common::Daemon;
 use sidecore_driver::Status;
+use sidecore_kit::guest;
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const HEADING: &str = "## Serve your own disk";
@@ -97,7 +96,7 @@ fn the_example_serves_a_disk_on_any_machine() {
     let socket = qemu.split_once("path=").expect("a socket").1.split_whitespace().next().unwrap();
     let mut client = guest::connect(&here.join(socket));
     assert_eq!(guest::write(&mut client, 8, 0x5a), Status::Ok);
-    assert_eq!(guest::read(&mut client, 8), (Status::Ok, 0x5a));
+    assert_eq!(guest::read(&mut client, 8), 0x5a);
     let list = printed(shell(example.command("sidecore --socket"), &here, &programs).output().unwrap());
     let row = list.lines().find(|row| row.contains(socket)).expect("a row for the disk");
     let state = row.split_whitespace().nth(1);

@@ -2,25 +2,27 @@
 //! and on pools that cannot be opened: all other devices are served.
 
 use std::fmt::Write as _;
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use sidecore_control::report::DeviceReport;
 use sidecore_control::{Client, Config, CreateVolume, Depth, NewDevice};
 use sidecore_driver::{BlkClient, ClientOptions, Status};
 use sidecore_fuse::{Operation, SlowDisk};
+use sidecore_kit::process::Process;
+use sidecore_kit::wait;
 use sidecore_units::Sector;
 
 const BLOCK: usize = 4096;
 const SUPERBLOCKS: u64 = 4 * 4096;
 const READ_AT: u64 = 64 << 10;
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A daemon, which is killed on drop.
 struct Daemon<'a> {
-    child: Child,
+    _process: Process,
     directory: &'a Path,
 }
 
@@ -31,11 +33,10 @@ impl<'a> Daemon<'a> {
         std::fs::write(&file, config).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sidecored"));
         command.arg("--config").arg(file).env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS").stdout(Stdio::piped());
-        let mut daemon = Self { child: command.spawn().unwrap(), directory };
-        let mut line = String::new();
-        BufReader::new(daemon.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut process = Process::start(&mut command).unwrap();
+        let line = process.first_line().unwrap();
         assert!(line.starts_with("ready"), "{line}");
-        daemon
+        Self { _process: process, directory }
     }
 
     fn client(&self) -> Client {
@@ -48,27 +49,16 @@ impl<'a> Daemon<'a> {
 
     /// Waits until a device is in a state.
     fn until(&self, name: &str, state: &str) -> DeviceReport {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
+        wait::succeed(PATIENCE, || {
             let device = self.device(name);
-            if device.state.word() == state {
-                return device;
-            }
-            assert!(Instant::now() < deadline, "{name} is {}: {:?}", device.state.word(), device.reason);
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            let is_so = device.state.word() == state;
+            if is_so { Ok(device) } else { Err(format!("{name} is {}: {:?}", device.state.word(), device.reason)) }
+        })
     }
 
     fn connect(&self, name: &str) -> BlkClient {
         let options = ClientOptions { huge_pages: false, ..ClientOptions::default() };
         BlkClient::connect(self.directory.join(format!("{name}.sock")), &options).unwrap()
-    }
-}
-
-impl Drop for Daemon<'_> {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -276,11 +266,7 @@ fn a_device_whose_store_does_not_answer_is_not_added() {
     daemon.client().add_device(&other).unwrap();
     disk.release();
     // The attempt that was abandoned ends in its own time.
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while let Err(error) = daemon.client().add_device(&device) {
-        assert!(Instant::now() < deadline, "{error}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait::succeed(PATIENCE, || daemon.client().add_device(&device));
     write(&mut daemon.connect("disk"), &[6; BLOCK]);
     assert!(disk.bytes(0, BLOCK) == [6; BLOCK]);
 }

@@ -5,13 +5,16 @@
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use sidecore_control::Client;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
+use sidecore_kit::guest::complete;
+use sidecore_kit::process::Process;
+use sidecore_kit::wait;
 use sidecore_units::Sector;
 
 const SYSTEMD: &str = "/usr/lib/systemd/systemd";
@@ -62,8 +65,9 @@ fn unit(config: &Path) -> String {
 static ONE: Mutex<()> = Mutex::new(());
 
 struct Machine {
+    /// The first process of the namespace, whose end ends all others there.
+    unshare: Process,
     directory: tempfile::TempDir,
-    unshare: Child,
     /// The last field, so that it is dropped last.
     _one: MutexGuard<'static, ()>,
 }
@@ -101,7 +105,7 @@ impl Machine {
             .process_group(0)
             .spawn()
             .unwrap();
-        Self { directory, unshare, _one: one }
+        Self { unshare: unshare.into(), directory, _one: one }
     }
 
     fn log(&self) -> String {
@@ -110,14 +114,8 @@ impl Machine {
 
     /// Calls `look` until it finds a value.
     fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            if let Some(found) = look() {
-                return found;
-            }
-            assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}:\n{}", self.log());
-            std::thread::yield_now();
-        }
+        let missing = || format!("{what}: not within {PATIENCE:?}:\n{}", self.log());
+        wait::succeed(PATIENCE, || look().ok_or_else(missing))
     }
 
     /// The daemon's process id in the test's namespace, and the path to its files, once the daemon
@@ -139,27 +137,14 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
-    fn drop(&mut self) {
-        // The first process of the namespace takes all others with it.
-        let _ = self.unshare.kill();
-        let _ = self.unshare.wait();
-    }
-}
-
 fn children(pid: u32) -> Vec<u32> {
     let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
+/// Completes one request.
 fn one(queue: &mut BlkQueue) {
-    queue.publish().unwrap();
-    let (mut completions, end) = (Vec::new(), Instant::now() + PATIENCE);
-    while queue.poll_completions(&mut completions).unwrap() == 0 {
-        assert!(Instant::now() < end, "no completion");
-        std::thread::yield_now();
-    }
-    assert_eq!((completions.len(), completions[0].status), (1, Status::Ok));
+    assert_eq!(complete(queue).status, Status::Ok);
 }
 
 fn read(queue: &mut BlkQueue, slot: Slot, index: u64) -> Vec<u8> {

@@ -3,8 +3,6 @@
 
 #[allow(dead_code)]
 mod common;
-#[path = "common/guest.rs"]
-mod guest;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +12,12 @@ use sidecore_assembly::Assembly;
 use sidecore_assembly::report::SidecoreReport;
 use sidecore_assembly::spec::{IdleMode, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use sidecore_driver::{BlkClient, Status};
+use sidecore_kit::guest::{connect, read, write};
 use sidecore_linux::core_time::CoreTimes;
 use sidecore_linux::cpu;
 use sidecore_units::CoreId;
 
 use common::device;
-use guest::{connect, read, write};
 
 const NAME: &str = "sc0";
 

@@ -2,8 +2,6 @@
 //! served, and a repair gives back the rest.
 
 mod common;
-#[path = "common/guest.rs"]
-mod guest;
 
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -16,9 +14,9 @@ use sidecore_assembly::spec::{
 };
 use sidecore_assembly::{Assembly, ErrorKind, offline};
 use sidecore_driver::Status;
+use sidecore_kit::guest::{connect, flush, read, write};
 
 use common::device;
-use guest::{connect, flush, read, write};
 
 const STORE_BYTES: u64 = 64 << 20;
 const VOLUME_BYTES: u64 = 8 << 20;

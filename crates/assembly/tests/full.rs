@@ -1,8 +1,6 @@
 //! A sparse pool on a full filesystem: a tmpfs of the test's own, which takes root.
 
 mod common;
-#[path = "common/guest.rs"]
-mod guest;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,10 +13,10 @@ use sidecore_assembly::spec::{
     ControllerSpec, DeviceSpec, FileOptions, FormatSpec, SidecoreSpec, Spec, StoreKind, StoreSpec, VolumeSpec,
 };
 use sidecore_driver::Status;
+use sidecore_kit::guest::{connect, flush, read, write};
 use sidecore_skip::run;
 
 use common::device;
-use guest::{connect, flush, read, write};
 
 const FILESYSTEM_BYTES: u64 = 16 << 20;
 const STORE_BYTES: u64 = 256 << 20;

@@ -4,8 +4,6 @@
 
 #[allow(dead_code)]
 mod common;
-#[path = "common/guest.rs"]
-mod guest;
 #[path = "../../linux/src/host_file/tests/rig.rs"]
 #[allow(dead_code)]
 mod rig;
@@ -18,9 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sidecore_assembly::spec::{HostFileOptions, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, Status};
+use sidecore_kit::guest::{PAGE, connect, discard, flush, read, write};
 
 use common::{device, until};
-use guest::{PAGE, connect, discard, flush, read, write};
 use rig::{EXT4, EXT4_1K, Recipe, Rig, XFS};
 
 const PAGES: u64 = 512;

@@ -17,6 +17,7 @@ use sidecore_assembly::spec::{
 };
 use sidecore_block::dropped_tags;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Status};
+use sidecore_kit::guest::complete_all;
 use sidecore_ring::driver::{Buffer, RawDescriptor};
 use sidecore_spec_virtio::descriptor;
 
@@ -58,13 +59,7 @@ fn connect(spec: &Spec, device: usize, options: &ClientOptions) -> BlkClient {
 }
 
 fn complete(queue: &mut BlkQueue, count: usize) -> Vec<Completion> {
-    queue.publish().unwrap();
-    let mut completions = Vec::new();
-    while completions.len() < count {
-        if queue.poll_completions(&mut completions).unwrap() == 0 {
-            assert!(queue.wait(PATIENCE).unwrap(), "no answer");
-        }
-    }
+    let completions = complete_all(queue, count);
     for completion in &completions {
         queue.release_slot(completion.slot);
     }

@@ -10,12 +10,12 @@ mod host;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Instant;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use sidecore_kit::wait;
 use sidecore_vhost_user::{Body, HEADER_BYTES, Message, Request};
 
 use common::{PATIENCE, device};
@@ -80,11 +80,8 @@ fn connect(device: &DeviceSpec, is_function: bool) -> UnixStream {
 }
 
 fn wait_until(assembly: &Assembly, state: DeviceState) {
-    let deadline = Instant::now() + 6 * PATIENCE;
-    while !assembly.devices().iter().all(|device| device.state == state) {
-        assert!(Instant::now() < deadline, "not all are {state:?}");
-        std::thread::yield_now();
-    }
+    let is_so = || assembly.devices().iter().all(|device| device.state == state);
+    wait::until(&format!("all devices are {state:?}"), 6 * PATIENCE, is_so);
 }
 
 #[test]

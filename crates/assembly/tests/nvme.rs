@@ -19,10 +19,11 @@ use sidecore_assembly::{Assembly, ControllerHandle};
 use sidecore_driver::{
     ClientError, Notify, NvmeClient, NvmeCommand, NvmeOptions, NvmeStatus, admin_opcode, io_opcode, register,
 };
+use sidecore_kit::guest::complete;
 
 use common::{PATIENCE, until};
 use graph::{DISK_BYTES, queue, spec};
-use host::{ADAPTIVE, PAGE, complete, connect, connect_as, flush, read, write};
+use host::{ADAPTIVE, PAGE, connect, connect_as, flush, read, write};
 
 /// Asynchronous Event Configuration, and its bit for namespaces.
 const EVENT_CONFIGURATION: u32 = 0x0B;
@@ -91,7 +92,7 @@ fn reports_and_counters_follow_a_function() {
     flush(queue);
     let slot = queue.take_slot().unwrap();
     queue.submit_read(slot, Sector(DISK_BYTES / 512), 512).unwrap();
-    assert!(!complete(queue, 1)[0].status.is_ok());
+    assert!(!complete(queue).status.is_ok());
     let kicks = queue.counters().kicks;
     let stats = assembly.stats();
     let [counted] = &stats.devices[0].queues[..] else { panic!("{stats:?}") };
@@ -228,7 +229,7 @@ fn a_busy_function_is_removed_and_comes_back() {
             client.reconnect().unwrap();
             let queue = queue(&mut client);
             // The command that was in flight at the removal.
-            assert_eq!(complete(queue, 1)[0].status, NvmeStatus::ABORTED_BY_HOST);
+            assert_eq!(complete(queue).status, NvmeStatus::ABORTED_BY_HOST);
             assert_ne!(read(queue, 0), 0);
             assert_eq!(write(queue, 0, 7), NvmeStatus::OK);
         }
@@ -302,7 +303,7 @@ fn functions_of_one_controller_neither_see_nor_manage_each_other() {
         for nsid in [0, 2, 3, u32::MAX] {
             let command = NvmeCommand::new(io_opcode::READ, nsid).blocks(8, 8);
             queue.submit(slot, command.prp(queue.data_address(slot), 0)).unwrap();
-            assert_eq!(complete(queue, 1)[0].status.name(), "Invalid Namespace or Format", "{nsid}");
+            assert_eq!(complete(queue).status.name(), "Invalid Namespace or Format", "{nsid}");
         }
         queue.release_slot(slot);
     }

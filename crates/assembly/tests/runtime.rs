@@ -1,8 +1,6 @@
 //! Devices that are added and removed while an assembly runs.
 
 mod common;
-#[path = "common/guest.rs"]
-mod guest;
 
 use std::path::Path;
 
@@ -12,9 +10,9 @@ use sidecore_assembly::spec::{
 };
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, Status};
+use sidecore_kit::guest::{self, connect, read, write};
 
-use common::{PATIENCE, device, until};
-use guest::{connect, read, write};
+use common::{device, until};
 
 const DISK_BYTES: u64 = 1 << 20;
 
@@ -40,13 +38,9 @@ fn spec(directory: &Path) -> Spec {
 
 fn complete(client: &mut BlkClient) -> Status {
     let queue = client.queue(0).unwrap();
-    queue.publish().unwrap();
-    let mut completions = Vec::new();
-    while queue.poll_completions(&mut completions).unwrap() == 0 {
-        assert!(queue.wait(PATIENCE).unwrap(), "no answer");
-    }
-    queue.release_slot(completions[0].slot);
-    completions[0].status
+    let completion = guest::complete(queue);
+    queue.release_slot(completion.slot);
+    completion.status
 }
 
 fn names(assembly: &Assembly) -> Vec<String> {

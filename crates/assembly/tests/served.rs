@@ -12,8 +12,9 @@ use sidecore_assembly::spec::{
 };
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, BlkQueue, ClientError, ClientOptions, Completion, Status};
+use sidecore_kit::guest;
 
-use common::{PATIENCE, device, until};
+use common::{device, until};
 
 fn ram(name: &str, size_bytes: u64) -> StoreSpec {
     StoreSpec::new(name, StoreKind::Ram { size_bytes, block_bytes: 512 })
@@ -35,13 +36,9 @@ fn connect(spec: &Spec, device: usize) -> BlkClient {
 }
 
 fn complete(queue: &mut BlkQueue) -> Completion {
-    queue.publish().unwrap();
-    let mut completions = Vec::new();
-    while queue.poll_completions(&mut completions).unwrap() == 0 {
-        assert!(queue.wait(PATIENCE).unwrap(), "no answer");
-    }
-    queue.release_slot(completions[0].slot);
-    completions[0]
+    let completion = guest::complete(queue);
+    queue.release_slot(completion.slot);
+    completion
 }
 
 fn write(queue: &mut BlkQueue, sector: u64, byte: u8) -> Status {

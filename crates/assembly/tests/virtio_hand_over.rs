@@ -5,12 +5,12 @@ mod common;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{FileOptions, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use sidecore_assembly::{Assembly, LeftDevice};
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Notify, Status};
+use sidecore_kit::{guest, wait};
 
 use common::{PATIENCE, device, until};
 
@@ -42,19 +42,7 @@ fn restart(assembly: Assembly, spec: &Spec) -> Assembly {
 }
 
 fn complete(queue: &mut BlkQueue) {
-    queue.publish().unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    let mut completions = Vec::new();
-    while completions.is_empty() {
-        assert!(Instant::now() < deadline, "no completion");
-        if queue.notify() == Notify::Interrupt {
-            queue.wait(PATIENCE).unwrap();
-        } else {
-            std::thread::yield_now();
-        }
-        queue.poll_completions(&mut completions).unwrap();
-    }
-    assert_eq!(completions[0].status, Status::Ok);
+    assert_eq!(guest::complete(queue).status, Status::Ok);
 }
 
 /// Writes pages with new contents and reads them back, until `stop` is set.
@@ -97,11 +85,10 @@ fn a_guest_reads_its_writes_over_restarts() {
             let guest = scope.spawn(|| verify(&mut queue, 1 + u64::from(packed), &stop, &rounds));
             for _ in 0..5 {
                 // At an arbitrary moment of the guest's work.
-                let (before, deadline) = (rounds.load(Ordering::Relaxed), Instant::now() + PATIENCE);
-                while rounds.load(Ordering::Relaxed) < before + 200 && !guest.is_finished() {
-                    assert!(Instant::now() < deadline, "the guest is not served");
-                    std::thread::yield_now();
-                }
+                let before = rounds.load(Ordering::Relaxed);
+                wait::until("the guest is served", PATIENCE, || {
+                    rounds.load(Ordering::Relaxed) >= before + 200 || guest.is_finished()
+                });
                 let next = restart(assembly.take().unwrap(), &spec);
                 assert_eq!(next.devices()[0].state, DeviceState::Running);
                 assembly = Some(next);

@@ -2,8 +2,6 @@
 //! guests run, and outlive a restart.
 
 mod common;
-#[path = "common/guest.rs"]
-mod guest;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,9 +15,9 @@ use sidecore_assembly::spec::{
 };
 use sidecore_assembly::{Assembly, AssemblyError, BlocksOf, ControllerHandle, ErrorKind, offline};
 use sidecore_driver::{BlkClient, Status};
+use sidecore_kit::guest::{connect, flush, read, write};
 
 use common::{device, until};
-use guest::{connect, flush, read, write};
 
 const STORE_BYTES: u64 = 64 << 20;
 const VOLUME_BYTES: u64 = 8 << 20;

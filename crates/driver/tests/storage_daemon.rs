@@ -3,19 +3,20 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
-use sidecore_driver::{
-    BlkClient, BlkQueue, ClientOptions, Completion, Notify, Operation, Piece, Slot, Status, features,
-};
+use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Notify, Operation, Piece, Slot, Status, features};
+use sidecore_kit::guest::complete;
+use sidecore_kit::process::Process;
+use sidecore_kit::wait;
 use sidecore_units::Sector;
 
 const DISK_BYTES: u64 = 16 << 20;
 
 /// A storage daemon with a disk of zeros, which ends with the test.
 struct Daemon {
-    child: Child,
+    _process: Process,
     directory: tempfile::TempDir,
 }
 
@@ -25,7 +26,7 @@ impl Daemon {
         let disk = directory.path().join("disk");
         std::fs::File::create(&disk).unwrap().set_len(DISK_BYTES).unwrap();
         let socket = directory.path().join("socket");
-        let child = Command::new("qemu-storage-daemon")
+        let process = Command::new("qemu-storage-daemon")
             .args(["--blockdev", &format!("file,node-name=disk,filename={},discard=unmap", disk.display())])
             .args([
                 "--export",
@@ -36,38 +37,15 @@ impl Daemon {
             ])
             .spawn()
             .expect("qemu-storage-daemon is installed (`make test` does that)");
-        let daemon = Self { child, directory };
-        let end = Instant::now() + Duration::from_secs(10);
+        let daemon = Self { _process: process.into(), directory };
         // The socket's file is there before its listener is.
-        while UnixStream::connect(daemon.socket()).is_err() {
-            assert!(Instant::now() < end, "the storage daemon does not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait::succeed(Duration::from_secs(10), || UnixStream::connect(daemon.socket()));
         daemon
     }
 
     fn socket(&self) -> PathBuf {
         self.directory.path().join("socket")
     }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn one(queue: &mut BlkQueue) -> Completion {
-    queue.publish().unwrap();
-    let mut completions = Vec::new();
-    let end = Instant::now() + Duration::from_secs(10);
-    while queue.poll_completions(&mut completions).unwrap() == 0 {
-        assert!(Instant::now() < end, "no completion");
-        queue.wait(Duration::from_millis(100)).unwrap();
-    }
-    assert_eq!(completions.len(), 1);
-    completions[0]
 }
 
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
@@ -79,10 +57,10 @@ fn write_and_read(queue: &mut BlkQueue, slot: Slot, seed: u64) {
     let sector = Sector(seed * 8);
     queue.write_data(slot, 0, &data);
     queue.submit_write(slot, sector, 4096).unwrap();
-    assert_eq!(one(queue).status, Status::Ok);
+    assert_eq!(complete(queue).status, Status::Ok);
     queue.write_data(slot, 0, &[0xee; 4096]);
     queue.submit_read(slot, sector, 4096).unwrap();
-    let completion = one(queue);
+    let completion = complete(queue);
     assert_eq!((completion.status, completion.slot), (Status::Ok, slot));
     let mut back = vec![0; 4096];
     assert_eq!(queue.read_data(slot, 0, &mut back), 4096);
@@ -159,38 +137,38 @@ fn the_other_operations() {
     write_and_read(queue, slot, 3);
 
     queue.submit_flush(slot).unwrap();
-    assert_eq!(one(queue).status, Status::Ok);
+    assert_eq!(complete(queue).status, Status::Ok);
 
     let pieces =
         [(2048, 1024), (0, 512), (512, 512)].map(|(offset_bytes, len_bytes)| Piece { offset_bytes, len_bytes });
     queue.submit_scattered(slot, Operation::Read, Sector(24), &pieces).unwrap();
-    assert_eq!(one(queue).status, Status::Ok);
+    assert_eq!(complete(queue).status, Status::Ok);
     let (data, mut back) = (pattern(3, 4096), vec![0; 4096]);
     queue.read_data(slot, 0, &mut back);
     assert_eq!((&back[2048..3072], &back[0..1024]), (&data[0..1024], &data[1024..2048]));
 
     queue.submit_write_zeroes(slot, Sector(24), 4, false).unwrap();
-    assert_eq!(one(queue).status, Status::Ok);
+    assert_eq!(complete(queue).status, Status::Ok);
     queue.submit_read(slot, Sector(24), 4096).unwrap();
-    assert_eq!(one(queue).status, Status::Ok);
+    assert_eq!(complete(queue).status, Status::Ok);
     queue.read_data(slot, 0, &mut back);
     assert!(back[..2048].iter().all(|byte| *byte == 0) && back[2048..] == data[2048..]);
 
     queue.submit_discard(slot, Sector(24), 8).unwrap();
-    assert_eq!(one(queue).status, Status::Ok);
+    assert_eq!(complete(queue).status, Status::Ok);
 
     queue.submit_get_id(slot).unwrap();
-    assert_eq!(one(queue).status, Status::Ok);
+    assert_eq!(complete(queue).status, Status::Ok);
 
     queue.submit_read(slot, Sector(DISK_BYTES / 512), 4096).unwrap();
-    assert_eq!(one(queue).status, Status::IoError);
+    assert_eq!(complete(queue).status, Status::IoError);
     queue.submit_chain(slot, 77, Sector(0), &[]).unwrap();
-    assert_eq!(one(queue).status, Status::Unsupported);
+    assert_eq!(complete(queue).status, Status::Unsupported);
 
     assert!(queue.submit_read(slot, Sector(0), 8192).is_err(), "larger than the slot");
     queue.submit_read(slot, Sector(0), 512).unwrap();
     assert!(queue.submit_read(slot, Sector(0), 512).is_err(), "in flight");
-    assert_eq!(one(queue).status, Status::Ok);
+    assert_eq!(complete(queue).status, Status::Ok);
 }
 
 #[test]

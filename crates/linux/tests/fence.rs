@@ -1,13 +1,15 @@
 //! A store is not opened while a killed process has requests in flight to it.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use sidecore_block::BlockDevice;
 use sidecore_block::contract::Harness;
 use sidecore_fuse::{Operation, SlowDisk};
+use sidecore_kit::loop_device::LoopDevice;
+use sidecore_kit::process::Process;
 use sidecore_linux::{FileError, FileOptions, FileStore, HostFile, HostFileError, HostFileOptions};
 use sidecore_skip::run;
 
@@ -54,23 +56,13 @@ fn victim() {
     });
 }
 
-/// Killed when dropped, or before.
-struct Victim(Child);
-
-impl Drop for Victim {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn start_victim(kind: &str, path: &Path) -> Victim {
+fn start_victim(kind: &str, path: &Path) -> Process {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "victim", "--nocapture"])
         .env(VICTIM, format!("{kind} {}", path.display()))
         .stdout(Stdio::null())
         .spawn();
-    Victim(child.unwrap())
+    child.unwrap().into()
 }
 
 /// Holds the victim's writes, and its reads at its offset.
@@ -89,21 +81,6 @@ fn patient(path: &Path, seconds: u64) -> FileOptions {
 /// Opens the store without waiting for a predecessor.
 fn open_at_once(path: &Path, read_only: bool) -> Result<FileStore, FileError> {
     FileStore::open(&FileOptions { read_only, ..patient(path, 0) })
-}
-
-/// Gone when dropped.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn over(file: &Path) -> Option<Self> {
-        Some(Self(run("losetup", &["--find", "--show", file.to_str()?])?.into()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
 }
 
 /// Kills a process of this kind when all of its requests are held.
@@ -147,15 +124,15 @@ fn a_file_waits_for_the_requests_of_a_killed_process() {
 #[test]
 fn a_block_device_waits_for_the_requests_of_a_killed_process() {
     let Some(disk) = SlowDisk::mount(1 << 20) else { return };
-    let Some(device) = Loop::over(&disk.path()) else { return };
+    let Some(device) = LoopDevice::over(&disk.path(), &[]) else { return };
     // The last close of a block device waits for its requests. It must not be the victim's, which
     // would outlive SIGKILL.
-    let _open = std::fs::File::open(&device.0).unwrap();
+    let _open = std::fs::File::open(device.path()).unwrap();
     let _releaser = disk.releaser();
     // The loop device carries out one request after the other: a write behind the read would not
     // arrive.
-    a_successor_waits(&disk, &device.0, "writer");
-    a_successor_waits(&disk, &device.0, "reader");
+    a_successor_waits(&disk, device.path(), "writer");
+    a_successor_waits(&disk, device.path(), "reader");
 }
 
 #[test]
@@ -198,9 +175,9 @@ impl Drop for Mount {
 #[test]
 fn a_host_file_waits_for_the_requests_of_a_killed_process() {
     let Some(disk) = SlowDisk::mount(32 << 20) else { return };
-    let Some(device) = Loop::over(&disk.path()) else { return };
+    let Some(device) = LoopDevice::over(&disk.path(), &[]) else { return };
     let place = Mount(tempfile::tempdir().unwrap());
-    let (node, directory) = (device.0.to_str().unwrap(), place.0.path().to_str().unwrap());
+    let (node, directory) = (device.path().to_str().unwrap(), place.0.path().to_str().unwrap());
     run("mkfs.ext4", &["-q", node]).unwrap();
     if run("mount", &[node, directory]).is_none() {
         return;

@@ -3,30 +3,14 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
+use sidecore_kit::loop_device::LoopDevice;
 use sidecore_linux::{FileError, FileOptions, FileStore};
 use sidecore_skip::run;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
-
-/// A loop device. Gone when dropped.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn over(file: &Path, options: &[&str]) -> Option<Self> {
-        let arguments = [&["--find", "--show"], options, &[file.to_str()?]].concat();
-        Some(Self(run("losetup", &arguments)?.into()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
-}
 
 /// A file with one partition, from 1 MiB on for 2 MiB.
 fn image() -> (TempDir, PathBuf) {
@@ -64,67 +48,69 @@ fn refuse(path: &Path, other: &Path) {
 #[test]
 fn a_file_and_a_loop_device_over_it_have_one_writer() {
     let (_directory, file) = image();
-    let Some(device) = Loop::over(&file, &[]) else { return };
-    let Some(stacked) = Loop::over(&device.0, &[]) else { return };
+    let Some(device) = LoopDevice::over(&file, &[]) else { return };
+    let Some(stacked) = LoopDevice::over(device.path(), &[]) else { return };
     let store = open(&file);
-    refuse(&device.0, &file);
-    refuse(&stacked.0, &file);
+    refuse(device.path(), &file);
+    refuse(stacked.path(), &file);
     drop(store);
-    let store = open(&device.0);
-    refuse(&file, &device.0);
-    refuse(&stacked.0, &device.0);
+    let store = open(device.path());
+    refuse(&file, device.path());
+    refuse(stacked.path(), device.path());
     drop(store);
-    let store = open(&stacked.0);
-    refuse(&file, &stacked.0);
+    let store = open(stacked.path());
+    refuse(&file, stacked.path());
     drop(store);
     // Readers may share the file, by every name.
     let reader = |path: &Path| FileStore::open(&FileOptions { read_only: true, ..FileOptions::new(path) }).unwrap();
-    let _readers = (reader(&file), reader(&device.0), reader(&stacked.0));
+    let _readers = (reader(&file), reader(device.path()), reader(stacked.path()));
     assert!(FileStore::open(&FileOptions::new(&file)).is_err());
 }
 
 #[test]
 fn loop_devices_over_one_file_overlap_where_they_show_the_same_bytes() {
     let (_directory, file) = image();
-    let part = |offset: &str| Loop::over(&file, &["--offset", offset, "--sizelimit", "1048576"]);
-    let (Some(whole), Some(first), Some(second)) = (Loop::over(&file, &[]), part("0"), part("1048576")) else { return };
-    let store = open(&first.0);
-    refuse(&whole.0, &first.0);
-    let other = open(&second.0);
+    let part = |offset: &str| LoopDevice::over(&file, &["--offset", offset, "--sizelimit", "1048576"]);
+    let (Some(whole), Some(first), Some(second)) = (LoopDevice::over(&file, &[]), part("0"), part("1048576")) else {
+        return;
+    };
+    let store = open(first.path());
+    refuse(whole.path(), first.path());
+    let other = open(second.path());
     drop((store, other));
-    let _store = open(&whole.0);
-    refuse(&second.0, &whole.0);
+    let _store = open(whole.path());
+    refuse(second.path(), whole.path());
 }
 
 #[test]
 fn a_partition_is_part_of_its_disk_and_of_the_file_below() {
     let (_directory, file) = image();
-    let Some(disk) = Loop::over(&file, &["--partscan"]) else { return };
-    let partition = PathBuf::from(format!("{}p1", disk.0.display()));
+    let Some(disk) = LoopDevice::over(&file, &["--partscan"]) else { return };
+    let partition = PathBuf::from(format!("{}p1", disk.path().display()));
     // A kernel may know no partition table; it takes a partition from a program then.
     let place = ["1", "2048", "4096"];
-    if !partition.exists() && run("addpart", &[&[disk.0.to_str().unwrap()], place.as_slice()].concat()).is_none() {
+    if !partition.exists() && run("addpart", &[&[disk.path().to_str().unwrap()], place.as_slice()].concat()).is_none() {
         return;
     }
     let store = open(&partition);
     // The disk or the partition is named, because both are in use.
     let error = FileStore::open(&FileOptions::new(&file)).map(drop);
     assert!(matches!(error, Err(FileError::Overlaps { .. })), "{error:?}");
-    assert!(FileStore::open(&FileOptions::new(&disk.0)).is_err());
+    assert!(FileStore::open(&FileOptions::new(disk.path())).is_err());
     drop(store);
     let store = open(&file);
     refuse(&partition, &file);
     drop(store);
-    let _store = open(&disk.0);
+    let _store = open(disk.path());
     assert!(FileStore::open(&FileOptions::new(&partition)).is_err());
 }
 
 #[test]
 fn a_file_whose_loop_device_is_mounted_is_in_use() {
     let (_directory, file) = image();
-    let Some(device) = Loop::over(&file, &[]) else { return };
+    let Some(device) = LoopDevice::over(&file, &[]) else { return };
     let place = tempfile::tempdir().unwrap();
-    let (node, directory) = (device.0.to_str().unwrap(), place.path().to_str().unwrap());
+    let (node, directory) = (device.path().to_str().unwrap(), place.path().to_str().unwrap());
     if run("mkfs.ext4", &["-q", "-F", node]).is_none() || run("mount", &[node, directory]).is_none() {
         return;
     }

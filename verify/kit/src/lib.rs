@@ -1,8 +1,11 @@
 //! Code that the demo, the bench and the integration tests share.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "guest")]
+pub mod guest;
 pub mod headers;
 pub mod interrupt;
+pub mod loop_device;
 pub mod pages;
 pub mod process;
 pub mod wait;

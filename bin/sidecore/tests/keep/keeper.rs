@@ -3,18 +3,21 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use sidecore_kit::process::Process;
+use sidecore_kit::wait;
 use tempfile::TempDir;
 
 /// Longer than any event here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The command gets a signal when the keeper is killed.
 pub struct Keeper {
-    process: Child,
+    process: Process,
     listener: UnixListener,
     directory: TempDir,
 }
@@ -43,7 +46,7 @@ impl Keeper {
         keeper.arg("keep").args(options).arg("--").args(command);
         keeper.env(super::child::TALK, directory.path().join("talk")).env("TMPDIR", temporary);
         keeper.env_remove("NOTIFY_SOCKET").envs(variables.iter().copied());
-        let process = keeper.stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let process = Process::start(keeper.stdout(Stdio::null()).stderr(log)).unwrap();
         Self { process, listener, directory }
     }
 
@@ -73,7 +76,7 @@ impl Keeper {
     }
 
     pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process), signal).unwrap();
+        self.process.signal(signal).unwrap();
     }
 
     pub fn pid(&self) -> u32 {
@@ -82,12 +85,8 @@ impl Keeper {
 
     /// Waits for the end of the keeper.
     pub fn wait(&mut self) -> ExitStatus {
-        let end = pidfd_open(Pid::from_child(&self.process), PidfdFlags::empty()).unwrap();
-        let timeout = Timespec::try_from(PATIENCE).unwrap();
-        let mut fds = [PollFd::new(&end, PollFlags::IN)];
-        let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout))).unwrap();
-        assert!(ready > 0, "the keeper does not end: {}", self.log());
-        self.process.wait().unwrap()
+        let status = self.process.wait_for_end(PATIENCE).unwrap();
+        status.unwrap_or_else(|| panic!("the keeper does not end: {}", self.log()))
     }
 
     /// The messages of the keeper and the command so far.
@@ -101,29 +100,16 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        // The command gets a signal of its own by that, or has ended.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 /// Waits until a process has seen its signals and is in this state: see proc_pid_status(5).
 pub fn until(pid: u32, state: &str) {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    wait::until(&format!("process {pid} is in state {state}"), PATIENCE, || {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let is = |key: &str, value: &str| {
             status.lines().any(|line| line.strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with(value)))
         };
         let none = "0000000000000000";
-        if is("State:", state) && is("SigPnd:", none) && is("ShdPnd:", none) {
-            return;
-        }
-        assert!(Instant::now() < deadline, "process {pid} does not come to state {state}");
-        std::thread::yield_now();
-    }
+        is("State:", state) && is("SigPnd:", none) && is("ShdPnd:", none)
+    });
 }
 
 /// A session with one process of the command.

@@ -2,17 +2,17 @@
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 use std::fmt::Write as _;
-use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use sidecore_control::Client;
+use sidecore_kit::process::Process;
 use tempfile::TempDir;
 
 pub struct Daemon {
-    pub child: Child,
+    pub child: Process,
     pub directory: TempDir,
 }
 
@@ -27,11 +27,11 @@ impl Daemon {
         Self::started(spawn(directory.path(), config, variables), directory, config)
     }
 
-    pub fn started(mut child: Child, directory: TempDir, config: &str) -> Self {
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    pub fn started(child: Child, directory: TempDir, config: &str) -> Self {
+        let mut child = Process::from(child);
+        let line = child.first_line().unwrap();
         let devices = config.matches("[[device]]").count();
-        assert_eq!(line, format!("ready: {devices} devices\n"), "{}", rest(&mut child));
+        assert_eq!(line, format!("ready: {devices} devices\n"), "{}", child.complaint().unwrap());
         Self { child, directory }
     }
 
@@ -40,17 +40,13 @@ impl Daemon {
     }
 
     pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        self.child.signal(signal).unwrap();
     }
 
     /// Waits for the end of the daemon. Returns its standard error, too.
     pub fn wait(&mut self) -> (ExitStatus, String) {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while self.child.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < deadline, "it does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        (self.child.wait().unwrap(), rest(&mut self.child))
+        let status = self.child.wait_for_end(Duration::from_secs(20)).unwrap().expect("the daemon does not end");
+        (status, self.child.complaint().unwrap())
     }
 
     /// A field of /proc/PID/status, in KiB.
@@ -70,13 +66,6 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 pub fn spawn(directory: &Path, config: &str, variables: &[(&str, &str)]) -> Child {
     let file = directory.join("disks.toml");
     std::fs::write(&file, config).unwrap();
@@ -85,15 +74,6 @@ pub fn spawn(directory: &Path, config: &str, variables: &[(&str, &str)]) -> Chil
     // The variables of a service manager around the tests are not for the daemon.
     command.env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS").envs(variables.iter().copied());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
-/// The standard error of a daemon, once the daemon has ended.
-pub fn rest(child: &mut Child) -> String {
-    let mut text = String::new();
-    if let Some(mut stderr) = child.stderr.take() {
-        stderr.read_to_string(&mut text).unwrap();
-    }
-    text
 }
 
 /// A configuration with `devices` devices. Relative paths start from the configuration's directory.

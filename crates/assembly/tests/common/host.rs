@@ -1,12 +1,12 @@
 //! An NVMe driver, and specifications of functions for it.
 
 use std::path::Path;
-use std::time::Instant;
 
 use sidecore_assembly::spec::{DeviceSpec, FrontEndSpec, IdleMode, Nanos, Sector};
-use sidecore_driver::{Notify, NvmeClient, NvmeCompletion, NvmeOptions, NvmeQueue, NvmeStatus};
+use sidecore_driver::{NvmeClient, NvmeOptions, NvmeQueue, NvmeStatus};
+use sidecore_kit::guest::complete;
 
-use crate::common::{PATIENCE, device};
+use crate::common::device;
 
 /// The size of each request in bytes.
 #[allow(dead_code)]
@@ -35,32 +35,13 @@ pub fn connect_as(socket: &Path, options: &NvmeOptions) -> NvmeClient {
     NvmeClient::connect(socket, &NvmeOptions { huge_pages: false, ..options.clone() }).unwrap()
 }
 
-/// Publishes the submitted commands and waits for `count` completions.
-#[allow(dead_code)]
-pub fn complete(queue: &mut NvmeQueue, count: usize) -> Vec<NvmeCompletion> {
-    queue.publish().unwrap();
-    let mut completions = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
-    while completions.len() < count {
-        assert!(Instant::now() < deadline, "{} of {count} completions", completions.len());
-        if queue.notify() == Notify::Interrupt {
-            queue.wait(PATIENCE).unwrap();
-        } else {
-            // The sidecore may need this CPU.
-            std::thread::yield_now();
-        }
-        queue.poll_completions(&mut completions).unwrap();
-    }
-    completions
-}
-
 /// Writes one page of equal bytes.
 #[allow(dead_code)]
 pub fn write(queue: &mut NvmeQueue, sector: u64, byte: u8) -> NvmeStatus {
     let slot = queue.take_slot().unwrap();
     queue.write_data(slot, 0, &[byte; PAGE]);
     queue.submit_write(slot, Sector(sector), PAGE as u32).unwrap();
-    let status = complete(queue, 1)[0].status;
+    let status = complete(queue).status;
     queue.release_slot(slot);
     status
 }
@@ -70,7 +51,7 @@ pub fn write(queue: &mut NvmeQueue, sector: u64, byte: u8) -> NvmeStatus {
 pub fn read(queue: &mut NvmeQueue, sector: u64) -> u8 {
     let slot = queue.take_slot().unwrap();
     queue.submit_read(slot, Sector(sector), PAGE as u32).unwrap();
-    assert_eq!(complete(queue, 1)[0].status, NvmeStatus::OK);
+    assert_eq!(complete(queue).status, NvmeStatus::OK);
     let mut data = vec![0; PAGE];
     assert_eq!(queue.read_data(slot, 0, &mut data), PAGE);
     queue.release_slot(slot);
@@ -83,6 +64,6 @@ pub fn read(queue: &mut NvmeQueue, sector: u64) -> u8 {
 pub fn flush(queue: &mut NvmeQueue) {
     let slot = queue.take_slot().unwrap();
     queue.submit_flush(slot).unwrap();
-    assert_eq!(complete(queue, 1)[0].status, NvmeStatus::OK);
+    assert_eq!(complete(queue).status, NvmeStatus::OK);
     queue.release_slot(slot);
 }

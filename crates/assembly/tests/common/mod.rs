@@ -1,11 +1,12 @@
 //! Helpers for the tests of whole assemblies.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceReport;
 use sidecore_assembly::spec::{DeviceSpec, FrontEndSpec, VirtioBlkSpec};
+use sidecore_kit::wait;
 
 /// The limit of every wait, after which a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -27,13 +28,8 @@ pub fn device(directory: &Path, name: &str) -> DeviceSpec {
 /// Waits for a condition of the device's report, which changes after the socket's events.
 #[allow(dead_code)]
 pub fn until(assembly: &Assembly, device: usize, like: impl Fn(&DeviceReport) -> bool) -> DeviceReport {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    wait::succeed(PATIENCE, || {
         let report = assembly.devices().swap_remove(device);
-        if like(&report) {
-            return report;
-        }
-        assert!(Instant::now() < deadline, "{report:?}");
-        std::thread::yield_now();
-    }
+        if like(&report) { Ok(report) } else { Err(format!("{report:?}")) }
+    })
 }

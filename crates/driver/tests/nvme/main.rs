@@ -8,7 +8,7 @@ mod stale;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::spec::{
@@ -19,6 +19,8 @@ use sidecore_driver::{
     ClientError, DataPointers, Notify, NvmeClient, NvmeCommand, NvmeCompletion, NvmeOptions, NvmeQueue, NvmeStatus,
     Piece, Slot, Transport, admin_opcode, io_opcode, register,
 };
+use sidecore_kit::guest::{complete, complete_all};
+use sidecore_kit::wait;
 use sidecore_units::Sector;
 
 const DISK_BYTES: u64 = 16 << 20;
@@ -84,28 +86,6 @@ impl Function {
 
 const ADAPTIVE: IdleMode = IdleMode::Adaptive { spin: Nanos::from_micros(50) };
 
-fn all(queue: &mut NvmeQueue, count: usize) -> Vec<NvmeCompletion> {
-    queue.publish().unwrap();
-    let mut completions = Vec::new();
-    let end = Instant::now() + PATIENCE;
-    while completions.len() < count {
-        assert!(Instant::now() < end, "{} of {count} completions", completions.len());
-        // A polling client on a machine of few cores lets the sidecore have one.
-        if queue.notify() == Notify::Interrupt {
-            queue.wait(PATIENCE).unwrap();
-        } else {
-            std::thread::yield_now();
-        }
-        queue.poll_completions(&mut completions).unwrap();
-    }
-    assert_eq!(completions.len(), count);
-    completions
-}
-
-fn one(queue: &mut NvmeQueue) -> NvmeCompletion {
-    all(queue, 1)[0]
-}
-
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at * 7 + seed * 13 + at / 512) as u8).collect()
 }
@@ -114,10 +94,10 @@ fn write_and_read(queue: &mut NvmeQueue, slot: Slot, sector: Sector, len: usize,
     let data = pattern(seed, len);
     queue.write_data(slot, 0, &data);
     queue.submit_write(slot, sector, len as u32).unwrap();
-    assert_eq!(one(queue), NvmeCompletion { slot, status: NvmeStatus::OK });
+    assert_eq!(complete(queue), NvmeCompletion { slot, status: NvmeStatus::OK });
     queue.write_data(slot, 0, &vec![0xee; len]);
     queue.submit_read(slot, sector, len as u32).unwrap();
-    assert_eq!(one(queue), NvmeCompletion { slot, status: NvmeStatus::OK });
+    assert_eq!(complete(queue), NvmeCompletion { slot, status: NvmeStatus::OK });
     let mut back = vec![0; len];
     assert_eq!(queue.read_data(slot, 0, &mut back), len);
     assert!(back == data, "what was written is not what was read");
@@ -242,13 +222,13 @@ fn full_queues_side_by_side_in_threads_of_their_own() {
                             queue.write_data(*slot, 0, &sector.wrapping_add(round).to_le_bytes());
                             queue.submit_write(*slot, Sector(sector), 4096).unwrap();
                         }
-                        assert!(all(&mut queue, 64).iter().all(|completion| completion.status.is_ok()));
+                        assert!(complete_all(&mut queue, 64).iter().all(|completion| completion.status.is_ok()));
                         for slot in &slots {
                             queue.write_data(*slot, 0, &[0; 8]);
                             let sector = (u64::from(index) * 64 + slot.index() as u64) * 8;
                             queue.submit_read(*slot, Sector(sector), 4096).unwrap();
                         }
-                        assert!(all(&mut queue, 64).iter().all(|completion| completion.status.is_ok()));
+                        assert!(complete_all(&mut queue, 64).iter().all(|completion| completion.status.is_ok()));
                         for slot in &slots {
                             let mut back = [0; 8];
                             queue.read_data(*slot, 0, &mut back);
@@ -274,26 +254,26 @@ fn the_other_operations() {
         let (slot, other) = (queue.take_slot().unwrap(), queue.take_slot().unwrap());
         write_and_read(queue, slot, Sector(24), 4096, 3);
         queue.submit_flush(slot).unwrap();
-        assert!(one(queue).status.is_ok());
+        assert!(complete(queue).status.is_ok());
         queue.submit_verify(slot, Sector(24), 8).unwrap();
-        assert!(one(queue).status.is_ok());
+        assert!(complete(queue).status.is_ok());
         queue.submit_compare(slot, Sector(24), 4096).unwrap();
-        assert!(one(queue).status.is_ok());
+        assert!(complete(queue).status.is_ok());
         queue.write_data(slot, 4095, &[0x55]);
         queue.submit_compare(slot, Sector(24), 4096).unwrap();
-        assert_eq!(one(queue).status.name(), "Compare Failure");
+        assert_eq!(complete(queue).status.name(), "Compare Failure");
 
         // Fused: refused first, then done.
         queue.write_data(slot, 0, &[1; 512]);
         queue.write_data(other, 0, &[2; 512]);
         queue.submit_compare_and_write(slot, other, Sector(24), 512).unwrap();
-        let names: Vec<&str> = all(queue, 2).iter().map(|completion| completion.status.name()).collect();
+        let names: Vec<&str> = complete_all(queue, 2).iter().map(|completion| completion.status.name()).collect();
         assert_eq!(names, ["Compare Failure", "Command Aborted due to Failed Fused Command"]);
         queue.write_data(slot, 0, &pattern(3, 512));
         queue.submit_compare_and_write(slot, other, Sector(24), 512).unwrap();
-        assert!(all(queue, 2).iter().all(|completion| completion.status.is_ok()));
+        assert!(complete_all(queue, 2).iter().all(|completion| completion.status.is_ok()));
         queue.submit_read(slot, Sector(24), 4096).unwrap();
-        assert!(one(queue).status.is_ok());
+        assert!(complete(queue).status.is_ok());
         let mut back = vec![0; 4096];
         queue.read_data(slot, 0, &mut back);
         assert!(back[..512] == [2; 512] && back[512..] == pattern(3, 4096)[512..]);
@@ -302,7 +282,7 @@ fn the_other_operations() {
             let piece = |(offset_bytes, len_bytes)| Piece { offset_bytes, len_bytes };
             let pieces = [(2048, 1024), (1, 500), (512, 12)].map(piece);
             queue.submit_scattered(slot, io_opcode::READ, Sector(25), &pieces).unwrap();
-            assert!(one(queue).status.is_ok());
+            assert!(complete(queue).status.is_ok());
             queue.read_data(slot, 0, &mut back);
             let data = &pattern(3, 4096)[512..];
             assert_eq!((&back[2048..3072], &back[1..501]), (&data[..1024], &data[1024..1524]));
@@ -310,20 +290,20 @@ fn the_other_operations() {
         }
 
         queue.submit_write_zeroes(slot, Sector(24), 4, true).unwrap();
-        assert!(one(queue).status.is_ok());
+        assert!(complete(queue).status.is_ok());
         queue.submit_deallocate(slot, Sector(28), 4).unwrap();
-        assert!(one(queue).status.is_ok());
+        assert!(complete(queue).status.is_ok());
         queue.submit_read(slot, Sector(24), 4096).unwrap();
-        assert!(one(queue).status.is_ok());
+        assert!(complete(queue).status.is_ok());
         queue.read_data(slot, 0, &mut back);
         assert!(back.iter().all(|byte| *byte == 0), "a RAM store's freed blocks read as zeros");
 
         queue.submit_read(slot, Sector(DISK_BYTES / 512), 512).unwrap();
-        assert_eq!(one(queue).status.name(), "LBA Out of Range");
+        assert_eq!(complete(queue).status.name(), "LBA Out of Range");
         queue.submit(slot, NvmeCommand::new(0x7f, 1)).unwrap();
-        assert_eq!(one(queue).status.name(), "Invalid Command Opcode");
+        assert_eq!(complete(queue).status.name(), "Invalid Command Opcode");
         queue.submit(slot, NvmeCommand::new(io_opcode::FLUSH, 77)).unwrap();
-        assert_eq!(one(queue).status.name(), "Invalid Namespace or Format");
+        assert_eq!(complete(queue).status.name(), "Invalid Namespace or Format");
     }
 }
 
@@ -340,9 +320,9 @@ fn an_applications_own_buffer_needs_no_copy() {
         let slot = queue.take_slot().unwrap();
         for (at, len) in [(0, 4096), (4, 4096), (4092, 4608), (2048, 64 << 10), (0x8_0000, 64 << 10)] {
             queue.submit_write_at(slot, Sector(9), buffer.address() + at, len).unwrap();
-            assert!(one(queue).status.is_ok());
+            assert!(complete(queue).status.is_ok());
             queue.submit_read(slot, Sector(9), len).unwrap();
-            assert!(one(queue).status.is_ok());
+            assert!(complete(queue).status.is_ok());
             let mut back = vec![0; len as usize];
             queue.read_data(slot, 0, &mut back);
             assert!(back == data[at as usize..][..len as usize], "{len} bytes at {at}");
@@ -351,7 +331,7 @@ fn an_applications_own_buffer_needs_no_copy() {
         client.release_buffer(buffer).unwrap();
         let queue = client.queue(0).unwrap();
         queue.submit_read_at(slot, Sector(9), address, 4096).unwrap();
-        assert!(!one(queue).status.is_ok(), "it is not there any more");
+        assert!(!complete(queue).status.is_ok(), "it is not there any more");
         write_and_read(queue, slot, Sector(9), 4096, 1);
     }
 }
@@ -375,7 +355,7 @@ fn a_controller_is_reset_and_shut_down_in_every_way() {
             queue.submit_read(slot, Sector(8), 4096).unwrap();
             queue.publish().unwrap();
             client.reset_controller().unwrap();
-            assert_eq!(one(client.queue(1).unwrap()).status, NvmeStatus::ABORTED_BY_HOST);
+            assert_eq!(complete(client.queue(1).unwrap()).status, NvmeStatus::ABORTED_BY_HOST);
         }
     }
 }
@@ -441,7 +421,7 @@ fn reset_under_load(client: &mut NvmeClient, slots: &[Vec<Slot>]) {
         }
         if round % 2 == 0 { client.reset_controller() } else { client.reset_device() }.unwrap();
         for (index, slots) in (0..).zip(slots) {
-            let aborted = all(client.queue(index).unwrap(), slots.len());
+            let aborted = complete_all(client.queue(index).unwrap(), slots.len());
             assert!(aborted.iter().all(|completion| completion.status == NvmeStatus::ABORTED_BY_HOST));
         }
     }
@@ -458,7 +438,7 @@ fn clients_come_and_go_and_come_back() {
         queue.submit_read(slot, Sector(8), 4096).unwrap();
         queue.publish().unwrap();
         client.reconnect().unwrap();
-        assert_eq!(one(client.queue(0).unwrap()).status, NvmeStatus::ABORTED_BY_HOST);
+        assert_eq!(complete(client.queue(0).unwrap()).status, NvmeStatus::ABORTED_BY_HOST);
     }
     drop(client);
     // The next one is served when the last one's memory is gone.
@@ -479,7 +459,7 @@ fn a_client_outlives_the_daemon() {
     write_and_read(client.queue(0).unwrap(), slot, Sector(8), 4096, 7);
     let queue = client.queue(0).unwrap();
     queue.submit_flush(slot).unwrap();
-    assert!(one(queue).status.is_ok());
+    assert!(complete(queue).status.is_ok());
     assert!(client.is_connected());
     drop(assembly);
     assert!(!client.is_connected());
@@ -490,7 +470,7 @@ fn a_client_outlives_the_daemon() {
     assert!(client.is_connected());
     let queue = client.queue(0).unwrap();
     queue.submit_read(slot, Sector(8), 4096).unwrap();
-    assert!(one(queue).status.is_ok());
+    assert!(complete(queue).status.is_ok());
     let mut back = vec![0; 4096];
     queue.read_data(slot, 0, &mut back);
     assert!(back == pattern(7, 4096));
@@ -508,12 +488,12 @@ fn round_trip_at(queue: &mut NvmeQueue, slots: &[Slot], base: Sector, seed: u64)
         queue.write_data(*slot, 0, &pattern(seed + sector(slot).0, 4096));
         queue.submit_write(*slot, sector(slot), 4096).unwrap();
     }
-    assert!(all(queue, slots.len()).iter().all(|completion| completion.status.is_ok()));
+    assert!(complete_all(queue, slots.len()).iter().all(|completion| completion.status.is_ok()));
     for slot in slots {
         queue.write_data(*slot, 0, &[0xee; 4096]);
         queue.submit_read(*slot, sector(slot), 4096).unwrap();
     }
-    assert!(all(queue, slots.len()).iter().all(|completion| completion.status.is_ok()));
+    assert!(complete_all(queue, slots.len()).iter().all(|completion| completion.status.is_ok()));
     for slot in slots {
         let mut back = vec![0; 4096];
         queue.read_data(*slot, 0, &mut back);
@@ -588,14 +568,8 @@ fn hostile_doorbells_and_commands() {
         entry[2..4].copy_from_slice(&id.to_le_bytes());
         queue.post(&entry).unwrap();
         queue.publish().unwrap();
-        let end = Instant::now() + PATIENCE;
-        let completion = loop {
-            if let Some(completion) = queue.pop_raw().unwrap() {
-                break completion;
-            }
-            assert!(Instant::now() < end, "{entry:02x?} is not completed");
-            std::thread::yield_now();
-        };
+        let missing = || format!("{entry:02x?} is not completed");
+        let completion = wait::succeed(PATIENCE, || queue.pop_raw().unwrap().ok_or_else(missing));
         assert_eq!((completion.command_id, completion.sq_id), (id, 1));
         let (_, head) = queue.positions();
         queue.ring_head(head).unwrap();

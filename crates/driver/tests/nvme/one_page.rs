@@ -4,6 +4,7 @@
 //! queue's among them, stored to the page at 0x1000 of BAR0.
 
 use sidecore_driver::RawMessage;
+use sidecore_kit::wait;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_ring::driver::nvme::DoorbellWords;
 
@@ -177,11 +178,7 @@ impl Driver {
     }
 
     fn until(&self, what: &str, mut is_so: impl FnMut(&Self) -> bool) {
-        let end = Instant::now() + PATIENCE;
-        while !is_so(self) {
-            assert!(Instant::now() < end, "{what}");
-            std::thread::yield_now();
-        }
+        wait::until(what, PATIENCE, || is_so(self));
     }
 
     fn create_pair(&self, admin: &mut Pair, id: u16) -> Pair {

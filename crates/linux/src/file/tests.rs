@@ -7,6 +7,7 @@ use sidecore_block::contract::{self, Harness};
 use sidecore_block::{
     Affected, Batch, BlockError, BlockRequest, Fault, FaultPlan, FaultRule, FaultStore, Operation, When, dropped_tags,
 };
+use sidecore_kit::loop_device::LoopDevice;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 use sidecore_reactor::{CoreContext, Sleeper, WakeKey};
 use sidecore_units::Nanos;
@@ -62,9 +63,9 @@ fn allocated_bytes(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().blocks() * 512
 }
 
-/// A loop device over a file in memory. Gone when dropped.
+/// A loop device over a file in memory.
 struct Loop {
-    device: PathBuf,
+    device: LoopDevice,
     _directory: TempDir,
 }
 
@@ -72,17 +73,7 @@ impl Loop {
     fn new(len_bytes: u64, arguments: &[&str]) -> Option<Self> {
         let directory = tmpfs()?;
         let backing = image(&directory, "backing", len_bytes);
-        let mut all = vec!["--find", "--show"];
-        all.extend(arguments);
-        all.push(backing.to_str()?);
-        let device = run("losetup", &all)?.into();
-        Some(Self { device, _directory: directory })
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
+        Some(Self { device: LoopDevice::over(&backing, arguments)?, _directory: directory })
     }
 }
 
@@ -102,9 +93,9 @@ impl Mount {
 
     fn ext4(len_bytes: u64) -> Option<Self> {
         let device = Loop::new(len_bytes, &[])?;
-        run("mkfs.ext4", &["-q", device.device.to_str()?])?;
+        run("mkfs.ext4", &["-q", device.device.path().to_str()?])?;
         let directory = tempfile::tempdir().unwrap();
-        run("mount", &[device.device.to_str()?, directory.path().to_str()?])?;
+        run("mount", &[device.device.path().to_str()?, directory.path().to_str()?])?;
         Some(Self { directory, _device: Some(device) })
     }
 }
@@ -162,11 +153,11 @@ fn a_file_on_ext4_keeps_the_contract_and_bounces_unaligned_requests() {
 #[test]
 fn a_block_device_keeps_the_contract() {
     let Some(device) = Loop::new(4 * MIB, &[]) else { return };
-    let store = open(&device.device);
+    let store = open(device.device.path());
     assert_eq!(store.geometry().capacity_bytes, 4 * MIB);
     assert!(store.geometry().discard && store.geometry().write_zeroes);
     drop(store);
-    check(&device.device, |_| {});
+    check(device.device.path(), |_| {});
 }
 
 /// The kernel's workers that carry out requests which this thread's io_urings could not do in
@@ -183,10 +174,10 @@ fn workers_of_this_thread() -> usize {
 #[test]
 fn requests_larger_than_a_block_device_takes_are_cut_here_and_not_by_a_worker() {
     let Some(device) = Loop::new(64 * MIB, &["--direct-io=on"]) else { return };
-    assert!(open(&device.device).target.limits.is_some(), "loop devices have limits of their own");
+    assert!(open(device.device.path()).target.limits.is_some(), "loop devices have limits of their own");
     // Together more portions than there are slots; the memory comes in an order that tells them
     // apart.
-    let mut harness = harness(&device.device);
+    let mut harness = harness(device.device.path());
     let (count, repeats, piece) = (4, 8, 2 * MIB);
     let bytes = contract::pattern(1, piece as usize);
     harness.poke(ALIGNED, &bytes);
@@ -212,17 +203,17 @@ fn requests_larger_than_a_block_device_takes_are_cut_here_and_not_by_a_worker() 
 #[test]
 fn a_block_devices_block_size_is_found_out() {
     let Some(device) = Loop::new(4 * MIB, &["--sector-size", "4096"]) else { return };
-    assert_eq!(open(&device.device).geometry().block_bytes, 4096);
-    let error = FileStore::open(&FileOptions { block_bytes: Some(512), ..FileOptions::new(&device.device) });
+    assert_eq!(open(device.device.path()).geometry().block_bytes, 4096);
+    let error = FileStore::open(&FileOptions { block_bytes: Some(512), ..FileOptions::new(device.device.path()) });
     let error = error.unwrap_err();
     assert!(matches!(error, FileError::BlockTooSmall { needed_bytes: 4096, .. }), "{error}");
-    check(&device.device, |_| {});
+    check(device.device.path(), |_| {});
 }
 
 #[test]
 fn a_mounted_device_is_busy() {
     let Some(mount) = Mount::ext4(16 * MIB) else { return };
-    let device = &mount._device.as_ref().unwrap().device;
+    let device = mount._device.as_ref().unwrap().device.path();
     let error = FileStore::open(&FileOptions::new(device)).unwrap_err();
     assert!(matches!(error, FileError::Busy { .. }), "{error}");
 }
