@@ -60,13 +60,13 @@ impl Assembly {
     }
 
     fn come_up(&mut self, spec: &Spec) -> Result<(), AssemblyError> {
-        {
+        let created = {
             let mut graph = lock(&self.graph);
             graph.open_in_time(spec)?;
             self.sidecores = graph.sidecores().collect();
-            graph.come_to(spec, Occasion::Start)?;
-        }
-        serve_created(&self.graph, Occasion::Start)?;
+            graph.come_to(spec, Occasion::Start)?
+        };
+        serve_created(&self.graph, created, Occasion::Start)?;
         let mut graph = self.graph();
         let names: Vec<String> = graph.left.iter().map(|left| left.name.clone()).collect();
         for device in names.iter().filter(|name| self.lists.wanted().place(name) == usize::MAX) {
@@ -87,7 +87,7 @@ impl Assembly {
     pub fn serve_late(&self) -> Result<(), AssemblyError> {
         let mut graph = self.graph();
         let Some(receiver) = graph.receiver.take().filter(|_| graph.in_flight > 0) else { return Ok(()) };
-        let (weak, lists) = (Arc::downgrade(&self.graph), self.lists.clone());
+        let (weak, subsystems) = (Arc::downgrade(&self.graph), Arc::clone(&self.lists.subsystems));
         let serve = move || {
             while let Ok(opened) = receiver.recv() {
                 let Some(graph) = weak.upgrade() else { return };
@@ -97,11 +97,11 @@ impl Assembly {
                 }
                 // Each failure is logged and tolerated on this occasion.
                 let _ = locked.answer(opened, Occasion::Late);
-                locked.come_to_wanted();
+                let created = locked.come_to_wanted();
                 let is_done = locked.in_flight == 0;
                 drop(locked);
-                let _ = serve_created(&graph, Occasion::Late);
-                lists.subsystems.refresh();
+                let _ = serve_created(&graph, created, Occasion::Late);
+                subsystems.refresh();
                 if is_done {
                     return;
                 }
@@ -121,18 +121,8 @@ impl Assembly {
     /// A name or a socket is taken, a part is missing or cannot be opened, a second device would
     /// write to the same file or volume, or the assembly is ending. Nothing has changed then.
     pub fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError> {
-        let added = self.add(device, store).and_then(|()| {
-            serve_created(&self.graph, Occasion::Addition).inspect_err(|_| {
-                let mut wanted = self.lists.wanted();
-                wanted.without(&device.name).into_iter().for_each(|next| wanted.set(next));
-            })
-        });
-        if added.is_err() {
-            let mut graph = self.graph();
-            if !graph.ends {
-                graph.come_to_wanted();
-            }
-        }
+        let added = self.add(device, store);
+        let added = added.and_then(|created| serve_created(&self.graph, created, Occasion::Addition));
         // After an error too: the device's volume may have been created.
         self.lists.subsystems.refresh();
         added.inspect(|()| {
@@ -140,30 +130,29 @@ impl Assembly {
         })
     }
 
-    fn add(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError> {
+    /// Creates the device, which is not served yet, and makes it part of what is wanted.
+    fn add(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<Vec<Arc<Disk>>, AssemblyError> {
         let account = |error| AssemblyError::Account { name: device.name.clone(), error };
         device.access.resolve().map_err(account)?;
         let mut device = device.clone();
-        let next = self.with(&mut device, store)?.1;
-        let file = bottom(&next, &device.store).filter(|bottom| is_file(bottom));
-        // The graph is not locked meanwhile: a file may not answer.
-        let is_open = |file: &&StoreSpec| self.graph().stores.get(&file.name).is_some();
-        let opened = match file.filter(|file| !is_open(file)) {
-            Some(file) => Some((file, open_alone(file.clone())?)),
-            None => None,
-        };
-        let (mut graph, next) = self.with(&mut device, store)?;
-        if let Some((file, opened)) = opened
-            && graph.stores.get(&file.name).is_none()
-        {
-            graph.stores.set(file, Progress::Open(opened));
+        let mut opened = None;
+        loop {
+            let (mut graph, next) = self.with(&mut device, store)?;
+            let file = bottom(&next, &device.store).filter(|bottom| is_file(bottom));
+            if let Some(file) = file.filter(|file| graph.stores.get(&file.name).is_none()) {
+                if graph.stores.is_opening(&file.name) {
+                    return Err(AssemblyError::NoAnswer { name: file.name.clone() });
+                }
+                // The graph is not locked while a file is opened, which may not answer.
+                let Some(opened) = opened.take() else {
+                    drop(graph);
+                    opened = Some(open_alone(file.clone())?);
+                    continue;
+                };
+                graph.stores.set(file, Progress::Open(opened));
+            }
+            return graph.create(&device, next);
         }
-        graph.come_to(&next, Occasion::Addition)?;
-        if self.lists.disk(&device.name).is_none() {
-            return Err(graph.obstacle(&device, &next));
-        }
-        self.lists.wanted().set(next);
-        Ok(())
     }
 
     /// Returns the checked specification with one more device, and the locked graph.
@@ -206,11 +195,14 @@ impl Assembly {
             disk.close();
         }
         let mut graph = self.graph();
-        let next = self.lists.wanted().without(name).ok_or_else(unknown)?;
-        graph.come_to(&next, Occasion::Late)?;
+        if graph.ends {
+            return Err(AssemblyError::Ending);
+        }
+        // Reports have no more of the device from here on: to close its store may take a while.
+        graph.unwant(name).ok_or_else(unknown)?;
+        graph.close_unneeded();
         // The client of a device that has waited for its store until now.
         graph.disconnect(name);
-        self.lists.wanted().set(next);
         drop(graph);
         self.lists.subsystems.refresh();
         tracing::info!(device = name, "device removed");
@@ -363,5 +355,42 @@ impl Assembly {
 impl Drop for Assembly {
     fn drop(&mut self) {
         self.drain();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{SidecoreSpec, StoreKind};
+
+    /// Each change serves its own device, also if the changes overlap: the failure of the one is not
+    /// reported to the other.
+    #[test]
+    fn additions_side_by_side_fail_each_for_itself() {
+        let directory = tempfile::tempdir().unwrap();
+        let device = |name: &str, socket: &str| DeviceSpec {
+            name: name.to_owned(),
+            store: "mem".to_owned(),
+            socket: directory.path().join(socket),
+            ..DeviceSpec::default()
+        };
+        let spec = Spec {
+            sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
+            stores: vec![StoreSpec::new("mem", StoreKind::Ram { size_bytes: 1 << 20, block_bytes: 512 })],
+            ..Spec::default()
+        };
+        let assembly = Assembly::start(&spec).unwrap();
+        let (bad, good) = (device("bad", "no/such/socket"), device("good", "socket"));
+        let bad = assembly.add(&bad, None).unwrap();
+        let good = assembly.add(&good, None).unwrap();
+        let served = serve_created(&assembly.graph, bad, Occasion::Addition);
+        assert!(served.unwrap_err().to_string().contains("bad"));
+        serve_created(&assembly.graph, good, Occasion::Addition).unwrap();
+        let reports = assembly.devices();
+        let shown: Vec<_> = reports.iter().map(|report| (report.name.as_str(), report.state)).collect();
+        assert_eq!(shown, [("good", DeviceState::Waiting)]);
+        assert!(directory.path().join("socket").exists());
+        assembly.remove_device("good").unwrap();
+        assert!(assembly.devices().is_empty());
     }
 }

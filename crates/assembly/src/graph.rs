@@ -62,7 +62,7 @@ impl Lists {
 
 /// The result of opening a store or controller on a thread of its own.
 pub(crate) enum Opened {
-    Store(String, Result<Arc<dyn BlockDevice>, AssemblyError>),
+    Store(StoreSpec, Result<Arc<dyn BlockDevice>, AssemblyError>),
     Controller(String, Result<ControllerHandle, AssemblyError>),
 }
 
@@ -87,10 +87,6 @@ impl Occasion {
             Self::Addition => false,
         }
     }
-
-    fn includes(self, action: &Action) -> bool {
-        self != Self::Opening || !matches!(action.verb, Verb::StartDevice | Verb::RefuseDevice)
-    }
 }
 
 /// The parts that only changes use. Locked throughout a change; sidecores never lock it.
@@ -106,7 +102,7 @@ pub(crate) struct Graph {
     service: Option<Arc<Service>>,
     /// The threads of NVMe functions. Started with the first function.
     nvme: Option<Arc<NvmeThreads>>,
-    /// Devices that are not served yet: see [`serve_created`].
+    /// The devices that the present change has created, which are not served yet.
     created: Vec<Arc<Disk>>,
     /// Clients that another process has exported, and that are not resumed yet.
     pub(crate) left: Vec<LeftDevice>,
@@ -166,20 +162,70 @@ impl Graph {
         self.threads.iter().map(|thread| thread.sidecore().clone())
     }
 
-    /// Plans and applies until every action that is possible now is done. New devices have no
-    /// sockets yet: see [`serve_created`].
+    /// Plans and applies until every action that is possible now is done. Returns the new devices,
+    /// which have no sockets yet: the caller serves them with [`serve_created`].
     ///
     /// # Errors
-    /// The first failure that the occasion does not tolerate.
-    pub(crate) fn come_to(&mut self, next: &Spec, occasion: Occasion) -> Result<(), AssemblyError> {
+    /// The first failure that the occasion does not tolerate. New devices are then not served.
+    pub(crate) fn come_to(&mut self, next: &Spec, occasion: Occasion) -> Result<Vec<Arc<Disk>>, AssemblyError> {
+        let mut before = Vec::new();
         loop {
             let mut actions = plan(&self.now(), next);
-            actions.retain(|action| occasion.includes(action));
-            if actions.is_empty() {
-                return Ok(());
+            actions.retain(|action| self.includes(action, occasion));
+            // Actions that have changed nothing would change nothing again.
+            if actions.is_empty() || actions == before {
+                return Ok(std::mem::take(&mut self.created));
             }
-            self.apply(&actions, next, occasion)?;
+            if let Err(error) = self.apply(&actions, next, occasion) {
+                self.created.clear();
+                return Err(error);
+            }
+            before = actions;
         }
+    }
+
+    fn includes(&self, action: &Action, occasion: Occasion) -> bool {
+        let is_of_a_device = matches!(action.verb, Verb::StartDevice | Verb::RefuseDevice);
+        match occasion {
+            Occasion::Opening => !is_of_a_device,
+            // The thread of late stores starts the devices that are wanted already.
+            Occasion::Addition => !is_of_a_device || self.lists.wanted().place(&action.name) == usize::MAX,
+            Occasion::Start | Occasion::Late => true,
+        }
+    }
+
+    /// Creates the one device that `next` has beyond the wanted specification, and makes `next` the
+    /// wanted one.
+    ///
+    /// # Errors
+    /// The first failure. Nothing has changed then.
+    pub(crate) fn create(&mut self, device: &DeviceSpec, next: Spec) -> Result<Vec<Arc<Disk>>, AssemblyError> {
+        let created = match self.come_to(&next, Occasion::Addition) {
+            Ok(created) if created.is_empty() => Err(self.obstacle(device, &next)),
+            created => created,
+        };
+        match &created {
+            Ok(_) => self.lists.wanted().set(next),
+            Err(_) => self.close_unneeded(),
+        }
+        created
+    }
+
+    /// Removes a device from the wanted specification; `None` if the device is not there.
+    pub(crate) fn unwant(&mut self, device: &str) -> Option<()> {
+        let mut wanted = self.lists.wanted();
+        let next = wanted.without(device)?;
+        wanted.set(next);
+        Some(())
+    }
+
+    /// Stops devices that are not wanted, and closes stores that no device needs.
+    pub(crate) fn close_unneeded(&mut self) {
+        let next = self.lists.wanted().spec.clone();
+        let mut actions = plan(&self.now(), &next);
+        actions.retain(|action| matches!(action.verb, Verb::StopDevice | Verb::CloseStore));
+        // To stop and to close cannot fail.
+        let _ = self.apply(&actions, &next, Occasion::Late);
     }
 
     /// Carries out actions and returns the names of stores that may have lost writes. The rest of
@@ -218,7 +264,7 @@ impl Graph {
                     }
                 }
                 Verb::OpenController => {
-                    names.iter().try_for_each(|name| self.open_controller(name, next))?;
+                    names.iter().try_for_each(|name| self.open_controller(name, next, occasion))?;
                 }
                 Verb::RefuseController => {
                     for spec in next.controllers.iter().filter(|spec| has(&spec.name)) {
@@ -270,10 +316,19 @@ impl Graph {
     /// Opens a store, or starts a thread that opens a file. False if the store was refused.
     fn open_store(&mut self, spec: &StoreSpec, occasion: Occasion) -> Result<bool, AssemblyError> {
         if is_file(spec) {
-            let opened = spec.clone();
-            self.spawn(&spec.name, move || Opened::Store(opened.name.clone(), open_file(&opened)))?;
-            self.stores.set(spec, Progress::Opening);
-            return Ok(true);
+            let file = spec.clone();
+            let open = move || {
+                let opened = open_file(&file);
+                Opened::Store(file, opened)
+            };
+            let progress = match self.spawn(&spec.name, open) {
+                Ok(()) => Progress::Opening,
+                Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
+                Err(error) => return Err(error),
+            };
+            let is_opening = progress.phase() == Phase::Opening;
+            self.stores.set(spec, progress);
+            return Ok(is_opening);
         }
         let progress = match self.stores.open(spec, &self.lists.controllers) {
             Ok(store) => Progress::Open(store),
@@ -285,14 +340,20 @@ impl Graph {
         Ok(is_open)
     }
 
-    fn open_controller(&mut self, name: &str, next: &Spec) -> Result<(), AssemblyError> {
+    fn open_controller(&mut self, name: &str, next: &Spec, occasion: Occasion) -> Result<(), AssemblyError> {
         let Some(spec) = next.controllers.iter().find(|spec| spec.name == name).cloned() else { return Ok(()) };
         let Some(store) = self.stores.get(&spec.store).cloned() else { return Ok(()) };
         let bottom = bottom(next, &spec.store).cloned();
-        self.lists.controllers.set(name, Progress::Opening);
-        self.spawn(name, move || {
+        let spawned = self.spawn(name, move || {
             Opened::Controller(spec.name.clone(), ControllerHandle::open(spec, store, bottom.as_ref()))
-        })
+        });
+        let progress = match spawned {
+            Ok(()) => Progress::Opening,
+            Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
+            Err(error) => return Err(error),
+        };
+        self.lists.controllers.set(name, progress);
+        Ok(())
     }
 
     fn spawn(&mut self, name: &str, open: impl FnOnce() -> Opened + Send + 'static) -> Result<(), AssemblyError> {
@@ -326,8 +387,8 @@ impl Graph {
             false => Err(error),
         };
         match opened {
-            Opened::Store(name, Ok(store)) => self.stores.answered(&name, Ok(store)),
-            Opened::Store(name, Err(error)) => self.stores.answered(&name, Err(refused(error)?)),
+            Opened::Store(spec, Ok(store)) => self.stores.answered(&spec, Ok(store)),
+            Opened::Store(spec, Err(error)) => self.stores.answered(&spec, Err(refused(error)?)),
             Opened::Controller(name, Ok(controller)) => {
                 let controller = Arc::new(controller);
                 self.follow_volumes(&controller);
@@ -469,11 +530,12 @@ impl Graph {
         Ok(parts)
     }
 
-    /// Carries out the actions that are possible now for the wanted specification.
-    pub(crate) fn come_to_wanted(&mut self) {
+    /// Carries out the actions that are possible now for the wanted specification, as
+    /// [`come_to`](Self::come_to).
+    pub(crate) fn come_to_wanted(&mut self) -> Vec<Arc<Disk>> {
         let next = self.lists.wanted().spec.clone();
-        // The one failure on this occasion is a thread that cannot be started.
-        let _ = self.come_to(&next, Occasion::Late);
+        // Each failure refuses its own part on this occasion.
+        self.come_to(&next, Occasion::Late).unwrap_or_default()
     }
 
     /// Drops the users of stores, controllers and sidecores, so that the plan can stop those.
@@ -510,15 +572,18 @@ pub(crate) fn open_alone(file: StoreSpec) -> Result<Arc<dyn BlockDevice>, Assemb
 ///
 /// # Errors
 /// The first failure, unless the occasion tolerates it. The failed device is removed.
-pub(crate) fn serve_created(graph: &Mutex<Graph>, occasion: Occasion) -> Result<(), AssemblyError> {
-    let (created, services, states, subsystems) = {
-        let mut graph = lock(graph);
-        let created = std::mem::take(&mut graph.created);
+pub(crate) fn serve_created(
+    graph: &Mutex<Graph>,
+    created: Vec<Arc<Disk>>,
+    occasion: Occasion,
+) -> Result<(), AssemblyError> {
+    let (services, states, subsystems) = {
+        let graph = lock(graph);
         let controllers = graph.lists.controllers.all();
         let volumes = |controller| Volumes::new(controller, &graph.this, &graph.lists.disks);
         let services: Vec<Volumes> = controllers.iter().map(volumes).collect();
         let states: BTreeMap<_, _> = graph.left.iter().flat_map(|left| left.subsystem().functions).collect();
-        (created, services, states, Arc::clone(&graph.lists.subsystems))
+        (services, states, Arc::clone(&graph.lists.subsystems))
     };
     services.iter().for_each(|service| restore(service, &states));
     subsystems.refresh();
@@ -529,10 +594,14 @@ pub(crate) fn serve_created(graph: &Mutex<Graph>, occasion: Occasion) -> Result<
         // Resolved before the graph is locked: the name service may take a while to answer.
         let access = disk.spec.access.resolve();
         let mut graph = lock(graph);
+        let name = &disk.spec.name;
         if graph.ends {
             return Err(AssemblyError::Ending);
         }
-        let name = &disk.spec.name;
+        // Removed meanwhile.
+        if !graph.lists.all_disks().iter().any(|listed| Arc::ptr_eq(listed, &disk)) {
+            continue;
+        }
         let account = |error| AssemblyError::Account { name: name.clone(), error };
         let at = graph.left.iter().position(|left| left.name == *name);
         let served = access.map_err(account).and_then(|access| disk.serve(access, at.map(|at| graph.left.remove(at))));
@@ -541,10 +610,17 @@ pub(crate) fn serve_created(graph: &Mutex<Graph>, occasion: Occasion) -> Result<
             Ok(()) => {}
             Err(error) => {
                 graph.forget(&disk);
-                if occasion != Occasion::Late {
+                match occasion {
+                    Occasion::Late => graph.refuse_device(name, error.to_string()),
+                    Occasion::Addition => {
+                        let _ = graph.unwant(name);
+                    }
+                    Occasion::Opening | Occasion::Start => return Err(error),
+                }
+                graph.close_unneeded();
+                if occasion == Occasion::Addition {
                     return Err(error);
                 }
-                graph.refuse_device(name, error.to_string());
             }
         }
     }

@@ -67,10 +67,16 @@ impl Stores {
         self.0.insert(spec.name.clone(), (spec.clone(), progress));
     }
 
-    /// The same for a store of which no more than the name is known here.
-    pub(crate) fn answered(&mut self, name: &str, opened: Result<Arc<dyn BlockDevice>, String>) {
-        if let Some((spec, _)) = self.0.get(name) {
-            self.set(&spec.clone(), opened.map_or_else(Progress::Refused, Progress::Open));
+    /// Whether an attempt to open this store has not ended.
+    pub(crate) fn is_opening(&self, name: &str) -> bool {
+        matches!(self.0.get(name), Some((_, Progress::Opening)))
+    }
+
+    /// Ends an attempt to open a store. An attempt that is out of date, because the store was closed
+    /// or replaced meanwhile, changes nothing.
+    pub(crate) fn answered(&mut self, spec: &StoreSpec, opened: Result<Arc<dyn BlockDevice>, String>) {
+        if self.0.get(&spec.name).is_some_and(|(of, progress)| of == spec && progress.phase() == Phase::Opening) {
+            self.set(spec, opened.map_or_else(Progress::Refused, Progress::Open));
         }
     }
 
@@ -156,4 +162,28 @@ fn host_file(name: &str, options: &HostFileOptions) -> Result<Arc<dyn BlockDevic
     let file = MappedFile::new(HostFile::open(options).map_err(refused)?);
     let function = HostFunction::open(name, Box::new(file), options.read_only);
     Ok(Arc::new(function.map_err(|error| AssemblyError::HostFunction { name: name.to_owned(), error })?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn null() -> Arc<dyn BlockDevice> {
+        Arc::new(NullStore::new(Geometry::new(1 << 20, 512)))
+    }
+
+    #[test]
+    fn an_attempt_that_is_out_of_date_changes_nothing() {
+        let spec = StoreSpec::new("disk", StoreKind::Null { size_bytes: 1 << 20, block_bytes: 512 });
+        let other = StoreSpec::new("disk", StoreKind::Null { size_bytes: 1 << 20, block_bytes: 4096 });
+        let mut stores = Stores::default();
+        stores.set(&spec, Progress::Open(null()));
+        stores.answered(&spec, Err("in use".to_owned()));
+        assert!(stores.get("disk").is_some() && stores.refusal("disk").is_none());
+        stores.set(&other, Progress::Opening);
+        stores.answered(&spec, Ok(null()));
+        assert!(stores.is_opening("disk"));
+        stores.answered(&other, Err("in use".to_owned()));
+        assert_eq!(stores.refusal("disk"), Some("in use"));
+    }
 }

@@ -145,7 +145,7 @@ impl VolumeService for Volumes {
             disk.bottom().ok_or(ManageError::NotAttached)?;
             disk.nvme().ok_or(ManageError::NoSuchController)?.detach();
             disk.set_bottom(None);
-            graph.come_to_wanted();
+            graph.close_unneeded();
             tracing::info!(device, "volume detached");
             Ok(())
         })

@@ -198,3 +198,25 @@ fn a_repair_after_a_killed_daemon_needs_accept_loss() {
     assert!(offline::repair(&image(directory.path()), &carry_out()).unwrap().done);
     offline::format(&image(directory.path()), &FormatSpec::default(), GiveUp::Contents).unwrap();
 }
+
+/// Threads of this process with this name.
+fn threads(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
+    names.filter(|found| found.trim() == name).count()
+}
+
+#[test]
+fn a_removal_after_the_end_starts_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = pool(directory.path(), &["good", "bad"]);
+    damage(directory.path(), 2, 2);
+    spec.sidecores[0].name = "again".to_owned();
+    spec.devices.iter_mut().for_each(|device| device.sidecores = vec!["again".to_owned()]);
+    let assembly = Assembly::start(&spec).unwrap();
+    assert_eq!(threads("again"), 1);
+    assembly.drain();
+    assert_eq!(threads("again"), 0);
+    assert!(assembly.remove_device("bad").is_err());
+    assert_eq!(threads("again"), 0);
+}
