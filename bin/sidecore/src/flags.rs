@@ -22,7 +22,7 @@ fn device_keys() -> impl Iterator<Item = &'static Key> {
 }
 
 fn volume_keys() -> impl Iterator<Item = &'static Key> {
-    keys::VOLUME.iter().filter(|key| !VOLUME_APART.contains(&key.name))
+    keys::VOLUME.iter().chain(keys::STAGE).filter(|key| !VOLUME_APART.contains(&key.name))
 }
 
 impl Args for DeviceFlags {
@@ -76,15 +76,39 @@ impl FromArgMatches for VolumeFlags {
 
 /// The flag of a key. The daemon checks the value; the flag only has the right JSON type.
 fn flag(key: &'static Key) -> Arg {
-    let flag = Arg::new(key.name).long(key.name.replace('_', "-")).help(keys::sentence(key));
+    let flag = Arg::new(key.name).long(key.name.replace('_', "-")).help(keys::sentence(key.meaning));
     match key.kind {
         Kind::Flag(false) => flag.action(ArgAction::SetTrue),
         Kind::Flag(true) => flag.value_name("BOOL").value_parser(clap::value_parser!(bool)),
         Kind::Number(..) => flag.value_name("NUMBER").value_parser(clap::value_parser!(u64)),
         Kind::Size => flag.value_name("SIZE").value_parser(size::parse),
         Kind::Word(words) => flag.value_name(words.join("|")),
+        Kind::Sections(..) => flag.value_name("TYPE[,KEY=VALUE]...").action(ArgAction::Append).value_parser(section),
         Kind::Text | Kind::Path | Kind::Texts | Kind::Ranges => flag.value_name("TEXT"),
     }
+}
+
+/// A section: its type, and its keys with their values, separated by commas. A comma without a key
+/// behind it belongs to the value before it.
+fn section(text: &str) -> Result<Value, String> {
+    let mut parts = text.split(',');
+    let mut keys = vec![("type", parts.next().unwrap_or_default().to_owned())];
+    for part in parts {
+        if let Some((key, value)) = part.split_once('=') {
+            keys.push((key, value.to_owned()));
+            continue;
+        }
+        match keys.last_mut() {
+            Some((key, value)) if *key != "type" => {
+                value.push(',');
+                value.push_str(part);
+            }
+            _ => return Err(format!("`{part}` is not KEY=VALUE, as in `delay,delay_us=100`")),
+        }
+    }
+    // Numbers, lists, true and false; any other value is text.
+    let value = |text: String| serde_json::from_str(&text).unwrap_or(Value::String(text));
+    Ok(keys.into_iter().map(|(key, text)| (key.to_owned(), value(text))).collect())
 }
 
 fn values(matches: &ArgMatches, keys: impl Iterator<Item = &'static Key>) -> Map<String, Value> {
@@ -95,9 +119,26 @@ fn values(matches: &ArgMatches, keys: impl Iterator<Item = &'static Key>) -> Map
                 (flag != usual).then_some(flag)?.into()
             }
             Kind::Number(..) | Kind::Size => (*matches.get_one::<u64>(key.name)?).into(),
+            Kind::Sections(..) => matches.get_many::<Value>(key.name)?.cloned().collect(),
             _ => matches.get_one::<String>(key.name)?.as_str().into(),
         };
         Some((key.name.to_owned(), value))
     };
     keys.filter_map(value).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_section_is_its_type_and_its_keys() {
+        assert_eq!(section("delay,delay_us=100"), Ok(json!({ "type": "delay", "delay_us": 100 })));
+        let fault = json!({ "type": "fault", "ranges": [[0, 7], [64, 64]], "x": "a,b", "y": true });
+        assert_eq!(section("fault,ranges=[[0,7],[64,64]],x=a,b,y=true"), Ok(fault));
+        assert_eq!(section("delay"), Ok(json!({ "type": "delay" })));
+        assert!(section("delay,100").unwrap_err().contains("`100` is not KEY=VALUE"));
+    }
 }

@@ -23,6 +23,7 @@ pub(crate) struct Disk {
     /// For its warnings only: the front end keeps the store open.
     store: Weak<dyn BlockDevice>,
     store_type: &'static str,
+    stages: Vec<String>,
     /// Whether the store's contents survive this process.
     outlives: bool,
     front_end: Box<dyn FrontEnd>,
@@ -42,7 +43,7 @@ impl Disk {
     pub(crate) fn new(
         spec: &DeviceSpec,
         store: Arc<dyn BlockDevice>,
-        (store_type, bottom, outlives): (&'static str, StoreSpec, bool),
+        (store_type, stages, bottom, outlives): (&'static str, Vec<String>, StoreSpec, bool),
         sidecores: &[Sidecore],
         service: Arc<Service>,
         parts: impl FnOnce(Arc<Service>) -> Result<NvmeParts, AssemblyError>,
@@ -54,7 +55,8 @@ impl Disk {
             FrontEndSpec::Nvme(own) => Box::new(Nvme::new((spec, own), store, serving, parts(service)?)?),
         };
         let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
-        Ok(Self { spec: spec.clone(), configured: bottom, below, store: weak, store_type, outlives, front_end })
+        let (spec, configured) = (spec.clone(), bottom);
+        Ok(Self { spec, configured, below, store: weak, store_type, stages, outlives, front_end })
     }
 
     /// Makes the socket and serves its clients, or resumes the client that another process has
@@ -181,6 +183,7 @@ impl Disk {
             front_end: spec.front_end.word().to_owned(),
             store: spec.store.clone(),
             store_type: self.store_type.to_owned(),
+            stages: self.stages.clone(),
             controller: self.configured.kind.controller().map(str::to_owned),
             volume: self.volume().map(|volume| volume.volume),
             socket: spec.socket.display().to_string(),

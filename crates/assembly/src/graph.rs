@@ -18,7 +18,7 @@ use crate::disk::Disk;
 use crate::front_end::{NvmeParts, NvmeThreads};
 use crate::left::LeftDevice;
 use crate::operation::{ErrorKind, OperationError};
-use crate::plan::{Action, Part, Phase, State, Verb, bottom, find_store, is_file, plan, subject};
+use crate::plan::{Action, Part, Phase, State, Verb, bottom, find_store, is_file, plan, stages, subject};
 use crate::spec::{DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use crate::stores::{Progress, Stores, open_file};
 use crate::volume_service::Volumes;
@@ -486,7 +486,8 @@ impl Graph {
         };
         let sidecores: Vec<Sidecore> = self.sidecores().collect();
         let parts = |service| self.nvme_parts(device, &bottom, service);
-        let disk = Disk::new(device, store, (kind, bottom.clone(), outlives), &sidecores, service, parts)?;
+        let below = (kind, stages(next, &device.store), bottom.clone(), outlives);
+        let disk = Disk::new(device, store, below, &sidecores, service, parts)?;
         let writes_too = |other: &&Arc<Disk>| both_write(disk.writes_to().as_ref(), other.writes_to().as_ref());
         if let Some(other) = self.lists.all_disks().iter().find(writes_too) {
             let (name, store, other) = (device.name.clone(), device.store.clone(), other.spec.name.clone());

@@ -129,6 +129,18 @@ pub(crate) fn bottom<'a>(spec: &'a Spec, name: &str) -> Option<&'a StoreSpec> {
     None
 }
 
+/// The types of the stages between the store of this name and its bottom.
+pub(crate) fn stages(spec: &Spec, name: &str) -> Vec<String> {
+    let mut stages = Vec::new();
+    let mut next = find_store(spec, name);
+    for _ in 0..spec.stores.len() {
+        let Some(store) = next else { break };
+        stages.extend(store.stages.iter().map(|stage| stage.word().to_owned()));
+        next = store.kind.inner().and_then(|inner| find_store(spec, inner));
+    }
+    stages
+}
+
 /// Whether a store is opened on a thread of its own, because it may not answer.
 pub(crate) fn is_file(store: &StoreSpec) -> bool {
     matches!(store.kind, StoreKind::File(_) | StoreKind::HostFile(_))

@@ -196,6 +196,9 @@ pub struct DeviceReport {
     /// The type of that store.
     #[serde(rename = "type")]
     pub store_type: String,
+    /// The types of the stages that a request passes, in that order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<String>,
     /// The controller, if a virtual or physical function is at the bottom of the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub controller: Option<String>,

@@ -4,20 +4,18 @@
 //! but the friendly checks, which know the place in the file, are made where the file is read.
 
 mod device;
+mod stage;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use sidecore_block::{BlockDevice, DelayStore, FaultStore};
-
 pub use device::{DEFAULT_SPIN_US, DeviceSpec, FrontEndSpec, MINUTE_US, NvmeSpec, STRUCTURE, VOLUME, VirtioBlkSpec};
-pub use sidecore_block::{Affected, Fault, FaultPlan, FaultRule, When};
-pub use sidecore_keys::{FromValue, Key, Kind, Value, Values};
+pub use sidecore_keys::{FromValue, Key, Kind, Value, Values, Variant, size};
 pub use sidecore_linux::{FileOptions, HostFileOptions};
 pub use sidecore_nvme::Interrupts;
 pub use sidecore_reactor::IdleMode;
 pub use sidecore_units::{CoreId, Nanos, Sector};
+pub use stage::{STAGE, StageSpec};
 
 /// Longest serial number of a disk, in bytes (virtio 1.2, 5.2.6).
 pub const SERIAL_MAX_BYTES: usize = 20;
@@ -80,34 +78,6 @@ impl StoreSpec {
         match (&self.kind, self.stages.first()) {
             (StoreKind::Store { .. }, Some(stage)) => stage.word(),
             (kind, _) => kind.word(),
-        }
-    }
-}
-
-/// A stage: an interposer on the path of requests.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StageSpec {
-    /// Holds each request back for a while.
-    Delay(Nanos),
-    /// Makes requests fail, as planned.
-    Fault(FaultPlan),
-}
-
-impl StageSpec {
-    /// The word for it in the configuration and in reports.
-    #[must_use]
-    pub const fn word(&self) -> &'static str {
-        match self {
-            Self::Delay(_) => "delay",
-            Self::Fault(_) => "fault",
-        }
-    }
-
-    /// The device that this stage makes of the one below it.
-    pub(crate) fn open(&self, below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
-        match self {
-            Self::Delay(delay) => Arc::new(DelayStore::new(below, *delay)),
-            Self::Fault(plan) => Arc::new(FaultStore::new(below, plan.clone())),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::controllers::Controllers;
 use crate::disk::idle_word;
-use crate::plan::{bottom, find_store, needed};
+use crate::plan::{bottom, find_store, needed, stages};
 use crate::report::{DeviceReport, DeviceState, QueueCounters};
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
 
@@ -91,6 +91,7 @@ impl Wanted {
             front_end: device.front_end.word().to_owned(),
             store: device.store.clone(),
             store_type: find_store(&self.spec, &device.store).map_or("", StoreSpec::word).to_owned(),
+            stages: stages(&self.spec, &device.store),
             volume: kind.filter(|_| controller.is_some()).and_then(|kind| Some(kind.volume()?.volume.clone())),
             controller,
             socket: device.socket.display().to_string(),

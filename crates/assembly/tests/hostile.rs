@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    DeviceSpec, FrontEndSpec, Nanos, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, VirtioBlkSpec,
+    DeviceSpec, FrontEndSpec, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, VirtioBlkSpec,
 };
 use sidecore_block::dropped_tags;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Status};
 use sidecore_kit::guest::complete_all;
 use sidecore_ring::driver::{Buffer, RawDescriptor};
 use sidecore_spec_virtio::descriptor;
+use sidecore_stage_delay::DelayStage;
 
 use common::{PATIENCE, device, until};
 
@@ -43,7 +44,7 @@ fn spec(directory: &Path) -> Spec {
             store("victim", ram()),
             store("neighbour", ram()),
             store("below", ram()),
-            StoreSpec::in_front_of("slow", "below", StageSpec::Delay(Nanos::from_millis(1))),
+            StoreSpec::in_front_of("slow", "below", StageSpec::Delay(DelayStage { delay_us: 1_000 })),
         ],
         controllers: Vec::new(),
         devices: vec![device("victim"), device("neighbour"), device("slow")],

@@ -12,14 +12,14 @@ use std::time::Instant;
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    Affected, Fault, FaultPlan, FaultRule, FrontEndSpec, IdleMode, NvmeSpec, Sector, Spec, StageSpec, StoreKind,
-    StoreSpec, VolumeSpec, When,
+    FrontEndSpec, IdleMode, NvmeSpec, Sector, Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec,
 };
 use sidecore_assembly::{Assembly, ControllerHandle};
 use sidecore_driver::{
     ClientError, Notify, NvmeClient, NvmeCommand, NvmeOptions, NvmeStatus, admin_opcode, io_opcode, register,
 };
 use sidecore_kit::guest::complete;
+use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, When};
 
 use common::{PATIENCE, until};
 use graph::{DISK_BYTES, queue, spec};

@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    Affected, ControllerSpec, CrashLogSpec, DeviceSpec, Fault, FaultPlan, FaultRule, FileOptions, FormatSpec,
-    FrontEndSpec, IdleMode, NvmeSpec, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec, When,
+    ControllerSpec, CrashLogSpec, DeviceSpec, FileOptions, FormatSpec, FrontEndSpec, IdleMode, NvmeSpec, SidecoreSpec,
+    Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec,
 };
 use sidecore_assembly::{Assembly, ControllerHandle, ErrorKind};
 use sidecore_driver::{NvmeClient, NvmeCommand, NvmeStatus, admin_opcode, register};
 use sidecore_fuse::{Operation, SlowDisk};
+use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, When};
 use tempfile::TempDir;
 
 use common::{PATIENCE, device, until};

@@ -6,13 +6,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sidecore_assembly::report::DeviceState;
-use sidecore_assembly::spec::{
-    Affected, Fault, FaultPlan, FaultRule, FileOptions, Nanos, Sector, SidecoreSpec, Spec, StageSpec, StoreKind,
-    StoreSpec, When,
-};
+use sidecore_assembly::spec::{FileOptions, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec};
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, BlkQueue, ClientError, ClientOptions, Completion, Status};
 use sidecore_kit::guest;
+use sidecore_stage_delay::DelayStage;
+use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, When};
 
 use common::{device, until};
 
@@ -124,7 +123,7 @@ fn stores_are_stacked_and_fail_as_planned() {
     let stores = vec![
         ram("mem", 1 << 20),
         StoreSpec::in_front_of("bad", "mem", StageSpec::Fault(FaultPlan { seed: 0, rules: vec![bad] })),
-        StoreSpec::in_front_of("slow", "bad", StageSpec::Delay(Nanos::from_millis(20))),
+        StoreSpec::in_front_of("slow", "bad", StageSpec::Delay(DelayStage { delay_us: 20_000 })),
     ];
     let spec = spec(directory.path(), stores);
     let assembly = Assembly::start(&spec).unwrap();
@@ -136,7 +135,8 @@ fn stores_are_stacked_and_fail_as_planned() {
     assert_eq!(read(mem.queue(0).unwrap(), 0), (Status::Ok, 3));
     assert_eq!(read(slow.queue(0).unwrap(), 8).0, Status::IoError);
     until(&assembly, 2, |report| report.counters.errors == 1);
-    assert_eq!(assembly.devices()[2].store_type, "delay");
+    let slow = &assembly.devices()[2];
+    assert_eq!((slow.store_type.as_str(), &slow.stages[..]), ("delay", &["delay".to_owned(), "fault".to_owned()][..]));
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn requests_pass_the_stages_of_a_store_in_their_order() {
     let stages = vec![
         fault(Affected::All, When::Touching(4096..8192)),
         fault(Affected::Writes, When::EveryNth(2)),
-        StageSpec::Delay(Nanos::ZERO),
+        StageSpec::Delay(DelayStage::default()),
     ];
     let bottoms = [
         ("file", StoreKind::File(FileOptions::new(&image))),
@@ -162,7 +162,8 @@ fn requests_pass_the_stages_of_a_store_in_their_order() {
     let spec = spec(directory.path(), bottoms.map(staged).into());
     let assembly = Assembly::start(&spec).unwrap();
     for (device, name) in ["file", "ram"].into_iter().enumerate() {
-        assert_eq!(assembly.devices()[device].store_type, name);
+        let report = &assembly.devices()[device];
+        assert_eq!((report.store_type.as_str(), report.stages.join(",").as_str()), (name, "fault,fault,delay"));
         let mut client = connect(&spec, device);
         let queue = client.queue(0).unwrap();
         let statuses = [8, 0, 8, 0].map(|sector| write(queue, sector, 7));
@@ -181,7 +182,7 @@ fn a_drain_finishes_requests_in_flight_and_flushes_files() {
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
     let stores = vec![
         StoreSpec::new("disk", StoreKind::File(FileOptions::new(&image))),
-        StoreSpec::in_front_of("slow", "disk", StageSpec::Delay(Nanos::from_millis(200))),
+        StoreSpec::in_front_of("slow", "disk", StageSpec::Delay(DelayStage { delay_us: 200_000 })),
     ];
     let mut spec = spec(directory.path(), stores);
     spec.devices.remove(0);
@@ -277,7 +278,7 @@ fn a_refused_start_has_a_reason_and_leaves_nothing_behind() {
     spec.devices[0].sidecores.clear();
     assert_eq!(message(&spec), "device \"mem\": it has no sidecore");
     let mut spec = good();
-    spec.stores[0] = StoreSpec::in_front_of("mem", "mem", StageSpec::Delay(Nanos::ZERO));
+    spec.stores[0] = StoreSpec::in_front_of("mem", "mem", StageSpec::Delay(DelayStage::default()));
     assert!(matches!(Assembly::start(&spec), Err(AssemblyError::Cycle { .. })));
     let mut spec = good();
     spec.stores[0].kind = StoreKind::File(FileOptions::new("/no/such"));

@@ -5,7 +5,7 @@
 //! A [`BlockDevice`] is shared by all sidecores. Each queue that is served from it opens a
 //! [`BlockChannel`] on its own sidecore, and from then on only that sidecore touches the channel:
 //! it is not `Send`, so nothing in it needs a lock. A stage is a device around a device, whose
-//! channels are channels around channels.
+//! channels are channels around channels; its specification is a [`Stage`].
 //!
 //! # I/O model
 //!
@@ -48,22 +48,22 @@
 
 #[cfg(feature = "contract")]
 pub mod contract;
-mod delay;
 mod device;
 mod error;
-mod fault;
+mod filter;
 mod in_flight;
 mod null;
 mod ram;
 mod request;
+mod stage;
 mod stats;
 
-pub use delay::DelayStore;
 pub use device::{BlockChannel, BlockDevice, Geometry, Next, Readiness};
 pub use error::{BlockError, BoundsError};
-pub use fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
+pub use filter::FilterChannel;
 pub use in_flight::{BATCH, Budget, Context, Flush, InFlight, QueueName};
 pub use null::NullStore;
 pub use ram::RamStore;
 pub use request::{Batch, BlockRequest, Detour, Operation, Tag, dropped_tags};
+pub use stage::Stage;
 pub use stats::{QueueCounts, QueueStats};

@@ -14,7 +14,6 @@ mod problem;
 pub(crate) mod rules;
 mod section;
 mod settle;
-pub mod size;
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -24,6 +23,7 @@ use sidecore_assembly::spec::{SocketAccess, Spec};
 
 pub use draft::DEFAULT_CONTROL_SOCKET;
 pub use problem::{Problem, Problems};
+pub use sidecore_assembly::spec::size;
 
 use nearest::nearest;
 use problem::Collector;

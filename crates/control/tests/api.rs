@@ -38,6 +38,7 @@ impl Source for StandIn {
             front_end: "virtio-blk".to_owned(),
             store: "mem".to_owned(),
             store_type: "ram".to_owned(),
+            stages: Vec::new(),
             controller: None,
             volume: None,
             socket: "/run/vd0.sock".to_owned(),

@@ -5,9 +5,10 @@ mod common;
 use std::sync::Arc;
 
 use sidecore_block::contract::{self, Options};
-use sidecore_block::{BlockDevice, DelayStore, Geometry, RamStore};
+use sidecore_block::{BlockDevice, Geometry, RamStore};
 use sidecore_controller::Controller;
 use sidecore_linux::{FileOptions, FileStore};
+use sidecore_stage_delay::DelayStore;
 use sidecore_units::Nanos;
 
 const MIB: u64 = 1 << 20;

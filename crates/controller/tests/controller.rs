@@ -7,15 +7,14 @@ use std::sync::Arc;
 
 use common::{function, guest, in_memory, over};
 use sidecore_block::contract::{Harness, guest_memory, pattern, request};
-use sidecore_block::{
-    Affected, Batch, BlockDevice, BlockError, BlockRequest, DelayStore, Fault, FaultPlan, FaultRule, FaultStore,
-    Geometry, Next, Operation, RamStore, Tag, When,
-};
+use sidecore_block::{Batch, BlockDevice, BlockError, BlockRequest, Geometry, Next, Operation, RamStore, Tag};
 use sidecore_controller::{
     Controller, ControllerError, ControllerOptions, FUNCTIONS_MAX, FunctionOptions, Limit, Limits, PhysicalDisk,
 };
 use sidecore_extent::BlockRange;
 use sidecore_reactor::CoreContext;
+use sidecore_stage_delay::DelayStore;
+use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 use sidecore_units::{Nanos, Vlba};
 
 const MIB: u64 = 1 << 20;

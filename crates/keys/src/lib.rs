@@ -18,6 +18,8 @@
     )
 )]
 
+pub mod size;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -28,8 +30,9 @@ pub struct Key {
     pub name: &'static str,
     /// The kind of its value.
     pub kind: Kind,
-    /// The rule that a value of the right kind may still break, with the message.
-    pub check: fn(&Value) -> Result<(), String>,
+    /// The rule that a value of the right kind may still break, with the message about the key of
+    /// this name.
+    pub check: fn(&str, &Value) -> Result<(), String>,
     /// An example, if the section makes no sense without the key.
     pub required: Option<&'static str>,
     /// The default in Markdown.
@@ -42,24 +45,41 @@ impl Key {
     /// A key that may be left out.
     #[must_use]
     pub const fn new(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Self {
-        Self { name, kind, check: |_| Ok(()), required: None, default, meaning }
+        Self { name, kind, check: |_, _| Ok(()), required: None, default, meaning }
     }
 
     /// A key without which the section makes no sense; `example` is shown when it is missing.
     #[must_use]
     pub const fn required(name: &'static str, kind: Kind, example: &'static str, meaning: &'static str) -> Self {
-        Self { required: Some(example), ..Self::new(name, kind, "required", meaning) }
+        Self::new(name, kind, "required", meaning).with_example(example)
+    }
+
+    /// The same key, now required.
+    #[must_use]
+    pub const fn with_example(self, example: &'static str) -> Self {
+        Self { required: Some(example), ..self }
     }
 
     /// The same with another rule.
     #[must_use]
-    pub const fn checked(self, check: fn(&Value) -> Result<(), String>) -> Self {
+    pub const fn checked(self, check: fn(&str, &Value) -> Result<(), String>) -> Self {
         Self { check, ..self }
     }
 }
 
+/// A type of sections, where there are several: it decides which keys belong to a section.
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    /// The value of the key `type`.
+    pub word: &'static str,
+    /// A paragraph in Markdown.
+    pub meaning: &'static str,
+    /// The keys besides `type`.
+    pub keys: &'static [Key],
+}
+
 /// The kinds of values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub enum Kind {
     /// A text without limits of its own.
     Text,
@@ -77,6 +97,8 @@ pub enum Kind {
     Texts,
     /// A list of pairs of a first and a last number.
     Ranges,
+    /// A list of sections under this heading, each of one of these types.
+    Sections(&'static str, &'static [Variant]),
 }
 
 /// A value of a key, as its [`Kind`] says.
@@ -90,6 +112,8 @@ pub enum Value {
     Path(PathBuf),
     Texts(Vec<String>),
     Ranges(Vec<(u64, u64)>),
+    /// Each with its type.
+    Sections(Vec<(&'static str, Values)>),
 }
 
 impl Value {
@@ -164,6 +188,15 @@ impl FromValue for Vec<(u64, u64)> {
     }
 }
 
+impl FromValue for Vec<(&'static str, Values)> {
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Sections(sections) => Some(sections.clone()),
+            _ => None,
+        }
+    }
+}
+
 impl FromValue for PathBuf {
     fn from_value(value: &Value) -> Option<Self> {
         match value {
@@ -201,7 +234,8 @@ from_numbers!(u8, u16, u32, u64, usize);
 /// table `KEYS`, and `set`, which takes over the values of the keys that are there.
 ///
 /// Fields in `plain` are no keys, or not keys alone. A row of `keys` is a field, its default, and
-/// the [`Key`] without its meaning, which is the field's documentation too.
+/// the [`Key`] without its meaning, which is the field's documentation too. `#[required = "..."]`
+/// before a row gives the example that is shown when the key is missing.
 #[macro_export]
 macro_rules! keys {
     (
@@ -211,7 +245,8 @@ macro_rules! keys {
                 $( $(#[$plain_doc:meta])* $plain:ident: $plain_type:ty = $plain_default:expr; )*
             }
             keys {
-                $( $key:literal => $field:ident: $type:ty = $default:expr, $kind:expr, $shown:literal, $meaning:literal
+                $( $(#[required = $example:literal])?
+                    $key:literal => $field:ident: $type:ty = $default:expr, $kind:expr, $shown:literal, $meaning:literal
                     $(, $check:expr)?; )*
             }
         }
@@ -234,8 +269,17 @@ macro_rules! keys {
         impl $name {
             /// The keys that are fields, in the order of the manual.
             pub const KEYS: &'static [$crate::Key] = &[
-                $( $crate::Key::new($key, $kind, $shown, $meaning)$( .checked($check) )?, )*
+                $( $crate::Key::new($key, $kind, $shown, $meaning)
+                    $( .with_example($example) )? $( .checked($check) )?, )*
             ];
+
+            /// The values that are there, and otherwise the defaults.
+            #[must_use]
+            pub fn from_values(values: &$crate::Values) -> Self {
+                let mut this = Self::default();
+                this.set(values);
+                this
+            }
 
             /// Takes over the values of the keys that are there.
             pub fn set(&mut self, values: &$crate::Values) {
@@ -259,8 +303,9 @@ mod tests {
             }
             keys {
                 "is_red" => red: bool = true, Kind::Flag(true), "`true`", "whether it is red";
-                "size" => size_bytes: Option<u32> = None, Kind::Size, "none", "its size", |size| {
-                    if size.number() < 9 { Ok(()) } else { Err("too large".to_owned()) }
+                #[required = "5"]
+                "size" => size_bytes: Option<u32> = None, Kind::Size, "required", "its size", |key, size| {
+                    if size.number() < 9 { Ok(()) } else { Err(format!("`{key}` is too large")) }
                 };
             }
         }
@@ -268,9 +313,9 @@ mod tests {
 
     #[test]
     fn a_structure_takes_over_the_values_that_are_there() {
-        let mut thing = Thing::default();
-        assert_eq!(thing, Thing { place: 3, red: true, size_bytes: None });
-        thing.set(&Values([("is_red", Value::Flag(false)), ("size", Value::Number(7))].into()));
+        assert_eq!(Thing::default(), Thing { place: 3, red: true, size_bytes: None });
+        let mut thing =
+            Thing::from_values(&Values([("is_red", Value::Flag(false)), ("size", Value::Number(7))].into()));
         assert_eq!(thing, Thing { place: 3, red: false, size_bytes: Some(7) });
         // Values of another kind, or that do not fit, change nothing: the parser reports them.
         thing.set(&Values([("is_red", Value::Number(1)), ("size", Value::Number(u64::MAX))].into()));
@@ -281,6 +326,8 @@ mod tests {
     fn the_table_has_a_row_for_each_key() {
         let names: Vec<&str> = Thing::KEYS.iter().map(|key| key.name).collect();
         assert_eq!(names, ["is_red", "size"]);
-        assert_eq!((Thing::KEYS[1].check)(&Value::Number(9)), Err("too large".to_owned()));
+        assert_eq!((Thing::KEYS[0].required, Thing::KEYS[1].required), (None, Some("5")));
+        let size = &Thing::KEYS[1];
+        assert_eq!((size.check)(size.name, &Value::Number(9)), Err("`size` is too large".to_owned()));
     }
 }

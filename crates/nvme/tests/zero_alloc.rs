@@ -6,9 +6,10 @@ mod rig;
 
 use std::sync::Arc;
 
-use sidecore_block::{DelayStore, Geometry, NullStore};
+use sidecore_block::{Geometry, NullStore};
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_nvme::{Command, QueueHost};
+use sidecore_stage_delay::DelayStore;
 use sidecore_units::Nanos;
 
 use rig::{BLOCK_BYTES, DATA, DISK_BYTES, LISTS, Options, Rig, interrupt, op, or, ram};

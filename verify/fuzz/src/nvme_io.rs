@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use libfuzzer_sys::fuzz_target;
-use sidecore_block::{DelayStore, Geometry, RamStore, dropped_tags};
+use sidecore_block::{Geometry, RamStore, dropped_tags};
 use sidecore_fuzz::{Input, guest_memory};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, SendTask};
 use sidecore_nvme::{Command, CompletionQueueSetup, Done, Namespace, QueueHost, StartError, SubmissionQueueSetup};
 use sidecore_reactor::{CoreContext, EventFd, IdleMode, Reactor, Sleeper, WakeKey, mailbox};
 use sidecore_ring::nvme::Doorbells;
+use sidecore_stage_delay::DelayStore;
 use sidecore_units::Nanos;
 
 const COMPLETIONS: u64 = 0;

@@ -7,12 +7,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
-use sidecore_block::{
-    Affected, BlockDevice, DelayStore, Fault, FaultPlan, FaultRule, FaultStore, Geometry, RamStore, When, dropped_tags,
-};
+use sidecore_block::{BlockDevice, Geometry, RamStore, dropped_tags};
 use sidecore_linux::EpollSleeper;
 use sidecore_reactor::{CoreContext, EventFd, IdleMode, PollableId, Reactor, Sleeper, Unit, WakeKey, mailbox};
 use sidecore_ring::RingState;
+use sidecore_stage_delay::DelayStore;
+use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 use sidecore_units::Nanos;
 use sidecore_virtio::blk::BlkQueue;
 

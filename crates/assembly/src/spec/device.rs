@@ -265,37 +265,33 @@ pub const VOLUME: &[Key] = &[
 ];
 
 /// Drivers of both ring formats can use all of such a ring.
-fn is_power_of_two(value: &Value) -> Result<(), String> {
+fn is_power_of_two(key: &str, value: &Value) -> Result<(), String> {
     let size = value.number();
     if size.is_power_of_two() {
         return Ok(());
     }
     let nearest = size.checked_next_power_of_two().unwrap_or(1);
-    Err(format!("queue_size_max = {size} is no power of two; write for instance {nearest}"))
+    Err(format!("{key} = {size} is no power of two; write for instance {nearest}"))
 }
 
-fn is_block_size(value: &Value) -> Result<(), String> {
-    if matches!(value.number(), 512 | 4096) {
-        Ok(())
-    } else {
-        Err("`block_size` of a device is 512 or 4096".to_owned())
-    }
+fn is_block_size(key: &str, value: &Value) -> Result<(), String> {
+    if matches!(value.number(), 512 | 4096) { Ok(()) } else { Err(format!("`{key}` of a device is 512 or 4096")) }
 }
 
 /// Identify Controller has 40 bytes of ASCII for it, padded with spaces (NVMe base 2.0, 5.17.2.1).
-fn is_model(value: &Value) -> Result<(), String> {
+fn is_model(key: &str, value: &Value) -> Result<(), String> {
     let text = value.text();
     if (1..=40).contains(&text.len()) && text.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
         return Ok(());
     }
-    Err("`model` is empty, more than 40 bytes, or not plain ASCII".to_owned())
+    Err(format!("`{key}` is empty, more than 40 bytes, or not plain ASCII"))
 }
 
 /// A serial number fits into the answer to a guest that asks for it.
-fn is_serial(value: &Value) -> Result<(), String> {
+fn is_serial(key: &str, value: &Value) -> Result<(), String> {
     let text = value.text();
     if text.len() <= SERIAL_MAX_BYTES && text.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
         return Ok(());
     }
-    Err(format!("`serial` is more than {SERIAL_MAX_BYTES} bytes, or not plain ASCII"))
+    Err(format!("`{key}` is more than {SERIAL_MAX_BYTES} bytes, or not plain ASCII"))
 }

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use sidecore_assembly::spec::{
-    ControllerSpec, FileOptions, FormatSpec, IdleMode, Nanos, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
-    VolumeSpec,
+    ControllerSpec, FileOptions, FormatSpec, IdleMode, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec,
 };
 use sidecore_driver::{NvmeClient, NvmeQueue};
+use sidecore_stage_delay::DelayStage;
 
 use crate::host::function;
 
@@ -23,7 +23,7 @@ fn ram(name: &str, size_bytes: u64) -> StoreSpec {
 }
 
 fn slow(name: &str, below: &str, millis: u64) -> StoreSpec {
-    StoreSpec::in_front_of(name, below, StageSpec::Delay(Nanos::from_millis(millis)))
+    StoreSpec::in_front_of(name, below, StageSpec::Delay(DelayStage { delay_us: millis * 1000 }))
 }
 
 fn volume(name: &str) -> StoreSpec {

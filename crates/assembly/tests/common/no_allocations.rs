@@ -8,11 +8,13 @@
 use std::path::Path;
 
 use sidecore_assembly::spec::{
-    ControllerSpec, DeviceSpec, FaultPlan, FileOptions, FormatSpec, Nanos, Sector, SidecoreSpec, Spec, StageSpec,
-    StoreKind, StoreSpec, VolumeSpec,
+    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
+    VolumeSpec,
 };
 use sidecore_counting_alloc::allocations_of;
 use sidecore_driver::Queue;
+use sidecore_stage_delay::DelayStage;
+use sidecore_stage_fault::FaultPlan;
 
 const DISK_BYTES: u64 = 4 << 20;
 const PAGES: u64 = DISK_BYTES / 4096;
@@ -33,7 +35,7 @@ pub fn spec(directory: &Path, devices: Vec<DeviceSpec>) -> Spec {
         ("pool", ram(4 * DISK_BYTES)),
     ];
     let mut stores: Vec<StoreSpec> = kinds.map(|(name, kind)| StoreSpec::new(name, kind)).into();
-    stores.push(StoreSpec::in_front_of("delay", "below", StageSpec::Delay(Nanos::from_micros(1))));
+    stores.push(StoreSpec::in_front_of("delay", "below", StageSpec::Delay(DelayStage { delay_us: 1 })));
     stores.push(StoreSpec::in_front_of("fault", "below", StageSpec::Fault(FaultPlan::default())));
     Spec {
         sidecores: vec![SidecoreSpec { name: SIDECORE.to_owned(), cpu: None }],

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::NewDevice;
 use super::routes::{Answer, ROUTES, Route};
-use crate::config::keys::{self, Key, Kind};
+use crate::config::keys::{self, Key, Kind, Variant};
 
 /// Types that requests are made of.
 pub(super) trait Schema {
@@ -46,7 +46,8 @@ impl Schema for NewDevice {
         let apart = ["controller", "volume"];
         let volume = keys::VOLUME.iter().filter(|key| !["size", "quota"].contains(&key.name));
         let mut properties = properties(keys::device().chain(keys::front_ends()));
-        properties.insert("volume".to_owned(), object(self::properties(volume), &apart));
+        let volume = self::properties(volume.chain(keys::STAGE));
+        properties.insert("volume".to_owned(), object(volume, &apart));
         let mut schema = object(properties, &["name", "socket"]);
         if let Value::Object(schema) = &mut schema {
             schema.insert("oneOf".to_owned(), json!([{ "required": ["store"] }, { "required": ["volume"] }]));
@@ -56,7 +57,7 @@ impl Schema for NewDevice {
 }
 
 fn properties<'a>(keys: impl Iterator<Item = &'a Key>) -> Map<String, Value> {
-    keys.map(|key| (key.name.to_owned(), described(of_kind(key.kind), &keys::sentence(key)))).collect()
+    keys.map(|key| (key.name.to_owned(), described(of_kind(key.kind), &keys::sentence(key.meaning)))).collect()
 }
 
 fn of_kind(kind: Kind) -> Value {
@@ -71,7 +72,19 @@ fn of_kind(kind: Kind) -> Value {
             let number = json!({ "type": "integer", "minimum": 0 });
             json!({ "type": "array", "items": { "type": "array", "items": number, "minItems": 2, "maxItems": 2 } })
         }
+        Kind::Sections(_, variants) => {
+            json!({ "type": "array", "items": { "anyOf": variants.iter().map(section).collect::<Vec<_>>() } })
+        }
     }
+}
+
+/// A section of a list whose sections have types.
+fn section(variant: &Variant) -> Value {
+    let mut properties = properties(variant.keys.iter());
+    properties.insert("type".to_owned(), json!({ "type": "string", "enum": [variant.word] }));
+    let required = variant.keys.iter().filter(|key| key.required.is_some()).map(|key| key.name);
+    let schema = object(properties, &["type"].into_iter().chain(required).collect::<Vec<_>>());
+    described(schema, &keys::sentence(variant.meaning))
 }
 
 /// A schema with a description.

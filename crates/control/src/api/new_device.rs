@@ -42,7 +42,9 @@ impl NewDevice {
 
 #[cfg(test)]
 mod tests {
-    use sidecore_assembly::spec::{FrontEndSpec, IdleMode, Nanos, StoreKind, VirtioBlkSpec, VolumeSpec};
+    use serde_json::json;
+    use sidecore_assembly::spec::{FrontEndSpec, IdleMode, Nanos, StageSpec, StoreKind, VirtioBlkSpec, VolumeSpec};
+    use sidecore_stage_delay::DelayStage;
 
     use super::*;
 
@@ -107,8 +109,35 @@ mod tests {
             let said = device.settle().unwrap_err();
             assert!(said.contains(wanted), "{wanted}: {said}");
         }
+        let of_stages: &[(&str, Value)] = &[
+            ("`stage` is a list of sections", "delay".into()),
+            ("`stage` is a list of sections", json!(["delay"])),
+            ("`type` is missing", json!([null])),
+            ("type = \"\u{7f}\" is not one of \"delay\"", json!([{ "type": "\u{7f}" }])),
+            ("`delay_us` is missing", json!([{ "type": "fault" }, { "type": "delay" }])),
+            ("`delay_us` must be a whole number", json!([{ "type": "delay", "delay_us": "1" }])),
+            ("unknown key `eio_every`", json!([{ "type": "delay", "delay_us": 1, "eio_every": 1 }])),
+        ];
+        for (wanted, stages) in of_stages {
+            let mut device = good();
+            device.0["volume"]["stage"] = stages.clone();
+            let said = device.settle().unwrap_err();
+            assert!(said.contains(wanted), "{wanted}: {said}");
+        }
         let many = good().with("queues", 0).with("seg_max", 0).settle().unwrap_err();
         assert!(many.contains("`queues`") && many.contains("`seg_max`"), "{many}");
+    }
+
+    #[test]
+    fn a_volume_may_have_stages_in_front_of_it() {
+        let mut device = good();
+        let stages = json!([{ "type": "fault", "ranges": [[0, 7]] }, { "type": "delay", "delay_us": 5 }]);
+        device.0["volume"]["stage"] = stages;
+        let (_, store) = device.settle().unwrap();
+        let delay = DelayStage { delay_us: 5 };
+        let words: Vec<_> = store.as_ref().unwrap().stages.iter().map(StageSpec::word).collect();
+        assert_eq!(words, ["fault", "delay"]);
+        assert_eq!(store.unwrap().stages[1], StageSpec::Delay(delay));
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use sidecore_assembly::spec::StageSpec;
 use toml::Spanned;
 
-use super::draft::{DEFAULT_CONTROL_SOCKET, Draft, Head, KindDraft, StoreDraft};
+use super::draft::{DEFAULT_CONTROL_SOCKET, DeviceDraft, Draft, Head, KindDraft, StoreDraft};
 use super::functions;
 use super::nearest;
 use super::problem::Collector;
@@ -118,15 +119,22 @@ fn short_enough(socket: &Spanned<PathBuf>, subject: &str, problems: &mut Collect
     }
 }
 
+/// Whether a guest of this device can write to the store at the end of this chain.
+pub(super) fn writes(device: &DeviceDraft, chain: &[&StoreDraft]) -> bool {
+    let is_read_only = |store: &&StoreDraft| store.stages.iter().any(StageSpec::is_read_only);
+    !device.spec.read_only && !chain.iter().any(is_read_only)
+}
+
 /// A file belongs to one guest that writes. Guests do not expect that what they cached changes underneath them, and a
 /// filesystem that two of them write is lost. In memory nothing is lost that the daemon's end would not lose as well,
 /// so null and ram stores may be shared: benches do.
 fn writers(draft: &Draft, problems: &mut Collector<'_>) {
     let by_name = by_name(&draft.stores);
     let mut writers: HashMap<&str, &str> = HashMap::new();
-    for device in draft.devices.iter().filter(|device| !device.spec.read_only) {
+    for device in &draft.devices {
         let Some(store) = &device.store else { continue };
-        let bottom = chain(&by_name, store.get_ref()).last().copied();
+        let chain = chain(&by_name, store.get_ref());
+        let bottom = chain.last().copied().filter(|_| writes(device, &chain));
         let Some((bottom, Some(KindDraft::File(options, _)))) = bottom.map(|store| (store, &store.kind)) else {
             continue;
         };

@@ -5,10 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sidecore_assembly::spec::{
-    Affected, DeviceSpec, Fault, FaultPlan, FaultRule, FileOptions, FrontEndSpec, MINUTE_US, Nanos, STRUCTURE, Sector,
-    StageSpec, When,
-};
+use sidecore_assembly::spec::{DeviceSpec, FileOptions, FrontEndSpec, MINUTE_US, STAGE, STRUCTURE, StageSpec};
 use toml::Spanned;
 use toml::de::DeTable;
 
@@ -20,9 +17,6 @@ use super::section::Section;
 
 /// Where sidecored listens for its control API unless told otherwise.
 pub const DEFAULT_CONTROL_SOCKET: &str = "/run/sidecore/control.sock";
-
-/// The rarest failure.
-const MILLION: u32 = 1_000_000;
 
 /// What every section has.
 pub(super) struct Head {
@@ -156,10 +150,9 @@ fn sidecore(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>)
 
 fn store(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>) -> StoreDraft {
     let (mut section, head) = open("store", table, at, problems);
-    let tables = section.tables("stage", "store.stage");
+    let mut stages = StageSpec::list(&section.all(STAGE));
     let word = section.word("type", &["null", "ram", "file", "delay", "fault", "volume", "pf", "store"]);
     let word = section.required("type", word, "\"file\"").map(Spanned::into_inner);
-    let mut last = None;
     let kind = match word {
         Some("null") => memory(&mut section)
             .map(|(size, block_bytes)| KindDraft::Null { size_bytes: size.into_inner(), block_bytes }),
@@ -171,7 +164,8 @@ fn store(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>) ->
         // The older spelling of a stage in front of another store.
         Some(word) => {
             let kind = other_store(&mut section);
-            last = stage(&mut section, word);
+            let keys = StageSpec::VARIANTS.iter().find(|stage| stage.word == word).map_or(&[][..], |stage| stage.keys);
+            stages.extend(StageSpec::from_values(word, &section.all(keys)));
             kind
         }
         None => None,
@@ -180,23 +174,7 @@ fn store(table: &DeTable<'_>, at: Range<usize>, problems: &mut Collector<'_>) ->
     if word.is_some() {
         section.finish();
     }
-    let mut stages = stages(tables, &head, problems);
-    stages.extend(last);
     StoreDraft { head, kind, stages }
-}
-
-/// The stages in front of a store.
-fn stages(tables: Vec<(Range<usize>, &DeTable<'_>)>, store: &Head, problems: &mut Collector<'_>) -> Vec<StageSpec> {
-    let read = |(at, table)| {
-        let subject = format!("[[store.stage]] of {}", store.subject);
-        let mut section = Section::new(table, at, subject, problems);
-        let word = section.word("type", &["delay", "fault"]);
-        let word = section.required("type", word, "\"delay\"")?;
-        let stage = stage(&mut section, word.get_ref());
-        section.finish();
-        stage
-    };
-    tables.into_iter().filter_map(read).collect()
 }
 
 /// What the stores without a file have: a size.
@@ -251,53 +229,6 @@ fn file(section: &mut Section<'_, '_, '_>) -> Option<KindDraft> {
     let options =
         FileOptions { read_only, direct, block_bytes, predecessor_timeout, ..FileOptions::new(path.into_inner()) };
     Some(KindDraft::File(Spanned::new(span, options), map))
-}
-
-/// The keys of a stage of this type.
-fn stage(section: &mut Section<'_, '_, '_>, word: &str) -> Option<StageSpec> {
-    match word {
-        "delay" => delay(section),
-        _ => Some(fault(section)),
-    }
-}
-
-fn delay(section: &mut Section<'_, '_, '_>) -> Option<StageSpec> {
-    let delay_us = section.number("delay_us", 0..=MINUTE_US);
-    let delay_us = section.required("delay_us", delay_us, "100");
-    Some(StageSpec::Delay(Nanos::from_micros(delay_us?.into_inner())))
-}
-
-/// With a seed the failures are as rare as asked for and come at random; without, exactly every so many requests.
-fn fault(section: &mut Section<'_, '_, '_>) -> StageSpec {
-    let seed = section.number("seed", 0..=u64::MAX).map(Spanned::into_inner);
-    let mut rules = bad_ranges(section);
-    for (key, fault, affected) in [
-        ("eio_every", Fault::Eio, [Affected::All].as_slice()),
-        ("enospc_every", Fault::NoSpace, &[Affected::Writes]),
-        ("short_every", Fault::Short, &[Affected::Reads, Affected::Writes]),
-    ] {
-        let Some(every) = section.number(key, 1..=MILLION).map(Spanned::into_inner) else { continue };
-        let when = match seed {
-            Some(_) => When::PerMillion(MILLION.checked_div(every).unwrap_or(0)),
-            None => When::EveryNth(every.into()),
-        };
-        rules.extend(affected.iter().map(|affected| FaultRule { affected: *affected, when: when.clone(), fault }));
-    }
-    StageSpec::Fault(FaultPlan { seed: seed.unwrap_or(0), rules })
-}
-
-/// Bad spots, in sectors, because that is what a guest's log names.
-fn bad_ranges(section: &mut Section<'_, '_, '_>) -> Vec<FaultRule> {
-    let Some(ranges) = section.ranges("ranges") else { return Vec::new() };
-    let span = ranges.span();
-    let bytes =
-        |(first, last): (u64, u64)| Some(Sector(first).offset_bytes()?..Sector(last.checked_add(1)?).offset_bytes()?);
-    let rule = |touched| FaultRule { affected: Affected::All, when: When::Touching(touched), fault: Fault::Eio };
-    let rules: Option<Vec<_>> = ranges.into_inner().into_iter().map(|range| bytes(range).map(rule)).collect();
-    if rules.is_none() {
-        section.complain(span, "`ranges` are in sectors of 512 bytes, and no store has that many");
-    }
-    rules.unwrap_or_default()
 }
 
 /// The store that a store is put in front of.

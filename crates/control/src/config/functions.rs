@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
+use sidecore_assembly::spec::StageSpec;
 use toml::Spanned;
 
-use super::check::{by_name, chain, known};
+use super::check::{by_name, chain, known, writes};
 use super::controller::ControllerDraft;
 use super::draft::{DeviceDraft, Draft, FileMap, KindDraft, StoreDraft};
 use super::problem::Collector;
@@ -32,9 +33,13 @@ fn owners<'a>(
         let Some(store) = &controller.store else { continue };
         let subject = &controller.head.subject;
         known("store", store, stores.keys().copied(), subject, problems);
-        let Some(bottom) = chain(stores, store.get_ref()).last().copied() else { continue };
+        let chain = chain(stores, store.get_ref());
+        let Some(bottom) = chain.last().copied() else { continue };
         let Some(name) = bottom.head.name() else { continue };
         let unfit = match &bottom.kind {
+            _ if chain.iter().any(|store| store.stages.iter().any(StageSpec::is_read_only)) => {
+                Some("is behind a stage that refuses writes")
+            }
             Some(KindDraft::Null { .. }) => Some("keeps nothing, and so no volumes either"),
             Some(KindDraft::Volume(_) | KindDraft::PhysicalFunction { .. }) => {
                 Some("is itself a function of a controller")
@@ -141,9 +146,10 @@ fn past_the_controller(
 /// A volume belongs to one guest that writes, as a file does.
 fn volume_writers(draft: &Draft, stores: &HashMap<&str, &StoreDraft>, problems: &mut Collector<'_>) {
     let mut writers: HashMap<(&str, &str), &str> = HashMap::new();
-    for device in draft.devices.iter().filter(|device| !device.spec.read_only) {
+    for device in &draft.devices {
         let Some(store) = &device.store else { continue };
-        let bottom = chain(stores, store.get_ref()).last().and_then(|bottom| bottom.kind.as_ref());
+        let chain = chain(stores, store.get_ref());
+        let bottom = chain.last().filter(|_| writes(device, &chain)).and_then(|bottom| bottom.kind.as_ref());
         let Some(KindDraft::Volume(volume)) = bottom else { continue };
         if volume.read_only {
             continue;

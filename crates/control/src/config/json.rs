@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
-use sidecore_assembly::spec::{DEFAULT_SPIN_US, DeviceSpec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{DEFAULT_SPIN_US, DeviceSpec, STAGE, StageSpec, StoreKind, StoreSpec};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -48,13 +48,21 @@ pub(crate) fn device(mut keys: Map<String, Value>) -> Result<(DeviceSpec, Option
     problems.finish().map_err(|problems| problems.list.into_iter().map(messages).collect::<Vec<_>>().join("; "))?;
     let sidecores = draft.sidecores.iter().map(|name| name.get_ref().clone()).collect();
     let device = settle::device_on(draft, sidecores, DEFAULT_SPIN_US).ok_or("the request makes no sense")?;
-    Ok((device, volume.map(|volume| StoreSpec::new(function, StoreKind::Volume(volume.settle())))))
+    let store = |(volume, stages): (VolumeDraft, _)| {
+        let kind = StoreKind::Volume(volume.settle());
+        StoreSpec { stages, ..StoreSpec::new(function, kind) }
+    };
+    Ok((device, volume.map(store)))
 }
 
-/// A virtual function of a volume that was made before.
-fn existing_volume(volume: &Spanned<DeValue<'_>>, problems: &mut Collector<'_>) -> Option<VolumeDraft> {
+/// A virtual function of a volume that was made before, and the stages in front of it.
+fn existing_volume(
+    volume: &Spanned<DeValue<'_>>,
+    problems: &mut Collector<'_>,
+) -> Option<(VolumeDraft, Vec<StageSpec>)> {
     let mut section = Section::new(volume.get_ref().as_table()?, volume.span(), "volume", problems);
     let kind = controller::volume(&mut section);
+    let stages = StageSpec::list(&section.all(STAGE));
     for key in ["size", "quota"] {
         if section.has(key) {
             section.complain(0..0, format!("`{key}` belongs to the request that makes the volume; leave it out"));
@@ -62,7 +70,7 @@ fn existing_volume(volume: &Spanned<DeValue<'_>>, problems: &mut Collector<'_>) 
     }
     section.finish();
     match kind {
-        Some(KindDraft::Volume(volume)) => Some(volume),
+        Some(KindDraft::Volume(volume)) => Some((volume, stages)),
         _ => None,
     }
 }
@@ -79,7 +87,7 @@ fn toml(keys: &Map<String, Value>) -> String {
 fn inline(value: &Value) -> String {
     let list = |parts: Vec<String>| parts.join(", ");
     match value {
-        // No key has tables in a list, so that this is refused as JSON's null is.
+        // No list may have an empty table, so that this is refused as JSON's null is.
         Value::Null => "{}".to_owned(),
         Value::Bool(_) | Value::Number(_) => value.to_string(),
         Value::String(text) => string(text),

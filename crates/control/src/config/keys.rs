@@ -1,6 +1,6 @@
 //! The tables of keys: for the command line, the manual and the API's document.
 
-pub use sidecore_assembly::spec::{FrontEndSpec, Key, Kind, STRUCTURE, VOLUME};
+pub use sidecore_assembly::spec::{FrontEndSpec, Key, Kind, STAGE, STRUCTURE, StageSpec, VOLUME, Variant};
 
 use sidecore_assembly::spec::DeviceSpec;
 
@@ -16,9 +16,9 @@ pub fn front_ends() -> impl Iterator<Item = &'static Key> {
 
 /// The meaning of a key without Markdown, as a sentence.
 #[must_use]
-pub fn sentence(key: &Key) -> String {
+pub fn sentence(meaning: &str) -> String {
     let mut text = String::new();
-    let mut rest = key.meaning;
+    let mut rest = meaning;
     while let Some((before, link)) = rest.split_once('[')
         && let Some((label, after)) = link.split_once("](")
         && let Some((_, after)) = after.split_once(')')

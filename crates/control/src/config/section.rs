@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
 
-use sidecore_assembly::spec::{FromValue, Key, Kind, Value, Values};
+use sidecore_assembly::spec::{FromValue, Key, Kind, Value, Values, Variant};
 use toml::Spanned;
 use toml::de::{DeArray, DeInteger, DeTable, DeValue};
 
@@ -107,12 +107,15 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
                 self.strings(name).map(|list| map(list, texts))
             }
             Kind::Ranges => self.ranges(name).map(|ranges| map(ranges, Value::Ranges)),
+            Kind::Sections(heading, variants) => {
+                self.sections(name, heading, variants).map(|sections| map(sections, Value::Sections))
+            }
         };
         let value = match key.required {
             Some(example) => self.required(name, value, example),
             None => value,
         }?;
-        match (key.check)(value.get_ref()) {
+        match (key.check)(name, value.get_ref()) {
             Ok(()) => Some(value),
             Err(message) => {
                 self.complain(value.span(), message);
@@ -192,6 +195,29 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         self.value(key, "a list of pairs [first, last], as in [[0, 7], [64, 64]]", |value| {
             value.as_array().and_then(|array| array.iter().map(pair).collect())
         })
+    }
+
+    /// Sections of several types, each with the keys of its type.
+    fn sections(
+        &mut self,
+        key: &'static str,
+        heading: &str,
+        variants: &'static [Variant],
+    ) -> Option<Spanned<Vec<(&'static str, Values)>>> {
+        let span = self.table.get(key).map(Spanned::span)?;
+        let words: Vec<&'static str> = variants.iter().map(|variant| variant.word).collect();
+        let mut sections = Vec::new();
+        for (at, table) in self.tables(key, heading) {
+            let subject = format!("[[{heading}]] of {}", self.subject);
+            let mut section = Section::new(table, at, subject, self.problems);
+            let word = section.word("type", &words).map(Spanned::into_inner);
+            let word = section.required("type", word, &format!("\"{}\"", words.first().unwrap_or(&"")));
+            // Without the type it is not known which keys belong here.
+            let Some(variant) = variants.iter().find(|variant| Some(variant.word) == word) else { continue };
+            sections.push((variant.word, section.all(variant.keys)));
+            section.finish();
+        }
+        Some(Spanned::new(span, sections))
     }
 
     /// The tables of a list of tables, as `[[heading]]` writes them, with where each begins.

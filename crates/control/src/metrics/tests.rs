@@ -54,6 +54,7 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         front_end: "virtio-blk".to_owned(),
         store: "disk".to_owned(),
         store_type: "ram".to_owned(),
+        stages: Vec::new(),
         controller: None,
         volume: None,
         socket: "/run/vd0.sock".to_owned(),

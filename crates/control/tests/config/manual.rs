@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use sidecore_control::Depth;
-use sidecore_control::config::keys::{self, FrontEndSpec, Key};
+use sidecore_control::config::keys::{self, FrontEndSpec, Key, StageSpec};
 
 use crate::parse;
 
@@ -26,6 +26,36 @@ fn keys_of(table: &str) -> Vec<&'static Key> {
     }
 }
 
+fn table(keys: &[(&str, &str, &str)]) -> String {
+    let mut text = "| key | default | meaning |\n| --- | --- | --- |\n".to_owned();
+    for (name, default, meaning) in keys {
+        let gap = if default.is_empty() { "" } else { " " };
+        text += &format!("| `{name}` |{gap}{default} | {meaning} |\n");
+    }
+    text
+}
+
+fn table_of<'a>(keys: impl IntoIterator<Item = &'a Key>) -> String {
+    table(&keys.into_iter().map(|key| (key.name, key.default, key.meaning)).collect::<Vec<_>>())
+}
+
+/// The type of a stage.
+fn stage_type() -> String {
+    let words: Vec<String> = StageSpec::VARIANTS.iter().map(|stage| format!("`{}`", stage.word)).collect();
+    let (last, others) = words.split_last().unwrap();
+    let meaning = format!("{} or {last}; the other keys depend on it", others.join(", "));
+    table(&[("type", "required", &meaning)])
+}
+
+/// A chapter for each stage.
+fn stages() -> String {
+    let chapter = |stage: &keys::Variant| {
+        let table = if stage.keys.is_empty() { String::new() } else { format!("\n{}", table_of(stage.keys)) };
+        format!("### type = \"{}\"\n\n{}\n{table}", stage.word, stage.meaning)
+    };
+    StageSpec::VARIANTS.iter().map(chapter).collect::<Vec<_>>().join("\n")
+}
+
 /// The manual with its tables as they should be.
 fn rewritten(manual: &str) -> String {
     let mut text = String::new();
@@ -33,11 +63,12 @@ fn rewritten(manual: &str) -> String {
     while let Some((before, after)) = rest.split_once(BEGIN) {
         let (name, after) = after.split_once(BEGIN_END).expect("the line before a table has an end");
         let (_, after) = after.split_once(END).expect("a table has an end");
-        text += &format!("{before}{BEGIN}{name}{BEGIN_END}| key | default | meaning |\n| --- | --- | --- |\n");
-        for key in keys_of(name) {
-            let gap = if key.default.is_empty() { "" } else { " " };
-            text += &format!("| `{}` |{gap}{} | {} |\n", key.name, key.default, key.meaning);
-        }
+        text += &format!("{before}{BEGIN}{name}{BEGIN_END}");
+        text += &match name {
+            "stage type" => stage_type(),
+            "stages" => stages(),
+            _ => table_of(keys_of(name)),
+        };
         text += END;
         rest = after;
     }
@@ -52,7 +83,7 @@ fn the_tables_of_the_manual_are_those_of_the_keys() {
         std::fs::write(FILE, right).unwrap();
         return;
     }
-    assert_eq!(right.matches(BEGIN).count(), 2 + FrontEndSpec::KINDS.len());
+    assert_eq!(right.matches(BEGIN).count(), 4 + FrontEndSpec::KINDS.len());
     assert!(manual == right, "run `cargo xtask keys`: docs/config.md is not as the keys are");
 }
 
@@ -67,20 +98,27 @@ fn known_keys(section: &str) -> Vec<String> {
 #[test]
 fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
     let manual = std::fs::read_to_string(FILE).unwrap();
+    let stage = |stage: &keys::Variant| {
+        let heading = format!("### type = \"{}\"", stage.word);
+        (heading, format!("[[store]]\n[[store.stage]]\ntype = \"{}\"", stage.word))
+    };
+    let stages: Vec<(String, String)> = StageSpec::VARIANTS.iter().map(stage).collect();
+    let stages = stages.iter().map(|(heading, section)| (heading.as_str(), section.as_str()));
     for (heading, section) in [
         ("## [[sidecore]]", "[[sidecore]]"),
         ("### type = \"null\"", "[[store]]\ntype = \"null\""),
         ("### type = \"ram\"", "[[store]]\ntype = \"ram\""),
         ("### type = \"file\"", "[[store]]\ntype = \"file\""),
         ("### type = \"store\"", "[[store]]\ntype = \"store\""),
-        ("### type = \"delay\"", "[[store]]\n[[store.stage]]\ntype = \"delay\""),
-        ("### type = \"fault\"", "[[store]]\n[[store.stage]]\ntype = \"fault\""),
         ("### type = \"volume\"", "[[store]]\ntype = \"volume\""),
         ("### type = \"pf\"", "[[store]]\ntype = \"pf\""),
         ("## [[controller]]", "[[controller]]"),
         ("### front_end = \"virtio-blk\"", "[[device]]"),
         ("### front_end = \"nvme\"", "[[device]]\nfront_end = \"nvme\""),
-    ] {
+    ]
+    .into_iter()
+    .chain(stages)
+    {
         let (_, chapter) = manual.split_once(&format!("{heading}\n")).unwrap();
         let chapter = chapter.split("\n##").next().unwrap();
         let mut listed: Vec<&str> =

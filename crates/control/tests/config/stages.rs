@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use sidecore_assembly::spec::{Affected, Fault, FaultPlan, FaultRule, Nanos, StageSpec, StoreKind, StoreSpec, When};
+use sidecore_assembly::spec::{StageSpec, StoreKind, StoreSpec};
 use sidecore_control::Depth;
+use sidecore_stage_delay::DelayStage;
+use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, When};
 
 use crate::{GOOD, parse};
 
@@ -13,7 +15,7 @@ fn both_spellings_of_a_stage_are_equal() {
         let config = parse(Path::new("/"), &format!("{GOOD}{text}"), Depth::Text);
         config.unwrap_or_else(|problems| panic!("{problems}")).spec.stores.split_off(2)
     };
-    let delay = StageSpec::Delay(Nanos::from_micros(5));
+    let delay = StageSpec::Delay(DelayStage { delay_us: 5 });
     let rule = |affected, fault| FaultRule { affected, when: When::EveryNth(9), fault };
     let rules = vec![rule(Affected::Reads, Fault::Short), rule(Affected::Writes, Fault::Short)];
     let fault = StageSpec::Fault(FaultPlan { seed: 0, rules });

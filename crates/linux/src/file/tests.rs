@@ -4,12 +4,11 @@ use std::path::Path;
 use std::process::Command;
 
 use sidecore_block::contract::{self, Harness};
-use sidecore_block::{
-    Affected, Batch, BlockError, BlockRequest, Fault, FaultPlan, FaultRule, FaultStore, Operation, When, dropped_tags,
-};
+use sidecore_block::{Batch, BlockError, BlockRequest, Operation, dropped_tags};
 use sidecore_kit::loop_device::LoopDevice;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 use sidecore_reactor::{CoreContext, Sleeper, WakeKey};
+use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 use sidecore_units::Nanos;
 use tempfile::TempDir;
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use sidecore_block::{
-    Affected, BlockDevice, DelayStore, Fault, FaultPlan, FaultRule, FaultStore, Geometry, NullStore, RamStore, When,
-};
+use sidecore_block::{BlockDevice, Geometry, NullStore, RamStore};
 use sidecore_nvme::{Command, Done, MAX_TRANSFER_BYTES, QueueHost, Status};
 use sidecore_spec_nvme::command::BROADCAST_NSID;
+use sidecore_stage_delay::DelayStore;
+use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 use sidecore_units::Nanos;
 
 use crate::rig::{BLOCK_BYTES, BLOCKS, DATA, DISK_BYTES, LISTS, Options, Rig, namespace, op, or, pattern, ram, ranged};

@@ -6,10 +6,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
-use sidecore_block::{BlockDevice, DelayStore};
+use sidecore_block::BlockDevice;
 use sidecore_memory::reaper::wait_until_reaped;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 use sidecore_nvme::{Done, QueueEvent, QueueHost, Status};
+use sidecore_stage_delay::DelayStore;
 use sidecore_units::Nanos;
 
 use crate::rig::{

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use sidecore_block::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 use sidecore_nvme::{Command, QueueHost, Status};
+use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 
 use crate::rig::{BLOCKS, Options, Rig, op, or, ram};
 

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use sidecore_block::{Affected, DelayStore, Fault, FaultPlan, FaultRule, FaultStore, When};
 use sidecore_nvme::io::COMPARE_AND_WRITE_BYTES;
 use sidecore_nvme::{Command, QueueHost, Status};
 use sidecore_reactor::IdleMode;
+use sidecore_stage_delay::DelayStore;
+use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 use sidecore_units::Nanos;
 
 use crate::rig::{BLOCK_BYTES, DATA, LISTS, Options, Rig, flag, is_set, op, or, pattern, ram, status};

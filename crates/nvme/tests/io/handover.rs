@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sidecore_block::DelayStore;
 use sidecore_nvme::{Done, QueueHost, Status};
 use sidecore_reactor::IdleMode;
+use sidecore_stage_delay::DelayStore;
 use sidecore_units::Nanos;
 
 use crate::rig::{BLOCK_BYTES, DATA, Options, Rig, interrupt, map_part, op, or, pattern, ram, status};

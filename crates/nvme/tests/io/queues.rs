@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use sidecore_block::{DelayStore, Geometry, NullStore};
+use sidecore_block::{Geometry, NullStore};
 use sidecore_nvme::{QueueHost, StartError, Status};
+use sidecore_stage_delay::DelayStore;
 use sidecore_units::Nanos;
 
 use crate::rig::{DISK_BYTES, Options, Rig, flag, is_set, op, ram};

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sidecore_block::{BlockDevice, DelayStore};
+use sidecore_block::BlockDevice;
 use sidecore_linux::{FileOptions, FileStore};
 use sidecore_memory::{GuestAddress, GuestMemory};
 use sidecore_nvme::{Done, QueueHost, Status};
 use sidecore_reactor::IdleMode;
 use sidecore_ring::driver::nvme::{DoorbellWords, HostShadow};
+use sidecore_stage_delay::DelayStore;
 use sidecore_units::Nanos;
 
 use crate::rig::{DISK_BYTES, Options, Rig, flag, interrupt, is_set, map, namespace, op, ram};

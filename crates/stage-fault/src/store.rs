@@ -1,32 +1,12 @@
-//! A store that fails on purpose, the same way each time.
-//!
-//! # The fault model
-//!
-//! * A [`Fault`] is an *error*, reported at the next poll: the medium says no (`EIO`), is full
-//!   (`ENOSPC`), or moves fewer bytes than it was asked to (`Short`).
-//! * A request that fails never reaches the device below: nothing was read,
-//!   written, flushed or discarded. `Short` reports that zero bytes were moved.
-//! * Which requests fail is decided when they are submitted, by rules, in the
-//!   order of the rules; the first that applies wins. A rule counts and draws
-//!   over the requests of its operations alone.
-//! * Everything follows from the seed and from the order in which channels are
-//!   opened and requests submitted to each: the same run fails the same way.
-//!
-//! Not modelled here: data that is silently wrong, torn or misdirected writes,
-//! flushes that lie, requests that never come back. Those need a medium that
-//! the test controls in whole, not a device that is wrapped.
+//! The store and its plan.
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sidecore_memory::GuestMemory;
+use sidecore_block::{BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, Operation};
 use sidecore_reactor::CoreContext;
-use sidecore_units::Nanos;
-
-use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Next, Operation, Readiness};
 
 /// How a request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,14 +101,9 @@ impl BlockDevice for FaultStore {
         let inner = self.inner.open_channel(core, depth)?;
         let channel = self.channels_opened.fetch_add(1, Ordering::Relaxed);
         let random = Random(self.plan.seed.wrapping_add(channel.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-        Ok(Box::new(FaultChannel {
-            inner,
-            dice: self.plan.rules.iter().map(|rule| Die { rule: rule.clone(), seen: 0 }).collect(),
-            random,
-            depth,
-            passed: Batch::with_capacity(depth),
-            failed: Batch::with_capacity(depth),
-        }))
+        let dice = self.plan.rules.iter().map(|rule| Die { rule: rule.clone(), seen: 0 }).collect();
+        let mut dice = Dice { dice, random };
+        Ok(Box::new(FilterChannel::new(inner, depth, move |request: &BlockRequest| dice.throw(request))))
     }
 
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
@@ -182,81 +157,34 @@ impl Die {
     }
 }
 
-struct FaultChannel {
-    inner: Box<dyn BlockChannel>,
+/// The rules of a channel.
+struct Dice {
     dice: Vec<Die>,
     random: Random,
-    depth: usize,
-    /// On their way to the device below.
-    passed: Batch,
-    failed: Batch,
 }
 
-impl FaultChannel {
+impl Dice {
     /// Every die that the request concerns is thrown, so that what one rule
     /// does is not shifted by another.
-    fn fault_for(&mut self, request: &BlockRequest) -> Option<Fault> {
+    fn throw(&mut self, request: &BlockRequest) -> Result<(), BlockError> {
         let mut first = None;
         for die in &mut self.dice {
             first = first.or(die.throw(request, &mut self.random));
         }
-        first
-    }
-
-    fn pass_on(&mut self, now: Nanos) {
-        if !self.passed.is_empty() {
-            self.inner.submit(now, &mut self.passed);
-        }
-    }
-}
-
-impl BlockChannel for FaultChannel {
-    fn attach_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
-        self.inner.attach_memory(memory)
-    }
-
-    fn submit(&mut self, now: Nanos, batch: &mut Batch) {
-        let room = self.depth.saturating_sub(self.readiness().in_flight);
-        for mut request in batch.drain(..room.min(batch.len())) {
-            let Some(fault) = self.fault_for(&request) else {
-                self.passed.push(request);
-                continue;
-            };
-            request.result = Err(match fault {
-                Fault::Eio => BlockError::EIO,
-                Fault::NoSpace => BlockError::NoSpace,
-                Fault::Short => BlockError::Short { done_bytes: 0, asked_bytes: request.len_bytes },
-            });
-            self.failed.push(request);
-        }
-        self.pass_on(now);
-    }
-
-    fn poll(&mut self, now: Nanos, completed: &mut Batch) {
-        completed.append(&mut self.failed);
-        self.inner.poll(now, completed);
-        self.pass_on(now);
-    }
-
-    fn readiness(&self) -> Readiness {
-        // A failure needs no event to be handed back.
-        let next = if self.failed.is_empty() { Next::OnWake } else { Next::Now };
-        self.inner.readiness().behind(self.failed.len().saturating_add(self.passed.len()), next)
-    }
-
-    fn waits_since(&self) -> Option<Nanos> {
-        self.inner.waits_since()
-    }
-
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.wake_fd()
+        Err(match first {
+            None => return Ok(()),
+            Some(Fault::Eio) => BlockError::EIO,
+            Some(Fault::NoSpace) => BlockError::NoSpace,
+            Some(Fault::Short) => BlockError::Short { done_bytes: 0, asked_bytes: request.len_bytes },
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{NullStore, Tag};
+    use sidecore_block::{Batch, NullStore, Tag};
+    use sidecore_units::Nanos;
 
     /// The results of `count` requests of 512 bytes, one sector each.
     fn results(rules: Vec<FaultRule>, operation: Operation, count: u64) -> Vec<Result<(), BlockError>> {

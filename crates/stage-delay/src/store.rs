@@ -1,18 +1,14 @@
-//! A store that is slow, by an exact amount.
-//!
-//! It stands for a medium with a latency where the device below has none, in
-//! tests and in experiments on what latency does to a guest.
+//! The store.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Next, Readiness};
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
-
-use crate::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Next, Readiness};
 
 /// Gives each request to the device below `delay` after its submission.
 ///
@@ -109,7 +105,7 @@ impl BlockChannel for DelayChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{NullStore, Operation, Tag};
+    use sidecore_block::{NullStore, Operation, Tag};
 
     fn request(taken_at: Nanos) -> Box<BlockRequest> {
         let mut request = BlockRequest::blank(0);

@@ -1,0 +1,74 @@
+//! The channel of stages that refuse some requests and pass the others on.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use sidecore_memory::GuestMemory;
+use sidecore_units::Nanos;
+
+use crate::{Batch, BlockChannel, BlockError, BlockRequest, Next, Readiness};
+
+/// A channel in front of another one. `judge` sees each request when it is submitted; a request for
+/// which it returns an error fails at the next poll, and never reaches the channel below.
+pub struct FilterChannel<J> {
+    inner: Box<dyn BlockChannel>,
+    judge: J,
+    depth: usize,
+    /// On their way to the channel below.
+    passed: Batch,
+    refused: Batch,
+}
+
+impl<J: FnMut(&BlockRequest) -> Result<(), BlockError>> FilterChannel<J> {
+    /// A filter in front of `inner`, whose depth is `depth`.
+    #[must_use]
+    pub fn new(inner: Box<dyn BlockChannel>, depth: usize, judge: J) -> Self {
+        Self { inner, judge, depth, passed: Batch::with_capacity(depth), refused: Batch::with_capacity(depth) }
+    }
+
+    fn pass_on(&mut self, now: Nanos) {
+        if !self.passed.is_empty() {
+            self.inner.submit(now, &mut self.passed);
+        }
+    }
+}
+
+impl<J: FnMut(&BlockRequest) -> Result<(), BlockError>> BlockChannel for FilterChannel<J> {
+    fn attach_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
+        self.inner.attach_memory(memory)
+    }
+
+    fn submit(&mut self, now: Nanos, batch: &mut Batch) {
+        let room = self.depth.saturating_sub(self.readiness().in_flight);
+        for mut request in batch.drain(..room.min(batch.len())) {
+            match (self.judge)(&request) {
+                Ok(()) => self.passed.push(request),
+                Err(error) => {
+                    request.result = Err(error);
+                    self.refused.push(request);
+                }
+            }
+        }
+        self.pass_on(now);
+    }
+
+    fn poll(&mut self, now: Nanos, completed: &mut Batch) {
+        completed.append(&mut self.refused);
+        self.inner.poll(now, completed);
+        self.pass_on(now);
+    }
+
+    fn readiness(&self) -> Readiness {
+        // A refusal needs no event to be handed back.
+        let next = if self.refused.is_empty() { Next::OnWake } else { Next::Now };
+        self.inner.readiness().behind(self.refused.len().saturating_add(self.passed.len()), next)
+    }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        self.inner.waits_since()
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wake_fd()
+    }
+}
