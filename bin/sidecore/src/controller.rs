@@ -8,6 +8,7 @@ use sidecore_control::config::size;
 use sidecore_control::report::{ControllerReport, FunctionReport, SpaceReport};
 use sidecore_control::{Client, Controllers, Place, Share, offline};
 
+use crate::flags::FormatFlags;
 use crate::pick::{self, OnController};
 use crate::table::Table;
 use crate::units::{bytes, percent, short, time};
@@ -49,12 +50,8 @@ pub(crate) enum Command {
     Format {
         /// The file or block device.
         path: PathBuf,
-        /// The unit of translation: 512, 1KiB or 4KiB. It is never changed afterwards.
-        #[arg(long, value_name = "SIZE", default_value = "1KiB", value_parser = block_size)]
-        block_size: u32,
-        /// A label, which is shown in lists.
-        #[arg(long, value_name = "TEXT", default_value = "")]
-        label: String,
+        #[command(flatten)]
+        format: FormatFlags,
         /// Format a store that is not blank, too: its contents are lost.
         #[arg(long)]
         force: bool,
@@ -71,29 +68,23 @@ fn place(text: &str) -> Result<Place, String> {
     Ok(Place { volume: volume.to_owned(), first: first.parse().map_err(|_| wrong())? })
 }
 
-fn block_size(text: &str) -> Result<u32, String> {
-    match size::parse(text)? {
-        512 => Ok(512),
-        1024 => Ok(1024),
-        4096 => Ok(4096),
-        _ => Err("expected 512, 1KiB or 4KiB".to_owned()),
-    }
-}
-
 pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<()> {
     let OnController { controller, json, command } = arguments;
-    if let Command::Format { path, block_size, label, force, accept_loss } = &command {
-        let spec = offline::FormatSpec { block_bytes: *block_size, label: label.clone() };
+    if let Command::Format { path, format: FormatFlags(spec), force, accept_loss } = &command {
         let give_up = match (force, accept_loss) {
             (false, _) => offline::GiveUp::Nothing,
             (true, false) => offline::GiveUp::Contents,
             (true, true) => offline::GiveUp::Unreplayed,
         };
-        offline::format(path, &spec, give_up)?;
+        offline::format(path, spec, give_up)?;
         return if json {
-            print_json(&serde_json::json!({ "formatted": path, "block_bytes": block_size, "label": label }))
+            print_json(&serde_json::json!({ "formatted": path, "block_bytes": spec.block_bytes, "label": spec.label }))
         } else {
-            Ok(print(&format!("formatted: {}, in blocks of {}\n", path.display(), size::show((*block_size).into())))?)
+            Ok(print(&format!(
+                "formatted: {}, in blocks of {}\n",
+                path.display(),
+                size::show(spec.block_bytes.into())
+            ))?)
         };
     }
     let client = Client::new(socket)?;
@@ -361,7 +352,5 @@ mod tests {
         for wrong in ["root", "root:", ":x", "root:-1"] {
             assert!(place(wrong).is_err(), "{wrong}");
         }
-        assert_eq!(block_size("4KiB"), Ok(4096));
-        assert!(block_size("2KiB").is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 use serde_json::{Map, Value};
-use sidecore_control::config::keys::{self, Key, Kind};
+use sidecore_control::config::keys::{self, FormatSpec, Key, Kind};
 use sidecore_control::config::size;
 
 /// Keys of a device for which `device add` has arguments of another form.
@@ -17,74 +17,84 @@ pub(crate) struct DeviceFlags(pub(crate) Map<String, Value>);
 /// The keys of a virtual function that were given as flags.
 pub(crate) struct VolumeFlags(pub(crate) Map<String, Value>);
 
+/// The format of a store that was given as flags.
+pub(crate) struct FormatFlags(pub(crate) FormatSpec);
+
 fn device_keys() -> impl Iterator<Item = &'static Key> {
     keys::device().chain(keys::front_ends()).filter(|key| !DEVICE_APART.contains(&key.name))
 }
 
 fn volume_keys() -> impl Iterator<Item = &'static Key> {
-    keys::VOLUME.iter().chain(keys::STAGE).filter(|key| !VOLUME_APART.contains(&key.name))
+    keys::VOLUME.iter().chain([&keys::STAGE]).filter(|key| !VOLUME_APART.contains(&key.name))
 }
 
-impl Args for DeviceFlags {
-    fn augment_args(command: Command) -> Command {
-        command.args(device_keys().map(flag))
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl Args for VolumeFlags {
-    fn augment_args(command: Command) -> Command {
-        let of_volume = |key: &'static Key| {
-            let flag = flag(key).conflicts_with("store");
-            match key.name.strip_suffix("_burst") {
-                Some(rate) => flag.requires(rate),
-                None => flag,
+macro_rules! flags {
+    ($($Flags:ident: $args:expr, $read:expr;)*) => {$(
+        impl Args for $Flags {
+            fn augment_args(command: Command) -> Command {
+                command.args($args)
             }
+
+            fn augment_args_for_update(command: Command) -> Command {
+                Self::augment_args(command)
+            }
+        }
+
+        impl FromArgMatches for $Flags {
+            fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+                Ok(Self($read(matches)))
+            }
+
+            fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+                *self = Self::from_arg_matches(matches)?;
+                Ok(())
+            }
+        }
+    )*};
+}
+
+flags! {
+    DeviceFlags: device_keys().map(flag), |matches| values(matches, device_keys());
+    VolumeFlags: volume_keys().map(volume_flag), |matches| values(matches, volume_keys());
+    FormatFlags: FormatSpec::KEYS.iter().map(flag), format;
+}
+
+fn volume_flag(key: &'static Key) -> Arg {
+    let flag = flag(key).conflicts_with("store");
+    match key.name.strip_suffix("_burst") {
+        Some(rate) => flag.requires(rate),
+        None => flag,
+    }
+}
+
+fn format(matches: &ArgMatches) -> FormatSpec {
+    let value = |key: &Key| {
+        let value = match key.kind {
+            Kind::Size => keys::Value::Number(*matches.get_one::<u64>(key.name)?),
+            _ => keys::Value::Text(matches.get_one::<String>(key.name)?.clone()),
         };
-        command.args(volume_keys().map(of_volume))
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
+        Some((key.name, value))
+    };
+    FormatSpec::from_values(&keys::Values(FormatSpec::KEYS.iter().filter_map(value).collect()))
 }
 
-impl FromArgMatches for DeviceFlags {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        Ok(Self(values(matches, device_keys())))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-impl FromArgMatches for VolumeFlags {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        Ok(Self(values(matches, volume_keys())))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-/// The flag of a key. The daemon checks the value; the flag only has the right JSON type.
+/// The flag of a key. The rules of one key are checked here, the others by the daemon.
 fn flag(key: &'static Key) -> Arg {
     let flag = Arg::new(key.name).long(key.name.replace('_', "-")).help(keys::sentence(key.meaning));
     match key.kind {
         Kind::Flag(false) => flag.action(ArgAction::SetTrue),
         Kind::Flag(true) => flag.value_name("BOOL").value_parser(clap::value_parser!(bool)),
         Kind::Number(..) => flag.value_name("NUMBER").value_parser(clap::value_parser!(u64)),
-        Kind::Size => flag.value_name("SIZE").value_parser(size::parse),
+        Kind::Size => flag.value_name("SIZE").value_parser(move |text: &str| {
+            let bytes = size::parse(text)?;
+            (key.check)(key.name, &keys::Value::Number(bytes)).map(|()| bytes)
+        }),
         Kind::Word(words) => flag.value_name(words.join("|")),
         Kind::Sections(..) => flag.value_name("TYPE[,KEY=VALUE]...").action(ArgAction::Append).value_parser(section),
-        Kind::Text | Kind::Path | Kind::Texts | Kind::Ranges => flag.value_name("TEXT"),
+        Kind::Text => flag.value_name("TEXT").value_parser(move |text: &str| {
+            (key.check)(key.name, &keys::Value::Text(text.to_owned())).map(|()| text.to_owned())
+        }),
+        Kind::Path | Kind::Texts | Kind::Ranges => flag.value_name("TEXT"),
     }
 }
 
@@ -132,6 +142,22 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_format_has_the_rules_of_its_keys() {
+        let read = |arguments: &[&str]| {
+            let arguments = [&["format"], arguments].concat();
+            FormatFlags::augment_args(Command::new("format"))
+                .try_get_matches_from(arguments)
+                .map(|found| format(&found))
+        };
+        assert_eq!(read(&[]).unwrap(), FormatSpec::default());
+        let format = FormatSpec { block_bytes: 4096, label: "x".to_owned() };
+        assert_eq!(read(&["--block-size", "4KiB", "--label", "x"]).unwrap(), format);
+        let error = read(&["--block-size", "2KiB"]).unwrap_err().to_string();
+        assert!(error.contains("2KiB is none of 512"), "{error}");
+        assert!(read(&["--label", &"x".repeat(65)]).is_err());
+    }
 
     #[test]
     fn a_section_is_its_type_and_its_keys() {

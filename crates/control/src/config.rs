@@ -1,9 +1,7 @@
 //! The configuration file: reads it, checks all of it, and turns it into an assembly's
 //! specification.
 
-mod access;
 mod check;
-mod controller;
 mod draft;
 mod functions;
 pub(crate) mod json;
@@ -11,7 +9,6 @@ pub mod keys;
 mod machine;
 mod nearest;
 mod problem;
-pub(crate) mod rules;
 mod section;
 mod settle;
 

@@ -7,7 +7,8 @@ use sidecore_nvme::Interrupts;
 use sidecore_reactor::IdleMode;
 use sidecore_units::Nanos;
 
-use super::{QUEUES_MAX, SERIAL_MAX_BYTES, SocketAccess, VolumeSpec};
+use super::rules::{NAME, is_mode, is_socket_path};
+use super::{QUEUES_MAX, SERIAL_MAX_BYTES, SocketAccess};
 
 /// Longer spinning or delaying than a minute is a slip of the unit.
 pub const MINUTE_US: u64 = 60_000_000;
@@ -51,7 +52,7 @@ keys! {
 /// The keys of a device that are more than a field: their values depend on each other, or lead to
 /// other sections.
 pub const STRUCTURE: &[Key] = &[
-    Key::required("name", Kind::Text, "\"some name\"", "its name"),
+    NAME,
     Key::new(
         "front_end",
         Kind::Word(&["virtio-blk", "nvme"]),
@@ -65,7 +66,8 @@ pub const STRUCTURE: &[Key] = &[
         "\"/run/sidecore/disk.sock\"",
         "the socket that it is served on, of vhost-user or, for `nvme`, of vfio-user: at most 107 bytes. The \
          daemon makes the directory (0755) if only that is missing. The socket of a dead daemon is replaced",
-    ),
+    )
+    .checked(is_socket_path),
     Key::new(
         "socket_owner",
         Kind::Text,
@@ -84,7 +86,8 @@ pub const STRUCTURE: &[Key] = &[
         Kind::Text,
         "`\"0600\"`, or `\"0660\"` with a `socket_group`",
         "the socket's permissions in octal digits. To connect takes the permission to write",
-    ),
+    )
+    .checked(is_mode),
     Key::new(
         "queues",
         Kind::Number(1, QUEUES_MAX as u64),
@@ -215,54 +218,6 @@ impl FrontEndSpec {
         }
     }
 }
-
-/// More than any disk does in a second.
-const IOPS_LIMIT: u64 = 1_000_000_000;
-
-/// The keys of a store of type `volume`.
-pub const VOLUME: &[Key] = &[
-    Key::required("controller", Kind::Text, "\"the name of a [[controller]]\"", "the controller's name"),
-    Key::required("volume", Kind::Text, "\"the name of a volume\"", "the volume's name"),
-    Key::new(
-        "size",
-        Kind::Size,
-        "must exist",
-        "create the volume with this size if it does not exist; it takes no space until it is written. One that \
-         exists keeps the size that it has",
-    ),
-    Key::new(
-        "quota",
-        Kind::Size,
-        "as it is",
-        "the most that it may take of the controller's store, its metadata aside",
-    ),
-    Key::new(
-        "weight",
-        Kind::Number(1, VolumeSpec::WEIGHT_MAX as u64),
-        "100",
-        "its share when several functions want more than a sidecore or the store can do, however many queues each \
-         has: 1 to 1000",
-    ),
-    Key::new("read_iops", Kind::Number(1, IOPS_LIMIT), "no limit", "reads a second"),
-    Key::new("read_iops_burst", Kind::Number(1, IOPS_LIMIT), "`read_iops`", "reads at once after a rest"),
-    Key::new(
-        "write_iops",
-        Kind::Number(1, IOPS_LIMIT),
-        "no limit",
-        "writes a second, discards and writes of zeros among them",
-    ),
-    Key::new("write_iops_burst", Kind::Number(1, IOPS_LIMIT), "`write_iops`", "writes at once after a rest"),
-    Key::new("read_bps", Kind::Size, "no limit", "bytes read a second, written as a size: `\"100MiB\"`"),
-    Key::new("read_bps_burst", Kind::Size, "`read_bps`", "bytes read at once after a rest"),
-    Key::new("write_bps", Kind::Size, "no limit", "bytes written a second"),
-    Key::new("write_bps_burst", Kind::Size, "`write_bps`", "bytes written at once after a rest"),
-    Key::new(
-        "read_only",
-        Kind::Flag(false),
-        "`false`",
-        "nothing may be written, whatever device is in front of it; a snapshot is read-only anyway",
-    ),
-];
 
 /// Drivers of both ring formats can use all of such a ring.
 fn is_power_of_two(key: &str, value: &Value) -> Result<(), String> {

@@ -6,12 +6,12 @@ use sidecore_block::{BlockDevice, Stage};
 use sidecore_keys::{Key, Kind, Values, Variant};
 
 /// The key of a store for the stages in front of it.
-pub const STAGE: &[Key] = &[Key::new(
+pub const STAGE: Key = Key::new(
     "stage",
     Kind::Sections("store.stage", StageSpec::VARIANTS),
     "none",
     "the [stages](#storestage) in front of it",
-)];
+);
 
 macro_rules! stages {
     ($( $name:ident($stage:ty); )*) => {

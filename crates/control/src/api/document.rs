@@ -46,7 +46,7 @@ impl Schema for NewDevice {
         let apart = ["controller", "volume"];
         let volume = keys::VOLUME.iter().filter(|key| !["size", "quota"].contains(&key.name));
         let mut properties = properties(keys::device().chain(keys::front_ends()));
-        let volume = self::properties(volume.chain(keys::STAGE));
+        let volume = self::properties(volume.chain([&keys::STAGE]));
         properties.insert("volume".to_owned(), object(volume, &apart));
         let mut schema = object(properties, &["name", "socket"]);
         if let Value::Object(schema) = &mut schema {

@@ -113,7 +113,7 @@ mod tests {
             ("`stage` is a list of sections", "delay".into()),
             ("`stage` is a list of sections", json!(["delay"])),
             ("`type` is missing", json!([null])),
-            ("type = \"\u{7f}\" is not one of \"delay\"", json!([{ "type": "\u{7f}" }])),
+            ("type = \"tape\" is not one of \"delay\"", json!([{ "type": "tape" }])),
             ("`delay_us` is missing", json!([{ "type": "fault" }, { "type": "delay" }])),
             ("`delay_us` must be a whole number", json!([{ "type": "delay", "delay_us": "1" }])),
             ("unknown key `eio_every`", json!([{ "type": "delay", "delay_us": 1, "eio_every": 1 }])),

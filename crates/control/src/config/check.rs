@@ -1,16 +1,16 @@
 //! Whether the sections of the file fit together; what needs no look at the machine.
 
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::path::Path;
 
-use sidecore_assembly::spec::StageSpec;
-use toml::Spanned;
+use sidecore_assembly::spec::{DeviceSpec, StoreKind};
 
-use super::draft::{DEFAULT_CONTROL_SOCKET, DeviceDraft, Draft, Head, KindDraft, StoreDraft};
+use super::draft::{Draft, Part, StoreDraft};
 use super::functions;
 use super::nearest;
 use super::problem::Collector;
-use super::rules;
+use super::section::Head;
 
 /// Reports everything that does not fit.
 pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
@@ -29,11 +29,11 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
 fn unique_names<'a>(kind: &str, heads: impl Iterator<Item = &'a Head>, problems: &mut Collector<'_>) {
     let mut seen = HashSet::new();
     for head in heads {
-        if let Some(name) = &head.name
-            && !seen.insert(name.get_ref())
+        if let (Some(name), Some(place)) = (head.name(), head.place("name"))
+            && !seen.insert(name)
         {
             let message = format!("there is another [[{kind}]] of this name; rename one of them");
-            problems.add(name.span(), &head.subject, message);
+            problems.add(place, &head.subject, message);
         }
     }
 }
@@ -45,10 +45,10 @@ fn sidecores(draft: &Draft, problems: &mut Collector<'_>) {
     }
     let mut pinned = HashMap::new();
     for sidecore in &draft.sidecores {
-        let Some(cpu) = &sidecore.cpu else { continue };
-        if let Some(other) = pinned.insert(*cpu.get_ref(), &sidecore.head.subject) {
-            let message = format!("CPU {} is taken by {other}; give each sidecore its own", cpu.get_ref());
-            problems.add(cpu.span(), &sidecore.head.subject, message);
+        let (Some(cpu), Some(place)) = (sidecore.spec.spec.cpu, sidecore.head.place("cpu")) else { continue };
+        if let Some(other) = pinned.insert(cpu, &sidecore.head.subject) {
+            let message = format!("CPU {} is taken by {other}; give each sidecore its own", cpu.0);
+            problems.add(place, &sidecore.head.subject, message);
         }
     }
 }
@@ -56,19 +56,17 @@ fn sidecores(draft: &Draft, problems: &mut Collector<'_>) {
 fn stores(draft: &Draft, problems: &mut Collector<'_>) {
     let by_name = by_name(&draft.stores);
     for store in &draft.stores {
-        let Some(inner) = store.kind.as_ref().and_then(KindDraft::inner) else { continue };
-        known("store", inner, by_name.keys().copied(), &store.head.subject, problems);
-        let own = store.head.name.as_ref().map(Spanned::get_ref);
-        let below = chain(&by_name, inner.get_ref());
+        let Some(inner) = refers(&store.head, "store", store.spec.inner()) else { continue };
+        known("store", inner.clone(), by_name.keys().copied(), &store.head.subject, problems);
+        let below = chain(&by_name, inner.0);
         // Each store of a cycle is told: any of them may be the one that is wrong.
-        if below.iter().any(|below| below.head.name.as_ref().map(Spanned::get_ref) == own) {
-            let names: Vec<_> =
-                below.iter().filter_map(|below| Some(below.head.name.as_ref()?.get_ref().as_str())).collect();
+        if below.iter().any(|below| below.head.name() == store.head.name()) {
+            let names: Vec<_> = below.iter().filter_map(|below| below.head.name()).collect();
             let message = format!(
                 "it is put in front of itself (through {}); end the chain in a null, ram, file or volume store",
                 names.join(", ")
             );
-            problems.add(inner.span(), &store.head.subject, message);
+            problems.add(inner.1, &store.head.subject, message);
         }
     }
 }
@@ -78,51 +76,48 @@ fn devices(draft: &Draft, problems: &mut Collector<'_>) {
     let sidecores = || draft.sidecores.iter().filter_map(|sidecore| sidecore.head.name());
     for device in &draft.devices {
         let subject = &device.head.subject;
-        if let Some(store) = &device.store {
+        if let Some(store) = store_of(device) {
             known("store", store, stores.keys().copied(), subject, problems);
         }
         let mut seen = HashSet::new();
-        for sidecore in &device.sidecores {
-            known("sidecore", sidecore, sidecores(), subject, problems);
-            if !seen.insert(sidecore.get_ref()) {
-                let message =
-                    format!("sidecore \"{}\" is listed twice; its queues go round the list anyway", sidecore.get_ref());
-                problems.add(sidecore.span(), subject, message);
+        let one = device.head.place("sidecore");
+        let places = device.head.places("sidecores").iter().cloned();
+        // A list goes before the key for one.
+        let places = places.chain(one.filter(|_| device.head.place("sidecores").is_none()));
+        for (sidecore, place) in device.spec.sidecores.iter().zip(places) {
+            known("sidecore", (sidecore, place.clone()), sidecores(), subject, problems);
+            if !seen.insert(sidecore) {
+                let message = format!("sidecore \"{sidecore}\" is listed twice; its queues go round the list anyway");
+                problems.add(place, subject, message);
             }
         }
     }
 }
 
 fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
-    let mut seen: HashMap<&Path, &str> = HashMap::new();
-    let control = draft.control_socket.as_ref().map(|socket| (socket, "control_socket"));
-    match control {
-        Some((socket, _)) => drop(seen.insert(socket.get_ref(), "the control API")),
-        None => drop(seen.insert(Path::new(DEFAULT_CONTROL_SOCKET), "the control API")),
-    }
-    if let Some((socket, subject)) = control {
-        short_enough(socket, subject, problems);
-    }
+    let mut seen: HashMap<&Path, &str> = HashMap::from([(draft.control_socket.as_path(), "the control API")]);
     for device in &draft.devices {
-        let Some(socket) = &device.socket else { continue };
-        short_enough(socket, &device.head.subject, problems);
-        if let Some(other) = seen.insert(socket.get_ref(), &device.head.subject) {
+        let Some(place) = device.head.place("socket") else { continue };
+        if let Some(other) = seen.insert(&device.spec.socket, &device.head.subject) {
             let message = format!("this socket is that of {other}; give each its own");
-            problems.add(socket.span(), &device.head.subject, message);
+            problems.add(place, &device.head.subject, message);
         }
     }
 }
 
-fn short_enough(socket: &Spanned<PathBuf>, subject: &str, problems: &mut Collector<'_>) {
-    if let Err(message) = rules::short_enough(socket.get_ref()) {
-        problems.add(socket.span(), subject, message);
-    }
+/// The name of another section in the value of a key, if the key obeys its rules.
+pub(super) fn refers<'a>(head: &Head, key: &str, name: Option<&'a str>) -> Option<(&'a str, Range<usize>)> {
+    Some((name?, head.place(key)?))
+}
+
+/// The store that a device leads to.
+pub(super) fn store_of(device: &Part<DeviceSpec>) -> Option<(&str, Range<usize>)> {
+    refers(&device.head, "store", Some(&device.spec.store))
 }
 
 /// Whether a guest of this device can write to the store at the end of this chain.
-pub(super) fn writes(device: &DeviceDraft, chain: &[&StoreDraft]) -> bool {
-    let is_read_only = |store: &&StoreDraft| store.stages.iter().any(StageSpec::is_read_only);
-    !device.spec.read_only && !chain.iter().any(is_read_only)
+pub(super) fn writes(device: &Part<DeviceSpec>, chain: &[&Part<StoreDraft>]) -> bool {
+    !device.spec.read_only && !chain.iter().any(|store| store.spec.is_read_only())
 }
 
 /// A file belongs to one guest that writes. Guests do not expect that what they cached changes underneath them, and a
@@ -132,21 +127,20 @@ fn writers(draft: &Draft, problems: &mut Collector<'_>) {
     let by_name = by_name(&draft.stores);
     let mut writers: HashMap<&str, &str> = HashMap::new();
     for device in &draft.devices {
-        let Some(store) = &device.store else { continue };
-        let chain = chain(&by_name, store.get_ref());
-        let bottom = chain.last().copied().filter(|_| writes(device, &chain));
-        let Some((bottom, Some(KindDraft::File(options, _)))) = bottom.map(|store| (store, &store.kind)) else {
-            continue;
+        let Some((store, place)) = store_of(device) else { continue };
+        let chain = chain(&by_name, store);
+        let Some(bottom) = chain.last().filter(|_| writes(device, &chain)) else { continue };
+        let is_writable = match &bottom.spec.kind {
+            Some(StoreKind::File(options)) => !options.read_only,
+            Some(StoreKind::HostFile(options)) => !options.read_only,
+            _ => false,
         };
-        if options.get_ref().read_only {
-            continue;
-        }
-        let Some(file) = bottom.head.name() else { continue };
+        let Some(file) = bottom.head.name().filter(|_| is_writable) else { continue };
         if let Some(other) = writers.insert(file, &device.head.subject) {
             let message = format!(
                 "{other} writes to the file of store \"{file}\" too, which would destroy it; set `read_only = true` on all of them but one"
             );
-            problems.add(store.span(), &device.head.subject, message);
+            problems.add(place, &device.head.subject, message);
         }
     }
 }
@@ -154,39 +148,35 @@ fn writers(draft: &Draft, problems: &mut Collector<'_>) {
 /// Reports a name that leads nowhere.
 pub(super) fn known<'a>(
     kind: &str,
-    wanted: &Spanned<String>,
+    (wanted, place): (&str, Range<usize>),
     names: impl Iterator<Item = &'a str> + Clone,
     subject: &str,
     problems: &mut Collector<'_>,
 ) {
-    if names.clone().any(|name| name == wanted.get_ref()) {
+    if names.clone().any(|name| name == wanted) {
         return;
     }
-    let remedy = match nearest(wanted.get_ref(), names) {
+    let remedy = match nearest(wanted, names) {
         Some(near) => format!("did you mean \"{near}\"?"),
         None => format!("add a section [[{kind}]] of that name"),
     };
-    problems.add(wanted.span(), subject, format!("there is no {kind} \"{}\"; {remedy}", wanted.get_ref()));
+    problems.add(place, subject, format!("there is no {kind} \"{wanted}\"; {remedy}"));
 }
 
-pub(super) fn by_name(stores: &[StoreDraft]) -> HashMap<&str, &StoreDraft> {
+pub(super) fn by_name(stores: &[Part<StoreDraft>]) -> HashMap<&str, &Part<StoreDraft>> {
     stores.iter().filter_map(|store| Some((store.head.name()?, store))).collect()
 }
 
 /// The store of this name and those that it is put in front of, from the top down; ends where a cycle closes.
-pub(super) fn chain<'a>(by_name: &HashMap<&str, &'a StoreDraft>, top: &str) -> Vec<&'a StoreDraft> {
-    let mut chain: Vec<&StoreDraft> = Vec::new();
+pub(super) fn chain<'a>(by_name: &HashMap<&str, &'a Part<StoreDraft>>, top: &str) -> Vec<&'a Part<StoreDraft>> {
+    let mut chain: Vec<&Part<StoreDraft>> = Vec::new();
     let mut next = by_name.get(top).copied();
     while let Some(store) = next {
         if chain.iter().any(|above| std::ptr::eq(*above, store)) {
             break;
         }
         chain.push(store);
-        next = store
-            .kind
-            .as_ref()
-            .and_then(KindDraft::inner)
-            .and_then(|inner| by_name.get(inner.get_ref().as_str()).copied());
+        next = store.spec.inner().and_then(|inner| by_name.get(inner).copied());
     }
     chain
 }

@@ -3,15 +3,14 @@
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
-use sidecore_assembly::spec::{DEFAULT_SPIN_US, DeviceSpec, STAGE, StageSpec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{DeviceSpec, StageSpec, StoreSpec};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::controller::{self, VolumeDraft};
-use super::draft::{KindDraft, device_of, open};
+use super::draft;
+use super::keys::STAGE;
 use super::problem::Collector;
 use super::section::Section;
-use super::{rules, settle};
 
 /// The device that `keys` mean, and the store that comes with it if they have a `volume`.
 ///
@@ -33,46 +32,31 @@ pub(crate) fn device(mut keys: Map<String, Value>) -> Result<(DeviceSpec, Option
         return Err(format!("the request makes no sense: {}", error.message()));
     }
     let mut problems = Collector::of_text(&text);
-    let (mut section, head) = open("device", document.get_ref(), 0..0, &mut problems);
+    let mut section = Section::open("device", document.get_ref(), 0..0, &mut problems);
     if !has_one {
         section.complain(0..0, "a device has either a `store` or a `volume`");
     }
     let volume = section.table("volume");
-    let draft = device_of(&mut section, head);
+    let device = draft::device(&mut section);
     section.finish();
-    let volume = volume.and_then(|table| existing_volume(table, &mut problems));
-    if let Some(Err(message)) = draft.socket.as_ref().map(|socket| rules::short_enough(socket.get_ref())) {
-        problems.add(0..0, "", message);
-    }
+    let store = volume.and_then(|table| existing_volume(function, table, &mut problems));
     let messages = |problem: super::Problem| problem.message;
     problems.finish().map_err(|problems| problems.list.into_iter().map(messages).collect::<Vec<_>>().join("; "))?;
-    let sidecores = draft.sidecores.iter().map(|name| name.get_ref().clone()).collect();
-    let device = settle::device_on(draft, sidecores, DEFAULT_SPIN_US).ok_or("the request makes no sense")?;
-    let store = |(volume, stages): (VolumeDraft, _)| {
-        let kind = StoreKind::Volume(volume.settle());
-        StoreSpec { stages, ..StoreSpec::new(function, kind) }
-    };
-    Ok((device, volume.map(store)))
+    Ok((device, store))
 }
 
 /// A virtual function of a volume that was made before, and the stages in front of it.
-fn existing_volume(
-    volume: &Spanned<DeValue<'_>>,
-    problems: &mut Collector<'_>,
-) -> Option<(VolumeDraft, Vec<StageSpec>)> {
+fn existing_volume(name: String, volume: &Spanned<DeValue<'_>>, problems: &mut Collector<'_>) -> Option<StoreSpec> {
     let mut section = Section::new(volume.get_ref().as_table()?, volume.span(), "volume", problems);
-    let kind = controller::volume(&mut section);
-    let stages = StageSpec::list(&section.all(STAGE));
+    let kind = draft::bottom(&mut section, "volume");
+    let stages = StageSpec::list(&section.all([&STAGE]));
     for key in ["size", "quota"] {
         if section.has(key) {
             section.complain(0..0, format!("`{key}` belongs to the request that makes the volume; leave it out"));
         }
     }
     section.finish();
-    match kind {
-        Some(KindDraft::Volume(volume)) => Some((volume, stages)),
-        _ => None,
-    }
+    Some(StoreSpec { stages, ..StoreSpec::new(name, kind?) })
 }
 
 /// The same keys and values in TOML.

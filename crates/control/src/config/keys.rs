@@ -1,8 +1,41 @@
-//! The tables of keys: for the command line, the manual and the API's document.
+//! The tables of keys: for the parser, the command line, the manual and the API's document.
 
-pub use sidecore_assembly::spec::{FrontEndSpec, Key, Kind, STAGE, STRUCTURE, StageSpec, VOLUME, Variant};
+pub use sidecore_assembly::spec::{
+    FormatSpec, FrontEndSpec, Key, Kind, SIDECORE, STAGE, STORE, STRUCTURE, StageSpec, StoreKind, VOLUME, Value,
+    Values, Variant,
+};
 
-use sidecore_assembly::spec::DeviceSpec;
+use sidecore_assembly::spec::{CONTROLLER, ControllerSpec, DeviceSpec, is_mode, is_socket_path};
+
+/// The keys at the top of the file.
+pub const CONTROL: &[Key] = &[
+    Key::new(
+        "control_socket",
+        Kind::Path,
+        "`\"/run/sidecore/control.sock\"`",
+        "where the control API listens; `sidecore --socket` wants the same",
+    )
+    .checked(is_socket_path),
+    Key::new(
+        "control_socket_owner",
+        Kind::Text,
+        "the daemon's user",
+        "the user that it belongs to, as for a [device](#device): who may connect may delete volumes",
+    ),
+    Key::new("control_socket_group", Kind::Text, "the daemon's group", "the group that it belongs to"),
+    Key::new(
+        "control_socket_mode",
+        Kind::Text,
+        "`\"0600\"`, or `\"0660\"` with a `control_socket_group`",
+        "its permissions",
+    )
+    .checked(is_mode),
+];
+
+/// The keys of a controller.
+pub fn controller() -> impl Iterator<Item = &'static Key> {
+    CONTROLLER.iter().chain(FormatSpec::KEYS).chain(ControllerSpec::KEYS)
+}
 
 /// The keys of every device.
 pub fn device() -> impl Iterator<Item = &'static Key> {

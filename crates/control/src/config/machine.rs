@@ -9,13 +9,12 @@ use std::time::Duration;
 
 use rustix::fs::Access;
 use sidecore_assembly::machine;
-use sidecore_assembly::spec::FileOptions;
-use toml::Spanned;
+use sidecore_assembly::spec::{FileOptions, HostFileOptions, SocketAccess, StoreKind};
 
-use super::access::AccessDraft;
-use super::draft::{DEFAULT_CONTROL_SOCKET, Draft, FileMap, KindDraft, StoreDraft};
+use super::draft::{Draft, Part, StoreDraft};
 use super::functions;
 use super::problem::Collector;
+use super::section::Head;
 use super::{Depth, size};
 
 /// How long files may take to be looked at.
@@ -27,17 +26,22 @@ pub(super) fn check(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
     memory(draft, problems);
     files(draft, depth, problems);
     sockets(draft, problems);
-    accounts("control_socket", &draft.control_access, problems);
+    accounts(("control_socket", &draft.head), "control_socket", &draft.control_access, problems);
     for device in &draft.devices {
-        accounts(&device.head.subject, &device.access, problems);
+        accounts((&device.head.subject, &device.head), "socket", &device.spec.access, problems);
     }
 }
 
 /// The users and groups that sockets are given to must be there.
-fn accounts(subject: &str, access: &AccessDraft, problems: &mut Collector<'_>) {
-    for (name, access) in access.accounts() {
-        if let Err(error) = access.resolve() {
-            problems.add(name.span(), subject, error.to_string());
+fn accounts((subject, head): (&str, &Head), socket: &str, access: &SocketAccess, problems: &mut Collector<'_>) {
+    let SocketAccess { owner, group, .. } = access.clone();
+    let accounts = [
+        ("owner", SocketAccess { owner, ..SocketAccess::default() }),
+        ("group", SocketAccess { group, ..SocketAccess::default() }),
+    ];
+    for (part, account) in accounts {
+        if let (Some(place), Err(error)) = (head.place(&format!("{socket}_{part}")), account.resolve()) {
+            problems.add(place, subject, error.to_string());
         }
     }
 }
@@ -46,11 +50,11 @@ fn cpus(draft: &Draft, problems: &mut Collector<'_>) {
     // Where the kernel does not say, pinning will.
     let Ok(allowed) = machine::allowed_cpus() else { return };
     for sidecore in &draft.sidecores {
-        let Some(cpu) = &sidecore.cpu else { continue };
-        if !allowed.iter().any(|allowed| allowed.0 == *cpu.get_ref()) {
+        let (Some(cpu), Some(place)) = (sidecore.spec.spec.cpu, sidecore.head.place("cpu")) else { continue };
+        if !allowed.contains(&cpu) {
             let list = allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            let message = format!("there is no CPU {} for this process; there are {list}", cpu.get_ref());
-            problems.add(cpu.span(), &sidecore.head.subject, message);
+            let message = format!("there is no CPU {} for this process; there are {list}", cpu.0);
+            problems.add(place, &sidecore.head.subject, message);
         }
     }
 }
@@ -59,69 +63,84 @@ fn cpus(draft: &Draft, problems: &mut Collector<'_>) {
 fn memory(draft: &Draft, problems: &mut Collector<'_>) {
     let Some(mut left) = machine::available_memory_bytes() else { return };
     for store in &draft.stores {
-        let Some(KindDraft::Ram { size_bytes, .. }) = &store.kind else { continue };
-        match left.checked_sub(*size_bytes.get_ref()) {
+        let Some(StoreKind::Ram { size_bytes, .. }) = &store.spec.kind else { continue };
+        match left.checked_sub(*size_bytes) {
             Some(rest) => left = rest,
             None => {
                 let message = format!(
                     "{} of memory are asked for and about {} are left; choose a smaller size",
-                    size::show(*size_bytes.get_ref()),
+                    size::show(*size_bytes),
                     size::show(left & !0xfffff)
                 );
-                problems.add(size_bytes.span(), &store.head.subject, message);
+                complain(store, "size", message, problems);
             }
         }
     }
 }
 
+/// Reports something about the value of a key of a store.
+fn complain(store: &Part<StoreDraft>, key: &str, message: String, problems: &mut Collector<'_>) {
+    let place = store.head.place(key).unwrap_or_else(|| store.head.heading.clone());
+    problems.add(place, &store.head.subject, message);
+}
+
+/// The file of a store, if it has one, as its filesystem shows it.
+fn file_of(store: &Part<StoreDraft>) -> Option<FileOptions> {
+    match store.spec.kind.as_ref()? {
+        StoreKind::File(options) => Some(options.clone()),
+        StoreKind::HostFile(HostFileOptions { path, read_only, predecessor_timeout }) => {
+            let (read_only, predecessor_timeout) = (*read_only, *predecessor_timeout);
+            Some(FileOptions { read_only, predecessor_timeout, ..FileOptions::new(path) })
+        }
+        _ => None,
+    }
+}
+
 /// Looks at all files side by side: a filesystem may not answer.
 fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
-    let files = draft.stores.iter().filter_map(|store| match &store.kind {
-        Some(KindDraft::File(options, _)) => Some((store, options)),
-        _ => None,
-    });
-    let files: Vec<(&StoreDraft, &Spanned<FileOptions>)> = files.collect();
+    let files = draft.stores.iter().filter_map(|store| Some((store, file_of(store)?)));
+    let files: Vec<(&Part<StoreDraft>, FileOptions)> = files.collect();
     let looks = files.iter().map(|(_, options)| {
-        let path = options.get_ref().path.clone();
+        let path = options.path.clone();
         (path.clone(), move || std::fs::metadata(&path).map_err(|error| unreachable_file(&path, &error)))
     });
     let looks = machine::in_time(PATIENCE, looks.collect());
     // By what the kernel knows them by, because a file can have many paths.
-    let mut seen: HashMap<(u64, u64), (&StoreDraft, bool)> = HashMap::new();
+    let mut seen: HashMap<(u64, u64), (&Part<StoreDraft>, bool)> = HashMap::new();
     let mut tries = Vec::new();
     for ((store, options), found) in files.into_iter().zip(looks) {
         let metadata = match found {
             Some(Ok(metadata)) => metadata,
             Some(Err(message)) => {
-                problems.add(options.span(), &store.head.subject, message);
+                complain(store, "path", message, problems);
                 continue;
             }
             None => {
-                no_answer(store, options, depth, problems);
+                no_answer(store, &options, depth, problems);
                 continue;
             }
         };
         match seen.get(&identity(&metadata)) {
-            Some((_, true)) if options.get_ref().read_only => {}
+            Some((_, true)) if options.read_only => {}
             Some((other, _)) => {
                 let message = format!(
                     "this file is that of {} already; let several devices use one store, or set `read_only = true` on both",
                     other.head.subject
                 );
-                problems.add(options.span(), &store.head.subject, message);
+                complain(store, "path", message, problems);
                 continue;
             }
-            None => drop(seen.insert(identity(&metadata), (store, options.get_ref().read_only))),
+            None => drop(seen.insert(identity(&metadata), (store, options.read_only))),
         }
         // A host file's claim may be that of a dead daemon; the store waits for it, and refuses itself alone.
-        let is_host_file = matches!(store.kind, Some(KindDraft::File(_, FileMap::HostFile)));
+        let is_host_file = matches!(store.spec.kind, Some(StoreKind::HostFile(_)));
         if is_host_file && depth == Depth::Start {
             continue;
         }
-        tries.push((store, options, functions::owner(draft, store).map(|owner| owner.format.is_some())));
+        tries.push((store, options, functions::owner(draft, store).map(|owner| owner.spec.format.is_some())));
     }
     let jobs = tries.iter().map(|(_, options, may_format)| {
-        let (options, may_format) = (options.get_ref().clone(), *may_format);
+        let (options, may_format) = (options.clone(), *may_format);
         (options.path.clone(), move || match may_format {
             // What is on a store that a controller may own refuses that controller alone.
             Some(may_format) => match machine::try_controller(&options, may_format) {
@@ -135,8 +154,8 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
     for ((store, options, _), tried) in tries.into_iter().zip(tried) {
         match tried {
             Some(Ok(())) => {}
-            Some(Err(message)) => problems.add(options.span(), &store.head.subject, message),
-            None => no_answer(store, options, depth, problems),
+            Some(Err(message)) => complain(store, "path", message, problems),
+            None => no_answer(store, &options, depth, problems),
         }
     }
 }
@@ -146,14 +165,14 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
 }
 
 /// A daemon serves the others, and this one when it answers.
-fn no_answer(store: &StoreDraft, options: &Spanned<FileOptions>, depth: Depth, problems: &mut Collector<'_>) {
+fn no_answer(store: &Part<StoreDraft>, options: &FileOptions, depth: Depth, problems: &mut Collector<'_>) {
     if depth == Depth::Start {
         return;
     }
-    let path = options.get_ref().path.display();
+    let path = options.path.display();
     let message =
         format!("{path} does not answer within {} s; look at the disk or server behind it", PATIENCE.as_secs());
-    problems.add(options.span(), &store.head.subject, message);
+    complain(store, "path", message, problems);
 }
 
 fn unreachable_file(path: &Path, error: &std::io::Error) -> String {
@@ -168,26 +187,16 @@ fn unreachable_file(path: &Path, error: &std::io::Error) -> String {
 
 fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
     let listening = listening_sockets();
-    match &draft.control_socket {
-        Some(path) => {
-            if let Err(message) = socket(path.get_ref(), &listening) {
-                problems.add(path.span(), "control_socket", message);
-            }
-        }
-        None => {
-            if let Err(message) = socket(Path::new(DEFAULT_CONTROL_SOCKET), &listening) {
-                problems.add(
-                    0..0,
-                    "control_socket",
-                    format!("{message} (this is the default; set `control_socket` to another path)"),
-                );
-            }
-        }
+    if let Err(message) = socket(&draft.control_socket, &listening) {
+        let default = || format!("{message} (this is the default; set `control_socket` to another path)");
+        let place = draft.head.place("control_socket");
+        let message = if place.is_some() { message.clone() } else { default() };
+        problems.add(place.unwrap_or(0..0), "control_socket", message);
     }
     for device in &draft.devices {
-        let Some(path) = &device.socket else { continue };
-        if let Err(message) = socket(path.get_ref(), &listening) {
-            problems.add(Spanned::span(path), &device.head.subject, message);
+        let Some(place) = device.head.place("socket") else { continue };
+        if let Err(message) = socket(&device.spec.socket, &listening) {
+            problems.add(place, &device.head.subject, message);
         }
     }
 }

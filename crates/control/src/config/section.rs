@@ -1,24 +1,53 @@
-//! Reads one table of the file key by key, and remembers which keys there are, so that every wrong one is reported and
-//! not only the first.
+//! Reads one table of the file key by key, and remembers which keys there are, so that every wrong
+//! one is reported and not only the first.
 
-use std::fmt::Display;
-use std::ops::{Range, RangeInclusive};
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 
-use sidecore_assembly::spec::{FromValue, Key, Kind, Value, Values, Variant};
+use sidecore_assembly::spec::{Key, Kind, Value, Values, Variant, is_name};
 use toml::Spanned;
 use toml::de::{DeArray, DeInteger, DeTable, DeValue};
 
 use super::problem::Collector;
 use super::{nearest, size};
 
+/// Places in the text.
+type Place = Range<usize>;
+
+/// A section that was read: its name, and where its parts are.
+pub(super) struct Head {
+    /// `None` if it has none or none that can be used.
+    pub(super) name: Option<String>,
+    /// What messages call it.
+    pub(super) subject: String,
+    /// Where its heading is.
+    pub(super) heading: Place,
+    /// Where the values are that obey the rules of their keys. The elements of a list come after
+    /// it.
+    places: BTreeMap<&'static str, Vec<Place>>,
+}
+
+impl Head {
+    pub(super) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Where the value of a key is, if it is there and obeys the key's rules.
+    pub(super) fn place(&self, key: &str) -> Option<Place> {
+        self.places.get(key)?.first().cloned()
+    }
+
+    /// The same for each element of a list.
+    pub(super) fn places(&self, key: &str) -> &[Place] {
+        self.places.get(key).and_then(|places| places.get(1..)).unwrap_or_default()
+    }
+}
+
 /// A table being read.
 pub(super) struct Section<'t, 'c, 'p> {
     table: &'t DeTable<'t>,
-    /// Where its heading is.
-    heading: Range<usize>,
-    /// What messages call it.
-    subject: String,
+    head: Head,
     /// The keys that were asked for: all that it may have.
     known: Vec<&'static str>,
     problems: &'c mut Collector<'p>,
@@ -27,30 +56,35 @@ pub(super) struct Section<'t, 'c, 'p> {
 impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
     pub(super) fn new(
         table: &'t DeTable<'t>,
-        heading: Range<usize>,
+        heading: Place,
         subject: impl Into<String>,
         problems: &'c mut Collector<'p>,
     ) -> Self {
-        Self { table, heading, subject: subject.into(), known: Vec::new(), problems }
+        let head = Head { name: None, subject: subject.into(), heading, places: BTreeMap::new() };
+        Self { table, head, known: Vec::new(), problems }
     }
 
-    /// Where its heading is.
-    pub(super) fn heading(&self) -> Range<usize> {
-        self.heading.clone()
+    /// A section of this kind, called by its name if it has one.
+    pub(super) fn open(kind: &str, table: &'t DeTable<'t>, heading: Place, problems: &'c mut Collector<'p>) -> Self {
+        let name = table.get("name").and_then(|name| name.get_ref().as_str()).filter(|name| is_name(name));
+        let subject = name.map_or_else(|| format!("[[{kind}]]"), |name| format!("[[{kind}]] \"{name}\""));
+        Self::new(table, heading, subject, problems)
     }
 
-    /// Reports something about the value at `span`.
-    pub(super) fn complain(&mut self, span: Range<usize>, message: impl Into<String>) {
-        self.problems.add(span, &self.subject, message);
+    /// Where the value of a key is, if it was read and obeys the key's rules.
+    pub(super) fn place(&self, key: &str) -> Option<Place> {
+        self.head.place(key)
     }
 
-    /// A key without which the section makes no sense; `example` is shown when it is missing.
-    pub(super) fn required<T>(&mut self, key: &'static str, value: Option<T>, example: &str) -> Option<T> {
-        if value.is_none() && !self.has(key) {
-            let heading = self.heading();
-            self.complain(heading, format!("`{key}` is missing; add for instance `{key} = {example}`"));
-        }
-        value
+    /// Reports something about the value at `place`.
+    pub(super) fn complain(&mut self, place: Place, message: impl Into<String>) {
+        self.problems.add(place, &self.head.subject, message);
+    }
+
+    /// Reports something about a value that obeys the rules of its key.
+    pub(super) fn complain_about(&mut self, key: &str, message: impl Into<String>) {
+        let place = self.head.place(key).unwrap_or_else(|| self.head.heading.clone());
+        self.complain(place, message);
     }
 
     /// Whether the key is there, of whatever type.
@@ -58,172 +92,98 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         self.table.contains_key(key)
     }
 
-    /// The same for a key that belongs to sections of another kind.
-    pub(super) fn has_other(&mut self, key: &'static str) -> bool {
-        let is_there = self.has(key);
-        if is_there {
+    /// Reports a key that belongs to sections of another kind.
+    pub(super) fn refuse(&mut self, key: &'static str, message: impl Into<String>) {
+        if self.has(key) {
             self.known.push(key);
+            self.complain(self.head.heading.clone(), message);
         }
-        is_there
     }
 
-    pub(super) fn string(&mut self, key: &'static str) -> Option<Spanned<String>> {
-        self.value(key, "a string in quotes", |value| value.as_str().map(str::to_owned))
+    /// The values of those of these keys that are there and obey their rules.
+    pub(super) fn all(&mut self, keys: impl IntoIterator<Item = &'static Key>) -> Values {
+        let values = Values(keys.into_iter().filter_map(|key| Some((key.name, self.key(key)?))).collect());
+        self.head.name = self.head.name.take().or_else(|| values.get("name"));
+        values
     }
 
-    /// One of a few words.
-    pub(super) fn word(&mut self, key: &'static str, words: &[&'static str]) -> Option<Spanned<&'static str>> {
-        let text = self.string(key)?;
-        let found = words.iter().find(|word| **word == text.get_ref());
-        if found.is_none() {
-            let list = words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(", ");
-            self.complain(text.span(), format!("{key} = \"{}\" is not one of {list}", text.get_ref()));
-        }
-        found.map(|word| Spanned::new(text.span(), *word))
-    }
-
-    /// The values of the keys of a table that are there.
-    pub(super) fn all(&mut self, keys: &'static [Key]) -> Values {
-        Values(keys.iter().filter_map(|key| Some((key.name, self.key(key)?.into_inner()))).collect())
-    }
-
-    /// The value of one key of a table.
-    pub(super) fn one<T: FromValue>(&mut self, keys: &'static [Key], name: &str) -> Option<Spanned<T>> {
-        let value = self.key(keys.iter().find(|key| key.name == name)?)?;
-        Some(Spanned::new(value.span(), T::from_value(value.get_ref())?))
-    }
-
-    fn key(&mut self, key: &'static Key) -> Option<Spanned<Value>> {
+    fn key(&mut self, key: &'static Key) -> Option<Value> {
         let name = key.name;
-        let value = match key.kind {
-            Kind::Text => self.string(name).map(|text| map(text, Value::Text)),
-            Kind::Path => self.path(name).map(|path| map(path, Value::Path)),
-            Kind::Word(words) => self.word(name, words).map(|word| map(word, Value::Word)),
-            Kind::Flag(_) => self.flag(name).map(|flag| map(flag, Value::Flag)),
-            Kind::Number(least, most) => self.number(name, least..=most).map(|number| map(number, Value::Number)),
-            Kind::Size => self.size(name).map(|bytes| map(bytes, Value::Number)),
-            Kind::Texts => {
-                let texts = |texts: Vec<_>| Value::Texts(texts.into_iter().map(Spanned::into_inner).collect());
-                self.strings(name).map(|list| map(list, texts))
+        self.known.push(name);
+        let Some(written) = self.table.get(name) else {
+            if let Some(example) = key.required {
+                let message = format!("`{name}` is missing; add for instance `{name} = {example}`");
+                self.complain(self.head.heading.clone(), message);
             }
-            Kind::Ranges => self.ranges(name).map(|ranges| map(ranges, Value::Ranges)),
-            Kind::Sections(heading, variants) => {
-                self.sections(name, heading, variants).map(|sections| map(sections, Value::Sections))
-            }
+            return None;
         };
-        let value = match key.required {
-            Some(example) => self.required(name, value, example),
-            None => value,
-        }?;
-        match (key.check)(name, value.get_ref()) {
-            Ok(()) => Some(value),
+        let mut places = vec![written.span()];
+        let value = match key.kind {
+            Kind::Sections(heading, variants) => Ok(self.sections(name, heading, variants)),
+            Kind::Path => self.path(name, written.get_ref()),
+            _ => value(key, written.get_ref(), &mut places),
+        };
+        match value.and_then(|value| (key.check)(name, &value).map(|()| value)) {
+            Ok(value) => {
+                self.head.places.insert(name, places);
+                Some(value)
+            }
             Err(message) => {
-                self.complain(value.span(), message);
+                self.complain(written.span(), message);
                 None
             }
         }
     }
 
     /// A path, taken from the directory of the configuration file if it is relative.
-    pub(super) fn path(&mut self, key: &'static str) -> Option<Spanned<PathBuf>> {
-        let text = self.string(key)?;
-        if text.get_ref().is_empty() || text.get_ref().contains('\0') {
-            self.complain(text.span(), format!("`{key}` is no path; write an absolute path"));
-            return None;
+    fn path(&self, key: &str, value: &DeValue<'_>) -> Result<Value, String> {
+        let text = text(key, value)?;
+        if text.is_empty() || text.contains('\0') {
+            return Err(format!("`{key}` is no path; write an absolute path"));
         }
         let path = match &self.problems.base {
-            Some(base) => base.join(text.get_ref()),
-            None => PathBuf::from(text.get_ref()),
+            Some(base) => base.join(text),
+            None => PathBuf::from(text),
         };
-        if !path.is_absolute() {
-            self.complain(text.span(), format!("`{key}` is an absolute path"));
-            return None;
-        }
-        Some(Spanned::new(text.span(), path))
-    }
-
-    pub(super) fn flag(&mut self, key: &'static str) -> Option<Spanned<bool>> {
-        self.value(key, "true or false, without quotes", DeValue::as_bool)
-    }
-
-    /// A whole number within limits.
-    pub(super) fn number<T>(&mut self, key: &'static str, limits: RangeInclusive<T>) -> Option<Spanned<T>>
-    where
-        T: TryFrom<u64> + PartialOrd + Display,
-    {
-        let wanted = format!("a whole number from {} to {}", limits.start(), limits.end());
-        let within = |number: u64| T::try_from(number).ok().filter(|number| limits.contains(number));
-        self.value(key, &wanted, |value| value.as_integer().and_then(integer).and_then(within))
-    }
-
-    /// A size in bytes.
-    pub(super) fn size(&mut self, key: &'static str) -> Option<Spanned<u64>> {
-        let value = self.get(key)?;
-        let span = value.span();
-        let result = match value.get_ref() {
-            DeValue::String(text) => size::parse(text),
-            DeValue::Integer(number) => integer(number).ok_or_else(|| format!("`{number}` is no size in bytes")),
-            other => Err(format!("expected a size like \"512MiB\", not {}", kind(other))),
-        };
-        match result {
-            Ok(bytes) => Some(Spanned::new(span, bytes)),
-            Err(why) => {
-                self.complain(span, format!("{key}: {why}"));
-                None
-            }
-        }
-    }
-
-    /// A list of strings.
-    pub(super) fn strings(&mut self, key: &'static str) -> Option<Spanned<Vec<Spanned<String>>>> {
-        let entry = |value: &Spanned<DeValue<'_>>| {
-            value.get_ref().as_str().map(|text| Spanned::new(value.span(), text.to_owned()))
-        };
-        self.value(key, "a list of strings, as in [\"a\", \"b\"]", |value| {
-            value.as_array().and_then(|array| array.iter().map(entry).collect())
-        })
-    }
-
-    /// A list of pairs of whole numbers, each with its first not after its last.
-    pub(super) fn ranges(&mut self, key: &'static str) -> Option<Spanned<Vec<(u64, u64)>>> {
-        let pair = |value: &Spanned<DeValue<'_>>| {
-            let mut numbers = value.get_ref().as_array()?.iter();
-            let mut next = || numbers.next().and_then(|number| number.get_ref().as_integer()).and_then(integer);
-            let (first, last) = (next()?, next()?);
-            (numbers.next().is_none() && first <= last).then_some((first, last))
-        };
-        self.value(key, "a list of pairs [first, last], as in [[0, 7], [64, 64]]", |value| {
-            value.as_array().and_then(|array| array.iter().map(pair).collect())
-        })
+        if path.is_absolute() { Ok(Value::Path(path)) } else { Err(format!("`{key}` is an absolute path")) }
     }
 
     /// Sections of several types, each with the keys of its type.
-    fn sections(
-        &mut self,
-        key: &'static str,
-        heading: &str,
-        variants: &'static [Variant],
-    ) -> Option<Spanned<Vec<(&'static str, Values)>>> {
-        let span = self.table.get(key).map(Spanned::span)?;
-        let words: Vec<&'static str> = variants.iter().map(|variant| variant.word).collect();
+    fn sections(&mut self, key: &'static str, heading: &str, variants: &'static [Variant]) -> Value {
+        let words: Vec<&str> = variants.iter().map(|variant| variant.word).collect();
         let mut sections = Vec::new();
         for (at, table) in self.tables(key, heading) {
-            let subject = format!("[[{heading}]] of {}", self.subject);
+            let subject = format!("[[{heading}]] of {}", self.head.subject);
             let mut section = Section::new(table, at, subject, self.problems);
-            let word = section.word("type", &words).map(Spanned::into_inner);
-            let word = section.required("type", word, &format!("\"{}\"", words.first().unwrap_or(&"")));
+            section.known.push("type");
+            let word = match table.get("type") {
+                Some(value) => word("type", value.get_ref(), &words).map_err(|message| (value.span(), message)),
+                None => {
+                    let example = words.first().unwrap_or(&"");
+                    let message = format!("`type` is missing; add for instance `type = \"{example}\"`");
+                    Err((section.head.heading.clone(), message))
+                }
+            };
             // Without the type it is not known which keys belong here.
-            let Some(variant) = variants.iter().find(|variant| Some(variant.word) == word) else { continue };
-            sections.push((variant.word, section.all(variant.keys)));
-            section.finish();
+            match word.map(|word| variants.iter().find(|variant| variant.word == word)) {
+                Ok(Some(variant)) => {
+                    sections.push((variant.word, section.all(variant.keys)));
+                    section.finish();
+                }
+                Ok(None) => {}
+                Err((place, message)) => section.complain(place, message),
+            }
         }
-        Some(Spanned::new(span, sections))
+        Value::Sections(sections)
     }
 
     /// The tables of a list of tables, as `[[heading]]` writes them, with where each begins.
-    pub(super) fn tables(&mut self, key: &'static str, heading: &str) -> Vec<(Range<usize>, &'t DeTable<'t>)> {
+    pub(super) fn tables(&mut self, key: &'static str, heading: &str) -> Vec<(Place, &'t DeTable<'t>)> {
         let table = |value: &'t Spanned<DeValue<'t>>| value.get_ref().as_table().map(|table| (value.span(), table));
-        let Some(value) = self.get(key) else { return Vec::new() };
+        if !self.known.contains(&key) {
+            self.known.push(key);
+        }
+        let Some(value) = self.table.get(key) else { return Vec::new() };
         let found = value.get_ref().as_array().and_then(|array: &DeArray<'t>| array.iter().map(table).collect());
         if found.is_none() {
             self.complain(value.span(), format!("`{key}` is a list of sections: write [[{heading}]]"));
@@ -233,7 +193,8 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
 
     /// A table within this one.
     pub(super) fn table(&mut self, key: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
-        let value = self.get(key)?;
+        self.known.push(key);
+        let value = self.table.get(key)?;
         if value.get_ref().as_table().is_none() {
             self.complain(value.span(), format!("`{key}` must be a section, not {}", kind(value.get_ref())));
             return None;
@@ -242,7 +203,7 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
     }
 
     /// Reports every key that was never asked for.
-    pub(super) fn finish(self) {
+    pub(super) fn finish(self) -> Head {
         for key in self.table.keys() {
             let name = key.get_ref().as_ref();
             if self.known.contains(&name) {
@@ -252,42 +213,91 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
                 Some(near) => format!("did you mean `{near}`?"),
                 None => format!("known here: {}", self.known.join(", ")),
             };
-            self.problems.add(key.span(), &self.subject, format!("unknown key `{name}`; {remedy}"));
+            self.problems.add(key.span(), &self.head.subject, format!("unknown key `{name}`; {remedy}"));
         }
+        self.head
     }
 
-    fn get(&mut self, key: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
-        self.known.push(key);
-        self.table.get(key)
-    }
-
-    /// The key's value as `convert` understands it; complains if it does not.
-    fn value<T>(
-        &mut self,
-        key: &'static str,
-        wanted: &str,
-        convert: impl Fn(&DeValue<'t>) -> Option<T>,
-    ) -> Option<Spanned<T>> {
-        let value = self.get(key)?;
-        let converted = convert(value.get_ref());
-        if converted.is_none() {
-            self.complain(value.span(), format!("`{key}` must be {wanted}, not {}", kind(value.get_ref())));
-        }
-        converted.map(|converted| Spanned::new(value.span(), converted))
+    /// The end of a section of which it is not known which keys it may have.
+    pub(super) fn give_up(self) -> Head {
+        self.head
     }
 }
 
-/// Another value in the same place.
-pub(super) fn map<T, U>(value: Spanned<T>, change: impl FnOnce(T) -> U) -> Spanned<U> {
-    let span = value.span();
-    Spanned::new(span, change(value.into_inner()))
+/// The value of a key that has no sections, with the places of a list's elements.
+fn value(key: &Key, value: &DeValue<'_>, places: &mut Vec<Place>) -> Result<Value, String> {
+    let name = key.name;
+    let found = match key.kind {
+        Kind::Text | Kind::Path => return text(name, value).map(|text| Value::Text(text.to_owned())),
+        Kind::Word(words) => return word(name, value, words).map(Value::Word),
+        Kind::Size => return bytes(name, value).map(Value::Number),
+        Kind::Flag(_) => value.as_bool().map(Value::Flag),
+        Kind::Number(least, most) => {
+            let number = value.as_integer().and_then(integer);
+            number.filter(|number| (least..=most).contains(number)).map(Value::Number)
+        }
+        Kind::Texts => {
+            let element = |value: &Spanned<DeValue<'_>>| {
+                places.push(value.span());
+                value.get_ref().as_str().map(str::to_owned)
+            };
+            value.as_array().and_then(|array| array.iter().map(element).collect()).map(Value::Texts)
+        }
+        Kind::Ranges => value.as_array().and_then(|array| array.iter().map(range).collect()).map(Value::Ranges),
+        Kind::Sections(..) => None,
+    };
+    found.ok_or_else(|| {
+        let wanted: &str = match key.kind {
+            Kind::Flag(_) => "true or false, without quotes",
+            Kind::Number(least, most) => &format!("a whole number from {least} to {most}"),
+            Kind::Ranges => "a list of pairs [first, last], as in [[0, 7], [64, 64]]",
+            _ => "a list of strings, as in [\"a\", \"b\"]",
+        };
+        wrong(name, wanted, value)
+    })
+}
+
+fn text<'a>(key: &str, value: &'a DeValue<'_>) -> Result<&'a str, String> {
+    value.as_str().ok_or_else(|| wrong(key, "a string in quotes", value))
+}
+
+/// One of a few words.
+fn word(key: &str, value: &DeValue<'_>, words: &[&'static str]) -> Result<&'static str, String> {
+    let text = text(key, value)?;
+    let found = words.iter().find(|word| **word == text).copied();
+    found.ok_or_else(|| {
+        let list = words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(", ");
+        format!("{key} = \"{text}\" is not one of {list}")
+    })
+}
+
+/// A size in bytes.
+fn bytes(key: &str, value: &DeValue<'_>) -> Result<u64, String> {
+    let found = match value {
+        DeValue::String(text) => size::parse(text),
+        DeValue::Integer(number) => integer(number).ok_or_else(|| format!("`{number}` is no size in bytes")),
+        other => Err(format!("expected a size like \"512MiB\", not {}", kind(other))),
+    };
+    found.map_err(|why| format!("{key}: {why}"))
+}
+
+/// A pair of whole numbers, the first not after the last.
+fn range(value: &Spanned<DeValue<'_>>) -> Option<(u64, u64)> {
+    let mut numbers = value.get_ref().as_array()?.iter();
+    let mut next = || numbers.next().and_then(|number| number.get_ref().as_integer()).and_then(integer);
+    let (first, last) = (next()?, next()?);
+    (numbers.next().is_none() && first <= last).then_some((first, last))
 }
 
 fn integer(number: &DeInteger<'_>) -> Option<u64> {
     u64::from_str_radix(number.as_str(), number.radix()).ok()
 }
 
-/// What a value is, for a message about what it should be.
+fn wrong(key: &str, wanted: &str, value: &DeValue<'_>) -> String {
+    format!("`{key}` must be {wanted}, not {}", kind(value))
+}
+
+/// The value as a message about its type shows it.
 fn kind(value: &DeValue<'_>) -> String {
     match value {
         DeValue::Integer(number) => number.to_string(),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use sidecore_control::Depth;
-use sidecore_control::config::keys::{self, FrontEndSpec, Key, StageSpec};
+use sidecore_control::config::keys::{self, FrontEndSpec, Key, StageSpec, StoreKind};
 
 use crate::parse;
 
@@ -19,9 +19,13 @@ const WRITE: &str = "SIDECORE_WRITE_DOCS";
 
 fn keys_of(table: &str) -> Vec<&'static Key> {
     let front_end = FrontEndSpec::KINDS.iter().find(|(word, _)| *word == table);
-    match table {
-        "device" => keys::device().collect(),
-        "volume" => keys::VOLUME.iter().collect(),
+    match (table, table.strip_prefix("type ")) {
+        (_, Some(word)) => StoreKind::keys(word).iter().collect(),
+        ("control", _) => keys::CONTROL.iter().collect(),
+        ("sidecore", _) => keys::SIDECORE.iter().collect(),
+        ("store", _) => keys::STORE.iter().collect(),
+        ("controller", _) => keys::controller().collect(),
+        ("device", _) => keys::device().collect(),
         _ => front_end.unwrap_or_else(|| panic!("there are no keys of {table}")).1.iter().collect(),
     }
 }
@@ -83,7 +87,7 @@ fn the_tables_of_the_manual_are_those_of_the_keys() {
         std::fs::write(FILE, right).unwrap();
         return;
     }
-    assert_eq!(right.matches(BEGIN).count(), 4 + FrontEndSpec::KINDS.len());
+    assert_eq!(right.matches(BEGIN).count(), 13 + FrontEndSpec::KINDS.len());
     assert!(manual == right, "run `cargo xtask keys`: docs/config.md is not as the keys are");
 }
 
