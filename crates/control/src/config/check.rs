@@ -12,6 +12,9 @@ use super::nearest;
 use super::problem::Collector;
 use super::section::Head;
 
+/// More stores in front of each other are an accident.
+const DEEP_MAX: usize = 32;
+
 /// Reports everything that does not fit.
 pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     unique_names("sidecore", draft.sidecores.iter().map(|sidecore| &sidecore.head), problems);
@@ -66,6 +69,9 @@ fn stores(draft: &Draft, problems: &mut Collector<'_>) {
                 "it is put in front of itself (through {}); end the chain in a null, ram, file or volume store",
                 names.join(", ")
             );
+            problems.add(inner.1, &store.head.subject, message);
+        } else if below.len() > DEEP_MAX {
+            let message = format!("it is put in front of more than {DEEP_MAX} stores; give one store several stages");
             problems.add(inner.1, &store.head.subject, message);
         }
     }
@@ -153,7 +159,8 @@ pub(super) fn known<'a>(
     subject: &str,
     problems: &mut Collector<'_>,
 ) {
-    if names.clone().any(|name| name == wanted) {
+    // To look for similar names takes long where there are many.
+    if problems.is_full() || names.clone().any(|name| name == wanted) {
         return;
     }
     let remedy = match nearest(wanted, names) {
@@ -167,12 +174,13 @@ pub(super) fn by_name(stores: &[Part<StoreDraft>]) -> HashMap<&str, &Part<StoreD
     stores.iter().filter_map(|store| Some((store.head.name()?, store))).collect()
 }
 
-/// The store of this name and those that it is put in front of, from the top down; ends where a cycle closes.
+/// The store of this name and those that it is put in front of, from the top down; ends where a
+/// cycle closes, and where there are too many.
 pub(super) fn chain<'a>(by_name: &HashMap<&str, &'a Part<StoreDraft>>, top: &str) -> Vec<&'a Part<StoreDraft>> {
     let mut chain: Vec<&Part<StoreDraft>> = Vec::new();
     let mut next = by_name.get(top).copied();
     while let Some(store) = next {
-        if chain.iter().any(|above| std::ptr::eq(*above, store)) {
+        if chain.len() > DEEP_MAX || chain.iter().any(|above| std::ptr::eq(*above, store)) {
             break;
         }
         chain.push(store);

@@ -78,12 +78,17 @@ impl<'a> Collector<'a> {
 
     /// Something is wrong with what stands at `span`.
     pub(super) fn add(&mut self, span: Range<usize>, subject: &str, message: impl Into<String>) {
-        if self.found.len() >= LISTED_MAX {
+        if self.is_full() {
             return;
         }
-        let problem =
-            Problem { place: Some(self.place(span.start)), subject: subject.to_owned(), message: message.into() };
+        let message = one_line(message.into());
+        let problem = Problem { place: Some(self.place(span.start)), subject: subject.to_owned(), message };
         self.found.push((span.start, problem));
+    }
+
+    /// Whether further problems are not listed.
+    pub(super) fn is_full(&self) -> bool {
+        self.found.len() >= LISTED_MAX
     }
 
     /// Fails with what was found, if anything was.
@@ -102,4 +107,13 @@ impl<'a> Collector<'a> {
         let column = before.rsplit('\n').next().unwrap_or("").chars().count().saturating_add(1);
         (line, column)
     }
+}
+
+/// A message that quotes the file is one line all the same.
+fn one_line(message: String) -> String {
+    if !message.contains(char::is_control) {
+        return message;
+    }
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    message.chars().map(shown).collect()
 }

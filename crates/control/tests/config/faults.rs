@@ -129,6 +129,7 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "4:9",
         &["in front of itself"],
     ),
+    ("a type of two lines", "[[store]]\nname = \"x\"\ntype = \"a\\nb\"\n", "3:8", &["type = \"a\\nb\" is not one of"]),
     // Numbers.
     ("no size", "[[store]]\nname = \"x\"\ntype = \"null\"\n", "1:1", &["`size` is missing"]),
     (

@@ -242,7 +242,14 @@ fn other_files_are_refused_and_never_panic() {
             }
         }
     }
+    // Places where a check of one section by another would take for ever.
+    let sections = |section: &dyn Fn(usize) -> String| (0..8_000).map(section).collect::<String>();
+    let deep = sections(&|n| format!("[[store]]\nname = \"s{n}\"\ntype = \"store\"\nstore = \"s{}\"\n", n + 1));
+    let unknown =
+        sections(&|n| format!("[[store]]\nname = \"s{n}\"\ntype = \"store\"\nstore = \"a-store-that-there-is-not\"\n"));
     for text in [
+        deep.as_str(),
+        &unknown,
         "device = [1, 2]",
         "device = [[]]",
         "store = [{}]",
