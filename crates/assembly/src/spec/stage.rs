@@ -77,4 +77,5 @@ macro_rules! stages {
 stages! {
     Delay(sidecore_stage_delay::DelayStage);
     Fault(sidecore_stage_fault::FaultPlan);
+    ReadOnly(sidecore_stage_read_only::ReadOnlyStage);
 }
