@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sidecore_assembly::report::DeviceState;
-use sidecore_assembly::spec::{FileOptions, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{FileOptions, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, Values};
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, BlkQueue, ClientError, ClientOptions, Completion, Status};
 use sidecore_kit::guest;
@@ -244,6 +244,23 @@ fn a_ring_larger_than_allowed_is_not_started() {
     until(&assembly, 0, |report| report.state == DeviceState::Waiting);
     let mut client = connect(&spec, 0);
     assert_eq!(write(client.queue(0).unwrap(), 0, 1), Status::Ok);
+}
+
+/// One guest writes to a store, another one sees it through a stage that refuses writes.
+#[test]
+fn a_read_only_stage_protects_a_store_that_is_shared() {
+    let directory = tempfile::tempdir().unwrap();
+    let stage = StageSpec::from_values("read-only", &Values::default()).unwrap();
+    let stores = vec![ram("mem", 1 << 20), StoreSpec::in_front_of("shown", "mem", stage)];
+    let spec = spec(directory.path(), stores);
+    let assembly = Assembly::start(&spec).unwrap();
+    let (mut writer, mut reader) = (connect(&spec, 0), connect(&spec, 1));
+    assert_eq!(write(writer.queue(0).unwrap(), 0, 3), Status::Ok);
+    assert_eq!(write(reader.queue(0).unwrap(), 0, 4), Status::IoError);
+    assert_eq!(read(reader.queue(0).unwrap(), 0), (Status::Ok, 3));
+    let reports = assembly.devices();
+    assert!(reports[1].read_only && !reports[0].read_only);
+    assert_eq!(reports[1].stages, ["read-only"]);
 }
 
 #[test]

@@ -382,6 +382,12 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         &["store \"n\" keeps nothing"],
     ),
     (
+        "a controller on a store that refuses writes",
+        "[[store]]\nname = \"ro\"\ntype = \"store\"\nstore = \"disk\"\n[[store.stage]]\ntype = \"read-only\"\n[[controller]]\nname = \"x\"\nstore = \"ro\"\n",
+        "9:9",
+        &["store \"disk\" is behind a stage that refuses writes"],
+    ),
+    (
         "a controller on a function",
         "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n[[controller]]\nname = \"y\"\nstore = \"v\"\n",
         "11:9",

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use sidecore_assembly::spec::{StageSpec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{StageSpec, StoreKind, StoreSpec, Values};
 use sidecore_control::Depth;
 use sidecore_stage_delay::DelayStage;
 use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, When};
@@ -35,4 +35,20 @@ fn both_spellings_of_a_stage_are_equal() {
     let mixed = "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"mem\"\ndelay_us = 5\n[[store.stage]]\n\
                  type = \"fault\"\nshort_every = 9\n";
     assert_eq!(stores(mixed)[0].stages, [fault, delay]);
+}
+
+/// Two devices may share a file, or a volume, if a stage lets no write of one of them pass.
+#[test]
+fn a_stage_that_refuses_writes_makes_a_reader() {
+    let two = "[[device]]\nname = \"x\"\nstore = \"disk\"\nsocket = \"x.sock\"\n[[device]]\nname = \"y\"\n\
+               store = \"shown\"\nsocket = \"y.sock\"\n[[store]]\nname = \"shown\"\ntype = \"store\"\nstore = \"disk\"\n";
+    let stage = |word: &str| format!("{GOOD}{two}[[store.stage]]\ntype = \"{word}\"\n");
+    let shown = parse(Path::new("/"), &stage("read-only"), Depth::Text).unwrap().spec.stores.remove(2);
+    assert_eq!(
+        shown,
+        StoreSpec::in_front_of("shown", "disk", StageSpec::from_values("read-only", &Values::default()).unwrap())
+    );
+    assert_eq!(shown.word(), "read-only");
+    let problems = parse(Path::new("/"), &stage("fault"), Depth::Text).unwrap_err().to_string();
+    assert!(problems.contains("[[device]] \"x\" writes to the file of store \"disk\" too"), "{problems}");
 }
