@@ -9,6 +9,7 @@ mod repair;
 
 use std::ops::Deref;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sidecore_block::QueueStats;
 use sidecore_sidecore::Sidecore;
@@ -28,7 +29,7 @@ pub use sidecore_reactor::ReactorCounts;
 pub use sidecore_telemetry::{Counts, Latency, LatencyCounts};
 
 /// All counters. They are read while sidecores run: two counters may be a few requests apart.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Stats {
     /// Nanoseconds since the assembly was started.
     pub uptime_ns: u64,
@@ -68,7 +69,7 @@ impl Stats {
 }
 
 /// The use of a sidecore's time.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct SidecoreReport {
     /// The sidecore's name in the configuration.
     pub name: String,
@@ -111,7 +112,7 @@ impl SidecoreReport {
 }
 
 /// The counters of a device.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct DeviceStats {
     /// The device's name in the configuration.
     pub name: String,
@@ -132,7 +133,7 @@ impl DeviceStats {
 }
 
 /// The counters of a request queue.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct QueueCounters {
     /// The queue's number on its device.
     pub index: u16,
@@ -185,7 +186,7 @@ show_counts! {
 }
 
 /// The settings and the state of a device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct DeviceReport {
     /// The device's name in the configuration.
     pub name: String,
@@ -238,7 +239,7 @@ pub struct DeviceReport {
 }
 
 /// The disconnect of a client for its errors.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct DisconnectReport {
     /// The client's error.
     pub reason: String,
@@ -247,7 +248,7 @@ pub struct DisconnectReport {
 }
 
 /// The state of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceState {
     /// No VMM is connected.

@@ -22,6 +22,7 @@ use axum::extract::{Path as UrlPath, Query, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use axum::{Json, Router};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sidecore_assembly::report::{
     ClosedControllerReport, ControllerReport, DeviceReport, SidecoreReport, Stats, VolumeReport,
@@ -41,21 +42,21 @@ pub use new_device::NewDevice;
 pub use requests::{CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize, Share};
 
 /// The answer to `GET /v1/devices`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Devices {
     /// In the order of the configuration.
     pub devices: Vec<DeviceReport>,
 }
 
 /// The answer to `GET /v1/sidecores`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Sidecores {
     /// In the order of the configuration.
     pub sidecores: Vec<SidecoreReport>,
 }
 
 /// The answer to `GET /v1/controllers`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Controllers {
     /// The open controllers, in the order of the configuration.
     pub controllers: Vec<ControllerReport>,
@@ -65,7 +66,7 @@ pub struct Controllers {
 }
 
 /// The answer to `GET /v1/controllers/{controller}/volumes`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Volumes {
     /// In the order of their creation.
     pub volumes: Vec<VolumeReport>,

@@ -1,5 +1,7 @@
 //! Controllers, volumes and devices over the control socket, in front of an assembly.
 
+mod schema;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -103,6 +105,7 @@ fn check_others(socket: &Path, device_socket: &Path) {
         "{{\"name\":\"d\",\"socket\":\"{}\",\"volume\":{{\"controller\":\"pool\",\"volume\":\"a\"}}}}",
         device_socket.display()
     );
+    let document = serde_json::from_str(&ask(&socket, "GET /openapi.json", "").1).unwrap();
     let share = "{\"from\":{\"volume\":\"a\",\"first\":0},\"to\":{\"volume\":\"a\",\"first\":8},\"count\":4}";
     check_answers(
         socket,
@@ -143,6 +146,9 @@ fn check_answers(socket: &Path, cases: &[(String, &str, u16, &str)]) {
         let (found, answer) = ask(socket, request, body);
         assert_eq!(found, *status, "{request} {body}: {answer}");
         assert!(answer.contains(wanted), "{request} {body}: no {wanted} in {answer}");
+        if answer.starts_with('{') && status < 300 {
+            schema::check_answer(&document, &request, status, &answer);
+        }
     }
 }
 

@@ -95,9 +95,10 @@ macro_rules! counters {
 
         $(#[$counts_meta])*
         #[derive(Clone, Debug, Default, PartialEq)]
-        #[derive($crate::serde::Serialize, $crate::serde::Deserialize)]
+        #[derive($crate::schemars::JsonSchema, $crate::serde::Serialize, $crate::serde::Deserialize)]
         // A counter that an older daemon does not know is zero.
         #[serde(default, crate = "sidecore_telemetry::serde")]
+        #[schemars(crate = "sidecore_telemetry::schemars")]
         $counts_vis struct $Counts {
             $($(#[doc = $doc])+ pub $name: u64,)+
             $($(#[doc = $about])+ pub $latency: $crate::Latency,)?

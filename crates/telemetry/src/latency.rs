@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A histogram's counts at one moment, or those between two moments.
@@ -60,7 +61,7 @@ impl LatencyCounts {
 
 /// How long requests took, in nanoseconds. Percentiles are the upper ends of their buckets: exact
 /// to within a sixteenth.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Latency {
     /// Requests that were timed.
     pub count: u64,

@@ -22,4 +22,6 @@ pub use latency::{Latency, LatencyCounts};
 pub use metric::{HistogramMetric, Kind, Metric, Value};
 
 #[doc(hidden)]
+pub use schemars;
+#[doc(hidden)]
 pub use serde;

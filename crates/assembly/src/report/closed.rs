@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A controller that is not open. None of its volumes is served.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ClosedControllerReport {
     /// The controller's name in the configuration.
     pub name: String,
@@ -24,7 +25,7 @@ impl fmt::Display for ClosedControllerReport {
 }
 
 /// The state of a controller that is not open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ControllerState {
     /// The controller is opened when its store answers.

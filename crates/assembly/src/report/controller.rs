@@ -1,11 +1,12 @@
 //! Reports of controllers, their virtual functions and their volumes.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sidecore_controller::{FunctionStats, HypervisorCounts};
 use sidecore_extent::TranslationCounts;
 
 /// The state of a controller.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct ControllerReport {
     /// The controller's name in the configuration.
     pub name: String,
@@ -53,7 +54,7 @@ pub struct ControllerReport {
 }
 
 /// The bytes of a store by their use. The other fields add up to `total_bytes`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SpaceReport {
     /// The size of the store.
     pub total_bytes: u64,
@@ -72,7 +73,7 @@ pub struct SpaceReport {
 }
 
 /// The memory of a controller's extent trees.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct TreeMemoryReport {
     /// Bytes of nodes in memory.
     pub used_bytes: u64,
@@ -81,7 +82,7 @@ pub struct TreeMemoryReport {
 }
 
 /// A virtual function.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct FunctionReport {
     /// The function's number on its controller.
     pub id: u32,
@@ -113,7 +114,7 @@ pub struct FunctionReport {
 }
 
 /// The shape of an extent tree.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct TreeReport {
     /// The number of levels from root to leaf.
     pub depth: u32,
@@ -130,7 +131,7 @@ pub struct TreeReport {
 }
 
 /// An event of a controller.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct EventReport {
     /// The time in seconds since 1970; of several equal events in a row, the time of the last one.
     pub at_unix_s: u64,
@@ -141,7 +142,7 @@ pub struct EventReport {
 }
 
 /// A volume or a snapshot.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct VolumeReport {
     /// The volume's number, which is never given to another volume.
     pub id: u64,
@@ -180,7 +181,7 @@ pub struct VolumeReport {
 }
 
 /// A part of a volume's mapping.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ExtentsReport {
     /// The unit of all block numbers, in bytes.
     pub block_bytes: u32,
@@ -191,7 +192,7 @@ pub struct ExtentsReport {
 }
 
 /// Blocks of a volume that are consecutive on the store, too.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ExtentReport {
     /// The number of the first block in the volume.
     pub first: u64,
@@ -204,7 +205,7 @@ pub struct ExtentReport {
 }
 
 /// The result of a check of all metadata.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct CheckReport {
     /// Whether the check found no problem.
     pub clean: bool,

@@ -1,48 +1,29 @@
-//! The API's OpenAPI document, made of the routes, the bodies of requests, and the tables of keys.
+//! The API's OpenAPI document, made of the routes, the types of requests and answers, and the tables
+//! of keys.
 
+use std::borrow::Cow;
+
+use schemars::generate::{SchemaGenerator, SchemaSettings};
+use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use super::NewDevice;
 use super::routes::{Answer, ROUTES, Route};
 use crate::config::keys::{self, Key, Kind, Variant};
 
-/// Types that requests are made of.
-pub(super) trait Schema {
-    /// Whether a field of this type must be there.
-    const IS_REQUIRED: bool = true;
+/// The schema of a type.
+pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
-    /// The JSON schema.
-    fn schema() -> Value;
-}
-
-impl Schema for String {
-    fn schema() -> Value {
-        json!({ "type": "string" })
+impl JsonSchema for NewDevice {
+    fn inline_schema() -> bool {
+        true
     }
-}
 
-macro_rules! integers {
-    ($($type:ty),*) => {
-        $(impl Schema for $type {
-            fn schema() -> Value {
-                json!({ "type": "integer", "minimum": 0 })
-            }
-        })*
-    };
-}
-
-integers!(u8, u64, usize);
-
-impl<T: Schema> Schema for Option<T> {
-    const IS_REQUIRED: bool = false;
-
-    fn schema() -> Value {
-        json!({ "anyOf": [T::schema(), { "type": "null" }] })
+    fn schema_name() -> Cow<'static, str> {
+        "NewDevice".into()
     }
-}
 
-impl Schema for NewDevice {
-    fn schema() -> Value {
+    fn json_schema(_generator: &mut SchemaGenerator) -> Schema {
         let apart = ["controller", "volume"];
         let volume = keys::VOLUME.iter().filter(|key| !["size", "quota"].contains(&key.name));
         let mut properties = properties(keys::device().chain(keys::front_ends()));
@@ -52,7 +33,7 @@ impl Schema for NewDevice {
         if let Value::Object(schema) = &mut schema {
             schema.insert("oneOf".to_owned(), json!([{ "required": ["store"] }, { "required": ["volume"] }]));
         }
-        schema
+        schema.try_into().unwrap_or_default()
     }
 }
 
@@ -88,7 +69,7 @@ fn section(variant: &Variant) -> Value {
 }
 
 /// A schema with a description.
-pub(super) fn described(mut schema: Value, description: &str) -> Value {
+fn described(mut schema: Value, description: &str) -> Value {
     if let Value::Object(schema) = &mut schema {
         schema.insert("description".to_owned(), description.trim().into());
     }
@@ -96,19 +77,25 @@ pub(super) fn described(mut schema: Value, description: &str) -> Value {
 }
 
 /// An object with these properties and no others.
-pub(super) fn object(properties: Map<String, Value>, required: &[&str]) -> Value {
+fn object(properties: Map<String, Value>, required: &[&str]) -> Value {
     json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
 }
 
-/// The document.
+/// The document. Requests have their schemas in place, answers share theirs.
 pub(super) fn document() -> Value {
+    let mut sent = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true).into_generator();
+    let mut answered = SchemaSettings::draft2020_12().for_serialize();
+    answered.definitions_path = "/components/schemas".into();
+    let mut answered = answered.into_generator();
     let mut paths = Map::new();
     for route in ROUTES {
         let path = paths.entry(route.path).or_insert_with(|| json!({ "parameters": parameters(route.path) }));
         if let Value::Object(path) = path {
-            path.insert(route.method.to_owned(), operation(route));
+            path.insert(route.method.to_owned(), operation(route, &mut sent, &mut answered));
         }
     }
+    let mut schemas = answered.take_definitions(true);
+    schemas.insert("Refusal".to_owned(), refusal());
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -119,42 +106,43 @@ pub(super) fn document() -> Value {
         },
         "servers": [{ "url": "http://localhost" }],
         "paths": paths,
-        "components": { "schemas": { "Refusal": refusal() } },
+        "components": { "schemas": schemas },
     })
 }
 
 fn refusal() -> Value {
-    let error = described(String::schema(), "What is wrong, and the remedy.");
+    let error = described(text(), "What is wrong, and the remedy.");
     json!({ "type": "object", "properties": { "error": error }, "required": ["error"] })
+}
+
+fn text() -> Value {
+    json!({ "type": "string" })
 }
 
 /// The parameters in a path.
 fn parameters(path: &str) -> Vec<Value> {
     let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
-    names.map(|name| json!({ "name": name, "in": "path", "required": true, "schema": String::schema() })).collect()
+    names.map(|name| json!({ "name": name, "in": "path", "required": true, "schema": text() })).collect()
 }
 
-fn operation(route: &Route) -> Value {
+fn operation(route: &Route, sent: &mut SchemaGenerator, answered: &mut SchemaGenerator) -> Value {
     let mut operation = Map::new();
     operation.insert("summary".to_owned(), route.summary.into());
     if let Some(body) = route.body {
-        operation.insert("requestBody".to_owned(), json!({ "content": { "application/json": { "schema": body() } } }));
+        let schema = body(sent);
+        operation.insert("requestBody".to_owned(), json!({ "content": { "application/json": { "schema": schema } } }));
     }
-    let query = route.query.map(|query| query());
+    let query = route.query.map(|query| query(sent).to_value());
     if let Some(Value::Object(properties)) = query.as_ref().and_then(|query| query.get("properties")) {
         let parameter = |(name, schema): (&String, &Value)| json!({ "name": name, "in": "query", "schema": schema });
         operation.insert("parameters".to_owned(), properties.iter().map(parameter).collect());
     }
+    let content =
+        |kind: &str, schema| json!({ "description": route.summary, "content": { kind: { "schema": schema } } });
     let (status, answer) = match route.answer {
         Answer::Nothing => (204, json!({ "description": "Done" })),
-        Answer::Text(kind) => {
-            (200, json!({ "description": route.summary, "content": { kind: { "schema": String::schema() } } }))
-        }
-        Answer::Json(status, lists) => {
-            let list = |name: &&str| ((*name).to_owned(), json!({ "type": "array", "items": { "type": "object" } }));
-            let schema = json!({ "type": "object", "properties": lists.iter().map(list).collect::<Map<_, _>>() });
-            (status, json!({ "description": route.summary, "content": { "application/json": { "schema": schema } } }))
-        }
+        Answer::Text(kind) => (200, content(kind, text())),
+        Answer::Json(status, schema) => (status, content("application/json", schema(answered).to_value())),
     };
     let refusal = json!({ "schema": { "$ref": "#/components/schemas/Refusal" } });
     let refused = json!({ "description": "Refused", "content": { "application/json": refusal } });

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use axum::Router;
-use serde_json::Value;
+use schemars::SchemaGenerator;
+use serde_json::{Map, Value};
+use sidecore_assembly::report::{CheckReport, ControllerReport, DeviceReport, ExtentsReport, Stats, VolumeReport};
 
-use super::document::Schema as _;
+use super::document::SchemaOf;
 use super::requests::{CreateVolume, ExtentsQuery, MetricsQuery, Named, Prune, Quota, Resize, Share};
-use super::{NewDevice, volumes};
+use super::{Controllers, Devices, NewDevice, Sidecores, Volumes, volumes};
 use crate::Source;
 
 /// A method of a path.
@@ -16,22 +18,29 @@ pub(super) struct Route {
     pub(super) path: &'static str,
     pub(super) summary: &'static str,
     /// The schema of the request's body.
-    pub(super) body: Option<fn() -> Value>,
+    pub(super) body: Option<SchemaOf>,
     /// The schema of each parameter of the query.
-    pub(super) query: Option<fn() -> Value>,
+    pub(super) query: Option<SchemaOf>,
     pub(super) answer: Answer,
 }
 
 /// An answer that says yes.
 pub(super) enum Answer {
-    /// JSON with this status: one thing, or lists of things by these names.
-    Json(u16, &'static [&'static str]),
+    /// JSON with this status.
+    Json(u16, SchemaOf),
     Text(&'static str),
     /// 204 No Content.
     Nothing,
 }
 
-use Answer::{Json, Nothing, Text};
+use Answer::{Nothing, Text};
+
+/// JSON of this type.
+macro_rules! json {
+    ($status:literal, $type:ty) => {
+        Answer::Json($status, SchemaGenerator::subschema_for::<$type>)
+    };
+}
 
 macro_rules! routes {
     ($( $method:ident $path:literal => $handler:path, $summary:literal, $answer:expr
@@ -59,45 +68,45 @@ macro_rules! optional {
         None
     };
     ($type:ty) => {
-        Some(<$type>::schema)
+        Some(SchemaGenerator::subschema_for::<$type>)
     };
 }
 
 routes! {
-    get "/openapi.json" => super::openapi, "This document", Json(200, &[]);
+    get "/openapi.json" => super::openapi, "This document", json!(200, Map<String, Value>);
     get "/metrics" => super::prometheus, "Counters for Prometheus", Text("text/plain; version=0.0.4"),
         query MetricsQuery;
-    get "/v1/devices" => super::devices, "The disks", Json(200, &["devices"]);
-    post "/v1/devices" => super::add_device, "Serve one more disk", Json(201, &[]), body NewDevice;
+    get "/v1/devices" => super::devices, "The disks", json!(200, Devices);
+    post "/v1/devices" => super::add_device, "Serve one more disk", json!(201, DeviceReport), body NewDevice;
     delete "/v1/devices/{device}" => super::remove_device, "Serve a disk no longer", Nothing;
     post "/v1/devices/{device}/accept-loss" => super::accept_loss,
         "Serve clients although answered writes may be missing", Nothing;
-    get "/v1/sidecores" => super::sidecores, "The polling threads", Json(200, &["sidecores"]);
-    get "/v1/stats" => super::stats, "All counters", Json(200, &["sidecores", "devices"]);
-    get "/v1/controllers" => volumes::list, "The controllers", Json(200, &["controllers", "closed"]);
-    get "/v1/controllers/{controller}" => volumes::show, "A controller", Json(200, &[]);
-    post "/v1/controllers/{controller}/check" => volumes::check, "Check all metadata", Json(200, &[]);
+    get "/v1/sidecores" => super::sidecores, "The polling threads", json!(200, Sidecores);
+    get "/v1/stats" => super::stats, "All counters", json!(200, Stats);
+    get "/v1/controllers" => volumes::list, "The controllers", json!(200, Controllers);
+    get "/v1/controllers/{controller}" => volumes::show, "A controller", json!(200, ControllerReport);
+    post "/v1/controllers/{controller}/check" => volumes::check, "Check all metadata", json!(200, CheckReport);
     post "/v1/controllers/{controller}/prune" => volumes::prune, "Drop extent trees from memory", Nothing,
         body Prune;
     post "/v1/controllers/{controller}/flush-btlb" => volumes::flush_btlb,
         "Empty the buffers of translations", Nothing;
     post "/v1/controllers/{controller}/share" => volumes::share, "Let equal blocks be one", Nothing, body Share;
     get "/v1/controllers/{controller}/volumes" => volumes::volumes, "The volumes of a controller",
-        Json(200, &["volumes"]);
-    post "/v1/controllers/{controller}/volumes" => volumes::create, "Make a volume", Json(201, &[]),
+        json!(200, Volumes);
+    post "/v1/controllers/{controller}/volumes" => volumes::create, "Make a volume", json!(201, VolumeReport),
         body CreateVolume;
-    get "/v1/controllers/{controller}/volumes/{volume}" => volumes::volume, "A volume", Json(200, &[]);
+    get "/v1/controllers/{controller}/volumes/{volume}" => volumes::volume, "A volume", json!(200, VolumeReport);
     delete "/v1/controllers/{controller}/volumes/{volume}" => volumes::delete, "Delete a volume", Nothing;
     post "/v1/controllers/{controller}/volumes/{volume}/snapshot" => volumes::snapshot,
-        "Make a read-only copy", Json(201, &[]), body Named;
+        "Make a read-only copy", json!(201, VolumeReport), body Named;
     post "/v1/controllers/{controller}/volumes/{volume}/clone" => volumes::clone,
-        "Make a writable copy", Json(201, &[]), body Named;
+        "Make a writable copy", json!(201, VolumeReport), body Named;
     post "/v1/controllers/{controller}/volumes/{volume}/resize" => volumes::resize,
-        "Give a volume another size", Json(200, &[]), body Resize;
+        "Give a volume another size", json!(200, VolumeReport), body Resize;
     post "/v1/controllers/{controller}/volumes/{volume}/rename" => volumes::rename,
-        "Give a volume another name", Json(200, &[]), body Named;
+        "Give a volume another name", json!(200, VolumeReport), body Named;
     post "/v1/controllers/{controller}/volumes/{volume}/quota" => volumes::quota,
-        "Give a volume another quota", Json(200, &[]), body Quota;
+        "Give a volume another quota", json!(200, VolumeReport), body Quota;
     get "/v1/controllers/{controller}/volumes/{volume}/extents" => volumes::extents,
-        "The mapping of a part of a volume", Json(200, &[]), query ExtentsQuery;
+        "The mapping of a part of a volume", json!(200, ExtentsReport), query ExtentsQuery;
 }

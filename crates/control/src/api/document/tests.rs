@@ -49,12 +49,14 @@ fn check_schema(schema: &Value, place: &str) {
                 }
             }
             "items" => check_schema(value, &format!("{place}[]")),
+            "prefixItems" => value.as_array().unwrap().iter().for_each(|schema| check_schema(schema, place)),
             "anyOf" => value.as_array().unwrap().iter().for_each(|schema| check_schema(schema, place)),
             "oneOf" => assert!(value.as_array().unwrap().len() > 1, "{place}"),
             "enum" => assert!(!value.as_array().unwrap().is_empty(), "{place}"),
             "minimum" | "maximum" | "minItems" | "maxItems" => assert!(value.is_u64(), "{place}"),
-            "default" | "additionalProperties" => assert!(value.is_boolean(), "{place}"),
-            "description" => assert!(!value.as_str().unwrap().is_empty(), "{place}"),
+            "additionalProperties" => assert!(value.is_boolean(), "{place}"),
+            "default" => {}
+            "description" | "format" | "const" => assert!(!value.as_str().unwrap().is_empty(), "{place}"),
             other => panic!("{place}: {other} is no keyword that is checked here"),
         }
     }
@@ -92,6 +94,23 @@ fn the_document_has_the_structure_of_openapi() {
             }
         }
     }
+}
+
+#[test]
+fn the_schemas_of_answers_are_those_of_the_reports() {
+    let document = document();
+    let schemas = document["components"]["schemas"].as_object().unwrap();
+    for (name, schema) in schemas {
+        check_schema(schema, name);
+    }
+    let device = &schemas["DeviceReport"];
+    assert_eq!(device["properties"]["queues"]["type"], "integer");
+    assert!(device["properties"].get("type").is_some() && device["properties"].get("store_type").is_none());
+    let required = device["required"].as_array().unwrap();
+    assert!(required.contains(&json!("reason")) && !required.contains(&json!("warnings")), "{required:?}");
+    // Counters are fields of their report.
+    let queue = &schemas["QueueCounters"]["properties"];
+    assert!(["index", "requests", "latency_ns"].iter().all(|name| queue.get(name).is_some()), "{queue}");
 }
 
 #[test]
