@@ -19,7 +19,7 @@ keys! {
         keys {
             #[required = "100"]
             "delay_us" => delay_us: u64 = 0, Kind::Number(0, MINUTE_US), "required",
-                "for how long, in microseconds; 0 to 60000000";
+                "the delay in microseconds; 0 to 60000000";
         }
     }
 }

@@ -18,17 +18,17 @@ keys! {
         plain {}
         keys {
             "seed" => seed: Option<u64> = None, Kind::Number(0, u64::MAX), "none",
-                "with a seed, the failures below come at random, as rarely on average, and the same way for the same \
-                 seed; without one, exactly every so many requests of a queue";
+                "with a seed, the failures below come at random with the same mean rate, and repeat for the same seed; \
+                 without one, every Nth request of a queue fails";
             "eio_every" => eio_every: Option<u32> = None, Kind::Number(1, MILLION), "never",
-                "one request in so many fails with an I/O error; 1 to 1000000";
+                "N: one request in N fails with an I/O error; 1 to 1000000";
             "enospc_every" => enospc_every: Option<u32> = None, Kind::Number(1, MILLION), "never",
-                "one write in so many finds no space left; 1 to 1000000";
+                "N: one write in N finds no space left; 1 to 1000000";
             "short_every" => short_every: Option<u32> = None, Kind::Number(1, MILLION), "never",
-                "one read, and one write, in so many moves no byte; 1 to 1000000";
+                "N: one read in N, and one write in N, moves no byte; 1 to 1000000";
             "ranges" => ranges: Vec<(u64, u64)> = Vec::new(), Kind::Ranges, "none",
-                "bad spots: pairs of first and last sector of 512 bytes, as in `[[0, 7], [64, 64]]`; what touches one \
-                 fails with an I/O error", are_in_a_store;
+                "bad sectors: pairs of first and last sector of 512 bytes, as in `[[0, 7], [64, 64]]`; a request that \
+                 touches one fails with an I/O error", are_in_a_store;
         }
     }
 }

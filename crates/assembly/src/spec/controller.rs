@@ -31,8 +31,8 @@ pub const CONTROLLER: &[Key] = &[
         "format",
         Kind::Word(&["never", "blank"]),
         "`\"never\"`",
-        "what becomes of a store without volumes: `blank` formats it if it is blank, its first and last megabyte zero; \
-         `never` leaves that to `sidecore controller format`. What something else is on is never formatted here",
+        "`blank` formats a blank store, whose first and last megabyte are zero; `never` leaves that to `sidecore \
+         controller format`. A store with other contents is never formatted here",
     ),
     // An hour: metadata that is older than this was forgotten, not put off.
     Key::new(
@@ -45,7 +45,7 @@ pub const CONTROLLER: &[Key] = &[
         "crash_log",
         Kind::Path,
         "`log` next to the control socket",
-        "a directory on tmpfs, for what was answered and is not durable yet: the next daemon finds it there if this \
+        "a directory on tmpfs, for changes that were answered and are not durable yet: the next daemon replays them if this \
          one is killed. On another filesystem, writes to fresh blocks are answered when their mappings are durable, which \
          takes longer; the log warns",
     ),
@@ -82,13 +82,13 @@ keys! {
             "btlb" => btlb_entries: usize = 8, Kind::Number(0, 1024), "8",
                 "entries of each sidecore's buffer of translations; 0 for none, at most 1024";
             "tree_memory" => tree_memory_bytes: u64 = 64 << 20, Kind::Size, "`\"64MiB\"`",
-                "what the extent trees may take of memory, at least 4MiB; beyond it, what was not used lately is \
-                 dropped and read again when it is needed", holds_a_tree;
+                "the most memory of the extent trees, at least 4MiB; beyond it, parts that were not used lately are \
+                 dropped, and read again when they are needed", holds_a_tree;
             "warn_used_percent" => warn_used_percent: u8 = DEFAULT_WARN_USED_PERCENT, Kind::Number(1, 100), "80",
                 "from this share of the store in use on, an event, a metric and `sidecore list` say that it is nearly \
                  full; 1 to 100, and 100 for never";
             "physical_function" => physical_function: bool = false, Kind::Flag(false), "`false`",
-                "whether a store of type `pf` may lead to it";
+                "whether a store of type `pf` may use it";
         }
     }
 }
@@ -147,10 +147,10 @@ keys! {
         plain {}
         keys {
             "block_size" => block_bytes: u32 = 1024, Kind::Size, "`\"1KiB\"`",
-                "for a store that is formatted: the unit of translation, `512`, `\"1KiB\"` or `\"4KiB\"`; it is never \
-                 changed afterwards", is_granularity;
+                "the unit of translation that a store is formatted with, `512`, `\"1KiB\"` or `\"4KiB\"`; it never changes \
+                 afterwards", is_granularity;
             "label" => label: String = String::new(), Kind::Text, "none",
-                "for a store that is formatted: what people call it, at most 64 bytes", is_label;
+                "a name for people that a store is formatted with, at most 64 bytes", is_label;
         }
     }
 }

@@ -71,10 +71,10 @@ const FILE: &[Key] = &[
         "path",
         Kind::Path,
         "\"/var/lib/sidecore/disk.img\"",
-        "where it is; a multiple of the block size large",
+        "its path; its size is a multiple of the block size",
     ),
-    Key::new("read_only", Kind::Flag(false), "`false`", "open it for reading only; then several stores may have it"),
-    Key::new("direct", Kind::Flag(true), "`true`", "go around the host's page cache, if the filesystem can"),
+    Key::new("read_only", Kind::Flag(false), "`false`", "open it for reading only; several such stores may share it"),
+    Key::new("direct", Kind::Flag(true), "`true`", "bypass the host's page cache, if the filesystem can"),
     Key::new(
         "block_size",
         Kind::Number(0, u32::MAX as u64),
@@ -93,7 +93,7 @@ const FILE: &[Key] = &[
         "map",
         Kind::Word(&["file", HOST_FILE]),
         "`\"file\"`",
-        "`\"host-file\"` goes around the host's filesystem, to the blocks of the file on the device below",
+        "`\"host-file\"` bypasses the host's filesystem, and reaches the blocks of the file on the device below it",
     ),
 ];
 

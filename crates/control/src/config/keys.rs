@@ -13,7 +13,7 @@ pub const CONTROL: &[Key] = &[
         "control_socket",
         Kind::Path,
         "`\"/run/sidecore/control.sock\"`",
-        "where the control API listens; `sidecore --socket` wants the same",
+        "the socket of the control API; `sidecore --socket` needs the same path",
     )
     .checked(is_socket_path),
     Key::new(

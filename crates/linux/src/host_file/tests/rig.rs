@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sidecore_skip::{run, skip};
 use tempfile::TempDir;
@@ -29,6 +30,8 @@ pub const XFS: Recipe = Recipe { kind: "xfs", size_mib: 320, make: &["-q", "-K"]
 /// A mounted filesystem. Unmounted when dropped.
 pub struct Rig {
     pub device: PathBuf,
+    /// The kernel removes the device after its last use: its number may be another test's by then.
+    is_detached: AtomicBool,
     directory: TempDir,
 }
 
@@ -83,15 +86,18 @@ impl Rig {
         hide_mounts();
         let name = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(content));
         let device = PathBuf::from(run("losetup", &["--find", "--show", &name])?);
-        let rig = Self { device, directory: tempfile::tempdir().unwrap() };
+        let rig = Self { device, is_detached: AtomicBool::new(false), directory: tempfile::tempdir().unwrap() };
         prepare(rig.device.to_str()?)?;
         Some(rig)
     }
 
     fn mount(&self, options: &str) -> bool {
         let (device, directory) = (self.device.to_str().unwrap(), self.directory.path().to_str().unwrap());
-        // A detached loop device is removed after its last use.
-        run("mount", &["-o", options, device, directory]).is_some() && run("losetup", &["--detach", device]).is_some()
+        if run("mount", &["-o", options, device, directory]).is_none() {
+            return false;
+        }
+        self.is_detached.store(true, Ordering::Relaxed);
+        run("losetup", &["--detach", device]).is_some()
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -117,8 +123,9 @@ impl Drop for Rig {
     fn drop(&mut self) {
         // A ring's files are closed some time after the ring, hence lazily.
         let _ = Command::new("umount").arg("--lazy").arg(self.directory.path()).output();
-        // Fails if the mount has detached the device.
-        let _ = Command::new("losetup").arg("--detach").arg(&self.device).output();
+        if !*self.is_detached.get_mut() {
+            let _ = Command::new("losetup").arg("--detach").arg(&self.device).output();
+        }
     }
 }
 
