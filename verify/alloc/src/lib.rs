@@ -62,7 +62,7 @@ pub fn allocations() -> u64 {
 /// The number of allocations of the thread with this id (gettid(2)); 0 for an unknown thread.
 ///
 /// # Panics
-/// The process has started more than [`THREADS_MAX`] threads, so that some have no account.
+/// The process has started more than `THREADS_MAX` threads, so that some have no account.
 pub fn allocations_of(thread: u32) -> u64 {
     assert!(OPENED.load(Ordering::Relaxed) <= THREADS_MAX, "more than {THREADS_MAX} threads");
     // The kernel may reuse an id for a later thread: the counts of both add up.
