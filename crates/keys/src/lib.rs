@@ -48,7 +48,7 @@ impl Key {
         Self { name, kind, check: |_, _| Ok(()), required: None, default, meaning }
     }
 
-    /// A key without which the section makes no sense; `example` is shown when it is missing.
+    /// Reports a required key that is missing; `example` is a value for the message.
     #[must_use]
     pub const fn required(name: &'static str, kind: Kind, example: &'static str, meaning: &'static str) -> Self {
         Self::new(name, kind, "required", meaning).with_example(example)

@@ -1,5 +1,5 @@
-//! The API's OpenAPI document, made of the routes, the types of requests and answers, and the tables
-//! of keys.
+//! The API's OpenAPI document, made of the routes, the types of requests and answers, and the
+//! tables of keys.
 
 use std::borrow::Cow;
 
@@ -68,7 +68,7 @@ fn section(variant: &Variant) -> Value {
     described(schema, &keys::sentence(variant.meaning))
 }
 
-/// A schema with a description.
+/// Adds a description to a schema.
 fn described(mut schema: Value, description: &str) -> Value {
     if let Value::Object(schema) = &mut schema {
         schema.insert("description".to_owned(), description.trim().into());
@@ -76,7 +76,7 @@ fn described(mut schema: Value, description: &str) -> Value {
     schema
 }
 
-/// An object with these properties and no others.
+/// Makes the schema of an object with these properties and no others.
 fn object(properties: Map<String, Value>, required: &[&str]) -> Value {
     json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
 }
@@ -119,7 +119,7 @@ fn text() -> Value {
     json!({ "type": "string" })
 }
 
-/// The parameters in a path.
+/// Returns the parameters in a path.
 fn parameters(path: &str) -> Vec<Value> {
     let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     names.map(|name| json!({ "name": name, "in": "path", "required": true, "schema": text() })).collect()

@@ -1,4 +1,4 @@
-//! What clients ask for: the bodies of requests, as they are in JSON.
+//! The bodies and queries of clients' requests, as in JSON.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,21 +7,21 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVolume {
-    /// Its name.
+    /// The volume's name.
     pub name: String,
-    /// Its size as guests see it, in bytes.
+    /// The volume's size for guests, in bytes.
     pub size_bytes: u64,
-    /// The most that it may refer to, in bytes.
+    /// The largest number of bytes that the volume may refer to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
 }
 
-/// The name of a snapshot or clone, or a volume's new one: `POST` to `.../snapshot`, `.../clone`
-/// and `.../rename`.
+/// The name of a snapshot or clone, or a volume's new one: `POST` to `.../snapshot`,
+/// `.../clone` and `.../rename`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Named {
-    /// The name.
+    /// The name of the snapshot or clone, or the volume's new name.
     pub name: String,
 }
 
@@ -29,7 +29,7 @@ pub struct Named {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resize {
-    /// In bytes.
+    /// The new size, in bytes.
     pub size_bytes: u64,
 }
 
@@ -37,23 +37,23 @@ pub struct Resize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quota {
-    /// In bytes; `null` for none.
+    /// The new quota, in bytes; `null` for no quota.
     pub quota_bytes: Option<u64>,
 }
 
-/// Which part of a volume's mapping: the query of `GET .../extents`.
+/// A part of a volume's mapping: the query of `GET .../extents`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExtentsQuery {
     /// The first block.
     #[serde(default)]
     pub from: u64,
-    /// The most extents to answer with, 1 to 65536.
+    /// The largest number of extents in the answer, 1 to 65536.
     #[serde(default = "ExtentsQuery::usual_max")]
     pub max: usize,
 }
 
-/// How much `GET /metrics` tells: its query.
+/// The query of `GET /metrics`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MetricsQuery {
@@ -66,20 +66,20 @@ pub struct MetricsQuery {
 #[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prune {
-    /// Of this volume only.
+    /// Drop the extent trees of this volume only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
 }
 
-/// Lets equal blocks be one: `POST /v1/controllers/{controller}/share`.
+/// Maps equal blocks to the same place in the store: `POST /v1/controllers/{controller}/share`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
     /// The blocks that stay.
     pub from: Place,
-    /// The blocks that are given up for them.
+    /// The blocks that are freed, and mapped to the blocks of `from`.
     pub to: Place,
-    /// How many.
+    /// The number of blocks.
     pub count: u64,
 }
 
@@ -87,14 +87,14 @@ pub struct Share {
 #[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
-    /// The volume.
+    /// The volume's name.
     pub volume: String,
-    /// Its block.
+    /// The first block of the range.
     pub first: u64,
 }
 
 impl ExtentsQuery {
-    /// The most that may be asked for at once.
+    /// The largest number of extents in one answer.
     pub const MAX: usize = 65_536;
 
     fn usual_max() -> usize {

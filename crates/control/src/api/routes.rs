@@ -1,4 +1,4 @@
-//! The list of all routes: the router and the API's document are made of it.
+//! The list of all routes. The router and the API's document are generated from it.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(super) struct Route {
     pub(super) answer: Answer,
 }
 
-/// An answer that says yes.
+/// The answer to a successful request.
 pub(super) enum Answer {
     /// JSON with this status.
     Json(u16, SchemaOf),
@@ -45,7 +45,7 @@ macro_rules! json {
 macro_rules! routes {
     ($( $method:ident $path:literal => $handler:path, $summary:literal, $answer:expr
         $(, body $body:ty)? $(, query $query:ty)?; )*) => {
-        /// All there are.
+        /// All routes of the API.
         pub(super) const ROUTES: &[Route] = &[$(
             Route {
                 method: stringify!($method),

@@ -1,4 +1,4 @@
-//! Whether the sections of the file fit together; what needs no look at the machine.
+//! Checks whether the sections of the file fit together, without looking at the machine.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::section::Head;
 /// More stores in front of each other are an accident.
 const DEEP_MAX: usize = 32;
 
-/// Reports everything that does not fit.
+/// Reports every contradiction between sections.
 pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     unique_names("sidecore", draft.sidecores.iter().map(|sidecore| &sidecore.head), problems);
     unique_names("store", draft.stores.iter().map(|store| &store.head), problems);
@@ -62,7 +62,7 @@ fn stores(draft: &Draft, problems: &mut Collector<'_>) {
         let Some(inner) = refers(&store.head, "store", store.spec.inner()) else { continue };
         known("store", inner.clone(), by_name.keys().copied(), &store.head.subject, problems);
         let below = chain(&by_name, inner.0);
-        // Each store of a cycle is told: any of them may be the one that is wrong.
+        // Each store of the cycle gets a message, because any of them may be the wrong one.
         if below.iter().any(|below| below.head.name() == store.head.name()) {
             let names: Vec<_> = below.iter().filter_map(|below| below.head.name()).collect();
             let message = format!(
@@ -126,9 +126,9 @@ pub(super) fn writes(device: &Part<DeviceSpec>, chain: &[&Part<StoreDraft>]) -> 
     !device.spec.read_only && !chain.iter().any(|store| store.spec.is_read_only())
 }
 
-/// A file belongs to one guest that writes. Guests do not expect that what they cached changes underneath them, and a
-/// filesystem that two of them write is lost. In memory nothing is lost that the daemon's end would not lose as well,
-/// so null and ram stores may be shared: benches do.
+/// A file belongs to one guest that writes. Guests do not expect that their cached blocks change,
+/// and two writers destroy a filesystem. Null and ram stores may be shared, as benches do: their
+/// data is lost in any case when the daemon ends.
 fn writers(draft: &Draft, problems: &mut Collector<'_>) {
     let by_name = by_name(&draft.stores);
     let mut writers: HashMap<&str, &str> = HashMap::new();
@@ -151,7 +151,7 @@ fn writers(draft: &Draft, problems: &mut Collector<'_>) {
     }
 }
 
-/// Reports a name that leads nowhere.
+/// Reports a name that no section has.
 pub(super) fn known<'a>(
     kind: &str,
     (wanted, place): (&str, Range<usize>),

@@ -1,5 +1,5 @@
-//! The file's sections as they were written: each value by itself is of the right type and within its limits, and
-//! knows where it stands. Whether they fit together is decided in [`check`](super::check).
+//! The file's sections as written: each value has the right type, is within its limits, and has its
+//! place in the file. The [`check`](super::check) decides whether the values fit together.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use super::keys::{self, SIDECORE, STORE, STRUCTURE};
 use super::problem::Collector;
 use super::section::{Head, Section};
 
-/// Where sidecored listens for its control API unless told otherwise.
+/// The default path of the control API's socket.
 pub const DEFAULT_CONTROL_SOCKET: &str = "/run/sidecore/control.sock";
 
-/// The directory of the crash logs, next to the control socket unless told otherwise.
+/// The default directory of the crash logs, next to the control socket.
 const CRASH_LOG: &str = "log";
 
 /// A section: what it means, as far as its values obey their rules, and where it is.
@@ -26,7 +26,7 @@ pub(super) struct Part<T> {
     pub(super) spec: T,
 }
 
-/// All of the file.
+/// The whole file.
 pub(super) struct Draft {
     pub(super) head: Head,
     pub(super) control_socket: PathBuf,
@@ -43,13 +43,13 @@ pub(super) struct SidecoreDraft {
 }
 
 pub(super) struct StoreDraft {
-    /// `None` if the section cannot be made sense of, which was reported.
+    /// `None` if the section is invalid, which has been reported.
     pub(super) kind: Option<StoreKind>,
     pub(super) stages: Vec<StageSpec>,
 }
 
 impl StoreDraft {
-    /// The store that this one is put in front of.
+    /// The name of the store that this store is put in front of.
     pub(super) fn inner(&self) -> Option<&str> {
         self.kind.as_ref().and_then(StoreKind::inner)
     }
@@ -60,8 +60,8 @@ impl StoreDraft {
     }
 }
 
-/// Reads the file's text. `None` if it is not TOML: more about a file that was half understood would
-/// confuse.
+/// Reads the file's text. `None` if it is not TOML: further messages about a partly parsed file
+/// would confuse.
 pub(super) fn read(text: &str, problems: &mut Collector<'_>) -> Option<Draft> {
     let (document, errors) = DeTable::parse_recoverable(text);
     for error in &errors {
@@ -180,7 +180,7 @@ fn controller(mut section: Section<'_, '_, '_>, crash_log: &Path) -> Part<Contro
     Part { spec, head: section.finish() }
 }
 
-/// A device whose section was opened.
+/// Reads a device from an opened section.
 pub(super) fn device(section: &mut Section<'_, '_, '_>) -> DeviceSpec {
     let values = section.all(STRUCTURE);
     let mut front_end = front_end(section, &values);
@@ -215,7 +215,7 @@ fn idle(section: &mut Section<'_, '_, '_>, values: &Values) -> IdleMode {
     mode
 }
 
-/// The guest's view; keys that have no meaning then are reported.
+/// Reads the guest's view, and reports keys of other front ends.
 fn front_end(section: &mut Section<'_, '_, '_>, values: &Values) -> FrontEndSpec {
     let word = values.get::<String>("front_end").unwrap_or_default();
     let front_end = FrontEndSpec::from_word(&word);
@@ -227,7 +227,7 @@ fn front_end(section: &mut Section<'_, '_, '_>, values: &Values) -> FrontEndSpec
     front_end
 }
 
-/// The sidecores that a device asks for, by either key.
+/// Reads the device's sidecores, from either key.
 fn sidecores(section: &mut Section<'_, '_, '_>, values: &Values, queues: u16) -> Vec<String> {
     let Some(several) = values.get::<Vec<String>>("sidecores") else {
         return values.get::<String>("sidecore").into_iter().collect();

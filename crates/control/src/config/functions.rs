@@ -1,4 +1,4 @@
-//! Whether controllers and their functions fit together.
+//! Checks whether controllers and their functions fit together.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::draft::{Draft, Part, StoreDraft};
 use super::problem::Collector;
 use super::size;
 
-/// Reports everything about controllers that does not fit.
+/// Reports every contradiction of controllers.
 pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     let stores = by_name(&draft.stores);
     let owners = owners(draft, &stores, problems);
@@ -20,7 +20,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     volume_writers(draft, &stores, problems);
 }
 
-/// The controller of each store that a controller owns, by the name of the store at the bottom.
+/// Returns the controller of each owned store, by the name of the store at the bottom.
 fn owners<'a>(
     draft: &'a Draft,
     stores: &HashMap<&str, &'a Part<StoreDraft>>,
@@ -64,7 +64,7 @@ fn owners<'a>(
     owners
 }
 
-/// The controller that owns a store, if one does.
+/// Returns the controller that owns `store`, if there is one.
 pub(super) fn owner<'a>(draft: &'a Draft, store: &Part<StoreDraft>) -> Option<&'a Part<ControllerSpec>> {
     let stores = by_name(&draft.stores);
     draft.controllers.iter().find(|controller| {
@@ -73,7 +73,7 @@ pub(super) fn owner<'a>(draft: &'a Draft, store: &Part<StoreDraft>) -> Option<&'
     })
 }
 
-/// The stores that are functions: of a controller that there is, and that allows them.
+/// Checks the stores that are functions: their controller exists and allows them.
 fn functions(draft: &Draft, problems: &mut Collector<'_>) {
     let controllers: HashMap<&str, &Part<ControllerSpec>> =
         draft.controllers.iter().filter_map(|controller| Some((controller.head.name()?, controller))).collect();
@@ -91,7 +91,7 @@ fn functions(draft: &Draft, problems: &mut Collector<'_>) {
                     let message = format!("this volume is that of {other} already; let several devices use one store");
                     problems.add(store.head.place("volume").unwrap_or(place), subject, message);
                 }
-                // A controller that is never formatted here has the granularity that it has.
+                // A controller that this file does not format may have any granularity.
                 let granularity = controller.and_then(|controller| controller.spec.format.as_ref());
                 let block_bytes = granularity.map_or(512, |format| u64::from(format.block_bytes));
                 if let (Some(size), Some(place)) = (volume.size_bytes, store.head.place("size"))
@@ -120,7 +120,7 @@ fn functions(draft: &Draft, problems: &mut Collector<'_>) {
     }
 }
 
-/// Reports a device that goes to a controller's store directly: its guest would destroy the volumes.
+/// Reports a device on a controller's own store: its guest would destroy the volumes.
 fn past_the_controller(
     device: &Part<DeviceSpec>,
     stores: &HashMap<&str, &Part<StoreDraft>>,
@@ -137,7 +137,7 @@ fn past_the_controller(
     problems.add(place, &device.head.subject, message);
 }
 
-/// A volume belongs to one guest that writes, as a file does.
+/// Reports volumes with two writers: a volume belongs to one guest that writes, as a file does.
 fn volume_writers(draft: &Draft, stores: &HashMap<&str, &Part<StoreDraft>>, problems: &mut Collector<'_>) {
     let mut writers: HashMap<(&str, &str), &str> = HashMap::new();
     for device in &draft.devices {

@@ -1,4 +1,4 @@
-//! A device in the control API's JSON: the keys and rules of the file, read by the same parser.
+//! A device in the control API's JSON: the parser, the keys and the rules are those of the file.
 
 use std::fmt::Write as _;
 
@@ -12,16 +12,16 @@ use super::keys::STAGE;
 use super::problem::Collector;
 use super::section::Section;
 
-/// The device that `keys` mean, and the store that comes with it if they have a `volume`.
+/// Makes the device that `keys` describe, and its store if they have a `volume`.
 ///
 /// # Errors
-/// All that is wrong with it.
+/// All problems of the device.
 pub(crate) fn device(mut keys: Map<String, Value>) -> Result<(DeviceSpec, Option<StoreSpec>), String> {
     keys.retain(|_, value| !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty()));
     let part = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
     let of_volume = |key| part(keys.get("volume").and_then(|volume| volume.get(key)));
     let name = part(keys.get("name"));
-    // No name of the configuration has a slash.
+    // Names in the configuration have no slash.
     let function = format!("{}/{}@{name}", of_volume("controller"), of_volume("volume"));
     let has_one = keys.contains_key("store") != keys.contains_key("volume");
     keys.entry("name").or_insert(name.into());
@@ -59,7 +59,7 @@ fn existing_volume(name: String, volume: &Spanned<DeValue<'_>>, problems: &mut C
     Some(StoreSpec { stages, ..StoreSpec::new(name, kind?) })
 }
 
-/// The same keys and values in TOML.
+/// Writes the same keys and values in TOML.
 fn toml(keys: &Map<String, Value>) -> String {
     let mut text = String::new();
     for (key, value) in keys {
@@ -83,7 +83,7 @@ fn inline(value: &Value) -> String {
     }
 }
 
-/// JSON's escapes are escapes of TOML as well, which wants one more.
+/// JSON's escapes are valid in TOML, which needs one more.
 fn string(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

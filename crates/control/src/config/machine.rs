@@ -1,5 +1,5 @@
-//! Whether this machine has what the file names. Looks, and changes nothing; what it finds may change again before the
-//! daemon starts, which then fails with the same words.
+//! Checks whether this machine has everything that the file names, without changing anything. The
+//! machine may change before the daemon starts; then the start fails with the same words.
 
 use std::collections::HashMap;
 use std::fs::Metadata;
@@ -17,10 +17,10 @@ use super::problem::Collector;
 use super::section::Head;
 use super::{Depth, size};
 
-/// How long files may take to be looked at.
+/// The time limit for looking at files.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Reports everything that the machine does not have.
+/// Reports everything that the machine lacks.
 pub(super) fn check(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
     cpus(draft, problems);
     memory(draft, problems);
@@ -32,7 +32,7 @@ pub(super) fn check(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
     }
 }
 
-/// The users and groups that sockets are given to must be there.
+/// Checks that the users and groups of sockets exist.
 fn accounts((subject, head): (&str, &Head), socket: &str, access: &SocketAccess, problems: &mut Collector<'_>) {
     let SocketAccess { owner, group, .. } = access.clone();
     let accounts = [
@@ -47,7 +47,7 @@ fn accounts((subject, head): (&str, &Head), socket: &str, access: &SocketAccess,
 }
 
 fn cpus(draft: &Draft, problems: &mut Collector<'_>) {
-    // Where the kernel does not say, pinning will.
+    // If the kernel does not tell, pinning will.
     let Ok(allowed) = machine::allowed_cpus() else { return };
     for sidecore in &draft.sidecores {
         let (Some(cpu), Some(place)) = (sidecore.spec.spec.cpu, sidecore.head.place("cpu")) else { continue };
@@ -59,7 +59,8 @@ fn cpus(draft: &Draft, problems: &mut Collector<'_>) {
     }
 }
 
-/// Memory that a ram store touches at the start must be there: the kernel would kill the daemon, or a neighbour.
+/// Checks that the memory of ram stores is available: a ram store allocates all of it at the start,
+/// and without it the kernel would kill the daemon or another process.
 fn memory(draft: &Draft, problems: &mut Collector<'_>) {
     let Some(mut left) = machine::available_memory_bytes() else { return };
     for store in &draft.stores {
@@ -96,7 +97,7 @@ fn file_of(store: &Part<StoreDraft>) -> Option<FileOptions> {
     }
 }
 
-/// Looks at all files side by side: a filesystem may not answer.
+/// Looks at all files at the same time, because a filesystem may not answer.
 fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
     let files = draft.stores.iter().filter_map(|store| Some((store, file_of(store)?)));
     let files: Vec<(&Part<StoreDraft>, FileOptions)> = files.collect();
@@ -105,7 +106,7 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
         (path.clone(), move || std::fs::metadata(&path).map_err(|error| unreachable_file(&path, &error)))
     });
     let looks = machine::in_time(PATIENCE, looks.collect());
-    // By what the kernel knows them by, because a file can have many paths.
+    // By device and inode, because a file can have many paths.
     let mut seen: HashMap<(u64, u64), (&Part<StoreDraft>, bool)> = HashMap::new();
     let mut tries = Vec::new();
     for ((store, options), found) in files.into_iter().zip(looks) {
@@ -132,7 +133,8 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
             }
             None => drop(seen.insert(identity(&metadata), (store, options.read_only))),
         }
-        // A host file's claim may be that of a dead daemon; the store waits for it, and refuses itself alone.
+        // The claim on a host file may be a dead daemon's; the store waits for it, and only this
+        // store is refused.
         let is_host_file = matches!(store.spec.kind, Some(StoreKind::HostFile(_)));
         if is_host_file && depth == Depth::Start {
             continue;
@@ -142,7 +144,7 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
     let jobs = tries.iter().map(|(_, options, may_format)| {
         let (options, may_format) = (options.clone(), *may_format);
         (options.path.clone(), move || match may_format {
-            // What is on a store that a controller may own refuses that controller alone.
+            // A store that a controller may own: its contents can only make this controller fail.
             Some(may_format) => match machine::try_controller(&options, may_format) {
                 Err(unfit) if unfit.is_damaged && depth == Depth::Start => Ok(()),
                 tried => tried.map_err(|unfit| unfit.message),
@@ -164,7 +166,8 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
     if metadata.file_type().is_block_device() { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) }
 }
 
-/// A daemon serves the others, and this one when it answers.
+/// Reports a file that does not answer, unless a daemon starts: the daemon serves the others, and
+/// opens this file when it answers.
 fn no_answer(store: &Part<StoreDraft>, options: &FileOptions, depth: Depth, problems: &mut Collector<'_>) {
     if depth == Depth::Start {
         return;
@@ -201,11 +204,11 @@ fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
     }
 }
 
-/// Whether a socket can be made at `path`. One that nobody listens on any more does not matter: it is replaced.
+/// Checks that a socket can be made at `path`. A socket without a listener is replaced.
 fn socket(path: &Path, listening: &[PathBuf]) -> Result<(), String> {
     let mut directory = path.parent().unwrap_or(Path::new("/"));
     if !directory.is_dir() {
-        // The daemon makes the last part of the path to its sockets, and no more.
+        // The daemon makes only the last directory of the path to its sockets.
         directory = match directory.parent() {
             Some(above) if above.is_dir() && std::fs::symlink_metadata(directory).is_err() => above,
             _ => return Err(format!("there is no directory {0}; make it with `mkdir -p {0}`", directory.display())),
@@ -227,9 +230,10 @@ fn socket(path: &Path, listening: &[PathBuf]) -> Result<(), String> {
     }
 }
 
-/// The paths that somebody listens on. Asking the kernel, unlike connecting, does not disturb whoever listens.
+/// Returns the paths of all listening sockets. Reading the kernel's table does not disturb the
+/// listeners, but a connection would.
 fn listening_sockets() -> Vec<PathBuf> {
-    /// In the column of flags: the socket accepts connections.
+    /// The flag of a socket that accepts connections.
     const ACCEPTS: &str = "00010000";
     let table = std::fs::read("/proc/net/unix").unwrap_or_default();
     let table = String::from_utf8_lossy(&table);

@@ -1,31 +1,32 @@
-//! What is wrong with a configuration, where, and what to do about it.
+//! The problems of a configuration: message, place and remedy.
 
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// One thing that is wrong.
+/// One fault of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// Line and column in the file, counted from 1; `None` for the file as a whole.
     pub place: Option<(usize, usize)>,
-    /// What it is about: a section's heading and name, as in `[[device]] "vd0"`; may be empty.
+    /// The section's heading and name, as in `[[device]] "vd0"`; may be empty.
     pub subject: String,
-    /// What is wrong, and the remedy.
+    /// The fault, and its remedy.
     pub message: String,
 }
 
-/// All that is wrong with a configuration: it is checked to the end, so that one round of mending is enough.
+/// All faults of a configuration. Each check runs to the end, so that one round of corrections is
+/// enough.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
-    /// The file.
+    /// The path of the configuration file.
     pub file: PathBuf,
     /// In the order of the file; never empty, and at most the first hundred.
     pub list: Vec<Problem>,
 }
 
 impl fmt::Display for Problems {
-    /// A line each, in the form that editors and compilers use.
+    /// Writes one line per problem, in the form that editors and compilers use.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, problem) in self.list.iter().enumerate() {
             if index > 0 {
@@ -46,37 +47,37 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// More than this nobody reads in one go.
+/// A list with more problems than this would not be read.
 const LISTED_MAX: usize = 100;
 
-/// Where problems are gathered while the file is read and checked.
+/// Collects problems while the file is read and checked.
 pub(super) struct Collector<'a> {
     file: &'a Path,
     text: &'a str,
-    /// Relative paths start from here; without it there are none.
+    /// The start of relative paths; `None` if all paths are absolute.
     pub(super) base: Option<PathBuf>,
     found: Vec<(usize, Problem)>,
 }
 
 impl<'a> Collector<'a> {
-    /// A file; its directory is where relative paths start.
+    /// Makes a collector for a file, whose directory is the start of relative paths.
     pub(super) fn of_file(file: &'a Path, text: &'a str) -> Self {
         let absolute = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let base = absolute.parent().unwrap_or(Path::new("/")).to_owned();
         Self { file, text, base: Some(base), found: Vec::new() }
     }
 
-    /// A text that is no file, in which paths are absolute.
+    /// Makes a collector for a text that is no file, in which paths are absolute.
     pub(super) fn of_text(text: &'a str) -> Self {
         Self { file: Path::new(""), text, base: None, found: Vec::new() }
     }
 
-    /// The file as a whole cannot be used.
+    /// Makes a problem of the whole file.
     pub(super) fn whole_file(file: &Path, message: String) -> Problems {
         Problems { file: file.to_owned(), list: vec![Problem { place: None, subject: String::new(), message }] }
     }
 
-    /// Something is wrong with what stands at `span`.
+    /// Adds a problem of the text at `span`.
     pub(super) fn add(&mut self, span: Range<usize>, subject: &str, message: impl Into<String>) {
         if self.is_full() {
             return;
@@ -91,7 +92,7 @@ impl<'a> Collector<'a> {
         self.found.len() >= LISTED_MAX
     }
 
-    /// Fails with what was found, if anything was.
+    /// Returns the collected problems as an error, if there are any.
     pub(super) fn finish(mut self) -> Result<(), Problems> {
         if self.found.is_empty() {
             return Ok(());
@@ -100,7 +101,7 @@ impl<'a> Collector<'a> {
         Err(Problems { file: self.file.to_owned(), list: self.found.into_iter().map(|(_, problem)| problem).collect() })
     }
 
-    /// Line and column, in characters, of a byte of the text.
+    /// Returns the line and the column, in characters, of a byte of the text.
     fn place(&self, at: usize) -> (usize, usize) {
         let before = self.text.get(..at).unwrap_or(self.text);
         let line = before.matches('\n').count().saturating_add(1);

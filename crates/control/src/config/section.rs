@@ -17,11 +17,11 @@ type Place = Range<usize>;
 
 /// A section that was read: its name, and where its parts are.
 pub(super) struct Head {
-    /// `None` if it has none or none that can be used.
+    /// `None` if the name is missing or invalid.
     pub(super) name: Option<String>,
-    /// What messages call it.
+    /// The section's name in messages.
     pub(super) subject: String,
-    /// Where its heading is.
+    /// The place of the section's heading.
     pub(super) heading: Place,
     /// Where the values are that obey the rules of their keys. The elements of a list come after
     /// it.
@@ -48,7 +48,7 @@ impl Head {
 pub(super) struct Section<'t, 'c, 'p> {
     table: &'t DeTable<'t>,
     head: Head,
-    /// The keys that were asked for: all that it may have.
+    /// The keys that were read so far; after the last one, all valid keys.
     known: Vec<&'static str>,
     problems: &'c mut Collector<'p>,
 }
@@ -87,7 +87,7 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         self.complain(place, message);
     }
 
-    /// Whether the key is there, of whatever type.
+    /// Whether the table has the key, with a value of any type.
     pub(super) fn has(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }
@@ -135,7 +135,7 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         }
     }
 
-    /// A path, taken from the directory of the configuration file if it is relative.
+    /// Reads a path. A relative path starts at the directory of the configuration file.
     fn path(&self, key: &str, value: &DeValue<'_>) -> Result<Value, String> {
         let text = text(key, value)?;
         if text.is_empty() || text.contains('\0') {
@@ -164,7 +164,7 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
                     Err((section.head.heading.clone(), message))
                 }
             };
-            // Without the type it is not known which keys belong here.
+            // The valid keys depend on the type.
             match word.map(|word| variants.iter().find(|variant| variant.word == word)) {
                 Ok(Some(variant)) => {
                     sections.push((variant.word, section.all(variant.keys)));
@@ -177,7 +177,7 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         Value::Sections(sections)
     }
 
-    /// The tables of a list of tables, as `[[heading]]` writes them, with where each begins.
+    /// Reads a list of tables, as `[[heading]]` writes them, with the place of each.
     pub(super) fn tables(&mut self, key: &'static str, heading: &str) -> Vec<(Place, &'t DeTable<'t>)> {
         let table = |value: &'t Spanned<DeValue<'t>>| value.get_ref().as_table().map(|table| (value.span(), table));
         if !self.known.contains(&key) {
@@ -191,7 +191,7 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         found.unwrap_or_default()
     }
 
-    /// A table within this one.
+    /// Reads a table within this one.
     pub(super) fn table(&mut self, key: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
         self.known.push(key);
         let value = self.table.get(key)?;
@@ -202,7 +202,7 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         Some(value)
     }
 
-    /// Reports every key that was never asked for.
+    /// Reports every key that was never read.
     pub(super) fn finish(self) -> Head {
         for key in self.table.keys() {
             let name = key.get_ref().as_ref();
@@ -261,7 +261,7 @@ fn text<'a>(key: &str, value: &'a DeValue<'_>) -> Result<&'a str, String> {
     value.as_str().ok_or_else(|| wrong(key, "a string in quotes", value))
 }
 
-/// One of a few words.
+/// Reads a word out of `words`.
 fn word(key: &str, value: &DeValue<'_>, words: &[&'static str]) -> Result<&'static str, String> {
     let text = text(key, value)?;
     let found = words.iter().find(|word| **word == text).copied();
@@ -271,7 +271,7 @@ fn word(key: &str, value: &DeValue<'_>, words: &[&'static str]) -> Result<&'stat
     })
 }
 
-/// A size in bytes.
+/// Reads a size in bytes.
 fn bytes(key: &str, value: &DeValue<'_>) -> Result<u64, String> {
     let found = match value {
         DeValue::String(text) => size::parse(text),

@@ -1,11 +1,11 @@
-//! From a draft without faults to what it means, with every default filled in.
+//! Turns a draft without faults into a configuration, with every default filled in.
 
 use sidecore_assembly::spec::{DeviceSpec, IdleMode, Nanos, Spec, StoreSpec};
 
 use super::Config;
 use super::draft::{Draft, Part, SidecoreDraft};
 
-/// The configuration that a faultless draft means.
+/// Makes the configuration of a draft without faults.
 pub(super) fn settle(draft: Draft) -> Config {
     let mut load = Load::new(&draft.devices, draft.sidecores.iter().filter_map(|sidecore| sidecore.head.name()));
     let devices = draft.devices.into_iter();
@@ -36,11 +36,12 @@ fn settle_device(device: Part<DeviceSpec>, load: &mut Load, sidecores: &[Part<Si
     Some(spec)
 }
 
-/// How many queues each sidecore serves: devices that name none go where there are fewest.
+/// The number of queues on each sidecore. A device without named sidecores goes to the sidecore
+/// with the fewest queues.
 struct Load(Vec<(String, usize)>);
 
 impl Load {
-    /// What the devices that name their sidecores lay on them.
+    /// Counts the queues of the devices that name their sidecores.
     fn new<'a>(devices: &[Part<DeviceSpec>], sidecores: impl Iterator<Item = &'a str>) -> Self {
         let queues_on = |sidecore: &str| {
             let share = |Part { spec, .. }: &Part<DeviceSpec>| {
@@ -52,7 +53,7 @@ impl Load {
         Self(sidecores.map(|sidecore| (sidecore.to_owned(), queues_on(sidecore))).collect())
     }
 
-    /// Picks the sidecore with the fewest queues, the first of several, and gives it these.
+    /// Picks the sidecore with the fewest queues, the first of several, and adds `queues` to it.
     fn least(&mut self, queues: u16) -> Option<String> {
         let (name, load) = self.0.iter_mut().min_by_key(|(_, load)| *load)?;
         *load = load.saturating_add(usize::from(queues));

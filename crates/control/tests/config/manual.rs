@@ -9,12 +9,12 @@ use crate::parse;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md");
 
-/// The name of a table stands in the line before it.
+/// The line before a table has the table's name.
 const BEGIN: &str = "<!-- keys: ";
 const BEGIN_END: &str = " -->\n";
 const END: &str = "<!-- end of keys -->\n";
 
-/// Set by `cargo xtask keys`: the file is written.
+/// If `cargo xtask keys` sets this variable, the file is written.
 const WRITE: &str = "SIDECORE_WRITE_DOCS";
 
 fn keys_of(table: &str) -> Vec<&'static Key> {
@@ -91,7 +91,7 @@ fn the_tables_of_the_manual_are_those_of_the_keys() {
     assert!(manual == right, "run `cargo xtask keys`: docs/config.md is not as the keys are");
 }
 
-/// The keys that a section may have, as a misfit of a key makes it tell.
+/// Returns the valid keys of a section, from the message about an unknown key.
 fn known_keys(section: &str) -> Vec<String> {
     let problems =
         parse(Path::new("/"), &format!("{section}\nxxxxxxxxxxxx = 1\n"), Depth::Text).unwrap_err().to_string();
