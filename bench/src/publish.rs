@@ -33,8 +33,9 @@ pub type Headline = (&'static str, Of<'static>);
 /// A page cannot be read or written, or has no place for the results.
 pub fn publish(records: &Records, report: &Report<'_>, checked: &[Checked]) -> Result<()> {
     let (name, Report { table, note, .. }) = (records.experiment(), report);
-    let source = format!("{note}Measured by `cargo xtask bench {name}` at revision {}.", records.revision());
-    update(PAGE, &format!("bench: {name}"), &format!("{}\n\n{source}", table.trim_end()))?;
+    let note = note.trim_end();
+    let source = format!("{note}\nMeasured by `cargo xtask bench {name}` at revision {}.", records.revision());
+    update(PAGE, &format!("bench: {name}"), &format!("{}\n\n{}", table.trim_end(), source.trim_start()))?;
     let readme = std::fs::read_to_string(README).with_context(|| format!("cannot read {README}"))?;
     let rows = rows(records, report, checked);
     let old = pages::between(&readme, ROWS).with_context(|| format!("{README} has no place for rows"))?;

@@ -363,8 +363,8 @@ mod tests {
     use super::*;
     use crate::spec::{SidecoreSpec, StoreKind};
 
-    /// Each change serves its own device, also if the changes overlap: the failure of the one is not
-    /// reported to the other.
+    /// Each change serves its own device, also if the changes overlap: the failure of one change is
+    /// not reported to the other.
     #[test]
     fn additions_side_by_side_fail_each_for_itself() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,7 +1,8 @@
-//! What is to run, as plain data. The configuration file is one way to write it; a program can fill it in directly.
+//! The specification of an assembly as plain data, read from a configuration file or filled in by a
+//! program.
 //!
-//! Things refer to one another by name. [`crate::Assembly::start`] answers a name that leads nowhere with an error,
-//! but the friendly checks, which know the place in the file, are made where the file is read.
+//! Parts refer to one another by name. [`crate::Assembly::start`] refuses an unknown name; the
+//! checks that know the place in the file are made where the file is read.
 
 mod controller;
 mod device;
@@ -38,7 +39,7 @@ pub struct Spec {
     pub sidecores: Vec<SidecoreSpec>,
     /// Where blocks end up.
     pub stores: Vec<StoreSpec>,
-    /// What divides a store into volumes.
+    /// Each divides a store into volumes.
     pub controllers: Vec<ControllerSpec>,
     /// The disks that guests see.
     pub devices: Vec<DeviceSpec>,
@@ -80,7 +81,7 @@ impl SidecoreSpec {
     }
 }
 
-/// Whose the file of a socket is, and its permissions.
+/// Owner and permissions of the file of a socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SocketAccess {
     /// Its user, by name or number; `None` for the daemon's.

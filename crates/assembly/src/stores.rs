@@ -72,8 +72,8 @@ impl Stores {
         matches!(self.0.get(name), Some((_, Progress::Opening)))
     }
 
-    /// Ends an attempt to open a store. An attempt that is out of date, because the store was closed
-    /// or replaced meanwhile, changes nothing.
+    /// Ends an attempt to open a store. An attempt that is out of date, because the store was
+    /// closed or replaced meanwhile, changes nothing.
     pub(crate) fn answered(&mut self, spec: &StoreSpec, opened: Result<Arc<dyn BlockDevice>, String>) {
         if self.0.get(&spec.name).is_some_and(|(of, progress)| of == spec && progress.phase() == Phase::Opening) {
             self.set(spec, opened.map_or_else(Progress::Refused, Progress::Open));

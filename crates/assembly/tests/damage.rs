@@ -82,8 +82,8 @@ fn pool(directory: &Path, names: &[&str]) -> Spec {
     spec
 }
 
-/// The volumes of a damaged pool are read, and written where they have blocks of their own. They get
-/// no new blocks.
+/// The volumes of a damaged pool are read, and written where they have blocks of their own. They
+/// get no new blocks.
 fn check_frozen(assembly: &Assembly, good: &Path) {
     let controller = assembly.controllers().swap_remove(0);
     let mut good = connect(good);

@@ -255,8 +255,8 @@ fn damage_of(Problems { mut list, more }: Problems) -> Vec<Damage> {
     list
 }
 
-/// The volumes of records that are [healthy](Trees::healthy) or not, and their names. Of two records
-/// of one name the first has it.
+/// The volumes of records that are [healthy](Trees::healthy) or not, and their names. Of two
+/// records of one name the first has it.
 fn volumes_of(records: Vec<Record>, healthy: Vec<bool>) -> (BTreeMap<VolumeId, Volume>, HashMap<String, VolumeId>) {
     let mut volumes = BTreeMap::new();
     let mut names = HashMap::new();

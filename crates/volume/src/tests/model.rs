@@ -194,6 +194,13 @@ impl World {
         self.volumes = reopen(volumes, &mut self.disk);
     }
 
+    fn delete(&mut self, index: usize) {
+        if let Some(id) = self.pick(index) {
+            self.volumes.delete(&mut self.disk, id).unwrap();
+            self.wanted.remove(&id);
+        }
+    }
+
     fn share(&mut self, from: VolumeId, (first, count): (u64, u64), to: VolumeId, to_first: u64) {
         let (first, count) = self.clip(from, first, count);
         let (to_first, count) = self.clip(to, to_first, count);
@@ -215,12 +222,7 @@ impl World {
             Step::Create => self.create(),
             Step::Snapshot(index) => self.copy(index, true),
             Step::Clone(index) => self.copy(index, false),
-            Step::Delete(index) => {
-                if let Some(id) = self.pick(index) {
-                    self.volumes.delete(&mut self.disk, id).unwrap();
-                    self.wanted.remove(&id);
-                }
-            }
+            Step::Delete(index) => self.delete(index),
             Step::Write(index, first, count) => {
                 if let Some(id) = self.writable(index) {
                     let (first, count) = self.clip(id, first, count);

@@ -89,7 +89,7 @@ impl Volumes {
         Ok(Grant { volume: id, range, extents, charged_blocks })
     }
 
-    /// Grants blocks for the whole wish, or for as much of it as there is space and room in the log.
+    /// Grants blocks for the wish, or for the part of it that has space and room in the log.
     fn grant(&mut self, mut wish: Wish) -> Result<Vec<Extent>, VolumeError> {
         let mut extents: Vec<Extent> = Vec::new();
         let room = self.log.as_ref().map_or(u64::MAX, |log| log.room());
