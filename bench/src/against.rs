@@ -167,7 +167,9 @@ fn record_children(records: &mut Records, pairs: &[(Vec<Measure>, Vec<Measure>)]
         let mut ratios = Rounds::new();
         for (this, other) in pairs {
             // A case that only one of the builds has cannot be compared.
-            let (Some(this), Some(other)) = (this.iter().find(is_same), other.iter().find(is_same)) else { continue };
+            let (Some(this), Some(other)) = (this.iter().find(is_same), other.iter().find(is_same)) else {
+                continue;
+            };
             let is_rate = unit.ends_with("/s");
             let ratio = if is_rate { this.value / other.value } else { other.value / this.value };
             ratios.add(ratio, record::counts(&this.params) && record::counts(&other.params));

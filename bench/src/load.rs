@@ -183,8 +183,7 @@ fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<S
         }
         queue.publish()?;
     }
-    let mut since = start;
-    let mut done = 0_u64;
+    let (mut since, mut done) = (start, 0_u64);
     let mut readings = Readings::new(per_reading);
     let mut silence = 0_u32;
     let finish = 'load: loop {
@@ -219,20 +218,30 @@ fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<S
         }
     };
     drain(queues, work, &mut completions)?;
-    let after = sum(queues);
-    let seconds = clock.delta(start, finish).as_secs_f64();
-    let requests = (after.requests - before.requests) as f64;
+    let elapsed = clock.delta(start, finish);
     // The histogram holds raw ticks of the clock, which are equally long in every run.
-    let quantile = |share| if alone { clock.delta_as_nanos(0, latencies.quantile(share) as u64) as f64 } else { 0.0 };
+    let quantile = |share| {
+        if alone { clock.delta_as_nanos(0, latencies.quantile(share) as u64) as f64 } else { 0.0 }
+    };
     let in_flight = f64::from(work.depth) * queues.len() as f64;
     Ok(Sample {
-        iops: done as f64 / seconds,
         latency_p50_ns: quantile(0.5),
         latency_p99_ns: quantile(0.99),
-        latency_mean_ns: seconds * 1e9 * in_flight / done as f64,
+        ..sample_of(done, elapsed, in_flight, (before, sum(queues)))
+    })
+}
+
+/// The sample of so many completed requests, without quantiles of the latency.
+fn sample_of(done: u64, elapsed: Duration, in_flight: f64, (before, after): (Counters, Counters)) -> Sample {
+    let (done, seconds) = (done as f64, elapsed.as_secs_f64());
+    let requests = (after.requests - before.requests) as f64;
+    Sample {
+        iops: done / seconds,
+        latency_mean_ns: seconds * 1e9 * in_flight / done,
         kicks_per_request: (after.kicks - before.kicks) as f64 / requests,
         interrupts_per_request: (after.calls - before.calls) as f64 / requests,
-    })
+        ..Sample::default()
+    }
 }
 
 /// Waits for the requests in flight, and takes the interrupts that no wait has taken.

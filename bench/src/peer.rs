@@ -214,7 +214,9 @@ impl StorageDaemon {
         let socket = directory.join(format!("{name}.sock"));
         let direct = if settings.direct { "on" } else { "off" };
         let blockdev = match disk {
-            Disk::Null { bytes } => format!("driver=null-co,node-name=disk,size={bytes},read-zeroes=off"),
+            Disk::Null { bytes } => {
+                format!("driver=null-co,node-name=disk,size={bytes},read-zeroes=off")
+            }
             Disk::File { path, .. } => {
                 format!("driver=file,node-name=disk,aio=io_uring,cache.direct={direct},filename={}", path.display())
             }

@@ -33,7 +33,9 @@ impl Steps {
                 self.done.push((name.to_owned(), took));
                 Ok(value)
             }
-            Err(error) => bail!("{name} failed after {}:\n  {error:#}\n\nWhat to do: {advice}", seconds(took)),
+            Err(error) => {
+                bail!("{name} failed after {}:\n  {error:#}\n\nWhat to do: {advice}", seconds(took))
+            }
         }
     }
 

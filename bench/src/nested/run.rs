@@ -94,7 +94,9 @@ impl Bench {
             // one.
             for turn in 0..clients.len() {
                 let index = if builds { against::index(turn, round) } else { (turn + round) % clients.len() };
-                let (Some(client), Some(measured)) = (clients.get_mut(index), all.get_mut(index)) else { continue };
+                let (Some(client), Some(measured)) = (clients.get_mut(index), all.get_mut(index)) else {
+                    continue;
+                };
                 let program = programs.get_mut(client.system.program).context("no such program")?;
                 let run = self.round(program, client, work);
                 measured.runs.add(run.with_context(|| format!("measuring {}, {case}", measured.name))?);

@@ -202,7 +202,9 @@ fn about(report: &ControllerReport, allocated_bytes: u64) -> Table {
     let mut line = |name: &str, value: String| table.row([name.to_owned(), value]);
     let state = match &report.reason {
         Some(reason) => format!("read-only: {reason}"),
-        None if report.full.is_some() => format!("full: {}", report.full.as_deref().unwrap_or_default()),
+        None if report.full.is_some() => {
+            format!("full: {}", report.full.as_deref().unwrap_or_default())
+        }
         None => state(report).to_owned(),
     };
     line("state", state);

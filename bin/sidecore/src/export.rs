@@ -164,7 +164,9 @@ fn check_target(path: &Path, force: bool) -> Result<()> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error).with_context(|| format!("{} cannot be looked at", path.display())),
-        Ok(metadata) if !metadata.is_file() => bail!("{} is there and is no regular file", path.display()),
+        Ok(metadata) if !metadata.is_file() => {
+            bail!("{} is there and is no regular file", path.display())
+        }
         Ok(_) if !force => bail!("{} is there already; say --force to replace it", path.display()),
         Ok(_) => Ok(()),
     }

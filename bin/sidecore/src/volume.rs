@@ -124,7 +124,9 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<Exit
     let client = Client::new(socket)?;
     let controller = pick::controller(&client, controller.as_deref())?;
     let on = controller.name.as_str();
-    let one = |volume: VolumeReport, done: &str| if json { print_json(&volume) } else { say(&volume, done) };
+    let one = |volume: VolumeReport, done: &str| {
+        if json { print_json(&volume) } else { say(&volume, done) }
+    };
     match command {
         Command::Create { name, size, quota } => {
             let new = CreateVolume { name, size_bytes: size, quota_bytes: quota };

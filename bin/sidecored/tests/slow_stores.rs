@@ -136,6 +136,15 @@ fn three_stores(plain: &SlowDisk, pool: &SlowDisk, other: &SlowDisk) -> String {
     )
 }
 
+/// The late writes have landed before the device is served, so they overwrite no later write.
+fn check_late(daemon: &Daemon<'_>, name: &str, content: u8) {
+    daemon.until(name, "waiting");
+    let mut client = daemon.connect(name);
+    assert!(read(&mut client) == [content; BLOCK], "{name}");
+    write(&mut client, &[4; BLOCK]);
+    assert!(read(&mut client) == [4; BLOCK], "{name}");
+}
+
 #[test]
 fn requests_of_a_killed_daemon_land_before_the_next_one_serves() {
     // The kernel lets a process write to a file on FUSE once at a time, so the held requests are
@@ -180,8 +189,7 @@ fn requests_of_a_killed_daemon_land_before_the_next_one_serves() {
     }
 
     let next = Daemon::start(directory.path(), &text);
-    let mut memory = next.connect("mem");
-    write(&mut memory, &[3; BLOCK]);
+    write(&mut next.connect("mem"), &[3; BLOCK]);
     for name in ["plain", "root", "mapped"] {
         let device = next.device(name);
         assert_eq!(device.state.word(), "opening", "{:?}", device.reason);
@@ -194,13 +202,7 @@ fn requests_of_a_killed_daemon_land_before_the_next_one_serves() {
     pool.release();
     other.release();
     for (name, content) in [("plain", 2), ("root", 1), ("mapped", 2)] {
-        next.until(name, "waiting");
-        let mut client = next.connect(name);
-        // The late writes have landed before the device was served, so they overwrite no later
-        // write.
-        assert!(read(&mut client) == [content; BLOCK], "{name}");
-        write(&mut client, &[4; BLOCK]);
-        assert!(read(&mut client) == [4; BLOCK], "{name}");
+        check_late(&next, name, content);
     }
     assert!(plain.bytes(0, BLOCK) == [4; BLOCK]);
     for controller in ["pool", "other"] {
@@ -294,6 +296,20 @@ fn pool(name: &str, path: &Path) -> String {
     )
 }
 
+/// The controllers are listed with the reason why they are closed.
+fn check_refused(daemon: &Daemon<'_>) {
+    let all = daemon.client().all_controllers().unwrap();
+    let open: Vec<_> = all.controllers.iter().map(|controller| controller.name.as_str()).collect();
+    let closed: Vec<_> = all.closed.iter().map(|closed| (closed.name.as_str(), closed.state.word())).collect();
+    assert_eq!(open, ["pool-good"]);
+    assert_eq!(closed, [("pool-torn", "refused"), ("pool-short", "refused")]);
+    let denied = daemon.client().volumes("pool-short").unwrap_err().to_string();
+    assert!(denied.contains("\"pool-short\" is refused") && denied.contains("the disk has"), "{denied}");
+    let device = NewDevice::new("new", &daemon.directory.join("new.sock")).with("store", "short");
+    let denied = daemon.client().add_device(&device).unwrap_err().to_string();
+    assert!(denied.contains("\"pool-short\" is refused"), "{denied}");
+}
+
 #[test]
 fn a_pool_that_cannot_be_opened_is_refused_and_no_other() {
     const POOL_BYTES: u64 = 16 << 20;
@@ -331,17 +347,7 @@ fn a_pool_that_cannot_be_opened_is_refused_and_no_other() {
     assert!(reason(2).contains("controller \"pool-short\"") && reason(2).contains("the disk has"), "{}", reason(2));
     assert!(read(&mut next.connect("good")) == [1; BLOCK]);
 
-    // The controllers are listed with the reason why they are closed.
-    let all = next.client().all_controllers().unwrap();
-    let open: Vec<_> = all.controllers.iter().map(|controller| controller.name.as_str()).collect();
-    let closed: Vec<_> = all.closed.iter().map(|closed| (closed.name.as_str(), closed.state.word())).collect();
-    assert_eq!(open, ["pool-good"]);
-    assert_eq!(closed, [("pool-torn", "refused"), ("pool-short", "refused")]);
-    let denied = next.client().volumes("pool-short").unwrap_err().to_string();
-    assert!(denied.contains("\"pool-short\" is refused") && denied.contains("the disk has"), "{denied}");
-    let device = NewDevice::new("new", &directory.path().join("new.sock")).with("store", "short");
-    let denied = next.client().add_device(&device).unwrap_err().to_string();
-    assert!(denied.contains("\"pool-short\" is refused"), "{denied}");
+    check_refused(&next);
 
     // The next start with the original file serves it.
     drop(next);

@@ -86,7 +86,9 @@ impl Assembly {
     /// The thread cannot be started.
     pub fn serve_late(&self) -> Result<(), AssemblyError> {
         let mut graph = self.graph();
-        let Some(receiver) = graph.receiver.take().filter(|_| graph.in_flight > 0) else { return Ok(()) };
+        let Some(receiver) = graph.receiver.take().filter(|_| graph.in_flight > 0) else {
+            return Ok(());
+        };
         let (weak, subsystems) = (Arc::downgrade(&self.graph), Arc::clone(&self.lists.subsystems));
         let serve = move || {
             while let Ok(opened) = receiver.recv() {

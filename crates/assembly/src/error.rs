@@ -205,7 +205,9 @@ impl AssemblyError {
         match self {
             Self::Controller { error, .. } => error.kind == ErrorKind::Failed,
             Self::File { error, .. } => matches!(error, FileError::Predecessor { .. }),
-            Self::HostFile { error, .. } => matches!(error, HostFileError::InUse { may_have_ended: true, .. }),
+            Self::HostFile { error, .. } => {
+                matches!(error, HostFileError::InUse { may_have_ended: true, .. })
+            }
             _ => false,
         }
     }

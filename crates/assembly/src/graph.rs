@@ -1,13 +1,14 @@
 //! The parts of a running assembly, and the actions of a plan carried out on them.
 
-use std::collections::BTreeMap;
+mod serve;
+
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use sidecore_block::BlockDevice;
 use sidecore_linux::Clock;
-use sidecore_nvme_subsystem::{NamespaceIds, Subsystems, restore};
+use sidecore_nvme_subsystem::{NamespaceIds, Subsystems};
 use sidecore_peer::Service;
 use sidecore_sidecore::{Sidecore, SidecoreThread};
 
@@ -23,6 +24,8 @@ use crate::spec::{DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use crate::stores::{Progress, Stores, open_file};
 use crate::volume_service::Volumes;
 use crate::wanted::Wanted;
+
+pub(crate) use serve::serve_created;
 
 /// The time that a start, or the addition of a device, waits for stores that do not answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -341,7 +344,9 @@ impl Graph {
     }
 
     fn open_controller(&mut self, name: &str, next: &Spec, occasion: Occasion) -> Result<(), AssemblyError> {
-        let Some(spec) = next.controllers.iter().find(|spec| spec.name == name).cloned() else { return Ok(()) };
+        let Some(spec) = next.controllers.iter().find(|spec| spec.name == name).cloned() else {
+            return Ok(());
+        };
         let Some(store) = self.stores.get(&spec.store).cloned() else { return Ok(()) };
         let bottom = bottom(next, &spec.store).cloned();
         let spawned = self.spawn(name, move || {
@@ -406,7 +411,9 @@ impl Graph {
         let (disks, subsystems) = (Arc::downgrade(&self.lists.disks), Arc::downgrade(&self.lists.subsystems));
         let name = controller.name().to_owned();
         controller.on_change(move |change| {
-            let (Some(disks), Some(subsystems)) = (disks.upgrade(), subsystems.upgrade()) else { return };
+            let (Some(disks), Some(subsystems)) = (disks.upgrade(), subsystems.upgrade()) else {
+                return;
+            };
             let disks = lock(&disks).clone();
             match change {
                 VolumeChange::Listed => {}
@@ -548,7 +555,9 @@ impl Graph {
 
     /// Whether writes to a device's store, or to the store of its controller, may be lost.
     pub(crate) fn has_lost_writes(&self, bottom: &StoreSpec, unflushed: &[String]) -> bool {
-        let Some(controller) = bottom.kind.controller() else { return unflushed.contains(&bottom.name) };
+        let Some(controller) = bottom.kind.controller() else {
+            return unflushed.contains(&bottom.name);
+        };
         let wanted = self.lists.wanted();
         self.lists.controllers.get(controller).is_none_or(|controller| {
             let below = crate::plan::bottom(&wanted.spec, controller.store());
@@ -565,67 +574,6 @@ pub(crate) fn open_alone(file: StoreSpec) -> Result<Arc<dyn BlockDevice>, Assemb
     // After that time the receiver is dropped, and so is the file when it is open.
     thread.spawn(move || drop(sender.send(open_file(&file)))).map_err(AssemblyError::Threads)?;
     receiver.recv_timeout(PATIENCE).unwrap_or(Err(AssemblyError::NoAnswer { name }))
-}
-
-/// Serves the created devices, after functions have got the state that they had under another
-/// process. The graph is locked for each function and each device, so the caller must not have
-/// locked it.
-///
-/// # Errors
-/// The first failure, unless the occasion tolerates it. The failed device is removed.
-pub(crate) fn serve_created(
-    graph: &Mutex<Graph>,
-    created: Vec<Arc<Disk>>,
-    occasion: Occasion,
-) -> Result<(), AssemblyError> {
-    let (services, states, subsystems) = {
-        let graph = lock(graph);
-        let controllers = graph.lists.controllers.all();
-        let volumes = |controller| Volumes::new(controller, &graph.this, &graph.lists.disks);
-        let services: Vec<Volumes> = controllers.iter().map(volumes).collect();
-        let states: BTreeMap<_, _> = graph.left.iter().flat_map(|left| left.subsystem().functions).collect();
-        (services, states, Arc::clone(&graph.lists.subsystems))
-    };
-    services.iter().for_each(|service| restore(service, &states));
-    subsystems.refresh();
-    // Physical functions come last: requests of their hosts may concern other functions, whose
-    // clients must be connected by then.
-    let (last, first): (Vec<_>, Vec<_>) = created.into_iter().partition(|disk| disk.manages());
-    for disk in first.into_iter().chain(last) {
-        // Resolved before the graph is locked: the name service may take a while to answer.
-        let access = disk.spec.access.resolve();
-        let mut graph = lock(graph);
-        let name = &disk.spec.name;
-        if graph.ends {
-            return Err(AssemblyError::Ending);
-        }
-        // Removed meanwhile.
-        if !graph.lists.all_disks().iter().any(|listed| Arc::ptr_eq(listed, &disk)) {
-            continue;
-        }
-        let account = |error| AssemblyError::Account { name: name.clone(), error };
-        let at = graph.left.iter().position(|left| left.name == *name);
-        let served = access.map_err(account).and_then(|access| disk.serve(access, at.map(|at| graph.left.remove(at))));
-        match served {
-            Ok(()) if occasion == Occasion::Late => tracing::info!(device = name, "served, its store is open now"),
-            Ok(()) => {}
-            Err(error) => {
-                graph.forget(&disk);
-                match occasion {
-                    Occasion::Late => graph.refuse_device(name, error.to_string()),
-                    Occasion::Addition => {
-                        let _ = graph.unwant(name);
-                    }
-                    Occasion::Opening | Occasion::Start => return Err(error),
-                }
-                graph.close_unneeded();
-                if occasion == Occasion::Addition {
-                    return Err(error);
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Whether the contents of a store survive this process: not those of a RAM store.

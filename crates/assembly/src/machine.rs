@@ -47,7 +47,9 @@ where
     }
     let start = Instant::now();
     while in_flight > 0 {
-        let Ok((index, result)) = receiver.recv_timeout(patience.saturating_sub(start.elapsed())) else { break };
+        let Ok((index, result)) = receiver.recv_timeout(patience.saturating_sub(start.elapsed())) else {
+            break;
+        };
         in_flight = in_flight.saturating_sub(1);
         if let Some(place) = results.get_mut(index) {
             *place = Some(result);

@@ -158,7 +158,9 @@ impl VirtioDevice for ServedBlk {
         if running.is_some() {
             return refuse("the queue is running already".to_owned());
         }
-        let Some(store) = self.store().clone() else { return refuse("the device is closed".to_owned()) };
+        let Some(store) = self.store().clone() else {
+            return refuse("the device is closed".to_owned());
+        };
         let (device, idle) = (Arc::clone(&self.device), self.idle);
         let io_error = move |error| StartError::Io { index, error };
         let started = queue.sidecore.start(move |core| {

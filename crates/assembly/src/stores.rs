@@ -133,7 +133,9 @@ pub(crate) fn open_file(spec: &StoreSpec) -> Result<Arc<dyn BlockDevice>, Assemb
     let bottom = match &spec.kind {
         StoreKind::HostFile(options) => host_file(&spec.name, options)?,
         StoreKind::File(options) => file(&spec.name, options)?,
-        _ => return Err(AssemblyError::Unknown { user: "this".to_owned(), kind: "file", name: spec.name.clone() }),
+        _ => {
+            return Err(AssemblyError::Unknown { user: "this".to_owned(), kind: "file", name: spec.name.clone() });
+        }
     };
     Ok(behind(&spec.stages, bottom))
 }

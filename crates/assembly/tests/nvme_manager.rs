@@ -4,6 +4,8 @@
 mod common;
 #[path = "common/host.rs"]
 mod host;
+#[path = "common/manager.rs"]
+mod manager;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +25,7 @@ use tempfile::TempDir;
 
 use common::{PATIENCE, device, until};
 use host::{ADAPTIVE, connect, function, read, write};
+use manager::{allocated, attach, attached, attachment, create, delete, detach, secondary, virtualization};
 
 const STORE_BYTES: u64 = 64 << 20;
 const VOLUME_BYTES: u64 = 8 << 20;
@@ -96,76 +99,6 @@ fn pool(assembly: &Assembly) -> Arc<ControllerHandle> {
 
 fn volumes(assembly: &Assembly) -> Vec<String> {
     pool(assembly).volumes().unwrap().into_iter().map(|volume| volume.name).collect()
-}
-
-fn run(pf: &mut NvmeClient, command: NvmeCommand, data: &[u8]) -> (u16, u32) {
-    let completion = pf.admin().write(command, data).unwrap();
-    (completion.status.0 & 0x7FF, completion.result)
-}
-
-/// Namespace Management, Create: size in blocks and LBA format.
-fn create(pf: &mut NvmeClient, blocks: u64, format: u8) -> (u16, u32) {
-    let mut data = [0; 4096];
-    data[..8].copy_from_slice(&blocks.to_le_bytes());
-    data[8..16].copy_from_slice(&blocks.to_le_bytes());
-    data[26] = format;
-    run(pf, NvmeCommand::new(admin_opcode::NAMESPACE_MANAGEMENT, 0), &data)
-}
-
-/// Namespace Management, Delete.
-fn delete(pf: &mut NvmeClient, namespace: u32) -> u16 {
-    let command = NvmeCommand::new(admin_opcode::NAMESPACE_MANAGEMENT, namespace).dword(10, 1);
-    run(pf, command, &[0; 4096]).0
-}
-
-/// Namespace Attachment: 0 attaches, 1 detaches.
-fn attachment(pf: &mut NvmeClient, selection: u32, namespace: u32, controllers: &[u16]) -> u16 {
-    let mut data = [0; 4096];
-    data[..2].copy_from_slice(&(controllers.len() as u16).to_le_bytes());
-    for (index, id) in controllers.iter().enumerate() {
-        data[2 + index * 2..][..2].copy_from_slice(&id.to_le_bytes());
-    }
-    let command = NvmeCommand::new(admin_opcode::NAMESPACE_ATTACHMENT, namespace).dword(10, selection);
-    run(pf, command, &data).0
-}
-
-fn attach(pf: &mut NvmeClient, namespace: u32, controller: u16) -> u16 {
-    attachment(pf, 0, namespace, &[controller])
-}
-
-fn detach(pf: &mut NvmeClient, namespace: u32, controller: u16) -> u16 {
-    attachment(pf, 1, namespace, &[controller])
-}
-
-/// Virtualization Management.
-fn virtualization(pf: &mut NvmeClient, controller: u16, action: u32) -> u16 {
-    let command = NvmeCommand::new(admin_opcode::VIRTUALIZATION_MANAGEMENT, 0);
-    run(pf, command.dword(10, u32::from(controller) << 16 | action), &[]).0
-}
-
-fn ids(list: &[u8]) -> Vec<u32> {
-    let ids = list.chunks_exact(4).map(|id| u32::from_le_bytes(id.try_into().unwrap()));
-    ids.take_while(|id| *id != 0).collect()
-}
-
-/// The allocated namespaces.
-fn allocated(pf: &mut NvmeClient) -> Vec<u32> {
-    ids(&pf.identify(0x10, 0).unwrap()[..])
-}
-
-/// The controllers that a namespace is attached to.
-fn attached(pf: &mut NvmeClient, namespace: u32) -> Vec<u16> {
-    let list = pf.identify(0x12, namespace).unwrap();
-    let ids = list.chunks_exact(2).map(|id| u16::from_le_bytes(id.try_into().unwrap()));
-    let ids: Vec<u16> = ids.collect();
-    ids[1..][..usize::from(ids[0])].to_vec()
-}
-
-/// The secondary controllers, and whether they are online.
-fn secondary(pf: &mut NvmeClient) -> Vec<(u16, bool)> {
-    let list = pf.identify(0x15, 0).unwrap();
-    let entry = |at: usize| (u16::from_le_bytes([list[at], list[at + 1]]), list[at + 4] == 1);
-    (1..=usize::from(list[0])).map(|index| entry(index * 32)).collect()
 }
 
 fn status(client: &mut NvmeClient, sector: u64) -> NvmeStatus {

@@ -369,7 +369,9 @@ impl FunctionChannel {
                 if !self.pass_limits(direction, operation, len_bytes) {
                     break;
                 }
-                let Some(request) = self.queued.get_mut(direction).and_then(VecDeque::pop_front) else { break };
+                let Some(request) = self.queued.get_mut(direction).and_then(VecDeque::pop_front) else {
+                    break;
+                };
                 left = left.saturating_sub(units(len_bytes));
                 used = used.saturating_add(units(len_bytes));
                 self.start(multiplexer, request);

@@ -404,7 +404,9 @@ impl Shared {
             match self.wait(Some(self.map.wanted()), None) {
                 Some(Event::Wanted) => self.leave_direct_path(WANTED, &lock(&self.way)),
                 Some(Event::Woken | Event::TimedOut) => {}
-                None => return self.leave_direct_path("its lease cannot be watched", &lock(&self.way)),
+                None => {
+                    return self.leave_direct_path("its lease cannot be watched", &lock(&self.way));
+                }
             }
             if self.function.goes_through() {
                 retry.left(direct_since.elapsed());

@@ -5,9 +5,9 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{function, guest, in_memory, over};
+use common::{function, guest, in_memory, over, until_commit};
 use sidecore_block::contract::{Harness, guest_memory, pattern, request};
-use sidecore_block::{Batch, BlockDevice, BlockError, BlockRequest, Geometry, Next, Operation, RamStore, Tag};
+use sidecore_block::{Batch, BlockDevice, BlockError, Geometry, Next, Operation, RamStore, Tag};
 use sidecore_controller::{
     Controller, ControllerError, ControllerOptions, FUNCTIONS_MAX, FunctionOptions, Limit, Limits, PhysicalDisk,
 };
@@ -491,26 +491,6 @@ fn a_disk_that_cannot_flush_makes_the_controller_read_only_and_says_so() {
     for at in 0..flushed {
         assert_eq!(guest.load(at * PAGE, PAGE as usize), pattern(at, PAGE as usize));
     }
-}
-
-/// Steps the hypervisor side until `request` completes, or would need a commit.
-fn until_commit(
-    guest: &mut Harness,
-    controller: &Controller,
-    disk: &mut PhysicalDisk,
-    request: Option<Box<BlockRequest>>,
-) -> Option<Result<(), BlockError>> {
-    let mut completed = Batch::new();
-    guest.submit(&mut request.into_iter().collect());
-    for now in 0..100 {
-        guest.channel.poll(Nanos(now), &mut completed);
-        if let Some(mut request) = completed.pop() {
-            request.tag.take().unwrap().into_bits();
-            return Some(request.result);
-        }
-        controller.step(disk);
-    }
-    None
 }
 
 #[test]

@@ -91,7 +91,9 @@ fn guest(controller: &Controller, volume: u64, guest: u64, seed: u64, rounds: u6
                     let model = &mut model[first as usize + index];
                     match read_stamp(sector) {
                         None => *model = 0,
-                        Some((_, _, sequence)) => assert_eq!(sequence, *model, "seed {seed}, round {round}"),
+                        Some((_, _, sequence)) => {
+                            assert_eq!(sequence, *model, "seed {seed}, round {round}")
+                        }
                     }
                 }
             }

@@ -281,7 +281,9 @@ impl ExtentTree {
             while old.count > 0 {
                 // Both are sorted: extents that end before this piece do not overlap later ones.
                 while extents.next_if(|new| new.range().end().is_none_or(|end| end <= old.first)).is_some() {}
-                let Some(new) = extents.peek().and_then(|new| new.clip(old.range())) else { return false };
+                let Some(new) = extents.peek().and_then(|new| new.clip(old.range())) else {
+                    return false;
+                };
                 if (new.first, new.physical, new.shared) != (old.first, old.physical, old.shared) {
                     return false;
                 }

@@ -21,15 +21,17 @@ fn allocations_in(device: &Arc<dyn BlockDevice>, total: usize) -> u64 {
     let clock = Clock::new();
     let mut channel = device.open_channel(&CoreContext::default(), DEPTH).unwrap();
     channel.attach_memory(&memory).unwrap();
-    let mut batch: Batch = (0..DEPTH as u64)
-        .map(|index| match index % 8 {
-            0 => request(&memory, Operation::Write, index * 4096, &[(ADDRESS + index * 4096, 4096)]),
-            1 => request(&memory, Operation::Read, index * 4096, &[(ADDRESS + 512, 512), (ADDRESS + 4096, 3584)]),
+    let one = |index: u64| {
+        let at = index * 4096;
+        match index % 8 {
+            0 => request(&memory, Operation::Write, at, &[(ADDRESS + at, 4096)]),
+            1 => request(&memory, Operation::Read, at, &[(ADDRESS + 512, 512), (ADDRESS + 4096, 3584)]),
             // Across two regions, at an odd address.
-            2 => request(&memory, Operation::Write, index * 4096, &[(0x20_0000 - 2047, 4096)]),
-            _ => request(&memory, Operation::Read, index * 4096, &[(ADDRESS + index * 4096, 4096)]),
-        })
-        .collect();
+            2 => request(&memory, Operation::Write, at, &[(0x20_0000 - 2047, 4096)]),
+            _ => request(&memory, Operation::Read, at, &[(ADDRESS + at, 4096)]),
+        }
+    };
+    let mut batch: Batch = (0..DEPTH as u64).map(one).collect();
     let mut completed = Batch::with_capacity(DEPTH);
     let mut run = |count: usize| {
         let mut done = 0;

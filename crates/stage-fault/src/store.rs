@@ -41,7 +41,9 @@ impl Affected {
             Self::Reads => operation == Operation::Read,
             Self::Writes => operation == Operation::Write,
             Self::Flushes => operation == Operation::Flush,
-            Self::Deallocations => matches!(operation, Operation::Discard | Operation::WriteZeroes { .. }),
+            Self::Deallocations => {
+                matches!(operation, Operation::Discard | Operation::WriteZeroes { .. })
+            }
         }
     }
 }

@@ -202,8 +202,12 @@ impl Session {
         body: Body,
         fds: &Descriptors,
     ) -> Result<Result<Reply, Refusal>, ProtocolError> {
-        let (Command::Version, body) = (command, body) else { return Err(ProtocolError::NotNegotiated { command }) };
-        let Body::Version(Version { major, minor, data }) = body else { return Ok(Err(wrong_body(&body))) };
+        let (Command::Version, body) = (command, body) else {
+            return Err(ProtocolError::NotNegotiated { command });
+        };
+        let Body::Version(Version { major, minor, data }) = body else {
+            return Ok(Err(wrong_body(&body)));
+        };
         if fds.count() > 0 {
             return Ok(Err(Refusal::FdCount { count: fds.count() }));
         }

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 
 use common::*;
 use sidecore_memory::reaper::wait_until_reaped;
-use sidecore_vfio_user::{Access, Body, Command, MAX_FDS, Message, PciEndpoint, Service, vfio};
+use sidecore_vfio_user::{Body, Command, MAX_FDS, Message, Service, vfio};
 
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
@@ -52,9 +52,7 @@ fn no_descriptor_leaks() {
     let before = open_descriptors();
     let service = Service::start(NonZeroUsize::MIN).unwrap();
     let function = Function::new();
-    let socket = service
-        .serve(&directory.path().join("socket"), Access::default(), PciEndpoint(function.clone()), None)
-        .unwrap();
+    let socket = serve(&service, &directory, "socket", &function);
     let serving = open_descriptors();
     for round in 0..20 {
         let mut client = Client::start(socket.path());

@@ -231,9 +231,7 @@ fn a_client_with_a_command_in_progress_is_exported_after_its_reply() {
     let service = Service::start(NonZeroUsize::MIN).unwrap();
     // This function refuses a hand-over: its client is lost, and the function is reset as usual.
     let function = Function::new();
-    let socket = service
-        .serve(&directory.path().join("socket"), Access::default(), PciEndpoint(function.clone()), None)
-        .unwrap();
+    let socket = serve(&service, &directory, "socket", &function);
     let mut client = Client::start(socket.path());
     function.hold(true);
     client.post((Command::DmaMap, Body::DmaMap(map(0, PAGE))), vec![memfd(PAGE)]);

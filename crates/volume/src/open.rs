@@ -213,7 +213,6 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
     }
 
     let forest = forest_of(walk, &superblock, options.cache_nodes, doubts);
-    let generation = superblock.generation;
     let catalogue = Tree { kind: Kind::Catalogue, owner: 0, root: superblock.catalogue };
     let (volumes, names) = volumes_of(records, healthy);
     // Writes another copy, before any change builds on the blocks that this generation freed: from
@@ -228,6 +227,7 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
 
     Ok(Volumes {
         next_volume: superblock.next_volume,
+        generation: superblock.generation,
         superblock,
         forest,
         catalogue,
@@ -235,7 +235,6 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         names,
         touched: BTreeSet::new(),
         changed,
-        generation,
         committing: None,
         backed: RangeSet::default(),
         kept: None,

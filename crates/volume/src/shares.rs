@@ -82,7 +82,9 @@ impl Shares {
 
     /// Makes `at` the border of two ranges, if it is inside of one.
     fn cut(&mut self, at: u64) {
-        let Some((start, (count, references))) = self.ranges.range_mut(..at).next_back() else { return };
+        let Some((start, (count, references))) = self.ranges.range_mut(..at).next_back() else {
+            return;
+        };
         let end = start.saturating_add(*count);
         if at < end {
             *count = at.saturating_sub(*start);
@@ -94,7 +96,9 @@ impl Shares {
     /// Joins the ranges that meet at `at`, if their counts are equal.
     fn join(&mut self, at: u64) {
         let Some((right, right_references)) = self.ranges.get(&at).copied() else { return };
-        let Some((start, (left, left_references))) = self.ranges.range_mut(..at).next_back() else { return };
+        let Some((start, (left, left_references))) = self.ranges.range_mut(..at).next_back() else {
+            return;
+        };
         if start.saturating_add(*left) == at && *left_references == right_references {
             *left = left.saturating_add(right);
             self.ranges.remove(&at);

@@ -49,7 +49,9 @@ impl Windows {
         let windows = self.of.get_mut(&volume)?;
         for index in (0..windows.len()).rev() {
             let Some(window) = windows.get(index).copied() else { continue };
-            let Some(into) = first.checked_sub(window.first).filter(|into| *into < window.count) else { continue };
+            let Some(into) = first.checked_sub(window.first).filter(|into| *into < window.count) else {
+                continue;
+            };
             let at = window.physical.saturating_add(into);
             let Some(run) = self.kept.containing(at) else { continue };
             let end = at.saturating_add(count).min(window.physical.saturating_add(window.count));

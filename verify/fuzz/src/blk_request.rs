@@ -41,7 +41,9 @@ fuzz_target!(|input: &[u8]| {
         call: None,
         err: None,
     };
-    let Ok(channel) = store.open_channel(&CoreContext::default(), layout.size.into()) else { return };
+    let Ok(channel) = store.open_channel(&CoreContext::default(), layout.size.into()) else {
+        return;
+    };
     let state = RingState::fresh(layout.format);
     let Ok(mut queue) = BlkQueue::new(&device, 0, resources, state, channel, IdleMode::Poll, EventFd::peer_signal)
     else {

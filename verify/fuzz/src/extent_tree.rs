@@ -116,7 +116,9 @@ fn compare(place: Place, model: &[Block], first: usize, pieces: &[Piece], perhap
             let (into_piece, into_block) = (at - piece.range.first.0, at - place.at(block));
             match piece.mapping {
                 Mapping::Pruned => assert!(perhaps_pruned || model.pruned != Pruned::No, "block {block} is {model:?}"),
-                _ if model.pruned == Pruned::Yes => panic!("block {block} is pruned, and not {piece:?}"),
+                _ if model.pruned == Pruned::Yes => {
+                    panic!("block {block} is pruned, and not {piece:?}")
+                }
                 Mapping::Hole => assert_eq!(model.is, Is::Hole, "block {block}"),
                 Mapping::Mapped { physical, shared } => {
                     let physical = (physical.0 + into_piece).checked_sub(into_block);
@@ -420,7 +422,9 @@ fn step(
 
 fuzz_target!(|input: &[u8]| {
     let mut input = Input::new(input);
-    let (Some(setup), Some(other), Some(btlb)) = (input.byte(), input.byte(), input.byte()) else { return };
+    let (Some(setup), Some(other), Some(btlb)) = (input.byte(), input.byte(), input.byte()) else {
+        return;
+    };
     let memory = memory(setup);
     assert_eq!(memory.used_nodes(), 0);
     let functions = [function(setup, 1, &memory), function(other, 2, &memory)];

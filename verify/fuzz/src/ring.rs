@@ -12,7 +12,9 @@ fuzz_target!(|input: &[u8]| {
     let layout = ring_layout(setup);
     let memory = guest_memory();
     let mut poker = Poker::new(&memory, input);
-    let Ok(mut ring) = DeviceRing::new(&memory, &layout, RingState::fresh(layout.format)) else { return };
+    let Ok(mut ring) = DeviceRing::new(&memory, &layout, RingState::fresh(layout.format)) else {
+        return;
+    };
     let mut chain = Chain::with_limit(12);
     let mut tokens = Vec::new();
     loop {

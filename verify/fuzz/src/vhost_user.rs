@@ -71,9 +71,9 @@ impl VirtioDevice for Device {
     }
 
     fn start_queue(&self, index: u16, resources: QueueResources, state: RingState) -> Result<(), StartError> {
-        let layout = resources.layout;
+        let QueueResources { layout, memory, .. } = &resources;
         for area in [layout.descriptor_area, layout.driver_area, layout.device_area] {
-            resources.memory.window(area, 64, 4).map_err(|error| StartError::Memory { index, error })?;
+            memory.window(area, 64, 4).map_err(|error| StartError::Memory { index, error })?;
         }
         let slot = &mut self.queues()[usize::from(index)];
         assert!(slot.is_none(), "started twice");

@@ -44,7 +44,9 @@ impl Daemon {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             match inbox.next(deadline)? {
-                Some(Event::Line(Source::Daemon, line)) if line.starts_with("ready:") => return Ok(()),
+                Some(Event::Line(Source::Daemon, line)) if line.starts_with("ready:") => {
+                    return Ok(());
+                }
                 Some(Event::Closed(Source::Daemon)) => bail!("sidecored ended before it was ready"),
                 Some(_) => {}
                 None => bail!("sidecored was not ready within a minute"),

@@ -104,7 +104,9 @@ impl Guest {
                     ensure!(order.split(' ').next() == Some(finished), "the {name} guest did {finished}, not {order}");
                     return Ok(answer);
                 }
-                Some(Message::Failed { why }) => bail!("in the {name} guest: {why} (during: {order})"),
+                Some(Message::Failed { why }) => {
+                    bail!("in the {name} guest: {why} (during: {order})")
+                }
                 _ => {}
             }
         }

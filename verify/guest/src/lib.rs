@@ -113,45 +113,42 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
 
     let accelerator = qemu::Accelerator::choose();
     progress.say(accelerator.explanation());
-    let stage = session::Stage {
-        accelerator,
-        qemu: &installed,
-        kernel: &kernel.image,
-        initramfs: &initramfs,
-        binaries: &binaries,
-        scratch: &cache,
-        progress: &progress,
-    };
-    let (mut rows, mut overheads) = (Vec::new(), Vec::new());
-    for mode in [Mode::Interrupt, Mode::Polled] {
-        let (more_rows, more_overheads) = measured::run(&stage, mode, options.window)?;
-        rows.extend(more_rows);
-        overheads.extend(more_overheads);
-    }
+    let (initramfs, binaries) = (&initramfs, &binaries);
+    let (qemu, kernel, scratch, progress) = (&installed, &kernel.image, &cache, &progress);
+    let stage = session::Stage { accelerator, qemu, kernel, initramfs, binaries, scratch, progress };
+    let (mut rows, mut overheads) = measured::run(&stage, Mode::Interrupt, options.window)?;
+    let polled = measured::run(&stage, Mode::Polled, options.window)?;
+    rows.extend(polled.0);
+    overheads.extend(polled.1);
     let volumes = volumes::run(&stage)?;
     let nvme = nvme::run(&stage, &vfio_user, options.window)?;
 
     print!("\n{}\n{}", report::table(&rows, accelerator), overhead::table(&overheads));
     print!("\n{}\n{}", volumes.text(), nvme.text());
-    let faults = [report::faults(&rows), overhead::faults(&overheads), volumes.checks.faults(), nvme.faults()].concat();
+    let mut faults = [report::faults(&rows), overhead::faults(&overheads)].concat();
+    faults.extend([volumes.checks.faults(), nvme.faults()].concat());
     let rest = Rest { filesystem_overheads: overheads, volumes };
-    let files =
-        [("demo.json", report::json(&rows)?), ("demo-volumes.json", json(&rest)?), ("demo-nvme.json", json(&nvme)?)];
-    for (name, json) in files {
-        let path = options.target.join(name);
-        std::fs::write(&path, json).with_context(|| format!("cannot write {}", path.display()))?;
-        println!("\nWritten to {}", path.display());
+    let rows_json = report::json(&rows)?;
+    for (name, json) in
+        [("demo.json", rows_json), ("demo-volumes.json", json(&rest)?), ("demo-nvme.json", json(&nvme)?)]
+    {
+        write(options, name, &json)?;
+        println!("\nWritten to {}", options.target.join(name).display());
     }
     if !faults.is_empty() {
         bail!("the demo failed:\n  {}", faults.join("\n  "));
     }
-    let recording = record(&progress, &report::table(&rows, accelerator));
-    let path = options.target.join("demo.svg");
-    std::fs::write(&path, &recording).with_context(|| format!("cannot write {}", path.display()))?;
+    let recording = record(progress, &report::table(&rows, accelerator));
+    write(options, "demo.svg", &recording)?;
     if options.publish {
         publish::publish(&options.workspace, &rows, &rest.filesystem_overheads, &nvme, &recording)?;
     }
     Ok(())
+}
+
+fn write(options: &DemoOptions, name: &str, content: &str) -> Result<()> {
+    let path = options.target.join(name);
+    std::fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The recording of a successful run, with the rows of its report at the end.

@@ -132,7 +132,9 @@ impl Findings {
     fn note<'a>(&mut self, message: &Message<'a>) -> Result<Reaction<'a>> {
         match *message {
             Message::Booted { release } => return self.step(format!("Linux {release} is up")),
-            Message::Tree { files, kib } => return self.step(format!("{files} files of {kib} KiB to copy")),
+            Message::Tree { files, kib } => {
+                return self.step(format!("{files} files of {kib} KiB to copy"));
+            }
             Message::Disk { disk, virtio, .. } => {
                 self.disks.insert(disk.to_owned(), Finding { virtio: virtio.to_owned(), ..Finding::default() });
             }

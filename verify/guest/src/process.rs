@@ -64,7 +64,9 @@ impl Inbox {
                 }
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => unreachable!("the inbox holds a sender itself"),
+                Err(RecvTimeoutError::Disconnected) => {
+                    unreachable!("the inbox holds a sender itself")
+                }
             }
         }
     }

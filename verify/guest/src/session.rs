@@ -126,7 +126,9 @@ impl<'a> Session<'a> {
                     _ => {}
                 },
                 Some(Event::Line(..)) => {}
-                Some(Event::Closed(Source::Daemon)) => bail!("sidecored ended while a guest was using it"),
+                Some(Event::Closed(Source::Daemon)) => {
+                    bail!("sidecored ended while a guest was using it")
+                }
                 Some(Event::Closed(Source::Guest(gone) | Source::Qemu(gone))) if self.gone.contains(&gone) => {}
                 Some(Event::Closed(Source::Guest(gone) | Source::Qemu(gone))) => {
                     bail!("the {gone} guest's QEMU ended before the guest had finished")

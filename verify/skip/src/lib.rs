@@ -20,7 +20,7 @@ pub fn skip(reason: impl Display) {
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
 }
 
-/// The trimmed output of a program. If the program fails and is one of [`MAY_FAIL`], the test is
+/// The trimmed output of a program. If the program fails and is one of `MAY_FAIL`, the test is
 /// reported as skipped and the result is `None`.
 ///
 /// # Panics

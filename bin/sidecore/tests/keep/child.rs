@@ -187,7 +187,9 @@ fn unqueue(queue: &OwnedFd) -> String {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut bytes = [0; 64];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let Ok(received) = recvmsg(queue, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) else { break };
+        let Ok(received) = recvmsg(queue, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) else {
+            break;
+        };
         if received.bytes == 0 {
             break;
         }

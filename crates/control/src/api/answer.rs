@@ -77,8 +77,12 @@ pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Ref
             let why = format!("a request has at most {REQUEST_MAX_BYTES} bytes");
             return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, why));
         }
-        Ok(Err(error)) => return Err(Refusal::invalid(format!("the request cannot be read: {error}"))),
-        Err(_) => return Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "the rest of the request did not come")),
+        Ok(Err(error)) => {
+            return Err(Refusal::invalid(format!("the request cannot be read: {error}")));
+        }
+        Err(_) => {
+            return Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "the rest of the request did not come"));
+        }
     };
     let text = if bytes.is_empty() { b"{}" } else { bytes.as_ref() };
     serde_json::from_slice(text).map_err(|error| Refusal::invalid(format!("the request is invalid: {error}")))

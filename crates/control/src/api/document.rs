@@ -46,7 +46,9 @@ fn of_kind(kind: Kind) -> Value {
         Kind::Text | Kind::Path => json!({ "type": "string" }),
         Kind::Word(words) => json!({ "type": "string", "enum": words }),
         Kind::Flag(usual) => json!({ "type": "boolean", "default": usual }),
-        Kind::Number(least, most) => json!({ "type": "integer", "minimum": least, "maximum": most }),
+        Kind::Number(least, most) => {
+            json!({ "type": "integer", "minimum": least, "maximum": most })
+        }
         Kind::Size => json!({ "type": ["integer", "string"], "minimum": 0 }),
         Kind::Texts => json!({ "type": "array", "items": { "type": "string" } }),
         Kind::Ranges => {

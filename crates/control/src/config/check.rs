@@ -48,7 +48,9 @@ fn sidecores(draft: &Draft, problems: &mut Collector<'_>) {
     }
     let mut pinned = HashMap::new();
     for sidecore in &draft.sidecores {
-        let (Some(cpu), Some(place)) = (sidecore.spec.spec.cpu, sidecore.head.place("cpu")) else { continue };
+        let (Some(cpu), Some(place)) = (sidecore.spec.spec.cpu, sidecore.head.place("cpu")) else {
+            continue;
+        };
         if let Some(other) = pinned.insert(cpu, &sidecore.head.subject) {
             let message = format!("CPU {} is taken by {other}; give each sidecore its own", cpu.0);
             problems.add(place, &sidecore.head.subject, message);

@@ -28,7 +28,9 @@ fn owners<'a>(
 ) -> HashMap<&'a str, &'a Part<ControllerSpec>> {
     let mut owners: HashMap<&str, &Part<ControllerSpec>> = HashMap::new();
     for controller in &draft.controllers {
-        let Some((store, place)) = refers(&controller.head, "store", Some(&controller.spec.store)) else { continue };
+        let Some((store, place)) = refers(&controller.head, "store", Some(&controller.spec.store)) else {
+            continue;
+        };
         let subject = &controller.head.subject;
         known("store", (store, place.clone()), stores.keys().copied(), subject, problems);
         let chain = chain(stores, store);
@@ -80,7 +82,9 @@ fn functions(draft: &Draft, problems: &mut Collector<'_>) {
     let mut volumes: HashMap<(&str, &str), &Part<StoreDraft>> = HashMap::new();
     for store in &draft.stores {
         let Some(kind) = &store.spec.kind else { continue };
-        let Some((wanted, place)) = refers(&store.head, "controller", kind.controller()) else { continue };
+        let Some((wanted, place)) = refers(&store.head, "controller", kind.controller()) else {
+            continue;
+        };
         let subject = &store.head.subject;
         known("controller", (wanted, place.clone()), controllers.keys().copied(), subject, problems);
         let controller = controllers.get(wanted);
@@ -129,7 +133,9 @@ fn past_the_controller(
 ) {
     let Some((store, place)) = store_of(device) else { return };
     let bottom = chain(stores, store).last().and_then(|bottom| bottom.head.name());
-    let Some((bottom, controller)) = bottom.and_then(|bottom| Some((bottom, owners.get(bottom)?))) else { return };
+    let Some((bottom, controller)) = bottom.and_then(|bottom| Some((bottom, owners.get(bottom)?))) else {
+        return;
+    };
     let message = format!(
         "store \"{bottom}\" belongs to {}; put a store of type = \"volume\" in between",
         controller.head.subject
@@ -144,7 +150,9 @@ fn volume_writers(draft: &Draft, stores: &HashMap<&str, &Part<StoreDraft>>, prob
         let Some((store, place)) = store_of(device) else { continue };
         let chain = chain(stores, store);
         let bottom = chain.last().filter(|_| writes(device, &chain)).and_then(|bottom| bottom.spec.kind.as_ref());
-        let Some(volume) = bottom.and_then(StoreKind::volume).filter(|volume| !volume.read_only) else { continue };
+        let Some(volume) = bottom.and_then(StoreKind::volume).filter(|volume| !volume.read_only) else {
+            continue;
+        };
         let key = (volume.controller.as_str(), volume.volume.as_str());
         if let Some(other) = writers.insert(key, &device.head.subject) {
             let message = format!(

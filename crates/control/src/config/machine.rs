@@ -50,7 +50,9 @@ fn cpus(draft: &Draft, problems: &mut Collector<'_>) {
     // If the kernel does not tell, pinning will.
     let Ok(allowed) = machine::allowed_cpus() else { return };
     for sidecore in &draft.sidecores {
-        let (Some(cpu), Some(place)) = (sidecore.spec.spec.cpu, sidecore.head.place("cpu")) else { continue };
+        let (Some(cpu), Some(place)) = (sidecore.spec.spec.cpu, sidecore.head.place("cpu")) else {
+            continue;
+        };
         if !allowed.contains(&cpu) {
             let list = allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             let message = format!("there is no CPU {} for this process; there are {list}", cpu.0);
@@ -211,7 +213,9 @@ fn socket(path: &Path, listening: &[PathBuf]) -> Result<(), String> {
         // The daemon makes only the last directory of the path to its sockets.
         directory = match directory.parent() {
             Some(above) if above.is_dir() && std::fs::symlink_metadata(directory).is_err() => above,
-            _ => return Err(format!("there is no directory {0}; make it with `mkdir -p {0}`", directory.display())),
+            _ => {
+                return Err(format!("there is no directory {0}; make it with `mkdir -p {0}`", directory.display()));
+            }
         };
     }
     if rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK).is_err() {

@@ -228,7 +228,9 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
 fn value(key: &Key, value: &DeValue<'_>, places: &mut Vec<Place>) -> Result<Value, String> {
     let name = key.name;
     let found = match key.kind {
-        Kind::Text | Kind::Path => return text(name, value).map(|text| Value::Text(text.to_owned())),
+        Kind::Text | Kind::Path => {
+            return text(name, value).map(|text| Value::Text(text.to_owned()));
+        }
         Kind::Word(words) => return word(name, value, words).map(Value::Word),
         Kind::Size => return bytes(name, value).map(Value::Number),
         Kind::Flag(_) => value.as_bool().map(Value::Flag),

@@ -85,7 +85,9 @@ impl FunctionChannel {
                 Operation::Write if self.takes_writes => {}
                 _ => break,
             }
-            let Some(offset_bytes) = self.last_bytes.locate(request.offset_bytes, request.len_bytes) else { break };
+            let Some(offset_bytes) = self.last_bytes.locate(request.offset_bytes, request.len_bytes) else {
+                break;
+            };
             if !request.send_on(offset_bytes, mark) {
                 break;
             }

@@ -127,7 +127,9 @@ impl Board {
     /// Publishes a function and its weight; `None` withdraws the function.
     pub(super) fn show(&self, function: u32, weight: Option<u32>) {
         let number = function as usize;
-        let (Some(entry), Some(set)) = (self.entries.get(number), self.present.get(number / 64)) else { return };
+        let (Some(entry), Some(set)) = (self.entries.get(number), self.present.get(number / 64)) else {
+            return;
+        };
         let bit = 1_u64 << (number % 64);
         let present = set.load(Ordering::Relaxed);
         entry.demand.store(0, Ordering::Relaxed);

@@ -6,8 +6,9 @@
 use std::sync::Arc;
 
 use sidecore_block::contract::Harness;
-use sidecore_block::{BlockDevice, Geometry, RamStore};
-use sidecore_controller::{Controller, ControllerOptions, FunctionOptions, VirtualFunction};
+use sidecore_block::{Batch, BlockDevice, BlockError, BlockRequest, Geometry, RamStore};
+use sidecore_controller::{Controller, ControllerOptions, FunctionOptions, PhysicalDisk, VirtualFunction};
+use sidecore_units::Nanos;
 use sidecore_volume::FormatOptions;
 
 /// How a test store is formatted.
@@ -36,4 +37,24 @@ pub fn function(controller: &Controller, volume: &str) -> Arc<VirtualFunction> {
 pub fn guest(controller: &Controller, volume: &str) -> (Harness, Arc<dyn BlockDevice>) {
     let device: Arc<dyn BlockDevice> = function(controller, volume);
     (Harness::new(&device, 16), device)
+}
+
+/// Steps the hypervisor side until `request` completes, or would need a commit.
+pub fn until_commit(
+    guest: &mut Harness,
+    controller: &Controller,
+    disk: &mut PhysicalDisk,
+    request: Option<Box<BlockRequest>>,
+) -> Option<Result<(), BlockError>> {
+    let mut completed = Batch::new();
+    guest.submit(&mut request.into_iter().collect());
+    for now in 0..100 {
+        guest.channel.poll(Nanos(now), &mut completed);
+        if let Some(mut request) = completed.pop() {
+            request.tag.take().unwrap().into_bits();
+            return Some(request.result);
+        }
+        controller.step(disk);
+    }
+    None
 }

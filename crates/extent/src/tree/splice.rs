@@ -150,10 +150,14 @@ impl<'m> Splice<'m> {
             let is_top = level.saturating_add(1) >= self.levels.len();
             match entries.as_slice() {
                 [] if is_top => return self.make(0, &[]).map(Some),
-                [only] if is_top && is_pruned(level, *only) => return self.pruned_root(*only, blocks),
+                [only] if is_top && is_pruned(level, *only) => {
+                    return self.pruned_root(*only, blocks);
+                }
                 // A root with a single pointer is useless.
                 [only] if is_top && level > 0 => return self.descend(*only, blocks),
-                some if is_top && some.len() <= capacity(level) => return self.make(level, some).map(Some),
+                some if is_top && some.len() <= capacity(level) => {
+                    return self.make(level, some).map(Some);
+                }
                 some => middle = self.pack(level, some)?,
             }
         }

@@ -161,8 +161,9 @@ impl Loop {
 
     /// Whether both loop devices map some of the same bytes.
     fn meets(&self, other: &Self) -> bool {
-        let end =
-            |of: &Self| if of.limit_bytes == 0 { u64::MAX } else { of.offset_bytes.saturating_add(of.limit_bytes) };
+        let end = |of: &Self| {
+            if of.limit_bytes == 0 { u64::MAX } else { of.offset_bytes.saturating_add(of.limit_bytes) }
+        };
         self.offset_bytes < end(other) && other.offset_bytes < end(self)
     }
 }

@@ -150,7 +150,9 @@ fn refuse(path: &Path, attributes: StatxAttributes, flags: u32) -> Result<(), Ho
 fn journals_data(file: BorrowedFd<'_>) -> bool {
     let Ok(stat) = rustix::fs::fstat(file.as_fd()) else { return false };
     let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    let Ok(device) = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")) else { return false };
+    let Ok(device) = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")) else {
+        return false;
+    };
     let Some(name) = device.file_name() else { return false };
     let options = std::fs::read_to_string(Path::new("/proc/fs/ext4").join(name).join("options"));
     options.is_ok_and(|options| options.lines().any(|line| line.trim() == "data=journal"))

@@ -103,10 +103,8 @@ fn break_lease(path: &Path) {
 }
 
 /// The hypervisor's threads and the sidecores share a host file.
-const _: fn() = || {
-    fn shared<T: Send + Sync>() {}
-    shared::<HostFile>();
-};
+const fn is_shared<T: Send + Sync>() {}
+const _: () = is_shared::<HostFile>();
 
 #[test]
 fn extents_are_the_places_of_the_bytes() {

@@ -196,9 +196,13 @@ impl Msix {
             let entry = self.vectors.get(vector).map_or([0; ENTRY_BYTES], |vector| vector.entry);
             return entry.get(byte).copied().unwrap_or(0);
         }
-        let Some(first) = offset.checked_sub(PENDING_OFFSET).and_then(|byte| byte.checked_mul(8)) else { return 0 };
+        let Some(first) = offset.checked_sub(PENDING_OFFSET).and_then(|byte| byte.checked_mul(8)) else {
+            return 0;
+        };
         (0..8).zip(first..).fold(0, |bits, (bit, vector)| {
-            let Some(vector) = u16::try_from(vector).ok().filter(|vector| *vector < self.len()) else { return bits };
+            let Some(vector) = u16::try_from(vector).ok().filter(|vector| *vector < self.len()) else {
+                return bits;
+            };
             let pending = is_pending(vector) || vector == 0 && self.admin_pending;
             bits | u8::from(pending) << bit
         })

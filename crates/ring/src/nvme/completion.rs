@@ -181,7 +181,9 @@ impl CompletionQueue {
         }
         let at = self.place.word(self.tail);
         let Some(words) = &self.words else { return false };
-        let (Some(first), Some(last)) = (words.get(at), words.get(at.wrapping_add(1))) else { return false };
+        let (Some(first), Some(last)) = (words.get(at), words.get(at.wrapping_add(1))) else {
+            return false;
+        };
         first.store(entry.first_word().to_le(), Ordering::Relaxed);
         // One store for the rest, phase tag included; release, so that the command's data and the
         // first word come before.

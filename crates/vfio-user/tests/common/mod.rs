@@ -15,9 +15,16 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sidecore_memory::GuestMemory;
 use sidecore_nvme::{AccessError, BarInfo, Done, Interrupts, MappableArea, PciFunction, Region};
 use sidecore_vfio_user::{
-    Body, Command, Connection, Data, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet, Message, Received, RegionAccess,
-    RegionInfo, Version, vfio,
+    Access, Body, Command, Connection, Data, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet, Message, PciEndpoint,
+    Received, RegionAccess, RegionInfo, Service, Socket, Version, vfio,
 };
+use tempfile::TempDir;
+
+/// Serves a function on a socket of this name.
+pub fn serve(service: &Service, directory: &TempDir, name: &str, function: &Arc<Function>) -> Socket {
+    let endpoint = PciEndpoint(Arc::clone(function) as _);
+    service.serve(&directory.path().join(name), Access::default(), endpoint, None).unwrap()
+}
 
 /// A generous bound for actions that take microseconds.
 pub const SOON: Duration = Duration::from_secs(10);

@@ -83,7 +83,9 @@ impl Forest {
 
     /// Adds a piece. What something unread may share counts as shared.
     fn add_piece(&self, tree: &Tree, piece: Found, look: &mut Look) {
-        let Some(doubt) = self.doubts.get(&tree.owner).filter(|_| !piece.shared) else { return look.add(piece) };
+        let Some(doubt) = self.doubts.get(&tree.owner).filter(|_| !piece.shared) else {
+            return look.add(piece);
+        };
         let mut at = piece.entry.first;
         let mut add = |end: u64, shared: bool| {
             if let Some(entry) = piece.entry.clip(at, end) {

@@ -251,7 +251,9 @@ impl Forest {
         let Some(child) = children.get(index).copied() else { return };
         let right = index.saturating_add(1);
         let neighbour = if right < children.len() { Some(right) } else { index.checked_sub(1) };
-        let Some((neighbour, other)) = neighbour.and_then(|at| Some((at, children.get(at).copied()?))) else { return };
+        let Some((neighbour, other)) = neighbour.and_then(|at| Some((at, children.get(at).copied()?))) else {
+            return;
+        };
         let Some(own) = self.nodes.change(child.pointer.address) else { return };
         let (len, capacity) = (own.body.len(), own.body.capacity());
         if len >= capacity / 4 {

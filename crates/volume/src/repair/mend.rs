@@ -242,7 +242,9 @@ impl<'a, 'b> Mender<'a, 'b> {
                 let node = match self.source.node(pointer, Kind::Extents, level) {
                     Ok((node, _)) => node,
                     Err(TreeError::Damaged { what, .. }) => return Err(damage(what)),
-                    Err(TreeError::Io(error)) => return Err(damage(format!("it cannot be read: {error}"))),
+                    Err(TreeError::Io(error)) => {
+                        return Err(damage(format!("it cannot be read: {error}")));
+                    }
                     Err(TreeError::NoSpace) => return Err(damage("it cannot be read".to_owned())),
                 };
                 let mended = self.body(volume, pointer, &node, cut);

@@ -194,6 +194,15 @@ impl World {
         self.volumes = reopen(volumes, &mut self.disk);
     }
 
+    fn resize(&mut self, index: usize, blocks: u64) {
+        if let Some(id) = self.writable(index) {
+            self.volumes.resize(&mut self.disk, id, blocks).unwrap();
+            let wanted = self.wanted.get_mut(&id).unwrap();
+            wanted.blocks = blocks;
+            wanted.contents.retain(|at, _| *at < blocks);
+        }
+    }
+
     fn delete(&mut self, index: usize) {
         if let Some(id) = self.pick(index) {
             self.volumes.delete(&mut self.disk, id).unwrap();
@@ -249,14 +258,7 @@ impl World {
                     self.share(from, (first, count), to, to_first);
                 }
             }
-            Step::Resize(index, blocks) => {
-                if let Some(id) = self.writable(index) {
-                    self.volumes.resize(&mut self.disk, id, blocks).unwrap();
-                    let wanted = self.wanted.get_mut(&id).unwrap();
-                    wanted.blocks = blocks;
-                    wanted.contents.retain(|at, _| *at < blocks);
-                }
-            }
+            Step::Resize(index, blocks) => self.resize(index, blocks),
             Step::Grant(index, first, count) => {
                 if let Some(id) = self.writable(index) {
                     let (first, count) = self.clip(id, first, count);

@@ -22,7 +22,9 @@ impl Volumes {
             return Vec::new();
         }
         let node_blocks = self.superblock.geometry().node_blocks();
-        let Some(slots) = self.forest.allocator.next_slots(self.disk_is_full.is_some()) else { return Vec::new() };
+        let Some(slots) = self.forest.allocator.next_slots(self.disk_is_full.is_some()) else {
+            return Vec::new();
+        };
         let mut ranges = RangeSet::default();
         for slot in slots.into_iter().filter(|slot| !self.backed.overlaps(*slot, node_blocks)) {
             ranges.cover(slot, node_blocks);

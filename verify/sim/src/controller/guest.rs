@@ -315,7 +315,9 @@ impl World {
                 self.ledger.outcome.refusals += 1;
                 return Ok(false);
             }
-            Err(BlockError::ReadOnly) if operation.is_write() && self.has_failed => return Ok(false),
+            Err(BlockError::ReadOnly) if operation.is_write() && self.has_failed => {
+                return Ok(false);
+            }
             Err(BlockError::Io { .. } | BlockError::NoSpace) if excused => {
                 self.ledger.outcome.failures += 1;
                 return Ok(false);

@@ -129,7 +129,9 @@ impl World {
 
     fn delete(&mut self) -> Step {
         let Some(id) = self.any_volume() else { return Ok(()) };
-        let Some(name) = self.model.volumes.get(&id).map(|volume| volume.name.clone()) else { return Ok(()) };
+        let Some(name) = self.model.volumes.get(&id).map(|volume| volume.name.clone()) else {
+            return Ok(());
+        };
         if self.is_in_use(id) && self.depth == 0 && self.random.once_in(2) {
             self.drain()?;
             self.guests.retain(|guest| guest.volume != id);

@@ -139,7 +139,9 @@ impl ModelVolume {
 
     /// Whether a guest that began to read at `since` may find `found`.
     pub(super) fn check_read(&self, sector: u64, since: Moment, found: Stamp) -> Result<(), Vec<Stamp>> {
-        let Some(register) = self.sectors.get(&sector) else { return if found == 0 { Ok(()) } else { Err(vec![0]) } };
+        let Some(register) = self.sectors.get(&sector) else {
+            return if found == 0 { Ok(()) } else { Err(vec![0]) };
+        };
         if register.shown(since).any(|stamp| stamp == found) { Ok(()) } else { Err(register.shown(since).collect()) }
     }
 

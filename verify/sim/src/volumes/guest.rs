@@ -158,9 +158,15 @@ impl World {
                     return self.refused();
                 }
                 // A commit is not possible here: the extents that were looked up are still in use.
-                Err(VolumeError::NoSpace { .. }) if self.volumes.log_room() == Some(0) => return self.refused(),
-                Err(VolumeError::QuotaExceeded { .. }) if self.has_quota(id) => return self.refused(),
-                Err(error) => return Err(format!("allocate {rest:?} of {id} with {free} blocks free: {error}")),
+                Err(VolumeError::NoSpace { .. }) if self.volumes.log_room() == Some(0) => {
+                    return self.refused();
+                }
+                Err(VolumeError::QuotaExceeded { .. }) if self.has_quota(id) => {
+                    return self.refused();
+                }
+                Err(error) => {
+                    return Err(format!("allocate {rest:?} of {id} with {free} blocks free: {error}"));
+                }
             };
             let (granted, volume) = (grant.range(), grant.volume());
             let count: u64 = grant.extents().iter().map(|extent| extent.count).sum();
@@ -286,7 +292,9 @@ impl World {
         match self.volumes.link(&mut self.disk.clone(), grant) {
             Ok(()) => self.answered.push(Answered::Mapped { volume: id, cells: fresh.cells.clone() }),
             Err(VolumeError::NoSpace { .. }) => return self.refused(),
-            Err(VolumeError::NoSuchVolume(_)) if !self.state.0.contains_key(&id) => return self.refused(),
+            Err(VolumeError::NoSuchVolume(_)) if !self.state.0.contains_key(&id) => {
+                return self.refused();
+            }
             Err(error) => return Err(format!("link {:?} of {id}: {error}", fresh.range)),
         }
         let volume = self.state.0.get_mut(&id).ok_or_else(|| format!("linked to volume {id}, which is gone"))?;

@@ -106,7 +106,9 @@ impl World {
         };
         self.note(format!("... is volume {id}"));
         let info = self.volumes.get(id).cloned().ok_or_else(|| format!("there is no volume {id}"))?;
-        let Some(model) = self.state.0.get(&origin) else { return Err(format!("volume {origin} is gone")) };
+        let Some(model) = self.state.0.get(&origin) else {
+            return Err(format!("volume {origin} is gone"));
+        };
         // The format decides whether a quota is inherited.
         let volume = ModelVolume {
             name,

@@ -60,7 +60,9 @@ impl Stamps {
             _ if stamp == 0 => "zeroes".to_owned(),
             None => format!("{stamp:#x}, which was never written as data"),
             Some(None) => FORMER_OWNER.to_owned(),
-            Some(Some((volume, sector))) => format!("write {index} (to sector {sector} of volume {volume})"),
+            Some(Some((volume, sector))) => {
+                format!("write {index} (to sector {sector} of volume {volume})")
+            }
         }
     }
 }

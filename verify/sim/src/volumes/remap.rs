@@ -66,7 +66,9 @@ impl World {
             Ok(()) => {}
             Err(VolumeError::NoSpace { .. }) => return self.refused(),
             Err(VolumeError::QuotaExceeded { .. }) if self.has_quota(to) => return self.refused(),
-            Err(error) => return Err(format!("share {source:?} of {from} at {to_block} of {to}: {error}")),
+            Err(error) => {
+                return Err(format!("share {source:?} of {from} at {to_block} of {to}: {error}"));
+            }
         }
         let cells = self.state.0.get(&from).map(|volume| Rc::clone(&volume.cells)).unwrap_or_default();
         if let Some(volume) = self.state.0.get_mut(&to) {
@@ -84,7 +86,9 @@ impl World {
     /// Makes many extents in a row: discards every second block, or makes it share a block of a
     /// volume, in such an order that no two of them form one extent.
     pub(super) fn fragment(&mut self) -> Step {
-        let (Some(from), Some((to, sector, _))) = (self.any_volume(), self.pick(false)) else { return Ok(()) };
+        let (Some(from), Some((to, sector, _))) = (self.any_volume(), self.pick(false)) else {
+            return Ok(());
+        };
         let blocks = self.served_blocks(to).unwrap_or(0);
         let mut first = sector / self.sectors_per_block();
         if self.random.once_in(2) && blocks / 2 < self.tuning.most_fragments {

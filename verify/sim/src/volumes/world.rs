@@ -170,7 +170,9 @@ impl System for World {
 
     fn check_death(&mut self, found: &Found) -> Step {
         let when = When { taken: usize::MAX, flushed: usize::MAX, cut: usize::MAX };
-        let Some(mark) = self.marks.last() else { return Err("no generation was ever safe".to_owned()) };
+        let Some(mark) = self.marks.last() else {
+            return Err("no generation was ever safe".to_owned());
+        };
         let mut wrong = Vec::new();
         for generation in [Some(&mark.safe), mark.next.as_ref()].into_iter().flatten() {
             let state = self.answered_since(generation);

@@ -18,18 +18,20 @@ pub fn seeds(count: u64) -> Range<u64> {
     }
 }
 
-/// Asserts that one of the first `seeds` histories fails with `bug`, and does not fail without.
+/// Asserts for each bug that one of the first `seeds` histories fails with it, and does not fail
+/// without.
 // Each test file is a crate, and some do not use this.
 #[allow(dead_code)]
-pub fn assert_noticed<T: Debug>(
-    bug: impl Debug,
+pub fn assert_noticed<B: Copy + Debug, T: Debug>(
+    bugs: &[B],
     seeds: u64,
-    with: &dyn Fn(u64) -> Result<T, Box<Violation>>,
-    without: &dyn Fn(u64) -> Result<T, Box<Violation>>,
+    run: &dyn Fn(u64, Option<B>) -> Result<T, Box<Violation>>,
 ) {
-    let noticed = (0..seeds).find_map(|seed| with(seed).err());
-    let noticed = noticed.unwrap_or_else(|| panic!("{bug:?} is not noticed in {seeds} histories"));
-    println!("{bug:?}: {noticed}");
-    let without = without(noticed.seed);
-    assert!(without.is_ok(), "another fault than {bug:?} was noticed: {without:?}");
+    for bug in bugs {
+        let noticed = (0..seeds).find_map(|seed| run(seed, Some(*bug)).err());
+        let noticed = noticed.unwrap_or_else(|| panic!("{bug:?} is not noticed in {seeds} histories"));
+        println!("{bug:?}: {noticed}");
+        let without = run(noticed.seed, None);
+        assert!(without.is_ok(), "another fault than {bug:?} was noticed: {without:?}");
+    }
 }

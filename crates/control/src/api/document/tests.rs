@@ -56,7 +56,9 @@ fn check_schema(schema: &Value, place: &str) {
             "minimum" | "maximum" | "minItems" | "maxItems" => assert!(value.is_u64(), "{place}"),
             "additionalProperties" => assert!(value.is_boolean(), "{place}"),
             "default" => {}
-            "description" | "format" | "const" => assert!(!value.as_str().unwrap().is_empty(), "{place}"),
+            "description" | "format" | "const" => {
+                assert!(!value.as_str().unwrap().is_empty(), "{place}")
+            }
             other => panic!("{place}: {other} is no keyword that is checked here"),
         }
     }

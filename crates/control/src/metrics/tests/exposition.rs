@@ -47,7 +47,9 @@ pub(super) fn parse(page: &str) -> Result<BTreeMap<String, Family>, String> {
             name.clone_into(&mut current);
         } else {
             let sample = sample(line)?;
-            let Some(family) = families.get_mut(&current) else { return wrong("a sample before any TYPE") };
+            let Some(family) = families.get_mut(&current) else {
+                return wrong("a sample before any TYPE");
+            };
             let suffixes: &[&str] = if family.kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
             if sample.0.strip_prefix(&current).is_none_or(|suffix| !suffixes.contains(&suffix)) {
                 return wrong("a sample of another family");
